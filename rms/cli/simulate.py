@@ -369,7 +369,7 @@ def _failures(
 
 def _malleable(arguments: argparse.Namespace) -> int:
     """Answer what malleability would bring on a log or a trace."""
-    from rms.studies.malleability import MODES, SERIALS, Question, answer, draw, table
+    from rms.studies.malleability import MODES, SERIALS, MalleabilityQuestion, answer, draw, table
 
     if arguments.workload is not None:
         raise FileError("expected --trace or --sacct with --malleable, got --workload")
@@ -385,7 +385,7 @@ def _malleable(arguments: argparse.Namespace) -> int:
     if max(serials) == 1.0:
         raise FileError("expected serial parts from 0 to below 1, got 1")
     work = read_inputs(arguments, None)
-    question = Question(
+    question = MalleabilityQuestion(
         shares=tuple(share / 100.0 for share in shares),
         modes=_modes(arguments.mode) or MODES,
         serials=serials,

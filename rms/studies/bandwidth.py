@@ -38,7 +38,7 @@ from rms.client.connection import ask
 from rms.core.model.jobs import Mode
 from rms.formats.jobscript import Options
 from rms.formats.profiles import Bandwidth, SideBySide
-from rms.studies.profile import LOOK_S, RESIZE_S, ProfilingError, Setup
+from rms.studies.profile import LOOK_S, RESIZE_S, ProfilingError, ProfilingSetup
 from rms.wire.users import OVER, IdPattern, JobIds, JobRow
 
 ROUNDS = 5
@@ -86,7 +86,7 @@ def cases(cores: int) -> list[Case]:
     return [*alone, *copies, *beside]
 
 
-def measure(setup: Setup) -> Bandwidth:
+def measure(setup: ProfilingSetup) -> Bandwidth:
     """Run copies and probes on the cores there are, those of the setup's largest size.
 
     Raises:
@@ -107,7 +107,7 @@ def measure(setup: Setup) -> Bandwidth:
     return estimate(measured)
 
 
-def _run(setup: Setup, server: str, case: Case) -> Ran:
+def _run(setup: ProfilingSetup, server: str, case: Case) -> Ran:
     """Run copies beside probes; return the means of each."""
     copies, probes = case
     started = list(_start_probes(setup, server, probes))
@@ -134,7 +134,7 @@ def _run(setup: Setup, server: str, case: Case) -> Ran:
     return took_s, fmean([gb_s for gb_s, _ in moved]), fmean([share for _, share in moved])
 
 
-def _start_probes(setup: Setup, server: str, number: int) -> Iterator[tuple[str, Path]]:
+def _start_probes(setup: ProfilingSetup, server: str, number: int) -> Iterator[tuple[str, Path]]:
     """Start probes; yield the job and the file of each once it has begun."""
     folder = (setup.folder / "bandwidth").absolute()
     mib, paths, ids = arrays_mib(max(1, number)), [], []
@@ -156,7 +156,7 @@ def _start_probes(setup: Setup, server: str, number: int) -> Iterator[tuple[str,
     yield from zip(ids, paths, strict=True)
 
 
-def _run_copies(setup: Setup, server: str, number: int) -> list[JobRow]:
+def _run_copies(setup: ProfilingSetup, server: str, number: int) -> list[JobRow]:
     """Run copies of the command; return their jobs once all are over."""
     output = str((setup.folder / "bandwidth" / "copy-%A-%a.out").absolute())
     options = Options(nodes=(1, 1), mode=Mode.FIXED, array=f"1-{number}", output=output)
@@ -204,7 +204,7 @@ class Value(NamedTuple):
         return max(0.0, self.mean) + ERRORS * self.error
 
     def exceeds(self, other: float, least: float = 0.0) -> bool:
-        """Whether it is more, by its error and by so much at least."""
+        """Return whether it is more than another value, by its error and by ``least``."""
         return self.mean - other > max(ERRORS * self.error, least)
 
 

@@ -9,7 +9,7 @@ rms.
 Time and power of a program over frequency and voltage (its PET matrix): t(f) = a f_max / f + 1 - a
 with a part a bounded by arithmetic, and power above idle in proportion to V^2 f for its cores,
 without it for its memory. Everything that the paper leaves open is in ``data/chauhan.toml`` or a
-:class:`Variant`.
+:class:`Unstated`.
 
 The paper migrates unmodified programs by checkpoints, so every job here can be migrated. Live, rms
 migrates only programs that use dmr: LINPACK, STREAM and NPB as they are cannot be moved, and run
@@ -31,25 +31,25 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from rms.core.model.contention import Processors, SharedNode
-from rms.core.model.events import PowerOff, PowerOn, Resize, Start, Started
-from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site
+from rms.core.model.events import PowerOff, PowerOn, Resize
+from rms.core.model.jobs import JobId, JobSpec, Mode, Node, NodePower, Site
 from rms.core.model.speedup import OperatingPoint, Speedup
 from rms.core.policies import Policy, adjusted, named
 from rms.core.policies.node_power import Consolidate, Host, feasible, migrations
 from rms.core.policies.placement import Lowest
-from rms.core.rules.transition import apply, set_clocks, take
+from rms.core.rules.transition import set_clocks
 from rms.core.state import State
 from rms.plots import Panel, draw_panels
 from rms.sim.simulator import Hooks, Simulation
 from rms.studies import experiment
-from rms.studies.experiment import Data, Report, Result, tabulate
+from rms.studies.experiment import Data, Result, StudyReport, tabulate
 from rms.wire.terminal import columns
 
 # --- The model ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Variant:
+class Unstated:
     """Assumptions that the paper leaves open, where they differ from ``data/chauhan.toml``.
 
     Attributes:
@@ -58,7 +58,7 @@ class Variant:
             lowest free cores.
         linear: voltage in proportion to frequency.
         once: all jobs come at once.
-        half: jobs are malleable, down to half their processes, where they run so much longer;
+        half: jobs are malleable, down to half their processes, with run times this much longer;
             None for jobs that are moved only. Not in the paper.
     """
 
@@ -95,7 +95,7 @@ WITH = Way(off=True, move=True, slowdown=inf)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StreamOutcome:
     """The outcome of one stream of jobs.
 
     Attributes:
@@ -138,7 +138,7 @@ def volts(data: Data, vid: int) -> float:
 
 
 def levels(
-    data: Data, variant: Variant, *, undervolt: bool = False
+    data: Data, variant: Unstated, *, undervolt: bool = False
 ) -> tuple[tuple[float, float], ...]:
     """Return frequencies (GHz) and voltages (V), rising.
 
@@ -179,7 +179,7 @@ def matrix(data: Data, program: Mapping[str, float]) -> list[Cell]:
 
     The time of a program does not depend on the voltage.
     """
-    top = levels(data, Variant())[-1]
+    top = levels(data, Unstated())[-1]
     idle_w, above_w = data["node"]["idle_w"], program["cores_w"] + program["memory_w"]
     lowest = min(vid for _, vid in data["levels"])
     cells = []
@@ -202,7 +202,7 @@ def optimal(cells: Sequence[Cell]) -> Cell:
     return min(cells, key=lambda cell: (cell.energy, -cell.ghz))
 
 
-def site(data: Data, variant: Variant, *, undervolt: bool = False) -> Site:
+def site(data: Data, variant: Unstated, *, undervolt: bool = False) -> Site:
     """Return the cluster: cores are slots of hosts with a frequency each."""
     node, hosts = data["node"], data["nodes"]
     idle_w = node["idle_w"] if variant.idle_w is None else variant.idle_w
@@ -216,7 +216,7 @@ def site(data: Data, variant: Variant, *, undervolt: bool = False) -> Site:
     )
 
 
-def jobs(data: Data, variant: Variant, seed: int, *, undervolt: bool = False) -> list[JobSpec]:
+def jobs(data: Data, variant: Unstated, seed: int, *, undervolt: bool = False) -> list[JobSpec]:
     """Return a stream of jobs by lot; the same with and without the algorithm."""
     stream, random = data["stream"], Random(seed)
     rising, names = levels(data, variant, undervolt=undervolt), list(data["programs"])
@@ -282,7 +282,7 @@ class _Starts:
         return _Spread(state)
 
 
-def policy(way: Way, variant: Variant) -> Policy:
+def policy(way: Way, variant: Unstated) -> Policy:
     """Return EASY with the parts of the algorithm that are used."""
     parts: dict[str, dict[str, Any]] = {}
     if way.off:
@@ -295,10 +295,10 @@ def policy(way: Way, variant: Variant) -> Policy:
     return replace(made, placement=_Starts(made.placement)) if variant.spread else made
 
 
-def run(data: Data, way: Way, variant: Variant, seed: int) -> Outcome:
+def run(data: Data, way: Way, variant: Unstated, seed: int) -> StreamOutcome:
     """Run a stream of jobs to its end."""
     specs = jobs(data, variant, seed, undervolt=way.undervolt)
-    if not way.move:  # nobody asks for its resize points
+    if not way.move:  # the policy uses no resize points
         specs = [structs.replace(spec, mode=Mode.FIXED) for spec in specs]
     drawn_w: list[tuple[float, float]] = []
 
@@ -316,7 +316,7 @@ def run(data: Data, way: Way, variant: Variant, seed: int) -> Outcome:
     ledger.check()
     ended = state.ended.values()
     assert len(ended) == len(specs) and not state.pending
-    return Outcome(
+    return StreamOutcome(
         makespan_s=max(job.end_s or 0.0 for job in ended),
         run_s=sum((job.end_s or 0.0) - (job.start_s or 0.0) for job in ended),
         wait_s=sum((job.start_s or 0.0) - job.spec.submit_s for job in ended),
@@ -344,18 +344,18 @@ WAYS = {
 }
 LOADS = (0.25, 0.3, 0.4, 0.5, 0.55, 0.6, 0.7, 0.75, 0.9)
 VARIANTS = {
-    "as above": Variant(),
-    "all jobs come at once": Variant(once=True),
-    "jobs start on the lowest free cores": Variant(spread=False),
-    "nodes draw 60 W idle": Variant(idle_w=60.0),
-    "nodes draw 150 W idle": Variant(idle_w=150.0),
-    "a boot takes 60 s": Variant(boot_s=60.0),
-    "a boot takes 600 s": Variant(boot_s=600.0),
-    "a migration takes no time": Variant(move_s=0.0),
-    "a migration takes 120 s": Variant(move_s=120.0),
-    "voltage in proportion to frequency": Variant(linear=True),
-    "malleable jobs narrowed too (ours)": Variant(half=2.0),
-    "the same, half the cores take 1.5 times": Variant(half=1.5),
+    "as above": Unstated(),
+    "all jobs come at once": Unstated(once=True),
+    "jobs start on the lowest free cores": Unstated(spread=False),
+    "nodes draw 60 W idle": Unstated(idle_w=60.0),
+    "nodes draw 150 W idle": Unstated(idle_w=150.0),
+    "a boot takes 60 s": Unstated(boot_s=60.0),
+    "a boot takes 600 s": Unstated(boot_s=600.0),
+    "a migration takes no time": Unstated(move_s=0.0),
+    "a migration takes 120 s": Unstated(move_s=120.0),
+    "voltage in proportion to frequency": Unstated(linear=True),
+    "malleable jobs narrowed too (ours)": Unstated(half=2.0),
+    "the same, half the cores take 1.5 times": Unstated(half=1.5),
 }
 BOUNDS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.5)
 COLUMNS = ("saved_pct", "longer_pct", "makespan_pct", "turnaround_pct")
@@ -385,20 +385,20 @@ def chauhan(figures: Path | None) -> Result:
     seeds = range(1, data["stream"]["seeds"] + 1)
 
     @cache
-    def runs(way: Way, variant: Variant) -> list[Outcome]:
+    def runs(way: Way, variant: Unstated) -> list[StreamOutcome]:
         return [run(data, way, variant, seed) for seed in seeds]
 
-    def against(way: Way, variant: Variant) -> dict[str, float]:
+    def against(way: Way, variant: Unstated) -> dict[str, float]:
         return compared(runs(WITHOUT, variant), runs(way, variant))
 
-    usual = Variant()
+    usual = Unstated()
     ways = {name: against(way, usual) for name, way in WAYS.items()}
     loads = by_load(data)
     tried = {name: against(WITH, variant) for name, variant in VARIANTS.items()}
     curve = {bound: against(Way(True, True, bound), usual) for bound in BOUNDS}
     points = {name: _best(data, name) for name in data["programs"]}
     values = computed(data, loads)
-    report = Report("chauhan", values)
+    report = StudyReport("chauhan", values)
     report.wrong += _must_hold(ways, [*tried.values(), *curve.values(), *loads.values()])
     _note_loads(report.rows, loads)
     keys = {"saved": "saved_pct", "longer": "longer_pct"}
@@ -450,7 +450,7 @@ def chauhan(figures: Path | None) -> Result:
     }
 
     def draw(folder: Path) -> None:
-        linear = {bound: against(Way(True, True, bound), Variant(linear=True)) for bound in BOUNDS}
+        linear = {bound: against(Way(True, True, bound), Unstated(linear=True)) for bound in BOUNDS}
         _draw(folder, data, {"as assumed": curve, "voltage as frequency": linear})
 
     return report.result(result, parts, draw, figures)
@@ -464,7 +464,7 @@ def by_load(data: Data) -> dict[float, dict[str, float]]:
     seeds = range(1, data["stream"]["seeds"] + 1)
     results = {}
     for load in sorted({*LOADS, data["stream"]["load"]}):
-        variant = Variant(load=load)
+        variant = Unstated(load=load)
         without, outcomes = (
             [run(data, way, variant, seed) for seed in seeds] for way in (WITHOUT, WITH)
         )
@@ -478,8 +478,8 @@ def computed(data: Data, loads: Mapping[float, Mapping[str, float]]) -> dict[str
     Args:
         loads: the effects of the algorithm by load, see :func:`by_load`.
     """
-    where, algorithm = site(data, Variant()), loads[data["stream"]["load"]]
-    rising = levels(data, Variant())
+    where, algorithm = site(data, Unstated()), loads[data["stream"]["load"]]
+    rising = levels(data, Unstated())
     low, high = min(loads), max(loads)
     return {
         "nodes": float(len(where.power)),
@@ -592,20 +592,11 @@ def _example_site(hosts: int, cores: int, rising: Sequence[tuple[float, float]] 
     return Site(hosts * cores, (_EXAMPLE_POWER,) * hosts, shared=nodes, levels=tuple(rising))
 
 
-def _placed(where: Site, *placed: tuple[JobSpec, Sequence[int]]) -> State:
-    """Return a state in which jobs run on these cores."""
-    state = State(where)
-    for spec, nodes in placed:
-        state.enqueue(Job(spec))
-        take(state, Start(spec.id, tuple(map(Node, nodes)), ""))
-        apply(state, Started(state.now_s, spec.id))
-    return state
-
-
 def _figure_8() -> dict[str, float]:
     """Return the place of the job of four processes after the migration, and idle nodes."""
     four, other = _only_moved("2", 4), _only_moved("1", 4)
-    state = _placed(_example_site(2, 8), (other, (0, 1, 2, 3)), (four, (4, 5, 8, 9)))
+    jobs_ = (other, (0, 1, 2, 3)), (four, (4, 5, 8, 9))
+    state = experiment.running(_example_site(2, 8), jobs_)
     after = {job.spec.id: job.nodes for job in state.running.values()}
     for each in Consolidate().migrations(state, state.free, (), None):
         after[each.job] = each.nodes
@@ -655,7 +646,7 @@ def _figure_10() -> dict[str, float]:
     rising = ((1.0, 0.5), (2.0, 1.0))
     points = tuple(pet({"arithmetic": 0.5, "cores_w": 1.0, "memory_w": 1.0}, rising))
     slow, fast = (structs.replace(_only_moved(name, 1), operating_points=points) for name in "12")
-    state = _placed(_example_site(1, 2, rising), (slow, (0,)), (fast, (1,)))
+    state = experiment.running(_example_site(1, 2, rising), ((slow, (0,)), (fast, (1,))))
     for name, asked in (("1", 0.5), ("2", 1.0)):
         state.running[JobId(name)].asked = (asked,)
     set_clocks(state)
@@ -720,7 +711,9 @@ def _figure_12() -> dict[str, float]:
 # --- What the algorithm brings --------------------------------------------------------------------
 
 
-def compared(without: Sequence[Outcome], outcomes: Sequence[Outcome]) -> dict[str, float]:
+def compared(
+    without: Sequence[StreamOutcome], outcomes: Sequence[StreamOutcome]
+) -> dict[str, float]:
     """Return the differences of all streams from those without, in per cent, and the counts.
 
     ``saved_low_pct`` and ``saved_high_pct`` are the least and the most that one stream saves.
@@ -840,7 +833,7 @@ def _draw(
     """Draw figure 13 (power over time), figures 2 and 5 (energy over frequency), and the curve."""
     power = {}
     for name, way in (("without", WITHOUT), ("with", WITH)):
-        drawn = run(data, way, Variant(), 1).power
+        drawn = run(data, way, Unstated(), 1).power
         times = [at_s / 3600.0 for at_s, _ in drawn for _ in (0, 1)][1:]
         power[name] = times, [watts for _, watts in drawn for _ in (0, 1)][:-1]
     draw_panels([Panel("power (W)", power, "h")], folder / "figure-13.png", "Stream 1", 1)

@@ -30,21 +30,19 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from rms.core.model.events import Start, Started
 from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site
 from rms.core.policies import adjusted, named
-from rms.core.rules.transition import apply, take
 from rms.core.state import TASK, State
 from rms.plots import lines as draw_lines
 from rms.sim.simulator import Hooks, Simulation
 from rms.studies import experiment
-from rms.studies.experiment import Data, Report, Result, tabulate
+from rms.studies.experiment import Data, Result, StudyReport, tabulate
 from rms.wire.terminal import columns
 
 POLICIES = ("p-fifo", "p-bff")
 INDICES = ("PR", "T", "E", "MD")
 NEAR = 5e-2
-"""Half the last digit of table 3, in per cent: how far outside a rounded range a mean counts in."""
+"""Half the last digit of table 3, in per cent: a mean as near to a range counts as inside."""
 
 Profile = Sequence[tuple[float, float]]
 """Parts of a job one after the other: (share of the run time, share of the job's power)."""
@@ -230,7 +228,7 @@ def _idle_w(site: Site, domain: Sequence[int]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Variant:
+class Workload:
     """Workloads of other assumptions than ``data/chiesi.toml``; None for those there.
 
     Attributes:
@@ -238,8 +236,8 @@ class Variant:
         repeat: probability that a job has the kernel of the job before it; else its kernel is drawn
             from the mix.
         duration_s: shortest and longest run time, uniform between them.
-        load: work that is submitted per second over what all GPUs do in a second; jobs arrive at
-            random instead of all at once.
+        load: submitted work per second over that of all GPUs in a second; jobs arrive at random
+            instead of all at once.
     """
 
     mean_w: float | None = None
@@ -249,26 +247,26 @@ class Variant:
 
 
 VARIANTS = {
-    "as assumed": Variant(),
-    "kernels independent": Variant(repeat=0.0),
-    "kernels repeated with 0.8": Variant(repeat=0.8),
-    "jobs take 5 to 400 s": Variant(duration_s=(5.0, 400.0)),
-    "jobs arrive at random, load 1.1": Variant(load=1.1),
-    "mean of 160 W": Variant(mean_w=160.0),
-    "mean of 150 W": Variant(mean_w=150.0),
-    "mean of 140 W": Variant(mean_w=140.0),
-    "mean of 130 W": Variant(mean_w=130.0),
-    "mean of 160 W, independent": Variant(mean_w=160.0, repeat=0.0),
-    "mean of 150 W, independent": Variant(mean_w=150.0, repeat=0.0),
-    "mean of 140 W, independent": Variant(mean_w=140.0, repeat=0.0),
-    "mean of 130 W, independent": Variant(mean_w=130.0, repeat=0.0),
+    "as assumed": Workload(),
+    "kernels independent": Workload(repeat=0.0),
+    "kernels repeated with 0.8": Workload(repeat=0.8),
+    "jobs take 5 to 400 s": Workload(duration_s=(5.0, 400.0)),
+    "jobs arrive at random, load 1.1": Workload(load=1.1),
+    "mean of 160 W": Workload(mean_w=160.0),
+    "mean of 150 W": Workload(mean_w=150.0),
+    "mean of 140 W": Workload(mean_w=140.0),
+    "mean of 130 W": Workload(mean_w=130.0),
+    "mean of 160 W, independent": Workload(mean_w=160.0, repeat=0.0),
+    "mean of 150 W, independent": Workload(mean_w=150.0, repeat=0.0),
+    "mean of 140 W, independent": Workload(mean_w=140.0, repeat=0.0),
+    "mean of 130 W, independent": Workload(mean_w=130.0, repeat=0.0),
 }
 KERNEL_SHARES = (0.7, 0.55, 0.45, 0.35)
 """Share of a job's run time in which its kernel is on; 0.7 is that of ``data/chiesi.toml``."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CappedOutcome:
     """The outcome of one workload.
 
     Attributes:
@@ -293,7 +291,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class CappedSchedule:
     """Times and places of all jobs; they do not depend on the real power of the jobs.
 
     Attributes:
@@ -304,7 +302,7 @@ class Schedule:
     jobs: tuple[tuple[int, float, float, float], ...]
     idle_w: tuple[float, ...]
 
-    def outcome(self, profile: Profile) -> Outcome:
+    def outcome(self, profile: Profile) -> CappedOutcome:
         """Return the outcome where every job has this profile."""
         last = [0.0] * len(self.idle_w)
         changes: list[list[tuple[float, float]]] = [[] for _ in self.idle_w]
@@ -324,7 +322,7 @@ class Schedule:
         peaks = [_highest(of_host) for of_host in changes]
         most = [_highest(of_host) for of_host in scheduled]
         energy_j += sum(w * end_s for w, end_s in zip(self.idle_w, last, strict=True))
-        return Outcome(
+        return CappedOutcome(
             max(last),
             energy_j,
             sum(last),
@@ -370,7 +368,7 @@ def weights(powers: Sequence[float], mean_w: float) -> list[float]:
     return shares
 
 
-def workload(data: Data, seed: int, variant: Variant | None = None) -> list[JobSpec]:
+def workload(data: Data, seed: int, variant: Workload | None = None) -> list[JobSpec]:
     """Return the jobs of one workload: a Markov chain over the six kinds.
 
     Kernel i follows itself with probability s_i = repeat + (1 - repeat) m_i, and kernel j follows
@@ -380,7 +378,7 @@ def workload(data: Data, seed: int, variant: Variant | None = None) -> list[JobS
         seed: of the workload.
         variant: the differences from ``data``; None for none.
     """
-    variant = variant or Variant()
+    variant = variant or Workload()
     kinds = [float(watts) for watts in data["power_w"].values()]
     mix = [1.0 / len(kinds)] * len(kinds)
     if variant.mean_w is not None:
@@ -428,7 +426,7 @@ def site(data: Data, gpus: int | None = None) -> Site:
     )
 
 
-def run(specs: list[JobSpec], where: Site, policy: str, cap_w: float | None) -> Outcome:
+def run(specs: list[JobSpec], where: Site, policy: str, cap_w: float | None) -> CappedOutcome:
     """Run a workload under a cap, or without knowledge of power; energy by the ledger."""
     scheduled = ScheduledPower(where)
     simulation = _simulated(specs, where, policy, cap_w, scheduled)
@@ -441,14 +439,14 @@ def run(specs: list[JobSpec], where: Site, policy: str, cap_w: float | None) -> 
     time_s = max(last)
     after_j = sum(where.power[host].idle_w * (time_s - end_s) for host, end_s in enumerate(last))
     energy_j = ledger.cluster_j - after_j
-    return Outcome(time_s, energy_j, sum(last), max(ledger.peak_w), scheduled.most_w)
+    return CappedOutcome(time_s, energy_j, sum(last), max(ledger.peak_w), scheduled.most_w)
 
 
-def schedule(specs: list[JobSpec], where: Site, policy: str, cap_w: float | None) -> Schedule:
+def schedule(specs: list[JobSpec], where: Site, policy: str, cap_w: float | None) -> CappedSchedule:
     """Return the times and places of all jobs, under a cap or without knowledge of power."""
     plain = [msgspec.structs.replace(spec, profile=()) for spec in specs]
     jobs = _simulated(plain, where, policy, cap_w, None).engine.state.ended.values()
-    return Schedule(
+    return CappedSchedule(
         tuple(
             (where.host[job.nodes[0]], job.start_s or 0.0, job.end_s or 0.0, job.spec.power_w or 0)
             for job in jobs
@@ -473,7 +471,7 @@ def _simulated(
 
 
 class ScheduledPower:
-    """The highest power of a node by equation 1, watched from outside the policy."""
+    """An observer of the highest power of a node by equation 1."""
 
     def __init__(self, where: Site) -> None:
         self._site, self.most_w = where, 0.0
@@ -498,8 +496,8 @@ class Runs:
         supply: rows of section 5.1.
     """
 
-    plain: dict[tuple[str, int], Outcome]
-    aware: dict[tuple[str, float, int], Outcome]
+    plain: dict[tuple[str, int], CappedOutcome]
+    aware: dict[tuple[str, float, int], CappedOutcome]
     indices: dict[tuple[str, float], list[dict[str, float]]]
     means: dict[str, dict[float, dict[str, float]]]
     supply: list[dict[str, Any]]
@@ -546,7 +544,7 @@ def chiesi(figures: Path | None) -> Result:
     data = experiment.settings("chiesi")
     runs = measured(data)
     values = computed(data, runs)
-    report = Report("chiesi", values)
+    report = StudyReport("chiesi", values)
     report.wrong += _must_hold(data, runs)
     _note_ranges(report.rows, runs)
     limits, tried = bounds(data), variants(data)
@@ -653,15 +651,13 @@ def _powers(specs: Sequence[JobSpec], data: Data) -> dict[str, float]:
 
 def _placed(where: Site, busy: Sequence[Sequence[float]]) -> State:
     """Return a state in which jobs of these powers run, host by host."""
-    state = State(where)
     per = where.nodes // len(where.power)
-    for host, powers in enumerate(busy):
-        for at, watts in enumerate(powers):
-            name, nodes = JobId(f"{host}-{at}"), (Node(per * host + at),)
-            state.enqueue(Job(_one(watts, name)))
-            take(state, Start(name, nodes, ""))
-            apply(state, Started(state.now_s, name))
-    return state
+    jobs = [
+        (_one(watts, f"{host}-{at}"), (per * host + at,))
+        for host, powers in enumerate(busy)
+        for at, watts in enumerate(powers)
+    ]
+    return experiment.running(where, jobs)
 
 
 def _one(watts: float, name: str = "new") -> JobSpec:
@@ -670,7 +666,7 @@ def _one(watts: float, name: str = "new") -> JobSpec:
 
 
 def _selection(data: Data) -> dict[str, float]:
-    """Return what figures 2 and 3 select, by the placement part of the shipped policies.
+    """Return the selections of figures 2 and 3, by the placement part of the shipped policies.
 
     Nodes are numbered from 1 as in figure 3; 0 is none. The powers of the jobs are assumed so
     that the nodes are as its text describes them.
@@ -731,7 +727,7 @@ def _worst(data: Data) -> dict[str, float]:
 
 
 def bounds(data: Data) -> dict[str, Any]:
-    """Return what the published ranges demand of a workload, by arithmetic on equation 1.
+    """Return the demands of the published ranges on a workload, by arithmetic on equation 1.
 
     All jobs need the sum of P d joules by equation 1 and get hosts x (cap - idle) watts, so
     T >= gpus x mean_w / (cap - idle) - 1 where all GPUs are busy without a cap. The peak under a
@@ -799,9 +795,9 @@ def _least_time(data: Data, cap_w: float) -> dict[int, float]:
 
 
 def variants(data: Data) -> dict[str, Any]:
-    """Return how many means of table 3 are inside the published range under other assumptions.
+    """Return the number of means of table 3 inside the published range under other assumptions.
 
-    Schedules do not depend on what jobs really draw: each is simulated once, and its indices are
+    Schedules do not depend on the real power of jobs: each is simulated once, and its indices are
     computed for all shares of time in which a kernel is on.
 
     Returns:
@@ -830,7 +826,7 @@ def variants(data: Data) -> dict[str, Any]:
 
 def _schedules(
     data: Data, specs: Mapping[int, list[JobSpec]]
-) -> dict[tuple[str, float, int], Schedule]:
+) -> dict[tuple[str, float, int], CappedSchedule]:
     """Return the schedules by policy, cap (infinite for none) and seed."""
     where, caps = site(data), [cap_w for cap_w in data["caps_w"] if cap_w < data["worst_w"]]
     return {
@@ -842,9 +838,9 @@ def _schedules(
 
 
 def _counted(
-    data: Data, made: Mapping[tuple[str, float, int], Schedule], share: float
+    data: Data, made: Mapping[tuple[str, float, int], CappedSchedule], share: float
 ) -> dict[str, Any]:
-    """Return the means of table 3 and how many are inside, where a kernel is on for a share."""
+    """Return the means of table 3 and the number inside, where a kernel is on for a share."""
     edge, rest = 0.5 * (1.0 - share), data["profile"][0][1]
     profile = [(edge, rest), (share, 1.0), (edge, rest)]
     got = {key: each.outcome(profile) for key, each in made.items()}
@@ -898,7 +894,7 @@ def _means(indices: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {key: fmean(each[key] for each in indices) for key in indices[0]}
 
 
-def _indices(aware: Outcome, unaware: Outcome, worst_w: float) -> dict[str, float]:
+def _indices(aware: CappedOutcome, unaware: CappedOutcome, worst_w: float) -> dict[str, float]:
     """Return the indices of section 4.3, in per cent."""
     return {
         "PR": 100.0 * (unaware.peak_w - aware.peak_w) / unaware.peak_w,
@@ -926,7 +922,7 @@ def _row(policy: str, cap_w: float, indices: list[dict[str, float]]) -> dict[str
 
 
 def _must_hold(data: Data, runs: Runs) -> list[str]:
-    """Return what must hold whatever the workload is, and does not."""
+    """Return a sentence for each violated invariant, which holds for any workload."""
     wrong = [
         f"{policy}, {cap_w:g} W: expected the cap to hold, got {aware.scheduled_w:g} W"
         for (policy, cap_w, _), aware in runs.aware.items()
@@ -957,7 +953,7 @@ def _must_hold(data: Data, runs: Runs) -> list[str]:
 
 
 def _supply(data: Data, specs: list[JobSpec]) -> list[dict[str, Any]]:
-    """Return what more GPUs in each node bring, capped at what its supply gives (section 5.1)."""
+    """Return the effects of more GPUs in each node, capped at its supply (section 5.1)."""
     rows: list[dict[str, Any]] = []
     most_w, supply_w = max(data["power_w"].values()), data["supply_w"]
     base_s = 0.0

@@ -25,7 +25,7 @@ from rms.plots import lines as draw_lines
 from rms.sim.run import chosen
 from rms.sim.simulator import Hooks, Passes, Simulation
 from rms.studies import experiment
-from rms.studies.experiment import Report, Result, read_rows
+from rms.studies.experiment import Result, StudyReport, read_rows
 from rms.wire.terminal import columns
 
 SOURCE = "the jobs and results of github EPCCed/mira-cirrus-elastisim"
@@ -81,7 +81,7 @@ LOG_NOTES = (
 )
 
 
-class JobRow(msgspec.Struct):
+class CirrusJob(msgspec.Struct):
     """A job of ``cirrus_2024q1.csv.gz``; times in units."""
 
     id: str
@@ -91,14 +91,14 @@ class JobRow(msgspec.Struct):
     start_rigid: float
 
 
-class MoldableRow(msgspec.Struct):
+class MoldableStart(msgspec.Struct):
     """Its published start as a moldable job, with 6 significant digits."""
 
     id: str
     start: float
 
 
-class RealRow(msgspec.Struct):
+class RealTimes(msgspec.Struct):
     """Its real start and end."""
 
     id: str
@@ -107,20 +107,20 @@ class RealRow(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Log:
+class CirrusLog:
     """The three files, job by job in the order of submission."""
 
-    jobs: Sequence[JobRow]
-    moldable: Sequence[MoldableRow]
-    real: Sequence[RealRow]
+    jobs: Sequence[CirrusJob]
+    moldable: Sequence[MoldableStart]
+    real: Sequence[RealTimes]
 
-    def first(self, number: int) -> Log:
+    def first(self, number: int) -> CirrusLog:
         """Return a log of the first jobs only."""
-        return Log(self.jobs[:number], self.moldable[:number], self.real[:number])
+        return CirrusLog(self.jobs[:number], self.moldable[:number], self.real[:number])
 
 
 @dataclass(frozen=True)
-class Schedule:
+class CoreSchedule:
     """Start and end of each job of the log, in units.
 
     Attributes:
@@ -133,11 +133,11 @@ class Schedule:
     resizes: int = 0
 
 
-Schedules = dict[tuple[str, Mode], Schedule]
+CoreSchedules = dict[tuple[str, Mode], CoreSchedule]
 """By name of the policy and mode of the jobs; the real log is ``(REAL, Mode.FIXED)``."""
 
 
-def read_log(data: Path) -> Log:
+def read_log(data: Path) -> CirrusLog:
     """Read the study's three files.
 
     Raises:
@@ -145,17 +145,17 @@ def read_log(data: Path) -> Log:
     """
     files = ("cirrus_2024q1", "cirrus_2024q1_moldable", "cirrus_2024q1_real")
     paths = [data / f"{name}.csv.gz" for name in files]
-    jobs = read_rows(paths[0], JobRow, SOURCE)
-    moldable = read_rows(paths[1], MoldableRow, SOURCE)
-    real = read_rows(paths[2], RealRow, SOURCE)
+    jobs = read_rows(paths[0], CirrusJob, SOURCE)
+    moldable = read_rows(paths[1], MoldableStart, SOURCE)
+    real = read_rows(paths[2], RealTimes, SOURCE)
     ids = [job.id for job in jobs]
     for path, rows in ((paths[1], moldable), (paths[2], real)):
         if [row.id for row in rows] != ids:
             raise FileError(f"{path}: expected the {len(ids)} jobs of {paths[0].name}, got others")
-    return Log(jobs, moldable, real)
+    return CirrusLog(jobs, moldable, real)
 
 
-def specs(log: Log, mode: Mode) -> list[JobSpec]:
+def specs(log: CirrusLog, mode: Mode) -> list[JobSpec]:
     """Return the jobs in a mode: as they were, or on half to twice their cores as in the study."""
     jobs = []
     for job in log.jobs:
@@ -179,7 +179,9 @@ def specs(log: Log, mode: Mode) -> list[JobSpec]:
     return jobs
 
 
-def simulated(jobs: Sequence[JobSpec], policy: str, passes: Passes, cores: int = CORES) -> Schedule:
+def simulated(
+    jobs: Sequence[JobSpec], policy: str, passes: Passes, cores: int = CORES
+) -> CoreSchedule:
     """Run the jobs on counted cores."""
     last, busy = max(job.submit_s for job in jobs), -1.0
 
@@ -194,17 +196,17 @@ def simulated(jobs: Sequence[JobSpec], policy: str, passes: Passes, cores: int =
     simulation.run()
     ended = [simulation.engine.state.ended[job.id] for job in jobs]
     starts, ends = [job.start_s or 0.0 for job in ended], [job.end_s or 0.0 for job in ended]
-    return Schedule(starts, ends, busy, simulation.resized)
+    return CoreSchedule(starts, ends, busy, simulation.resized)
 
 
-def real_schedule(log: Log) -> Schedule:
+def real_schedule(log: CirrusLog) -> CoreSchedule:
     """Return the schedule of the real log."""
     last = log.jobs[-1].submit
     busy = sum(
         job.nodes * max(0.0, min(row.end, last) - row.start)
         for job, row in zip(log.jobs, log.real, strict=True)
     )
-    return Schedule([row.start for row in log.real], [row.end for row in log.real], busy)
+    return CoreSchedule([row.start for row in log.real], [row.end for row in log.real], busy)
 
 
 def cirrus(
@@ -231,13 +233,13 @@ def cirrus(
             progress(f"{policy}, {mode} jobs")
             schedules[policy, mode] = simulated(jobs, policy, "per-timestamp")
     more, table = against_the_log(log, schedules)
-    report = Report("cirrus", computed(log, rows + more))
+    report = StudyReport("cirrus", computed(log, rows + more))
     values = {"unit_s": UNIT_S, "rows": rows + more, "notes": LOG_NOTES}
     parts = (lines, table, LOG_NOTES)
     return report.result(values, parts, lambda folder: draw(log, schedules, folder), figures)
 
 
-def computed(log: Log, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def computed(log: CirrusLog, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the values of the statements by key, from the rows of the study."""
     values = {"jobs": float(len(log.jobs)), "cores": float(CORES)}
     for row in rows:
@@ -252,7 +254,7 @@ def computed(log: Log, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 # --- The published schedules ---------------------------------------------------------------------
 
 
-def published(log: Log) -> tuple[list[dict[str, Any]], list[str]]:
+def published(log: CirrusLog) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the rows of both published schedules and their lines."""
     jobs, number = specs(log, Mode.FIXED), len(log.jobs)
     schedule = simulated(jobs, "fifo", "per-event")
@@ -270,7 +272,7 @@ def published(log: Log) -> tuple[list[dict[str, Any]], list[str]]:
     return [*rows, *more], [*lines, *others]
 
 
-def _moldable(log: Log) -> tuple[list[dict[str, Any]], list[str]]:
+def _moldable(log: CirrusLog) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the rows of the moldable schedule by the order of events, and their lines."""
     jobs = specs(log, Mode.MOLDABLE)
     mean = fmean(row.start - job.submit for job, row in zip(log.jobs, log.moldable, strict=True))
@@ -305,17 +307,17 @@ def _row(
     return experiment.row(case, str(mode), values, theirs, note, against="published schedule")
 
 
-def _equal(log: Log, schedule: Schedule) -> int:
+def _equal(log: CirrusLog, schedule: CoreSchedule) -> int:
     """Return the number of starts that are those of the rigid schedule."""
     return sum(a == job.start_rigid for a, job in zip(schedule.starts, log.jobs, strict=True))
 
 
-def mean_wait(log: Log, schedule: Schedule) -> float:
+def mean_wait(log: CirrusLog, schedule: CoreSchedule) -> float:
     """Return the mean wait in units."""
     return fmean(a - job.submit for a, job in zip(schedule.starts, log.jobs, strict=True))
 
 
-def _as_printed(log: Log, schedule: Schedule) -> int:
+def _as_printed(log: CirrusLog, schedule: CoreSchedule) -> int:
     """Return the number of starts that are the published ones, which have 6 significant digits."""
     return sum(
         abs(a - row.start) <= (0.0501 if row.start >= 1e4 else 0.00501)
@@ -323,14 +325,14 @@ def _as_printed(log: Log, schedule: Schedule) -> int:
     )
 
 
-def _shared_instants(log: Log, schedule: Schedule) -> int:
+def _shared_instants(log: CirrusLog, schedule: CoreSchedule) -> int:
     """Return the number of times at which both a submission and an end take place."""
     submits = {job.submit for job in log.jobs}
     ends = {round(a) for a in schedule.ends if abs(a - round(a)) <= NEAR}
     return len(ends.intersection(submits))
 
 
-def _drawn(jobs: Sequence[JobSpec], seed: int) -> Schedule:
+def _drawn(jobs: Sequence[JobSpec], seed: int) -> CoreSchedule:
     """Run the jobs with each submission just before or just after the ends of its instant."""
     draw = Random(seed)
     moved = [
@@ -347,7 +349,9 @@ def _pct(ours: float, paper: float) -> float:
 # --- Our policies and the real log ---------------------------------------------------------------
 
 
-def against_the_log(log: Log, schedules: Schedules) -> tuple[list[dict[str, Any]], list[str]]:
+def against_the_log(
+    log: CirrusLog, schedules: CoreSchedules
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Return a row for each schedule, with the real log as the paper's figure, and the table."""
     real = figures_of(log, schedules[REAL, Mode.FIXED])
     rows, cells = [], []
@@ -362,7 +366,7 @@ def against_the_log(log: Log, schedules: Schedules) -> tuple[list[dict[str, Any]
     return rows, [title, "", *(f"  {line}" for line in columns(HEADS, cells))]
 
 
-def figures_of(log: Log, schedule: Schedule) -> dict[str, float]:
+def figures_of(log: CirrusLog, schedule: CoreSchedule) -> dict[str, float]:
     """Return waits, slowdown and use of a schedule, and the distance of its starts from real ones.
 
     Times in s. Bounded slowdown with run times of at least 10 s; utilization until the last
@@ -387,7 +391,7 @@ def figures_of(log: Log, schedule: Schedule) -> dict[str, float]:
     }
 
 
-def draw(log: Log, schedules: Schedules, folder: Path) -> None:
+def draw(log: CirrusLog, schedules: CoreSchedules, folder: Path) -> None:
     """Draw the distribution of waits and the mean wait by day of submission."""
     days = [int(job.submit * UNIT_S // 86_400) for job in log.jobs]
     shares = [float(share) for share in range(101)]

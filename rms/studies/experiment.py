@@ -13,8 +13,8 @@ A study computes its values anew and :func:`compare` computes the status from bo
 differs from the recorded one is an error, also where a missed value is suddenly met.
 
 Cases are simulated by :func:`run_all`, several at once; :class:`Kept` keeps their results in a
-file, so that an interrupted study continues. A :class:`Report` puts the result together: JSON with
-a :func:`row` for each case, lines of text, and whether all checks hold.
+file, so that an interrupted study continues. A :class:`StudyReport` puts the result together: JSON
+with a :func:`row` for each case, lines of text, and whether all checks hold.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from rms.core.model.events import Start, Started
+from rms.core.model.jobs import Job, JobSpec, Node, Site
+from rms.core.rules.transition import apply, take
+from rms.core.state import State
 from rms.formats.config import FileError
 from rms.wire.terminal import columns
 
@@ -109,7 +113,7 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         ours: the value of the study when the status was recorded.
         within_pct: tolerance in per cent of the published value; not used for a range.
         unit: of both values.
-        note: reason of a miss, or what else a reader should know.
+        note: reason of a miss, or another remark.
     """
 
     where: str
@@ -143,7 +147,7 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         return self.kind if self.kind in ("fitted", "input") else "met"
 
 
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Statements(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     statement: list[Statement]
 
 
@@ -155,7 +159,7 @@ def studies() -> list[str]:
 def statements(study: str) -> list[Statement]:
     """Return the statements of a study's paper, in the order of the paper."""
     path = DATA / "statements" / f"{study}.toml"
-    return msgspec.toml.decode(path.read_bytes(), type=_Table).statement
+    return msgspec.toml.decode(path.read_bytes(), type=_Statements).statement
 
 
 def compare(
@@ -289,6 +293,16 @@ def tabulate(rows: Iterable[Mapping[str, Any]], *form: tuple[str, str]) -> list[
 # --- Simulations ---------------------------------------------------------------------------------
 
 
+def running(site: Site, jobs: Iterable[tuple[JobSpec, Iterable[int]]]) -> State:
+    """Return a state in which jobs run, each on the given nodes."""
+    state = State(site)
+    for spec, nodes in jobs:
+        state.enqueue(Job(spec))
+        take(state, Start(spec.id, tuple(map(Node, nodes)), ""))
+        apply(state, Started(state.now_s, spec.id))
+    return state
+
+
 class Kept(Generic[Case, Outcome]):
     """Outcomes of finished simulations in a file, a line of JSON for each.
 
@@ -391,7 +405,7 @@ def _run(case: Any) -> Any:
 # --- Result --------------------------------------------------------------------------------------
 
 
-class Report:
+class StudyReport:
     """The statements of a study beside its values, and from them the result of the experiment.
 
     Attributes:

@@ -30,14 +30,14 @@ from rms.formats.swf import read_trace
 from rms.plots import Panel, draw_panels
 from rms.sim.run import simulated
 from rms.studies import experiment
-from rms.studies.experiment import Data, Report, Result, Statement
+from rms.studies.experiment import Data, Result, Statement, StudyReport
 from rms.wire.terminal import columns
 
 SLOWDOWNS = ("bsld", "bsld_log")
 """Bounded slowdown over the time that a job took (the usual one), and over that in the log."""
 
 TRIED = 2000
-"""Variants are simulated with so many jobs of a log at most."""
+"""The most jobs of a log in a simulation of a variant."""
 
 _Place = tuple[str, str, str, int]
 """Policy, log, mix, and error in per cent."""
@@ -66,7 +66,7 @@ BOUND_S = 10.0
 
 
 @dataclass(frozen=True)
-class Variant:
+class Assumptions:
     """Assumptions that the paper leaves open or contradicts itself in.
 
     Attributes:
@@ -106,35 +106,38 @@ class Variant:
     load: float = 1.0
 
 
-VARIANTS: Mapping[str, tuple[Variant, str]] = {
-    "default": (Variant(), "node by node, socket of a ninth, as many plain processors as the log"),
-    "fastest-first": (Variant(fastest_first=True), "first fit takes fast processors first"),
-    "socket-2/9": (Variant(socket="example"), "GPU socket of 2/9, as in the paper's example"),
+VARIANTS: Mapping[str, tuple[Assumptions, str]] = {
+    "default": (
+        Assumptions(),
+        "node by node, socket of a ninth, as many plain processors as the log",
+    ),
+    "fastest-first": (Assumptions(fastest_first=True), "first fit takes fast processors first"),
+    "socket-2/9": (Assumptions(socket="example"), "GPU socket of 2/9, as in the paper's example"),
     "socket-2/9-fastest-first": (
-        Variant(socket="example", fastest_first=True),
+        Assumptions(socket="example", fastest_first=True),
         "both of the above",
     ),
-    "no-socket": (Variant(socket="none"), "no limit of the GPU socket"),
+    "no-socket": (Assumptions(socket="none"), "no limit of the GPU socket"),
     "no-socket-fastest-first": (
-        Variant(socket="none", fastest_first=True),
+        Assumptions(socket="none", fastest_first=True),
         "no limit of the GPU socket, fast processors first",
     ),
-    "twice-nodes": (Variant(nodes=2.0), "twice as many nodes"),
+    "twice-nodes": (Assumptions(nodes=2.0), "twice as many nodes"),
     "twice-nodes-no-socket": (
-        Variant(nodes=2.0, socket="none"),
+        Assumptions(nodes=2.0, socket="none"),
         "twice as many nodes, no limit of the GPU socket",
     ),
-    "four-times-nodes": (Variant(nodes=4.0), "four times as many nodes"),
-    "whole-demand": (Variant(whole_demand=True), "an overload adds demand over capacity"),
-    "forecast": (Variant(forecast=True), "LessConsume looks ahead to expected ends"),
-    "exact-pa": (Variant(exact_pa=True), "EASY-PA sets frequencies by real bandwidths"),
-    "biased": (Variant(biased=True), "all bandwidths are expected too high"),
-    "cores": (Variant(size="cores"), "GPU cores count as processors of the log"),
-    "threshold-2": (Variant(threshold=2.0), "LessConsume-Threshold, 2"),
-    "threshold-1.25": (Variant(threshold=1.25), "LessConsume-Threshold, 1.25"),
-    "slow-arrivals": (Variant(load=0.01), "submissions a hundredth as fast"),
+    "four-times-nodes": (Assumptions(nodes=4.0), "four times as many nodes"),
+    "whole-demand": (Assumptions(whole_demand=True), "an overload adds demand over capacity"),
+    "forecast": (Assumptions(forecast=True), "LessConsume looks ahead to expected ends"),
+    "exact-pa": (Assumptions(exact_pa=True), "EASY-PA sets frequencies by real bandwidths"),
+    "biased": (Assumptions(biased=True), "all bandwidths are expected too high"),
+    "cores": (Assumptions(size="cores"), "GPU cores count as processors of the log"),
+    "threshold-2": (Assumptions(threshold=2.0), "LessConsume-Threshold, 2"),
+    "threshold-1.25": (Assumptions(threshold=1.25), "LessConsume-Threshold, 1.25"),
+    "slow-arrivals": (Assumptions(load=0.01), "submissions a hundredth as fast"),
     "slow-arrivals-no-socket-fastest-first": (
-        Variant(load=0.01, socket="none", fastest_first=True),
+        Assumptions(load=0.01, socket="none", fastest_first=True),
         "submissions a hundredth as fast, no limit of the GPU socket, fast processors first",
     ),
 }
@@ -156,14 +159,14 @@ class Grid(NamedTuple):
     variants: tuple[str, ...] = tuple(VARIANTS)
 
 
-class Case(NamedTuple):
+class PlacementCase(NamedTuple):
     """One simulation."""
 
     policy: str
     log: str
     mix: str
     error_pct: int
-    variant: Variant = Variant()
+    variant: Assumptions = Assumptions()
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -204,7 +207,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpu_s: float
 
 
-def site(data: Data, processors: int, variant: Variant) -> Site:
+def site(data: Data, processors: int, variant: Assumptions) -> Site:
     """Return the cluster for a log: as many nodes of one kind as of the other."""
     gb_s, whole = data["gb_s"], variant.whole_demand
     socket_gb_s = gb_s / {"none": 1.0, **data["over_socket"]}[variant.socket]
@@ -234,7 +237,7 @@ def read_log(folder: Path, file: str) -> list[JobSpec]:
 
 
 def with_bandwidth(
-    specs: Iterable[JobSpec], data: Data, case: Case, seed: int = 1
+    specs: Iterable[JobSpec], data: Data, case: PlacementCase, seed: int = 1
 ) -> list[JobSpec]:
     """Return jobs with a bandwidth by the mix, and an expected one that is off by the error.
 
@@ -257,7 +260,7 @@ def with_bandwidth(
     return jobs
 
 
-def policy(name: str, variant: Variant) -> Policy:
+def policy(name: str, variant: Assumptions) -> Policy:
     """Return one of the paper's policies."""
     placement: dict[str, Any] = {
         "part": "less-consume" if name == "lc-pa" else "first-fit-shared",
@@ -271,7 +274,7 @@ def policy(name: str, variant: Variant) -> Policy:
     return adjusted(named("easy"), placement=placement)
 
 
-def run(case: Case, data: Data, specs: Sequence[JobSpec]) -> Figures:
+def run(case: PlacementCase, data: Data, specs: Sequence[JobSpec]) -> Figures:
     """Run a case; return its figures."""
     begun_s = process_time()
     where = site(data, data["logs"][case.log]["processors"], case.variant)
@@ -328,7 +331,7 @@ def _bounded_slowdown(span: _Span, run_s: float) -> float:
 
 
 def _queue(spans: Sequence[_Span]) -> tuple[float, float, float]:
-    """Return how long jobs wait, and how many halfway and at the end (see :class:`Figures`)."""
+    """Return the times and numbers of waiting jobs (see :class:`Figures`), in per cent."""
     ordered = sorted(spans, key=lambda span: (span.submit_s, span.job.number))
     first_s, last_s = ordered[0].submit_s, ordered[-1].submit_s
     queued_s, covered_s = 0.0, first_s
@@ -395,33 +398,35 @@ def guim(
     names = [name for name in VARIANTS if name == "default" or name in grid.variants]
     errors = tuple(sorted(grid.errors))
     ends = tuple(sorted({errors[0], errors[-1]}))
-    kept = experiment.Kept("guim", keep, tuple[Case, int], Figures)
+    kept = experiment.Kept("guim", keep, tuple[PlacementCase, int], Figures)
 
     def all_of(
-        cases: Iterable[Case], of_log: Mapping[str, Sequence[JobSpec]]
-    ) -> dict[Case, Figures]:
-        def run_one(sized: tuple[Case, int]) -> Figures:
+        cases: Iterable[PlacementCase], of_log: Mapping[str, Sequence[JobSpec]]
+    ) -> dict[PlacementCase, Figures]:
+        def run_one(sized: tuple[PlacementCase, int]) -> Figures:
             return run(sized[0], paper, of_log[sized[0].log])
 
-        results: dict[Case, Figures] = {}
+        results: dict[PlacementCase, Figures] = {}
         sized = [(case, len(of_log[case.log])) for case in dict.fromkeys(cases)]
         for (case, _), result in experiment.run_all(run_one, sized, workers, kept):
             results[case] = result
             progress(f"{_name(case)}: {len(results)} of {len(sized)}")
         return results
 
-    results = all_of(_cases(grid, errors, Variant()), specs)
+    results = all_of(_cases(grid, errors, Assumptions()), specs)
     more = [case for name in names for case in _cases(grid, ends, VARIANTS[name][0])]
     shared = results if specs == fewer else {}
     tried = {**shared, **all_of([case for case in more if case not in shared], fewer)}
 
-    main = View(results, Variant(), grid.logs, grid.mixes, errors)
-    views = {name: View(tried, VARIANTS[name][0], grid.logs, grid.mixes, ends) for name in names}
+    main = VariantView(results, Assumptions(), grid.logs, grid.mixes, errors)
+    views = {
+        name: VariantView(tried, VARIANTS[name][0], grid.logs, grid.mixes, ends) for name in names
+    }
     shown = dict(views)
     if specs != fewer:
         shown["default, all jobs"] = replace(main, errors=ends)
     stated = experiment.statements("guim")
-    report = Report("guim", values(main, paper, logs), stated)
+    report = StudyReport("guim", values(main, paper, logs), stated)
     under = []
     if not all(len(jobs) == Grid().first for jobs in specs.values()):
         report.wrong.clear()
@@ -441,7 +446,7 @@ def guim(
         *(_cases_table(name, view, fewer) for name, view in list(views.items())[1:]),
         [*NOTES, f"{len(all_results)} simulations took {spent_s:,.0f} s of processor time."],
     ]
-    found = {
+    json = {
         "jobs_of_each_log": grid.first,
         "rows": _rows(main, stated),
         "variants": {
@@ -455,13 +460,13 @@ def guim(
         "cpu_s": spent_s,
         "notes": NOTES,
     }
-    return report.result(found, parts, lambda folder: _draw(main, folder), figures, under)
+    return report.result(json, parts, lambda folder: _draw(main, folder), figures, under)
 
 
-def _cases(grid: Grid, errors: Iterable[int], variant: Variant) -> list[Case]:
+def _cases(grid: Grid, errors: Iterable[int], variant: Assumptions) -> list[PlacementCase]:
     """Return the simulations of a variant under all policies, each once."""
     cases = [
-        _of_policy(Case(name, log, mix, error, variant))
+        _of_policy(PlacementCase(name, log, mix, error, variant))
         for log in grid.logs
         for mix in grid.mixes
         for error in errors
@@ -470,7 +475,7 @@ def _cases(grid: Grid, errors: Iterable[int], variant: Variant) -> list[Case]:
     return list(dict.fromkeys(cases))
 
 
-def _of_policy(case: Case) -> Case:
+def _of_policy(case: PlacementCase) -> PlacementCase:
     """Return a case without assumptions that its policy does not depend on."""
     variant, error_pct = case.variant, case.error_pct
     if case.policy == "easy-reg" or (case.policy == "easy-pa" and variant.exact_pa):
@@ -481,12 +486,12 @@ def _of_policy(case: Case) -> Case:
     return case._replace(variant=variant, error_pct=error_pct)
 
 
-def _name(case: Case) -> str:
+def _name(case: PlacementCase) -> str:
     return f"{case.policy} {case.log} {case.mix} {case.error_pct} %"
 
 
 def _must_hold(
-    results: Mapping[Case, Figures], specs: Mapping[str, Sequence[JobSpec]]
+    results: Mapping[PlacementCase, Figures], specs: Mapping[str, Sequence[JobSpec]]
 ) -> list[str]:
     """Return a sentence for each violated invariant, which holds under all assumptions."""
     wrong = []
@@ -505,22 +510,22 @@ def _must_hold(
 
 
 @dataclass(frozen=True)
-class View:
+class VariantView:
     """Results of one variant.
 
     Attributes:
         errors: errors of the expected bandwidth in per cent, rising.
     """
 
-    results: Mapping[Case, Figures]
-    variant: Variant
+    results: Mapping[PlacementCase, Figures]
+    variant: Assumptions
     logs: tuple[str, ...]
     mixes: tuple[str, ...]
     errors: tuple[int, ...]
 
     def of(self, policy: str, log: str, mix: str, error_pct: int) -> Figures:
         """Return the result of a case."""
-        return self.results[_of_policy(Case(policy, log, mix, error_pct, self.variant))]
+        return self.results[_of_policy(PlacementCase(policy, log, mix, error_pct, self.variant))]
 
     def saved_pct(self, policy: str, log: str, mix: str, error_pct: int) -> float:
         """Return the energy that a policy saves against EASY-REG, in per cent."""
@@ -555,7 +560,7 @@ class View:
         return [self.number(column, policy, *at, error_pct) for at in places]
 
 
-def orderings(view: View) -> list[dict[str, Any]]:
+def orderings(view: VariantView) -> list[dict[str, Any]]:
     """Return the number of cases in which each ordering holds.
 
     They are the orderings of section VI, some of them stated for one log or mix alone, by either
@@ -577,7 +582,7 @@ def _less(ours: Iterable[float], others: Iterable[float]) -> list[bool]:
     return [a < b for a, b in zip(ours, others, strict=True)]
 
 
-def _of_slowdowns(view: View, column: str) -> dict[str, list[bool]]:
+def _of_slowdowns(view: VariantView, column: str) -> dict[str, list[bool]]:
     """Return for each ordering of slowdowns the cases, and whether it holds there."""
     low, high = view.errors[0], view.errors[-1]
 
@@ -626,7 +631,7 @@ def _of_slowdowns(view: View, column: str) -> dict[str, list[bool]]:
     }
 
 
-def _of_savings(view: View) -> dict[str, list[bool]]:
+def _of_savings(view: VariantView) -> dict[str, list[bool]]:
     """Return for each ordering of energy, bandwidth and waits the cases, and whether it holds."""
     low, high = view.errors[0], view.errors[-1]
     rises = low < high
@@ -666,7 +671,7 @@ def _of_savings(view: View) -> dict[str, list[bool]]:
     }
 
 
-def _gap_pct(view: View, place: tuple[str, str], error: int) -> float:
+def _gap_pct(view: VariantView, place: tuple[str, str], error: int) -> float:
     """Return the difference between the savings of LC-PA and EASY-PA, in points."""
     return abs(view.saved_pct("lc-pa", *place, error) - view.saved_pct("easy-pa", *place, error))
 
@@ -674,7 +679,9 @@ def _gap_pct(view: View, place: tuple[str, str], error: int) -> float:
 # --- Statements ----------------------------------------------------------------------------------
 
 
-def values(view: View, paper: Data, logs: Mapping[str, Sequence[JobSpec]]) -> dict[str, float]:
+def values(
+    view: VariantView, paper: Data, logs: Mapping[str, Sequence[JobSpec]]
+) -> dict[str, float]:
     """Return the values of the statements by key; those of cases outside the view are missing.
 
     Args:
@@ -704,14 +711,14 @@ def values(view: View, paper: Data, logs: Mapping[str, Sequence[JobSpec]]) -> di
     return ours | _inputs(paper, view) | _example(paper)
 
 
-def _plain(paper: Data, log: str, variant: Variant) -> float:
-    """Return how many plain processors the cluster for a log has."""
+def _plain(paper: Data, log: str, variant: Assumptions) -> float:
+    """Return the number of plain processors of the cluster for a log."""
     where = site(paper, paper["logs"][log]["processors"], variant)
     kinds = [kind for node in where.shared for kind in node.processors]
     return sum(kind.number for kind in kinds if kind.factor == 1.0)
 
 
-def _extremes(view: View) -> dict[str, float]:
+def _extremes(view: VariantView) -> dict[str, float]:
     """Return the largest and least values of the abstract, sections VI and VII."""
     cases = [(*at, error) for at in view.places() for error in view.errors]
 
@@ -757,7 +764,7 @@ def _extremes(view: View) -> dict[str, float]:
 
 
 def _workload(log: str, jobs: Sequence[JobSpec]) -> dict[str, float]:
-    """Return what section V states of a log: shares of its jobs in per cent."""
+    """Return the statements of section V on a log: shares of its jobs in per cent."""
 
     def share(holds: Callable[[JobSpec], bool]) -> float:
         return 100.0 * sum(map(holds, jobs)) / len(jobs)
@@ -779,7 +786,7 @@ def _workload(log: str, jobs: Sequence[JobSpec]) -> dict[str, float]:
     }
 
 
-def _inputs(paper: Data, view: View) -> dict[str, float]:
+def _inputs(paper: Data, view: VariantView) -> dict[str, float]:
     """Return the parameters of the paper that the simulations use: cluster, table I, table II."""
     where = site(paper, paper["logs"]["blue"]["processors"], view.variant)
     (plain, gpu), (other,) = (node.processors for node in where.shared[:2])
@@ -799,11 +806,11 @@ def _inputs(paper: Data, view: View) -> dict[str, float]:
     for mix, weights in paper["mixes"].items():
         inputs |= {f"{mix} type {kind}": weight for kind, weight in enumerate(weights)}
     one = JobSpec(JobId("1"), 0.0, 1, 1, 1, Mode.FIXED, run_s=1.0)
-    drawn = with_bandwidth([one] * 1000, paper, Case("", "blue", "hybrid", 0))
+    drawn = with_bandwidth([one] * 1000, paper, PlacementCase("", "blue", "hybrid", 0))
     demands = sorted({spec.bandwidth_gb_s or 0.0 for spec in drawn}, reverse=True)
     inputs |= {f"demand of type {kind}": demand for kind, demand in enumerate(demands)}
     for error in view.errors:
-        spec = with_bandwidth([one], paper, Case("", "blue", "mem", error))[0]
+        spec = with_bandwidth([one], paper, PlacementCase("", "blue", "mem", error))[0]
         gb_s, expected = spec.bandwidth_gb_s or 0.0, spec.expected_bandwidth_gb_s or 0.0
         inputs[f"error {error}"] = 100.0 * abs(expected / gb_s - 1.0)
     return inputs
@@ -837,7 +844,7 @@ def _example(paper: Data) -> dict[str, float]:
         for name in ("easy-reg", "easy-pa"):
             size = where.nodes
             job = JobSpec(JobId("1"), 0.0, size, size, size, Mode.FIXED, limit_s=1e3, run_s=100.0)
-            simulation, _ = simulated([job], where, policy(name, Variant()))
+            simulation, _ = simulated([job], where, policy(name, Assumptions()))
             (over,) = simulation.engine.state.ended.values()
             assert over.end_s is not None and simulation.contention is not None
             took[size, name], energy[size, name] = over.end_s, simulation.contention.energy
@@ -871,7 +878,7 @@ def _published(stated: Iterable[Statement]) -> dict[tuple[_Place, str], float]:
 # --- Tables and figures --------------------------------------------------------------------------
 
 
-def _rows(view: View, stated: Sequence[Statement]) -> list[dict[str, Any]]:
+def _rows(view: VariantView, stated: Sequence[Statement]) -> list[dict[str, Any]]:
     """Return the JSON of all cases of a variant."""
     published: dict[_Place, dict[str, float]] = {}
     for (place, column), number in _published(stated).items():
@@ -888,8 +895,8 @@ def _rows(view: View, stated: Sequence[Statement]) -> list[dict[str, Any]]:
     return rows
 
 
-def _orderings_table(views: Mapping[str, View], jobs: int) -> list[str]:
-    """Return in how many cases the orderings hold under all variants."""
+def _orderings_table(views: Mapping[str, VariantView], jobs: int) -> list[str]:
+    """Return the number of cases in which the orderings hold under all variants."""
     by_variant = {name: orderings(view) for name, view in views.items()}
     first = by_variant["default"]
     errors = " and ".join(map(str, views["default"].errors))
@@ -907,7 +914,7 @@ def _orderings_table(views: Mapping[str, View], jobs: int) -> list[str]:
 
 
 def _published_table(
-    views: Mapping[str, View], stated: Sequence[Statement], jobs: int
+    views: Mapping[str, VariantView], stated: Sequence[Statement], jobs: int
 ) -> list[str]:
     """Return the published numbers beside those of all variants."""
     view = views["default"]
@@ -936,8 +943,8 @@ def _published_table(
     return lines
 
 
-def _queue_table(views: Mapping[str, View]) -> list[str]:
-    """Return how long jobs wait: saturated systems are compared by their throughput."""
+def _queue_table(views: Mapping[str, VariantView]) -> list[str]:
+    """Return the waits of jobs: saturated systems are compared by their throughput."""
     heads = ["medians of the cases, least error"]
     heads += [f"{name}: time with a queue, waiting halfway, at the end" for name in POLICIES]
     cells = []
@@ -960,7 +967,7 @@ def _queue_table(views: Mapping[str, View]) -> list[str]:
     ]
 
 
-def _cases_table(name: str, view: View, specs: Mapping[str, Sequence[JobSpec]]) -> list[str]:
+def _cases_table(name: str, view: VariantView, specs: Mapping[str, Sequence[JobSpec]]) -> list[str]:
     """Return slowdowns by both definitions, savings, run times and waits of all cases."""
     heads = ["log, mix, error"]
     for column in (*SLOWDOWNS, *(f"{column}_p95" for column in SLOWDOWNS)):
@@ -985,7 +992,7 @@ def _cases_table(name: str, view: View, specs: Mapping[str, Sequence[JobSpec]]) 
     return [title, *columns(heads, cells)]
 
 
-def _draw(view: View, folder: Path) -> None:
+def _draw(view: VariantView, folder: Path) -> None:
     """Draw figure 3 (bounded slowdowns, the usual definition) and figure 4 (energy saved)."""
 
     def panel(log: str, names: Sequence[str], title: str, column: str) -> Panel:

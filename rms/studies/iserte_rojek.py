@@ -1,4 +1,4 @@
-"""``rms reproduce iserte-rojek``: what Iserte & Rojek state, and what comes out here.
+"""``rms reproduce iserte-rojek``: statements of Iserte & Rojek, and the simulated values.
 
 Nine MPDATA jobs in four modes on two clusters (tables 3 and 4), under ``array-share-paper``, a
 model of the paper's system that was fitted to the times of these tables, and under
@@ -34,7 +34,7 @@ from rms.plots import History, Panel, draw_panels, gantt, power_over_time
 from rms.sim.run import Recording, record
 from rms.sim.simulator import Hooks, Simulation
 from rms.studies import experiment
-from rms.studies.experiment import Data, Report, Result, tabulate
+from rms.studies.experiment import Data, Result, StudyReport, tabulate
 from rms.wire.terminal import columns
 
 COLUMNS = ("time_s", "busy_kj", "idle_kj", "cluster_kj", "allocation_pct")
@@ -141,7 +141,7 @@ def iserte_rojek(figures: Path | None) -> Result:
     theirs = {(c, m): _run(data, c, m, MODEL, data["model"]) for c in CLUSTERS for m in Mode}
     ours = {(c, m): _run(data, c, m, OURS, data["array_share"]) for c in CLUSTERS for m in Mode}
     values = computed(data, theirs)
-    report = Report("iserte-rojek", values)
+    report = StudyReport("iserte-rojek", values)
     modes, weights, points = _modes(data, ours), _weights(data), _sensitivity(data)
     powers, fits = _billed(data, theirs), cross(data)
     result = {
@@ -188,7 +188,7 @@ def jobs(
 
     Args:
         every_s: interval of their resize points, s.
-        price_s: how long a resize stops a job, s.
+        price_s: time for which a resize stops a job, s.
     """
     figures = data[cluster]
     sizes = tuple(figures["nodes"])
@@ -632,7 +632,7 @@ class Setting:
 
     Attributes:
         resize_every_s: interval of resize points, s.
-        resize_price_s: how long a resize stops a job, s.
+        resize_price_s: time for which a resize stops a job, s.
         starts: the most starts in one scheduling pass, 0 for any number.
         flexible, malleable, expand: as in :class:`PaperShare`.
     """

@@ -46,7 +46,7 @@ from rms.plots import lines as draw_lines
 from rms.sim.run import chosen, simulated
 from rms.studies import experiment
 from rms.studies.bounds import turnaround_bound_s
-from rms.studies.experiment import Report, Result, Statement, read_rows
+from rms.studies.experiment import Result, Statement, StudyReport, read_rows, tabulate
 from rms.wire.terminal import columns
 
 FOLDER = "posner_2023"
@@ -81,7 +81,7 @@ AGREES: Mapping[str, float] = {
     "makespan_s": 0.0,
     "utilization": 1e-4,
 }
-"""The columns, and how far ours may be from a published value. Means have four decimals, of which
+"""The columns, and the tolerance of a published value. Means have four decimals, of which
 the last may be rounded otherwise, as utilization has; a makespan has six digits in both."""
 
 DIFFER = {("0-0-100", "S1", "average_common_pool"), ("50-0-50", "S3", "min_common_pool")}
@@ -300,13 +300,13 @@ class _Plan:
         self.starts.append(Start(job.spec.id, tuple(nodes), why, Reason.FITS))
 
     def nodes(self, job: Job) -> list[Node]:
-        """Return the nodes a running job will have, to be changed."""
+        """Return the future nodes of a running job, a list to be changed."""
         return self.held.setdefault(job, list(job.nodes))
 
     def size(self, job: Job) -> int:
-        """Return how many nodes a running job will have."""
-        held = self.held.get(job)
-        return job.size if held is None else len(held)
+        """Return the future number of nodes of a running job."""
+        nodes = self.held.get(job)
+        return job.size if nodes is None else len(nodes)
 
     def resizes(self, state: State, room: Room) -> list[Resize]:
         """Return the resizes of this pass."""
@@ -427,7 +427,7 @@ class AsPreferred:
         return plan
 
 
-class Passes:
+class StrategyPasses:
     """Part ``passes``: at submissions, ends and resize points, and every minute.
 
     Nodes that a resize has freed wait for the next of these.
@@ -472,7 +472,7 @@ def strategy(name: str) -> Policy:
         sizing=sizing,
         admission=_as_planned,
         placement=FirstFit(),
-        passes=Passes(),
+        passes=StrategyPasses(),
         text=f'{{"name": "{name}"}}',
     )
 
@@ -493,7 +493,7 @@ class _Published(msgspec.Struct):
     shrink_events: int
 
 
-class Case(NamedTuple):
+class StrategyCase(NamedTuple):
     """One simulation: a mix of jobs, a seed, a strategy of theirs or a policy of ours."""
 
     mix: str
@@ -512,20 +512,20 @@ class Case(NamedTuple):
         return f"{self.mix} {self.seed} {self.mode}"
 
 
-def cases(seeds: Sequence[str]) -> list[Case]:
+def cases(seeds: Sequence[str]) -> list[StrategyCase]:
     """Return all simulations of these seeds."""
     todo = []
     for mix in MIXES:
         for seed in seeds:
             theirs = RIGID if mix == RIGID_MIX else MALLEABLE
-            todo += [Case(mix, seed, name) for name in (*theirs, *OURS)]
+            todo += [StrategyCase(mix, seed, name) for name in (*theirs, *OURS)]
             if mix != RIGID_MIX:
-                todo += [Case(mix, seed, name, PRICED_S) for name in PRICED]
-                todo.append(Case(mix, seed, DEFAULT, DEAR_S))
+                todo += [StrategyCase(mix, seed, name, PRICED_S) for name in PRICED]
+                todo.append(StrategyCase(mix, seed, DEFAULT, DEAR_S))
     return todo
 
 
-def run(case: Case, specs: Sequence[JobSpec]) -> dict[str, float]:
+def run(case: StrategyCase, specs: Sequence[JobSpec]) -> dict[str, float]:
     """Run a case; return its columns.
 
     Means are over values of six significant digits, as the paper's simulator prints them. A tick
@@ -593,9 +593,9 @@ def posner(
     """
     published = published_results(data)
     specs = {(mix, seed): read_jobs(data, mix, seed) for mix in MIXES for seed in seeds}
-    todo, outcomes = cases(seeds), dict[Case, dict[str, float]]()
+    todo, outcomes = cases(seeds), dict[StrategyCase, dict[str, float]]()
 
-    def run_one(case: Case) -> dict[str, float]:
+    def run_one(case: StrategyCase) -> dict[str, float]:
         return run(case, specs[case.mix, case.seed])
 
     for case, outcome in experiment.run_all(run_one, todo, workers):
@@ -608,7 +608,7 @@ def posner(
     rows = [
         row_of(case, outcomes[case], published, resizable[case.mix, case.seed]) for case in todo
     ]
-    report = Report("posner", computed(rows), stated(seeds))
+    report = StudyReport("posner", computed(rows), stated(seeds))
     report.wrong += [text for row in rows for text in _disagreements(row)]
     bounds = {
         f"{mix} {seed}": turnaround_bound_s(jobs, SITE.nodes) for (mix, seed), jobs in specs.items()
@@ -672,7 +672,7 @@ def _disagreements(row: Mapping[str, Any]) -> list[str]:
 
 
 def row_of(
-    case: Case,
+    case: StrategyCase,
     ours: Mapping[str, float],
     published: Mapping[tuple[str, str, str], _Published],
     malleable: int,
@@ -703,7 +703,17 @@ def row_of(
 
 # --- Tables and figures --------------------------------------------------------------------------
 
-HEADS = ("strategy or policy", "paper", "ours", "off", "of best", "wait", "run", "resizes", "note")
+FORM = (
+    ("strategy or policy", "{mode}"),
+    ("paper", "{paper}"),
+    ("ours", "{turnaround_s:.4f}"),
+    ("off", "{off}"),
+    ("of best", "{of_best}"),
+    ("wait", "{wait_s:.0f}"),
+    ("run", "{run_s:.0f}"),
+    ("resizes", "{resizes_per_malleable_job:.2f}"),
+    ("note", "{note}"),
+)
 
 
 def _tables(rows: Sequence[Mapping[str, Any]], bounds: Mapping[str, float]) -> list[str]:
@@ -714,31 +724,26 @@ def _tables(rows: Sequence[Mapping[str, Any]], bounds: Mapping[str, float]) -> l
         "",
     ]
     for case in dict.fromkeys(row["case"] for row in rows):
-        cells = []
-        for row in rows:
-            if row["case"] != case:
-                continue
-            values = row["values"]
-            time = values["turnaround_s"]
-            paper = time["paper"]
-            cells.append(
-                [
-                    row["mode"],
-                    "" if paper is None else f"{paper:.4f}",
-                    f"{time['ours']:.4f}",
-                    "" if paper is None else f"{round(time['deviation_pct'], 4) + 0.0:.4f} %",
-                    "" if row["of_best"] is None else f"{row['of_best']:.3f}",
-                    f"{values['wait_s']['ours']:.0f}",
-                    f"{values['run_s']['ours']:.0f}",
-                    f"{values['resizes_per_malleable_job']['ours']:.2f}",
-                    "see below" if time["note"] else "",
-                ]
-            )
+        table = tabulate([_printed_row(row) for row in rows if row["case"] == case], *FORM)
         text = f"no schedule of these jobs can be below {bounds[case]:.0f} s (see below)"
-        lines += [case, *columns(HEADS, cells), text, ""]
-    if any(row["values"]["turnaround_s"]["note"] for row in rows):
+        lines += [case, *table, text, ""]
+    if any(row["note"] for row in rows):
         lines += [f"Note: {DIFFER_NOTE}", ""]
     return lines
+
+
+def _printed_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a line of the table."""
+    time = row["values"]["turnaround_s"]
+    paper, off = time["paper"], time["deviation_pct"]
+    return {
+        **{column: value["ours"] for column, value in row["values"].items()},
+        "mode": row["mode"],
+        "paper": "" if paper is None else f"{paper:.4f}",
+        "off": "" if paper is None else f"{round(off, 4) + 0.0:.4f} %",
+        "of_best": "" if row["of_best"] is None else f"{row['of_best']:.3f}",
+        "note": "see below" if row["note"] else "",
+    }
 
 
 def _over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[str]:

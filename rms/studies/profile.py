@@ -86,7 +86,7 @@ class ProfilingError(Exception):
 
 
 @dataclass(frozen=True)
-class Setup:
+class ProfilingSetup:
     """The command of a profile, and how it is run.
 
     Attributes:
@@ -152,7 +152,7 @@ def _await_meters(server: str) -> None:
 # --- A run at each size ---------------------------------------------------------------------------
 
 
-def separate(setup: Setup, mhz: float | None = None) -> list[Point]:
+def separate(setup: ProfilingSetup, mhz: float | None = None) -> list[Point]:
     """Run the command at each size; return a point for each.
 
     Args:
@@ -164,7 +164,7 @@ def separate(setup: Setup, mhz: float | None = None) -> list[Point]:
     return [_point(setup, size, mhz) for size in setup.sizes]
 
 
-def warm_up(setup: Setup) -> None:
+def warm_up(setup: ProfilingSetup) -> None:
     """Run the command once, counted nowhere, at the largest size: caches are then the same for all.
 
     Raises:
@@ -175,7 +175,7 @@ def warm_up(setup: Setup) -> None:
         _run(setup, server, setup.sizes[-1], "warm-up")
 
 
-def _point(setup: Setup, size: int, mhz: float | None) -> Point:
+def _point(setup: ProfilingSetup, size: int, mhz: float | None) -> Point:
     clock = "" if mhz is None else f"-{mhz:g}MHz"
     rows: list[JobRow] = []
     with setup.daemon(f"n{size}{clock}") as server:
@@ -215,8 +215,8 @@ def _uncertainty_j(row: JobRow) -> float:
     return sum(part.uncertainty_j for part in row.energy) + edges_j
 
 
-def _run(setup: Setup, server: str, size: int, name: str) -> JobRow:
-    """Run the command once on so many nodes; return its row when it is over."""
+def _run(setup: ProfilingSetup, server: str, size: int, name: str) -> JobRow:
+    """Run the command once at a size; return its row after its end."""
     fixed = Options(nodes=(size, size), preferred=size, mode=Mode.FIXED)
     number = setup.submit(server, fixed, name)
     row = next(row for row in wait_until_over(server) if row.id == number)
@@ -229,7 +229,7 @@ def _run(setup: Setup, server: str, size: int, name: str) -> JobRow:
 
 
 def settle(server: str) -> list[JobRow]:
-    """Wait until finished jobs have all their energy, which meters report later; return all jobs."""
+    """Wait until finished jobs have all their energy, which meters report later; return them."""
 
     def settled() -> list[JobRow]:
         rows = jobs(server)
@@ -264,7 +264,7 @@ def _highest(curve: Sequence[tuple[float, float]], start_s: float, end_s: float)
 
 
 @dataclass(frozen=True)
-class Window:
+class StepsWindow:
     """Steps timed at one size: begin, end, and seconds per step."""
 
     size: int
@@ -289,7 +289,7 @@ class Window:
         return power_w, half_w
 
 
-def malleable(setup: Setup) -> tuple[list[Point], int]:
+def malleable(setup: ProfilingSetup) -> tuple[list[Point], int]:
     """Run the command once, resized to each size in turn; return a point for each, and its steps.
 
     The run is ended after the last size. A point's times are those of the whole job at that size:
@@ -300,7 +300,7 @@ def malleable(setup: Setup) -> tuple[list[Point], int]:
     """
     first, last = setup.sizes[0], setup.sizes[-1]
     options = Options(nodes=(first, last), preferred=first, mode=Mode.MALLEABLE)
-    windows: list[Window] = []
+    windows: list[StepsWindow] = []
     with setup.daemon("malleable") as server:
         number = setup.submit(server, options, "malleable")
         for turn in range(setup.repeat):
@@ -321,7 +321,7 @@ def malleable(setup: Setup) -> tuple[list[Point], int]:
 
 
 def _of_windows(
-    windows: Sequence[Window], row: JobRow, energy: Sequence[EnergyRow], books: BooksAnswer
+    windows: Sequence[StepsWindow], row: JobRow, energy: Sequence[EnergyRow], books: BooksAnswer
 ) -> Point:
     spans = [(window.begin_s, window.end_s) for window in windows]
     peak_w, idle_w = peak_and_idle(books, spans, row.start_s or row.submit_s)
@@ -385,7 +385,7 @@ def _go_to(server: str, number: str, size: int) -> None:
     _until(resized, f"a resize to {size} nodes")
 
 
-def _time_steps(server: str, number: str, size: int, window_s: float) -> Window:
+def _time_steps(server: str, number: str, size: int, window_s: float) -> StepsWindow:
     """Time the steps of a job at its size, from one report of its progress to another."""
     _, last = _next_step(server, number, _row(server, number).step)
     begin_s, first = _next_step(server, number, last.step)  # caches are warm by now
@@ -394,7 +394,7 @@ def _time_steps(server: str, number: str, size: int, window_s: float) -> Window:
         end_s, row = _next_step(server, number, row.step)
     if row.size != size:
         raise ProfilingError(f"expected {size} nodes all the time, got {row.size}")
-    return Window(size, begin_s, end_s, (end_s - begin_s) / (row.step - first.step))
+    return StepsWindow(size, begin_s, end_s, (end_s - begin_s) / (row.step - first.step))
 
 
 def _next_step(server: str, number: str, step: int) -> tuple[float, JobRow]:

@@ -32,7 +32,7 @@ from rms.sim.classes import by_half
 from rms.sim.run import chosen
 from rms.studies.bounds import turnaround_bound_s
 from rms.studies.experiment import read_rows, run_all, tabulate
-from rms.studies.malleability import Change, Row, malleable, measured, powered
+from rms.studies.malleability import MalleableChange, Row, malleable, measured, powered
 from rms.studies.malleability import model as assumptions
 from rms.wire.terminal import Parser, at_least, columns, publish, refuse_on, say
 
@@ -40,7 +40,7 @@ BASELINE = "easy"
 """The policy that starts are compared with, all jobs rigid."""
 
 
-class Log(NamedTuple):
+class StreamLog(NamedTuple):
     """A log, and the machine it is from.
 
     Attributes:
@@ -62,21 +62,23 @@ class Log(NamedTuple):
 
 
 MIDDLE_S = datetime(2022, 7, 1, tzinfo=UTC).timestamp()
-LOGS: Mapping[str, Log] = {
-    "KTH-SP2": Log("KTH-SP2.recon-input.swf.gz", 100, (8000, 3000), held_out=False),
-    "Theta-2022-h1": Log("Theta-2022.swf.gz", 4392, (3000, 3000), held_out=False, end_s=MIDDLE_S),
-    "Theta-2022-h2": Log("Theta-2022.swf.gz", 4392, (3000, 3000), begin_s=MIDDLE_S),
-    "CTC-SP2": Log("CTC-SP2.recon-input.swf.gz", 338, (20000, 3000)),
-    "SDSC-BLUE": Log("SDSC-BLUE.recon-input.swf.gz", 1152, (60000, 3000)),
-    "SDSC-SP2": Log("SDSC-SP2-1998-4.2-cln.swf.gz", 128, (15000, 3000)),
-    "LANL-CM5": Log("LANL-CM5-1994-4.1-cln.swf.gz", 32, (30000, 3000), unit=32),
-    "Intrepid": Log("alcf_intrepid.csv.gz", 40960, (0, 3000)),
+LOGS: Mapping[str, StreamLog] = {
+    "KTH-SP2": StreamLog("KTH-SP2.recon-input.swf.gz", 100, (8000, 3000), held_out=False),
+    "Theta-2022-h1": StreamLog(
+        "Theta-2022.swf.gz", 4392, (3000, 3000), held_out=False, end_s=MIDDLE_S
+    ),
+    "Theta-2022-h2": StreamLog("Theta-2022.swf.gz", 4392, (3000, 3000), begin_s=MIDDLE_S),
+    "CTC-SP2": StreamLog("CTC-SP2.recon-input.swf.gz", 338, (20000, 3000)),
+    "SDSC-BLUE": StreamLog("SDSC-BLUE.recon-input.swf.gz", 1152, (60000, 3000)),
+    "SDSC-SP2": StreamLog("SDSC-SP2-1998-4.2-cln.swf.gz", 128, (15000, 3000)),
+    "LANL-CM5": StreamLog("LANL-CM5-1994-4.1-cln.swf.gz", 32, (30000, 3000), unit=32),
+    "Intrepid": StreamLog("alcf_intrepid.csv.gz", 40960, (0, 3000)),
 }
 SET_ON = "KTH-SP2, Theta-2022-h1 and the streams of rms reproduce posner, seeds S0 to S4"
 INTREPID = "public logs of ALCF (github gaganmangat/MTech-Thesis, JobLogs)"
 
 
-class Plan(NamedTuple):
+class StreamPlan(NamedTuple):
     """The simulations of each log.
 
     Attributes:
@@ -105,7 +107,7 @@ class Stream(NamedTuple):
     of: int = 0
 
 
-class Case(NamedTuple):
+class StreamCase(NamedTuple):
     """One simulation.
 
     Attributes:
@@ -120,12 +122,12 @@ class Case(NamedTuple):
     mirrored: bool = False
 
     @property
-    def change(self) -> Change:
+    def change(self) -> MalleableChange:
         """How jobs of the stream become malleable."""
-        return Change(serial=self.serial, seed=self.seed)
+        return MalleableChange(serial=self.serial, seed=self.seed)
 
 
-class Run(NamedTuple):
+class StreamRun(NamedTuple):
     """The result of a case.
 
     Attributes:
@@ -140,10 +142,10 @@ class Run(NamedTuple):
     resizable: Sequence[bool]
 
 
-Runs = Mapping[Case, Run]
+Runs = Mapping[StreamCase, StreamRun]
 
 
-# --- streams -------------------------------------------------------------------------------------
+# --- Streams -------------------------------------------------------------------------------------
 
 
 class _Record(msgspec.Struct):
@@ -170,7 +172,7 @@ def read_stream(name: str, traces: Path, external: Path, jobs: tuple[int, int] |
     return Stream(name, log.nodes, [_in_units(spec, log.unit) for spec in part], first, len(specs))
 
 
-def _read_specs(log: Log, traces: Path, external: Path) -> list[JobSpec]:
+def _read_specs(log: StreamLog, traces: Path, external: Path) -> list[JobSpec]:
     if not log.file.endswith(".csv.gz"):
         return read_trace(traces / log.file).specs
     return [
@@ -188,10 +190,10 @@ def _in_units(spec: JobSpec, unit: int) -> JobSpec:
     return msgspec.structs.replace(spec, nodes_min=size, nodes_max=size, preferred=size)
 
 
-# --- simulations ---------------------------------------------------------------------------------
+# --- Simulations ---------------------------------------------------------------------------------
 
 
-def cases(stream: str, plan: Plan) -> list[Case]:
+def cases(stream: str, plan: StreamPlan) -> list[StreamCase]:
     """Return the simulations of a stream, the baseline first; none twice.
 
     Without malleable jobs neither draw nor speedup matters, with all of them the draw does not.
@@ -201,23 +203,23 @@ def cases(stream: str, plan: Plan) -> list[Case]:
         for share in plan.shares:
             for serial in plan.serials if share > 0.0 else plan.serials[:1]:
                 for seed in plan.seeds if 0.0 < share < 1.0 else plan.seeds[:1]:
-                    case = Case(stream, policy, share, serial, seed)
+                    case = StreamCase(stream, policy, share, serial, seed)
                     chosen_ones.append(case)
                     if _splits(share):
                         chosen_ones.append(case._replace(mirrored=True))
     return list(dict.fromkeys(chosen_ones))
 
 
-def _baseline(stream: str, plan: Plan) -> Case:
-    return Case(stream, BASELINE, 0.0, plan.serials[0], plan.seeds[0])
+def _baseline(stream: str, plan: StreamPlan) -> StreamCase:
+    return StreamCase(stream, BASELINE, 0.0, plan.serials[0], plan.seeds[0])
 
 
 def _splits(share: float) -> bool:
-    """Return whether two sets of so many jobs can be without a common one."""
+    """Return whether two sets of this share of the jobs can be disjoint."""
     return 0.0 < share <= 0.5
 
 
-def run(case: Case, stream: Stream) -> Run:
+def run(case: StreamCase, stream: Stream) -> StreamRun:
     """Simulate a case."""
     jobs = malleable(stream.specs, case.share, stream.nodes, case.change, mirrored=case.mirrored)
     site = powered(Site(stream.nodes))
@@ -234,13 +236,13 @@ def run(case: Case, stream: Stream) -> Run:
     ended = [simulation.engine.state.ended[spec.id] for spec in stream.specs]
     starts_s = array("d", (nan if job.start_s is None else job.start_s for job in ended))
     ends_s = array("d", (nan if job.start_s is None else job.end_s or nan for job in ended))
-    return Run(row, starts_s, ends_s, resizable)
+    return StreamRun(row, starts_s, ends_s, resizable)
 
 
-# --- comparisons ---------------------------------------------------------------------------------
+# --- Comparisons ---------------------------------------------------------------------------------
 
 
-def later_than(run: Run, base: Run, specs: Sequence[JobSpec], margin_s: float) -> Row:
+def later_than(run: StreamRun, base: StreamRun, specs: Sequence[JobSpec], margin_s: float) -> Row:
     """Compare the start of each job with that in another run.
 
     Returns:
@@ -259,7 +261,7 @@ def later_than(run: Run, base: Run, specs: Sequence[JobSpec], margin_s: float) -
     return {"worst_excess_s": worst_s, "worst_job": job, "later": later / len(excesses)}
 
 
-def paired(one: Run, other: Run, specs: Sequence[JobSpec]) -> list[tuple[float, float]]:
+def paired(one: StreamRun, other: StreamRun, specs: Sequence[JobSpec]) -> list[tuple[float, float]]:
     """Return turnarounds, malleable and rigid, of the jobs that are malleable in one run only."""
     pairs = []
     for at, spec in enumerate(specs):
@@ -272,7 +274,9 @@ def paired(one: Run, other: Run, specs: Sequence[JobSpec]) -> list[tuple[float, 
     return pairs
 
 
-def pays(case: Case, runs: Runs, specs: Sequence[JobSpec], seeds: Sequence[int]) -> Row | None:
+def pays(
+    case: StreamCase, runs: Runs, specs: Sequence[JobSpec], seeds: Sequence[int]
+) -> Row | None:
     """Compare malleable jobs with the same jobs, rigid, while as many others are malleable.
 
     Up to a share of a half, two runs have no malleable job in common. Above, no two such sets
@@ -343,9 +347,9 @@ def _classes(several: Sequence[Mapping[str, Sequence[Row]]]) -> dict[str, Row]:
     return {name: over_seeds(rows) for name, rows in by_name.items()}
 
 
-def study(stream: Stream, plan: Plan, runs: Runs) -> Row:
+def study(stream: Stream, plan: StreamPlan, runs: Runs) -> Row:
     """Return the JSON of a stream: a row for each policy, share and serial part, over all draws."""
-    base, change = runs[_baseline(stream.name, plan)], Change()
+    base, change = runs[_baseline(stream.name, plan)], MalleableChange()
     margin_s = change.every_s + change.price_s
     groups: dict[tuple[str, float, float], list[Row]] = {}
     for case, each in runs.items():
@@ -354,7 +358,7 @@ def study(stream: Stream, plan: Plan, runs: Runs) -> Row:
             groups.setdefault((case.policy, case.share, case.serial), []).append(row)
     rows = []
     for policy, share, serial in sorted(groups, key=lambda key: _place(plan, *key)):
-        case = Case(stream.name, policy, share, serial, plan.seeds[0])
+        case = StreamCase(stream.name, policy, share, serial, plan.seeds[0])
         merged = over_seeds(groups[policy, share, serial])
         rows.append(merged | {"pays": pays(case, runs, stream.specs, plan.seeds)})
     return {
@@ -370,7 +374,7 @@ def study(stream: Stream, plan: Plan, runs: Runs) -> Row:
     }
 
 
-def _place(plan: Plan, policy: str, share: float, serial: float) -> tuple[int, float, int]:
+def _place(plan: StreamPlan, policy: str, share: float, serial: float) -> tuple[int, float, int]:
     return plan.policies.index(policy), share, plan.serials.index(serial)
 
 
@@ -400,7 +404,7 @@ def by_share(rows: Sequence[Row], policy: str, serial: float) -> list[Row]:
     return sorted(own, key=lambda row: float(row["share"]))
 
 
-# --- tables and figures --------------------------------------------------------------------------
+# --- Tables and figures --------------------------------------------------------------------------
 
 CLASSES = ("rigid", "malleable", "small", "wide", "short", "long")
 NAMES = ("policy", "malleable", "f")
@@ -437,13 +441,13 @@ NOTES = (
 )
 
 
-def table(name: str, found: Row) -> list[str]:
+def table(name: str, result: Row) -> list[str]:
     """Return the study of a stream as lines of text."""
-    unit = f" of {found['unit']} processors" if found["unit"] > 1 else ""
-    rows: list[Row] = found["rows"]
+    unit = f" of {result['unit']} processors" if result["unit"] > 1 else ""
+    rows: list[Row] = result["rows"]
     lines = [
-        f"{name}: {found['jobs']} jobs from number {found['first']} on of {found['of']}, "
-        f"{found['nodes']} nodes{unit}; {_status(found)}",
+        f"{name}: {result['jobs']} jobs from number {result['first']} on of {result['of']}, "
+        f"{result['nodes']} nodes{unit}; {_status(result)}",
         "",
         *tabulate(map(_derived, rows), *FORM),
     ]
@@ -459,17 +463,17 @@ def table(name: str, found: Row) -> list[str]:
     heads = (*NAMES, "worst excess", "of job", "later", "pays", "malleable", "rigid", "sooner")
     lines += [
         "",
-        f"starts beside those of EASY on rigid jobs (later: by more than {found['margin_s']:g} s), "
-        "and whether being malleable pays:",
+        "starts beside those of EASY on rigid jobs (later: by more than "
+        f"{result['margin_s']:g} s), and whether being malleable pays:",
         *columns(heads, [_compared(row) for row in rows]),
         "",
-        *_rises(found["rises"]),
+        *_rises(result["rises"]),
     ]
     return lines
 
 
-def _status(found: Row) -> str:
-    return "held out" if found["held_out"] else f"parameters of {DEFAULT} were set on it"
+def _status(result: Row) -> str:
+    return "held out" if result["held_out"] else f"parameters of {DEFAULT} were set on it"
 
 
 def _name(row: Row) -> list[str]:
@@ -520,9 +524,9 @@ def _rises(steps: Sequence[Row]) -> list[str]:
     ]
 
 
-def draw(name: str, found: Row, plan: Plan, path: Path) -> None:
+def draw(name: str, result: Row, plan: StreamPlan, path: Path) -> None:
     """Draw a stream: curves of the policies over the share of malleable jobs."""
-    rows, label = found["rows"], "malleable jobs (%)"
+    rows, label = result["rows"], "malleable jobs (%)"
     panels = []
     for title, value in _CURVES.items():
         for serial in plan.serials:
@@ -533,7 +537,7 @@ def draw(name: str, found: Row, plan: Plan, path: Path) -> None:
                 some = by_share(rows, plan.policies[0], serial)
                 series["lower bound"] = _curve(some, lambda row: row["bound_s"] / 3600)
             panels.append(Panel(f"{title}, f = {serial:g}", series, label))
-    text = f"{name} ({_status(found)}): {found['jobs']} jobs, {found['nodes']} nodes"
+    text = f"{name} ({_status(result)}): {result['jobs']} jobs, {result['nodes']} nodes"
     draw_panels(panels, path, text, columns=len(plan.serials))
 
 
@@ -555,12 +559,12 @@ def _curve(
     return [share for share, _ in known], [each for _, each in known]
 
 
-# --- the command ---------------------------------------------------------------------------------
+# --- The command ---------------------------------------------------------------------------------
 
 
 def streams(
     some: Sequence[Stream],
-    plan: Plan,
+    plan: StreamPlan,
     workers: int,
     figures: Path | None,
     progress: Callable[[str], None],
@@ -569,9 +573,9 @@ def streams(
     result: Row = {"study": "streams", "set_on": SET_ON, "plan": plan._asdict(), "streams": {}}
     lines = [*_assumed(some[0]), ""]
     for stream in some:
-        todo, runs = cases(stream.name, plan), dict[Case, Run]()
+        todo, runs = cases(stream.name, plan), dict[StreamCase, StreamRun]()
 
-        def run_one(case: Case, stream: Stream = stream) -> Run:
+        def run_one(case: StreamCase, stream: Stream = stream) -> StreamRun:
             return run(case, stream)
 
         for case, outcome in run_all(run_one, todo, workers):
@@ -590,7 +594,7 @@ def streams(
 
 def _assumed(stream: Stream) -> list[str]:
     """Return the assumptions that are the same for all streams."""
-    speedup, *others = assumptions(Change(), Site(stream.nodes))
+    speedup, *others = assumptions(MalleableChange(), Site(stream.nodes))
     return [
         f"Parameters of {DEFAULT} were set on {SET_ON}.",
         speedup.replace("f = 0.05 unless stated", "f as stated"),
@@ -600,7 +604,7 @@ def _assumed(stream: Stream) -> list[str]:
 
 def options(argv: Sequence[str], description: str) -> argparse.Namespace:
     """Return the options of the command."""
-    plan = Plan()
+    plan = StreamPlan()
     command = Parser("streams", description=description, allow_abbrev=False)
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     add = command.add_argument
@@ -692,7 +696,7 @@ def command(arguments: argparse.Namespace, beside: Path) -> int:
         beside: the folder of data where no other is named.
     """
     traces, external = folders(arguments.data, beside)
-    plan = Plan(
+    plan = StreamPlan(
         arguments.policies, arguments.shares, arguments.serials, arguments.seeds, arguments.jobs
     )
     with refuse_on(FileError):
@@ -713,4 +717,4 @@ def _make(folder: Path) -> None:
 
 
 def _say_nothing(_: str) -> None:
-    """Stand in for progress that nobody looks at."""
+    """Stand in for progress without a terminal."""

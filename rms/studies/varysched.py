@@ -1,4 +1,4 @@
-"""``rms reproduce varysched``: what Süß et al. state of their strategies, and what comes out here.
+"""``rms reproduce varysched``: statements of Süß et al. on strategies, and the simulated values.
 
 The tasks of both applications on the three devices of a Jetson TK1, under each strategy and
 governor, by the scheduler that decides live (section 5). The paper prints no run times of its
@@ -41,7 +41,7 @@ from rms.kernels.scheduler import (
 from rms.kernels.wire import Affinity, KernelSpec, Resource
 from rms.plots import Panel, draw_panels
 from rms.studies import experiment
-from rms.studies.experiment import Data, Report, Result
+from rms.studies.experiment import Data, Result, StudyReport
 from rms.wire.terminal import columns
 
 # --- Tasks on the devices of one machine, on a virtual clock --------------------------------------
@@ -56,7 +56,7 @@ NAMES = tuple(device.name for device in DEVICES)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TasksOutcome:
     """The outcome of one simulation; times in s.
 
     Attributes:
@@ -64,7 +64,7 @@ class Outcome:
         median_s: median run time of a kernel.
         tasks: number of tasks that each device ran.
         last: device of the task that ended last.
-        spans: how long which devices were in use together, one after the other.
+        spans: time and devices of each interval with the same devices in use, in order.
     """
 
     makespan_s: float
@@ -87,7 +87,7 @@ def simulate(
     machine: Mapping[str, Any],
     *,
     known: bool = False,
-) -> Outcome:
+) -> TasksOutcome:
     """Run tasks, all registered at time 0, to their end.
 
     Kernels on the CPU share its cores: where they keep more of them busy than there are, they run
@@ -151,7 +151,7 @@ def simulate(
             last = running.pop(first)
             runs.append(now_s - begun[first])
             feed(Finished(now_s, TaskId(first)))
-    return Outcome(now_s, median(runs), count, last, spans)
+    return TasksOutcome(now_s, median(runs), count, last, spans)
 
 
 # --- The study ------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ ENERGY_NOTES = (
     "the row VarySched the scheduler too. There, kernels share six threads, and copying takes",
     "neither time nor a thread, as far as run times of one device do not contain it.",
 )
-Results = Mapping[tuple[str, Governor, str], Outcome]
+Results = Mapping[tuple[str, Governor, str], TasksOutcome]
 """Outcomes by application, governor and strategy."""
 
 HIGH, LOW = Governor.HIGH, Governor.LOW
@@ -199,7 +199,7 @@ def varysched(figures: Path | None) -> Result:
     energy, shares, hashes = _energy(data["table1"]), saving(data), hash_rates(data)
     values = _of_strategies(results) | _inputs(data, results) | _of_energy(data, energy)
     values |= _of_saving(data, shares) | _of_hashes(hashes)
-    report = Report("varysched", values)
+    report = StudyReport("varysched", values)
     kept, numbers = moved(data, report.rows), instances(data)
     result = {
         "values": values,
@@ -236,13 +236,13 @@ def outcomes(
     data: Data,
     strategies: Mapping[str, Strategy],
     factors: Mapping[tuple[str, str], float] | None = None,
-) -> dict[tuple[str, Governor, str], Outcome]:
+) -> dict[tuple[str, Governor, str], TasksOutcome]:
     """Run both applications under each strategy and governor.
 
     Args:
         data: the study's file.
-        strategies: by title; run times are known to those whose title contains "known".
-        factors: by application and device, what a run time is multiplied by.
+        strategies: by title; those with "known" in the title have the run times.
+        factors: multipliers of run times by application and device.
     """
     results = {}
     for name, application in data["applications"].items():
@@ -349,7 +349,7 @@ def _inputs(data: Data, results: Results) -> dict[str, float]:
 
 
 def moved(data: Data, compared: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Multiply the six run times by random factors and count how often statements still hold.
+    """Multiply the six run times by random factors and count the statements that still hold.
 
     Args:
         data: the study's file; ``moved.pct`` has the largest changes, ``moved.draws`` their number.

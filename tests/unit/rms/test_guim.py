@@ -21,11 +21,11 @@ from rms.studies.experiment import settings
 from rms.studies.guim import (
     POLICIES,
     VARIANTS,
-    Case,
+    Assumptions,
     Figures,
     Grid,
-    Variant,
-    View,
+    PlacementCase,
+    VariantView,
     orderings,
     run,
     site,
@@ -56,19 +56,21 @@ def jobs(number: int, widest: int, seed: int = 3) -> list[JobSpec]:
 
 
 def test_blue_is_24_pairs_of_nodes(paper: dict[str, Any]) -> None:
-    where = site(paper, 1152, Variant(size="cores"))
+    where = site(paper, 1152, Assumptions(size="cores"))
     assert (where.nodes, len(where.shared)) == (1152, 48)
     assert where.shared[0].processors[1].socket_gb_s == pytest.approx(64.0 / 9.0)
-    example = site(paper, 1152, Variant(socket="example")).shared[0].processors[1]
+    example = site(paper, 1152, Assumptions(socket="example")).shared[0].processors[1]
     assert example.socket_gb_s == pytest.approx(64.0 * 4.0 / 18.0)
-    assert site(paper, 1152, Variant(socket="none")).shared[0].processors[1].socket_gb_s == 64.0
-    assert site(paper, 1152, Variant()).nodes == 72 * 48
+    assert site(paper, 1152, Assumptions(socket="none")).shared[0].processors[1].socket_gb_s == 64.0
+    assert site(paper, 1152, Assumptions()).nodes == 72 * 48
     assert len(where.levels) == 13 and where.levels[-1] == (4.0, 1.0)
 
 
 def test_the_same_jobs_whatever_the_error(paper: dict[str, Any]) -> None:
     specs = jobs(2000, 8)
-    found = {e: with_bandwidth(specs, paper, Case("", "sdsc", "mem", e)) for e in (10, 100)}
+    found = {
+        e: with_bandwidth(specs, paper, PlacementCase("", "sdsc", "mem", e)) for e in (10, 100)
+    }
     for exact, off in zip(found[10], found[100], strict=True):
         assert exact.bandwidth_gb_s == off.bandwidth_gb_s is not None
         assert off.expected_bandwidth_gb_s in (0.0, 2.0 * off.bandwidth_gb_s)
@@ -80,12 +82,16 @@ def test_less_bandwidth_asked_for_costs_less_time(paper: dict[str, Any]) -> None
     paper = {**paper, "logs": {"sdsc": {"processors": 32}}}
     specs = jobs(60, 8)
     stretch = [
-        run(Case("easy-reg", "sdsc", mix, 10, Variant(size="cores")), paper, specs).stretch
+        run(
+            PlacementCase("easy-reg", "sdsc", mix, 10, Assumptions(size="cores")), paper, specs
+        ).stretch
         for mix in ("mem", "comp")
     ]
-    free = replace(Variant(size="cores"), socket="none")
+    free = replace(Assumptions(size="cores"), socket="none")
     assert stretch[0] > stretch[1] >= 1.0
-    assert run(Case("easy-reg", "sdsc", "mem", 10, free), paper, specs).stretch < stretch[0]
+    assert (
+        run(PlacementCase("easy-reg", "sdsc", "mem", 10, free), paper, specs).stretch < stretch[0]
+    )
 
 
 def _write_log(folder: Path) -> None:
@@ -186,7 +192,7 @@ def test_slowdowns_by_both_definitions(paper: dict[str, Any]) -> None:
             ("3", 250.0, 1, 20.0),  # 315 to 335 s, on a plain processor
         )
     ]
-    case = Case("easy-reg", "sdsc", "mem", 0)
+    case = PlacementCase("easy-reg", "sdsc", "mem", 0)
     result = run(case, few, specs)
     taken, logged = (1.0, 265.0 / 15.0, 85.0 / 20.0), (3.0, 265.0 / 10.0, 85.0 / 20.0)
     assert result.bsld == pytest.approx(sum(taken) / 3)
@@ -239,9 +245,9 @@ def test_orderings_are_counted(holds: bool) -> None:
     grid = Grid()
     cases = {
         case: _made_up(case.policy, case.mix, case.error_pct or 10, holds=holds)
-        for case in guim._cases(grid, grid.errors, Variant())
+        for case in guim._cases(grid, grid.errors, Assumptions())
     }
-    view = View(cases, Variant(), grid.logs, grid.mixes, grid.errors)
+    view = VariantView(cases, Assumptions(), grid.logs, grid.mixes, grid.errors)
     counted = [12, 1, 6, 1, 12, 12, 12, 18, 36, 36, 36, 12, 6, 4, 12, 12, 12]
     rows = orderings(view)
     assert [row["of"] for row in rows] == counted
@@ -255,7 +261,7 @@ def test_orderings_are_counted(holds: bool) -> None:
 
 
 def test_variants_are_different_and_named() -> None:
-    assert next(iter(VARIANTS.values()))[0] == Variant()
+    assert next(iter(VARIANTS.values()))[0] == Assumptions()
     assert len({variant for variant, _ in VARIANTS.values()}) == len(VARIANTS)
 
 
