@@ -238,14 +238,15 @@ def jobs(data: Data, variant: Unstated, seed: int, *, undervolt: bool = False) -
         program["cores_w"] *= lower
         busy_w = idle_w + program["cores_w"] + program["memory_w"]
         specs.append(
-            JobSpec(
-                JobId(str(number)),
+            experiment.job(
+                number,
+                size,
                 0.0 if variant.once else at_s,
-                size // 2 if variant.half else size,
-                size,
-                size,
                 Mode.MALLEABLE,
-                Speedup((size // 2, size), (half * run_s, run_s), (busy_w,) * 2, interpolate=True),
+                size // 2 if variant.half else None,
+                speedup=Speedup(
+                    (size // 2, size), (half * run_s, run_s), (busy_w,) * 2, interpolate=True
+                ),
                 limit_s=2.0 * run_s,
                 resize_every_s=stream["look_s"],
                 resize_price_s=move_s,
@@ -314,12 +315,12 @@ def run(data: Data, way: Way, variant: Unstated, seed: int) -> StreamOutcome:
     simulation.run()
     ledger, state = simulation.ledger, simulation.engine.state
     ledger.check()
-    ended = state.ended.values()
-    assert len(ended) == len(specs) and not state.pending
+    spans = experiment.job_times(simulation)
+    assert len(spans) == len(specs) and not state.pending
     return StreamOutcome(
-        makespan_s=max(job.end_s or 0.0 for job in ended),
-        run_s=sum((job.end_s or 0.0) - (job.start_s or 0.0) for job in ended),
-        wait_s=sum((job.start_s or 0.0) - job.spec.submit_s for job in ended),
+        makespan_s=max(span.end_s for span in spans),
+        run_s=sum(span.run_s for span in spans),
+        wait_s=sum(span.wait_s for span in spans),
         energy_j=ledger.cluster_j,
         moves=simulation.resized,
         boots=sum(
@@ -570,14 +571,12 @@ def _over_voltage(data: Data, name: str) -> dict[str, float]:
 
 def _only_moved(name: str, size: int, run_s: float = 1000.0, at_s: float = 0.0) -> JobSpec:
     """Return a job of one size that can be moved."""
-    return JobSpec(
-        JobId(name),
+    return experiment.job(
+        name,
+        size,
         at_s,
-        size,
-        size,
-        size,
         Mode.MALLEABLE,
-        Speedup(law=(run_s * size, 0.0)),
+        speedup=Speedup(law=(run_s * size, 0.0)),
         limit_s=run_s,
         resize_every_s=5.0,
         resize_price_s=1.0,

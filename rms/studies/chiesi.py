@@ -30,7 +30,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site
+from rms.core.model.jobs import Job, JobSpec, Node, NodePower, Site
 from rms.core.policies import adjusted, named
 from rms.core.state import TASK, State
 from rms.plots import lines as draw_lines
@@ -401,17 +401,7 @@ def workload(data: Data, seed: int, variant: Workload | None = None) -> list[Job
         run_s = low + (high - low) * random.random()
         at_s += random.expovariate(1.0 / every_s) if every_s else 0.0
         specs.append(
-            JobSpec(
-                JobId(str(number)),
-                at_s,
-                1,
-                1,
-                1,
-                Mode.FIXED,
-                run_s=run_s,
-                power_w=kinds[kind],
-                profile=profile,
-            )
+            experiment.job(number, 1, at_s, run_s=run_s, power_w=kinds[kind], profile=profile)
         )
     return specs
 
@@ -662,7 +652,7 @@ def _placed(where: Site, busy: Sequence[Sequence[float]]) -> State:
 
 def _one(watts: float, name: str = "new") -> JobSpec:
     """Return a job of one GPU."""
-    return JobSpec(JobId(name), 0.0, 1, 1, 1, Mode.FIXED, run_s=1.0, power_w=watts)
+    return experiment.job(name, 1, run_s=1.0, power_w=watts)
 
 
 def _selection(data: Data) -> dict[str, float]:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rms.core.model.jobs import JobId, JobSpec, Mode, Site, Speedup
+from rms.core.model.jobs import JobSpec, Mode, Site, Speedup
 from rms.core.policies import DEFAULT, named
 from rms.core.policies.placement import AsAsked
 from rms.formats.config import FileError
@@ -158,22 +158,20 @@ def read_log(data: Path) -> CirrusLog:
 def specs(log: CirrusLog, mode: Mode) -> list[JobSpec]:
     """Return the jobs in a mode: as they were, or on half to twice their cores as in the study."""
     jobs = []
-    for job in log.jobs:
-        least, most = job.nodes, job.nodes
-        if mode is not Mode.FIXED:
-            least, most = max(1, job.nodes // 2), 2 * job.nodes
+    for row in log.jobs:
+        if mode is Mode.FIXED:
+            jobs.append(experiment.job(row.id, row.nodes, row.submit, run_s=row.run))
+            continue
         jobs.append(
-            JobSpec(
-                JobId(job.id),
-                job.submit,
-                least,
-                most,
-                most,
+            experiment.job(
+                row.id,
+                2 * row.nodes,
+                row.submit,
                 mode,
-                None if mode is Mode.FIXED else Speedup(law=(job.run * job.nodes, 0.0)),
+                max(1, row.nodes // 2),
+                speedup=Speedup(law=(row.run * row.nodes, 0.0)),
                 resize_every_s=RESIZE_EVERY if mode.resizable else None,
                 resize_price_s=RESIZE_PRICE if mode.resizable else 0.0,
-                run_s=job.run if mode is Mode.FIXED else None,
             )
         )
     return jobs

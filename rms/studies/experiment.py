@@ -30,15 +30,16 @@ from math import inf, isinf
 from multiprocessing import get_context
 from pathlib import Path
 from types import GenericAlias
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from rms.core.model.events import Start, Started
-from rms.core.model.jobs import Job, JobSpec, Node, Site
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, Site
 from rms.core.rules.transition import apply, take
 from rms.core.state import State
 from rms.formats.config import FileError
+from rms.sim.simulator import Simulation
 from rms.wire.terminal import columns
 
 DATA = Path(__file__).parent / "data"
@@ -291,6 +292,60 @@ def tabulate(rows: Iterable[Mapping[str, Any]], *form: tuple[str, str]) -> list[
 
 
 # --- Simulations ---------------------------------------------------------------------------------
+
+
+def job(
+    name: object,
+    size: int,
+    submit_s: float = 0.0,
+    mode: Mode = Mode.FIXED,
+    least: int | None = None,
+    **more: Any,
+) -> JobSpec:
+    """Return a job that prefers its largest size.
+
+    Args:
+        name: its id.
+        size: its largest size.
+        submit_s: the time of its submission.
+        mode: its mode.
+        least: its smallest size, None for the largest.
+        more: further attributes of :class:`JobSpec`.
+    """
+    return JobSpec(JobId(str(name)), submit_s, least or size, size, size, mode, **more)
+
+
+class JobTimes(NamedTuple):
+    """A finished job, with its times in s."""
+
+    job: Job
+    submit_s: float
+    start_s: float
+    end_s: float
+
+    @property
+    def wait_s(self) -> float:
+        """The time from the submission to the start."""
+        return self.start_s - self.submit_s
+
+    @property
+    def run_s(self) -> float:
+        """The time from the start to the end."""
+        return self.end_s - self.start_s
+
+    @property
+    def turnaround_s(self) -> float:
+        """The time from the submission to the end."""
+        return self.end_s - self.submit_s
+
+
+def job_times(simulation: Simulation) -> list[JobTimes]:
+    """Return the jobs of a simulation that ran, in the order of their ends."""
+    return [
+        JobTimes(job, job.spec.submit_s, job.start_s, job.end_s)
+        for job in simulation.engine.state.ended.values()
+        if job.start_s is not None and job.end_s is not None
+    ]
 
 
 def running(site: Site, jobs: Iterable[tuple[JobSpec, Iterable[int]]]) -> State:

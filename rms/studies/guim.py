@@ -23,14 +23,14 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from rms.core.model.contention import Pools, Processors, SharedNode
-from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Site
+from rms.core.model.jobs import JobSpec, Site
 from rms.core.policies import Policy, adjusted, named
 from rms.formats.config import FileError
 from rms.formats.swf import read_trace
 from rms.plots import Panel, draw_panels
 from rms.sim.run import simulated
 from rms.studies import experiment
-from rms.studies.experiment import Data, Result, Statement, StudyReport
+from rms.studies.experiment import Data, JobTimes, Result, Statement, StudyReport
 from rms.wire.terminal import columns
 
 SLOWDOWNS = ("bsld", "bsld_log")
@@ -282,13 +282,10 @@ def run(case: PlacementCase, data: Data, specs: Sequence[JobSpec]) -> Figures:
     simulation, wall_s = simulated(jobs, where, policy(case.policy, case.variant))
     contention = simulation.contention
     assert contention is not None
-    spans = [
-        _Span(job, job.spec.submit_s, job.start_s, job.end_s)
-        for job in simulation.engine.state.ended.values()
-        if job.start_s is not None and job.end_s is not None
-    ]
-    usual = sorted(_bounded_slowdown(span, span.end_s - span.start_s) for span in spans)
-    over_log = sorted(_bounded_slowdown(span, span.log_s) for span in spans)
+    spans = experiment.job_times(simulation)
+    logged = [span.job.spec.run_s or 0.0 for span in spans]
+    usual = sorted(_bounded_slowdown(span, span.run_s) for span in spans)
+    over_log = sorted(map(_bounded_slowdown, spans, logged))
     assert simulation.engine.state.pools is not None
     queued_pct, half_pct, end_pct = _queue(spans)
     gpu_gb_s, plain_gb_s = _by_kind(spans, simulation.engine.state.pools)
@@ -298,8 +295,8 @@ def run(case: PlacementCase, data: Data, specs: Sequence[JobSpec]) -> Figures:
         fmean(over_log),
         over_log[int(0.95 * (len(over_log) - 1))],
         contention.energy,
-        fmean(span.start_s - span.submit_s for span in spans),
-        sum(span.end_s - span.start_s for span in spans) / sum(span.log_s for span in spans),
+        fmean(span.wait_s for span in spans),
+        sum(span.run_s for span in spans) / sum(logged),
         len(spans),
         queued_pct,
         half_pct,
@@ -311,26 +308,12 @@ def run(case: PlacementCase, data: Data, specs: Sequence[JobSpec]) -> Figures:
     )
 
 
-class _Span(NamedTuple):
-    """A job that is over, with its times."""
-
-    job: Job
-    submit_s: float
-    start_s: float
-    end_s: float
-
-    @property
-    def log_s(self) -> float:
-        """Its run time in the log."""
-        return self.job.spec.run_s or 0.0
-
-
-def _bounded_slowdown(span: _Span, run_s: float) -> float:
+def _bounded_slowdown(span: JobTimes, run_s: float) -> float:
     """Return wait and run time over a run time, which counts as 10 s at least."""
-    return max(1.0, (span.end_s - span.submit_s) / max(run_s, BOUND_S))
+    return max(1.0, span.turnaround_s / max(run_s, BOUND_S))
 
 
-def _queue(spans: Sequence[_Span]) -> tuple[float, float, float]:
+def _queue(spans: Sequence[JobTimes]) -> tuple[float, float, float]:
     """Return the times and numbers of waiting jobs (see :class:`Figures`), in per cent."""
     ordered = sorted(spans, key=lambda span: (span.submit_s, span.job.number))
     first_s, last_s = ordered[0].submit_s, ordered[-1].submit_s
@@ -344,13 +327,13 @@ def _queue(spans: Sequence[_Span]) -> tuple[float, float, float]:
     return queued_pct, _waiting_pct(half), _waiting_pct(ordered)
 
 
-def _waiting_pct(spans: Sequence[_Span]) -> float:
+def _waiting_pct(spans: Sequence[JobTimes]) -> float:
     """Return the share of jobs that wait when the last of them is submitted."""
     now_s = spans[-1].submit_s
     return 100.0 * sum(span.start_s > now_s for span in spans) / len(spans)
 
 
-def _by_kind(spans: Iterable[_Span], pools: Pools) -> tuple[float, float]:
+def _by_kind(spans: Iterable[JobTimes], pools: Pools) -> tuple[float, float]:
     """Return the mean bandwidth of a process on a GPU core and on a plain processor, in GB/s."""
     sums, numbers = [0.0, 0.0], [0, 0]
     for span in spans:
@@ -805,7 +788,7 @@ def _inputs(paper: Data, view: VariantView) -> dict[str, float]:
         inputs |= {f"level {level} GHz": ghz, f"level {level} mV": 1000.0 * volt}
     for mix, weights in paper["mixes"].items():
         inputs |= {f"{mix} type {kind}": weight for kind, weight in enumerate(weights)}
-    one = JobSpec(JobId("1"), 0.0, 1, 1, 1, Mode.FIXED, run_s=1.0)
+    one = experiment.job(1, 1, run_s=1.0)
     drawn = with_bandwidth([one] * 1000, paper, PlacementCase("", "blue", "hybrid", 0))
     demands = sorted({spec.bandwidth_gb_s or 0.0 for spec in drawn}, reverse=True)
     inputs |= {f"demand of type {kind}": demand for kind, demand in enumerate(demands)}
@@ -843,7 +826,7 @@ def _example(paper: Data) -> dict[str, float]:
     for where in sites:
         for name in ("easy-reg", "easy-pa"):
             size = where.nodes
-            job = JobSpec(JobId("1"), 0.0, size, size, size, Mode.FIXED, limit_s=1e3, run_s=100.0)
+            job = experiment.job(1, size, limit_s=1e3, run_s=100.0)
             simulation, _ = simulated([job], where, policy(name, Assumptions()))
             (over,) = simulation.engine.state.ended.values()
             assert over.end_s is not None and simulation.contention is not None

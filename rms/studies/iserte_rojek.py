@@ -24,7 +24,7 @@ from typing import Any, Literal
 import msgspec
 
 from rms.core.model.events import Reason, Resize
-from rms.core.model.jobs import Job, JobId, JobSpec, Mode, NodePower, Site, Speedup
+from rms.core.model.jobs import Job, JobSpec, Mode, NodePower, Site, Speedup
 from rms.core.model.speedup import fit_law
 from rms.core.policies import Policy, adjusted, named
 from rms.core.policies.placement import Room
@@ -193,19 +193,9 @@ def jobs(
     figures = data[cluster]
     sizes = tuple(figures["nodes"])
     speedup = Speedup(sizes, tuple(figures["time_s"]), tuple(figures["power_w_per_node"]))
+    resize = {"resize_every_s": every_s, "resize_price_s": price_s}
     specs = [
-        JobSpec(
-            JobId(str(number)),
-            0.0,
-            1,
-            sizes[-1],
-            sizes[-1],
-            mode,
-            speedup,
-            resize_every_s=every_s,
-            resize_price_s=price_s,
-            array="mpdata",
-        )
+        experiment.job(number, sizes[-1], 0.0, mode, 1, speedup=speedup, array="mpdata", **resize)
         for number in range(1, data["jobs"] + 1)
     ]
     nodes = figures["cluster_nodes"]
@@ -411,7 +401,7 @@ def _example(example: Mapping[str, Any]) -> dict[str, float]:
     result: dict[str, float] = {}
     for mode in (Mode.FIXED, Mode.FLEXIBLE):
         specs = [
-            JobSpec(JobId(str(n)), 0.0, 1, sizes[-1], sizes[-1], mode, speedup, array="example")
+            experiment.job(n, sizes[-1], 0.0, mode, 1, speedup=speedup, array="example")
             for n in range(1, example["jobs"] + 1)
         ]
         run = record(specs, Site(example["nodes"], (NodePower(),) * example["nodes"]), named(OURS))

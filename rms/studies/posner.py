@@ -543,12 +543,12 @@ def run(case: StrategyCase, specs: Sequence[JobSpec]) -> dict[str, float]:
             specs = [_priced(spec, case.price_s) for spec in specs]
         simulation, _ = simulated(specs, SITE, policy)
         resizes = simulation.resized
-    jobs = list(simulation.engine.state.ended.values())
-    makespan_s = max(job.end_s or 0.0 for job in jobs)
+    spans = experiment.job_times(simulation)
+    makespan_s = max(span.end_s for span in spans)
     return {
-        "turnaround_s": fmean(_printed((j.end_s or 0.0) - j.spec.submit_s) for j in jobs),
-        "wait_s": fmean(_printed((j.start_s or 0.0) - j.spec.submit_s) for j in jobs),
-        "run_s": fmean(_printed((j.end_s or 0.0) - (j.start_s or 0.0)) for j in jobs),
+        "turnaround_s": fmean(_printed(span.turnaround_s) for span in spans),
+        "wait_s": fmean(_printed(span.wait_s) for span in spans),
+        "run_s": fmean(_printed(span.run_s) for span in spans),
         "resizes_per_malleable_job": resizes / malleable if malleable else 0.0,
         "makespan_s": _printed(makespan_s),
         "utilization": simulation.ledger.busy_node_s / (SITE.nodes * makespan_s),

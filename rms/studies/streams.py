@@ -23,13 +23,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from rms.core.model.jobs import JobId, JobSpec, Mode, Site
+from rms.core.model.jobs import JobSpec, Site
 from rms.core.policies import DEFAULT, POLICIES, named
 from rms.formats.config import FileError
 from rms.formats.swf import read_trace
 from rms.plots import Panel, draw_panels
 from rms.sim.classes import by_half
 from rms.sim.run import chosen
+from rms.studies import experiment
 from rms.studies.bounds import turnaround_bound_s
 from rms.studies.experiment import read_rows, run_all, tabulate
 from rms.studies.malleability import MalleableChange, Row, malleable, measured, powered
@@ -176,9 +177,8 @@ def _read_specs(log: StreamLog, traces: Path, external: Path) -> list[JobSpec]:
     if not log.file.endswith(".csv.gz"):
         return read_trace(traces / log.file).specs
     return [
-        JobSpec(JobId(str(row.id)), row.submit_s, size, size, size, Mode.FIXED, run_s=row.run_s)
+        experiment.job(row.id, row.nodes, row.submit_s, run_s=row.run_s)
         for row in read_rows(external / log.file, _Record, INTREPID)
-        for size in [row.nodes]
     ]
 
 
