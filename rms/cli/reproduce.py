@@ -13,7 +13,14 @@ from rms.formats.config import FileError
 from rms.studies.chauhan import chauhan
 from rms.studies.chiesi import chiesi
 from rms.studies.cirrus import cirrus
-from rms.studies.experiment import STATUSES, Result, counts, statements, studies
+from rms.studies.experiment import (
+    STATUSES,
+    Result,
+    counts,
+    make_folder,
+    statements,
+    studies,
+)
 from rms.studies.guim import VARIANTS, Grid, guim
 from rms.studies.iserte_rojek import iserte_rojek
 from rms.studies.posner import posner
@@ -120,12 +127,8 @@ def reproduce(arguments: argparse.Namespace) -> int:
             raise CommandError(
                 f"expected --{option} with {' or '.join(names)} only, got it with {arguments.name}"
             )
-    if arguments.figures is not None:
-        try:
-            arguments.figures.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CommandError(f"expected a folder for --figures, got: {error}") from None
     with refuse_on(FileError):
+        make_folder(arguments.figures)
         result, lines, good = EXPERIMENTS[arguments.name](arguments)
     publish(arguments.json, result, lines)
     return 0 if good else 1

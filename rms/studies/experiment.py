@@ -99,6 +99,19 @@ def read_rows(path: Path, row: type[Record], source: str) -> list[Record]:
     return rows
 
 
+def make_folder(figures: Path | None) -> None:
+    """Make the folder of figures, where one is named.
+
+    Raises:
+        FileError: it cannot be made.
+    """
+    try:
+        if figures is not None:
+            figures.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"expected a folder for --figures, got: {error}") from None
+
+
 # --- Statements ----------------------------------------------------------------------------------
 
 

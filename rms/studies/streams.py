@@ -701,20 +701,8 @@ def command(arguments: argparse.Namespace, beside: Path) -> int:
     )
     with refuse_on(FileError):
         read = [read_stream(name, traces, external, plan.jobs) for name in arguments.logs]
-        if arguments.figures is not None:
-            _make(arguments.figures)
-        progress = say if sys.stderr.isatty() else _say_nothing
+        experiment.make_folder(arguments.figures)
+        progress = say if sys.stderr.isatty() else lambda text: None
         result, lines = streams(read, plan, arguments.workers, arguments.figures, progress)
     publish(arguments.json, result, lines)
     return 0
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"expected a folder for --figures, got: {error}") from None
-
-
-def _say_nothing(_: str) -> None:
-    """Stand in for progress without a terminal."""
