@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dmr.data.field import Field, FieldSpec
     from dmr.data.particles import Items, ListSpec, adapt_list, rank_of
     from dmr.data.wrapped import adapt
-    from dmr.errors import CollectiveError, UsageError, agree, raise_on_all
+    from dmr.errors import CollectiveError, UsageError, raise_on_all
     from dmr.per_rank import PerRank
     from dmr.plan import Deadlines, Plan, Schedule
     from dmr.resize.strategy import STRATEGIES
@@ -43,7 +43,6 @@ _HOMES = {
     "World": "world",
     "adapt": "data.wrapped",
     "adapt_list": "data.particles",
-    "agree": "errors",
     "raise_on_all": "errors",
     "malleable": "api",
     "rank_of": "data.particles",
@@ -78,7 +77,6 @@ __all__ = [
     "__version__",
     "adapt",
     "adapt_list",
-    "agree",
     "malleable",
     "raise_on_all",
     "rank_of",

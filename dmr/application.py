@@ -32,8 +32,7 @@ class Application(ABC):
     """What a malleable program states; :func:`run` does the rest.
 
     Attributes:
-        supports_merge: whether its ranks can go on in another world (strategy merge). Where an
-            application has ``stays``, its name up to 0.1.0, that counts.
+        supports_merge: whether its ranks can go on in another world (strategy merge).
         backends: what it can compute with. A resize may lead from one of them to another: a new
             world takes the one named by :attr:`dmr.Runtime.backend`, or, under an RMS, what its
             :attr:`dmr.Runtime.slot` is good for. Only "backend" may then differ in the options.
@@ -50,7 +49,7 @@ class Application(ABC):
         """Do early what ``build`` will need: load modules, compile kernels, open devices.
 
         Called in a world that is booted beside the running one, before it has any data: blocks
-        are zeros, ``run.values`` is empty. ``build`` must not rely on it.
+        are zeros, ``run.state`` is empty. ``build`` must not rely on it.
         """
 
     def build(self, run: Run) -> None:  # noqa: B027 - nothing to build is a fair answer
@@ -70,7 +69,7 @@ class Application(ABC):
     def before_resize(self, run: Run, ranks: int) -> None:  # noqa: B027
         """Called before a resize or a checkpoint, on all ranks of the world.
 
-        Values set in ``run.values`` are transferred. Before a checkpoint ``ranks`` is the current
+        Values set in ``run.state`` are transferred. Before a checkpoint ``ranks`` is the current
         number. :class:`dmr.UsageError` raised on all ranks rolls back the resize, or skips the
         checkpoint.
         """
@@ -216,11 +215,6 @@ class Run:
         if not isinstance(self.progress.values, State):
             self.progress.values = State(self.progress.values)
         return self.progress.values
-
-    @property
-    def values(self) -> State:
-        """Name of :attr:`state` in 0.1.0."""
-        return self.state
 
     @property
     def resizes(self) -> list[Resize]:

@@ -46,7 +46,7 @@ from dmr.values import ValuesError
 if TYPE_CHECKING:
     import h5py
 
-FORMAT = 3
+FORMAT = 1
 """**Raise it with every change** of the layout, of :class:`~dmr.progress.Progress`, of what fields
 store, or of the trees of :mod:`dmr.values`: a checkpoint of another format is refused."""
 

@@ -52,10 +52,6 @@ def raise_on_all(comm: MPI.Intracomm, error: str | None) -> None:
         raise UsageError(message)
 
 
-agree = raise_on_all
-"""Name of :func:`raise_on_all` in 0.1.0; ULFM's and mpi4py's ``Agree`` return instead."""
-
-
 def outside_block(what: str) -> RuntimeError:
     """Return the error of what needs the ranks of a run that is over, or has not begun."""
     return RuntimeError(

@@ -74,7 +74,6 @@ def _limits(plan: Plan, runtime: Runtime) -> tuple[float, float]:
 def _running(
     app: Application, runtime: Runtime, plan: Plan, sigterm_received: list[int]
 ) -> Iterator[tuple[Run, Driver]]:
-    app.supports_merge = getattr(app, "stays", app.supports_merge)
     launch_comm = runtime.launch_comm or runtime.comm
     WATCH.query_on(runtime.comm)
     with WATCH.within("dmr.malleable"):

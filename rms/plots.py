@@ -1,41 +1,62 @@
-"""Figures: who held which node when, power over time, and curves of single experiments."""
+"""Charts: nodes over time, power, arrays and bars, as SVG for pages and as PNG files.
+
+A :class:`History`, or lanes made of its spans, describes what happened on the nodes; both outputs
+draw the same description. SVG stands in a page as it is and is not scaled: places along the time
+are shares of the width, so that words keep their shape. An element with a time also has it in
+``data-a`` and ``data-b`` (s after an origin), by which a script moves it: the live page follows the
+time, a report zooms. A page with SVG needs :data:`STYLE`. PNG files, and the figures of single
+experiments, are drawn by matplotlib.
+
+Colours are Paul Tol's "light" scheme, which the colour-blind can tell apart and on which black
+words are legible; no information is given by colour alone.
+"""
 
 from __future__ import annotations
 
+import html
 import io
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
+from rms.core.books.spans import BOOT, OFF
 from rms.core.model.jobs import sort_key
 from rms.wire.files import write_output
+from rms.wire.live import Lane, Mark
+from rms.wire.terminal import clock
 from rms.wire.users import NodeSpan
 
-DPI = 120
-MOST_IN_LEGEND = 48
-"""With more jobs than this, those that are wide enough are named on their bars, and no others."""
+# --- description: nodes over time ---------------------------------------------------------------
 
-PATTERNS: Mapping[str, dict[str, Any]] = {
-    "off": {"hatch": "////", "facecolor": "white", "edgecolor": "0.75"},
-    "boot": {"hatch": "xxxx", "facecolor": "0.85", "edgecolor": "0.4"},
-}
-"""How nodes are drawn that are off, and that boot; idle ones stay blank, busy ones are filled."""
 
-MOST_NAMED_NODES = 48
-"""Of more nodes than this, rows have numbers instead of names."""
+@dataclass(frozen=True)
+class TimeWindow:
+    """The time that a chart shows, and the origin of ``data-a``; s since the epoch."""
+
+    begin_s: float
+    end_s: float
+    origin_s: float = 0.0
+
+    def place(self, at_s: float) -> str:
+        """Return the place of a time, as a share of the width."""
+        return f"{100.0 * (at_s - self.begin_s) / (self.end_s - self.begin_s):.3f}%"
 
 
 @dataclass(frozen=True)
 class History:
-    """What happened on the nodes of a cluster, from ``start_s`` to ``end_s``.
+    """The spans of a cluster's nodes and its power, from ``start_s`` to ``end_s``.
 
     Attributes:
         nodes: their names, in the order in which they are drawn.
-        spans: who held which node when.
+        spans: the times in which jobs held nodes.
         power_w: ``(time, power of the cluster from then on)``.
-        start_s: the time that is drawn as 0.
-        power_spans: when nodes were off or booted (``job`` is ``off`` or ``boot``).
+        start_s: the time that PNG files draw as 0.
+        power_spans: times in which nodes were off or booted (``job`` is ``off`` or ``boot``).
     """
 
     nodes: Sequence[str]
@@ -56,23 +77,22 @@ class History:
         return list(dict.fromkeys([*self.nodes, *(span.node for span in self.spans)]))
 
     def bars(self, *, of_power: bool = False) -> list[tuple[int, str, float, float]]:
-        """Return of each span that took time ``(row, job, start, length)``, times in s.
+        """Return ``(row, job, start, length)`` of each span that took time, in s.
 
         Args:
-            of_power: those of nodes that are off or boot, from ``start_s`` on, not those of jobs.
+            of_power: the spans of nodes that were off or booted, from ``start_s`` on.
         """
         row = {name: at for at, name in enumerate(self.rows)}
-        found = []
+        bars = []
         for span in self.power_spans if of_power else self.spans:
             end_s = self.end_s if span.end_s is None else span.end_s
             begin_s = max(span.start_s, self.start_s) if of_power else span.start_s
             if end_s > begin_s and span.node in row:
-                bar = row[span.node], span.job, begin_s - self.start_s, end_s - begin_s
-                found.append(bar)
-        return found
+                bars.append((row[span.node], span.job, begin_s - self.start_s, end_s - begin_s))
+        return bars
 
     def power(self) -> tuple[list[float], list[float]]:
-        """Return times from ``start_s`` to ``end_s`` and the power from each on, W."""
+        """Return times from ``start_s`` to ``end_s`` and the power from these times on, W."""
         inside: list[tuple[float, float]] = []
         for at, watts in self.power_w:
             if at <= self.start_s:
@@ -84,8 +104,402 @@ class History:
         return [at - self.start_s for at, _ in inside], [watts for _, watts in inside]
 
 
+def folded(names: Sequence[str], most: int) -> list[range]:
+    """Return groups of nodes, ``most`` at most: single nodes, else hosts, racks, or ranges.
+
+    A rack is the common part of neighbouring names before their number: ``r1n`` of ``r1n[1-40]``.
+    """
+    if len(names) <= most:
+        return [range(at, at + 1) for at in range(len(names))]
+    hosts = [name.rpartition("/")[0] or name for name in names]
+    for keys in (hosts, [host.rstrip("0123456789") for host in hosts]):
+        lengths = [len(list(own)) for _, own in groupby(keys)]
+        if 1 < len(lengths) <= most:
+            ends = list(accumulate(lengths))
+            return [range(end - n, end) for end, n in zip(ends, lengths, strict=True)]
+    size = -(-len(names) // most)
+    return [range(at, min(at + size, len(names))) for at in range(0, len(names), size)]
+
+
+def lanes_of(
+    names: Sequence[str],
+    groups: Sequence[range],
+    spans: Iterable[NodeSpan],
+    window: TimeWindow,
+    *,
+    states: Sequence[str] = (),
+    most_bars: int | None = None,
+    parts: int = 120,
+) -> Iterator[Lane]:
+    """Yield the lane of each group of nodes: spans of a single node, shares held of several.
+
+    Args:
+        names: the nodes.
+        groups: of their numbers, as :func:`folded` returns them.
+        states: of the groups, in words.
+        most_bars: a node with more spans gets shares held, too.
+        parts: resolution of the shares: parts of the window.
+    """
+    lane_of = {names[node]: at for at, group in enumerate(groups) for node in group}
+    spans_of: list[list[NodeSpan]] = [[] for _ in groups]
+    for span in spans:
+        if span.node in lane_of:
+            spans_of[lane_of[span.node]].append(span)
+    for at, (group, within) in enumerate(zip(groups, spans_of, strict=True)):
+        first, last = names[group[0]], names[group[-1]]
+        bars = sorted(within, key=lambda span: span.start_s) if len(group) == 1 else []
+        held: list[tuple[float, float]] = []
+        if len(group) > 1 or (most_bars is not None and len(bars) > most_bars):
+            by_jobs = (span for span in within if span.job not in (OFF, BOOT))
+            bars, held = [], held_shares(by_jobs, len(group), window, parts)
+        yield Lane(
+            name=first if len(group) == 1 else f"{first} - {last}",
+            nodes=len(group),
+            state=states[at] if states else "",
+            spans=bars,
+            held=held,
+        )
+
+
+def held_shares(
+    spans: Iterable[NodeSpan], nodes: int, window: TimeWindow, parts: int = 120
+) -> list[tuple[float, float]]:
+    """Return the share of nodes that spans hold, at each part of a time where it changes."""
+    begin_s, end_s = window.begin_s, window.end_s
+    part_s = (end_s - begin_s) / parts
+    node_s = [0.0] * parts
+    for span in spans:
+        first_s = max(span.start_s, begin_s)
+        last_s = end_s if span.end_s is None else min(span.end_s, end_s)
+        first = min(parts - 1, int((first_s - begin_s) / part_s))
+        last = min(parts - 1, int((last_s - begin_s) / part_s))
+        for at in range(first, last + 1):
+            low = max(first_s, begin_s + at * part_s)
+            node_s[at] += max(0.0, min(last_s, begin_s + (at + 1) * part_s) - low)
+    shares: list[tuple[float, float]] = []
+    for at, seconds in enumerate(node_s):
+        share = round(min(1.0, seconds / (nodes * part_s)), 3)
+        if not shares or shares[-1][1] != share:
+            shares.append((begin_s + at * part_s, share))
+    return shares
+
+
+def mark_words(mark: Mark) -> str:
+    """Return a resize in words."""
+    moved = f"{mark.bytes / 1e6:.1f} MB moved"
+    return (
+        f"job {mark.job}, {clock(mark.at_s)}: {mark.before} to {mark.after} ranks by "
+        f"{mark.strategy}, stopped for {mark.stall_s * 1000:.0f} ms, {moved}"
+    )
+
+
+def marks_on(
+    spans: Sequence[NodeSpan],
+    marks: Mapping[str, Sequence[tuple[float, str]]],
+    within_s: float = 0.0,
+) -> list[tuple[float, str]]:
+    """Return the marks of the jobs that held a node at the time of the mark.
+
+    Args:
+        marks: ``(time, words)`` by job.
+        within_s: tolerance before and after a span.
+    """
+    return [
+        (at_s, words)
+        for job in dict.fromkeys(span.job for span in spans if span.job in marks)
+        for at_s, words in marks[job]
+        if any(
+            span.job == job
+            and span.start_s <= at_s + within_s
+            and (span.end_s is None or span.end_s >= at_s - within_s)
+            for span in spans
+        )
+    ]
+
+
+# --- SVG: nodes over time ------------------------------------------------------------------------
+
+LANE_PX = 22
+"""Height of a lane."""
+
+COLOURS = 8
+"""Number of colours of jobs: classes ``c0`` to ``c7`` in the style."""
+
+STYLE = Path(__file__).with_name("plots.css").read_text()
+
+TASK_SIGNS: Mapping[str, tuple[str, str]] = {
+    "PENDING": ("#ffffff", ""),
+    "CONFIGURING": ("#eedd88", "·"),
+    "RUNNING": ("#99ddff", "▸"),
+    "COMPLETED": ("#44bb99", "✓"),
+    "FAILED": ("#ee8866", "×"),
+    "CANCELLED": ("#dddddd", "–"),
+    "TIMEOUT": ("#ffaabb", "!"),
+    "OUT_OF_MEMORY": ("#ffaabb", "m"),
+}
+"""Colour and sign of an array task, by state."""
+
+OTHER_SIGN = "#bbcc33", "?"
+
+
+def state_sign(state: str) -> str:
+    """Return the sign of a state."""
+    return TASK_SIGNS.get(state, OTHER_SIGN)[1]
+
+
+STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200)
+"""Distances of ticks on a time axis, s; then days."""
+
+
+def colour(job: str) -> str:
+    """Return the class of a job's colour, which all tasks of an array share."""
+    return f"c{zlib.crc32(job.partition('_')[0].encode()) % COLOURS}"
+
+
+def lane_svg(lane: Lane, marks: Iterable[tuple[float, str]], window: TimeWindow) -> str:
+    """Return a lane: bars of its spans and marks ``(time, words)``, or the shares held.
+
+    Bars that last reach beyond the window's end, where the drawing ends.
+    """
+    if lane.held:
+        parts = list(_steps(lane.held, window))
+    else:
+        parts = [_bar(span, window) for span in lane.spans]
+        parts += [_mark(at_s, words, window) for at_s, words in marks]
+    return f'<svg class="lane" height="{LANE_PX}" aria-hidden="true">{"".join(parts)}</svg>'
+
+
+def _timed(begin_s: float, end_s: float | None, window: TimeWindow) -> tuple[str, str]:
+    """Return the place of a rectangle, and its times for scripts."""
+    begin = f'data-a="{begin_s - window.origin_s:.1f}"'
+    if end_s is None:
+        return f'x="{window.place(begin_s)}" width="1000%"', begin
+    width = 100.0 * (end_s - begin_s) / (window.end_s - window.begin_s)
+    end = f'data-b="{end_s - window.origin_s:.1f}"'
+    return f'x="{window.place(begin_s)}" width="{max(width, 0.0):.3f}%"', f"{begin} {end}"
+
+
+def _bar(span: NodeSpan, window: TimeWindow) -> str:
+    where, times = _timed(span.start_s, span.end_s, window)
+    job = html.escape(span.job)
+    until = "now" if span.end_s is None else clock(span.end_s)
+    kind = span.job if span.job in (OFF, BOOT) else colour(span.job)
+    what = job if span.job in (OFF, BOOT) else f"job {job}"
+    words = f"{what} on {html.escape(span.node)}, {clock(span.start_s)} to {until}"
+    return (
+        f'<g class="bar {kind}" {times} data-job="{job}"><title>{words}</title>'
+        f'<rect {where} y="1" height="{LANE_PX - 2}"/>'
+        f'<text x="{window.place(span.start_s)}" dx="4" y="15">{job}</text></g>'
+    )
+
+
+def _mark(at_s: float, words: str, window: TimeWindow) -> str:
+    where, times = _timed(at_s, at_s, window)
+    place = where.partition('" ')[0].removeprefix('x="')
+    return (
+        f'<svg class="mark" {times} x="{place}" overflow="visible" width="1" height="{LANE_PX}">'
+        f"<title>{html.escape(words)}</title>"
+        f'<path d="M-5 1 L5 1 L0 {LANE_PX // 2} Z"/></svg>'
+    )
+
+
+def _steps(held: Sequence[tuple[float, float]], window: TimeWindow) -> Iterable[str]:
+    ends = [at_s for at_s, _ in held[1:]] + [None]
+    for (at_s, share), end_s in zip(held, ends, strict=True):
+        if share:
+            where, times = _timed(at_s, end_s, window)
+            height = share * (LANE_PX - 2)
+            title = f"{share:.0%} allocated from {clock(at_s)}"
+            yield (
+                f'<g class="bar part" {times}><title>{title}</title>'
+                f'<rect class="held" {where} y="{LANE_PX - 1 - height:.1f}" '
+                f'height="{height:.1f}"/></g>'
+            )
+
+
+def axis(window: TimeWindow) -> str:
+    """Return the axis of time: ticks at round times of day."""
+    span_s = window.end_s - window.begin_s
+    step_s = next((step for step in STEPS_S if span_s / step <= 6), 86400)
+    while span_s / step_s > 6:
+        step_s *= 2
+    shift_s = time.localtime(window.begin_s).tm_gmtoff
+    first = -int(-(window.begin_s + shift_s) // step_s) * step_s - shift_s
+    parts = []
+    for n in range(10):
+        at_s = first + n * step_s
+        if at_s > window.end_s:
+            break
+        words = clock(at_s, day=step_s >= 86400)
+        words = words[:10] if step_s >= 86400 else words[:5] if step_s >= 60 else words
+        place = window.place(at_s)
+        late = at_s > window.begin_s + 0.95 * span_s
+        side = ' text-anchor="end" dx="-3"' if late else ' dx="3"'
+        parts.append(
+            f'<line x1="{place}" x2="{place}" y1="0" y2="5"/>'
+            f'<text x="{place}" y="17"{side}>{words}</text>'
+        )
+    return f'<svg class="axis" height="20" aria-hidden="true">{"".join(parts)}</svg>'
+
+
+# --- SVG: power ----------------------------------------------------------------------------------
+
+POWER_PX = 180
+OWNERS = ("jobs", "idle", "off", "boot")
+"""Parts of a curve of power, from the bottom up."""
+
+
+def power(
+    points: Sequence[tuple[float, Sequence[float]]], window: TimeWindow, cap_w: float | None = None
+) -> str:
+    """Return the power over time, stacked by owner.
+
+    Args:
+        points: ``(time, watts of each of OWNERS until then)``, rising.
+        cap_w: the power cap, drawn as a line, or None.
+    """
+    highest = max([sum(watts) for _, watts in points] + [cap_w or 0.0, 1e-9])
+    top = _round_up(highest)
+    scale = (POWER_PX - 10) / top
+    part_s = points[1][0] - points[0][0] if len(points) > 1 else 0.0
+    span_s = window.end_s - window.begin_s
+    edges = [(points[0][0] - part_s, ())] if points else []
+    xs = [
+        round(min(1.0, max(0.0, (at_s - window.begin_s) / span_s)) * 1000)
+        for at_s, _ in [*edges, *points]
+    ]
+    below = [float(POWER_PX)] * len(points)
+    areas = []
+    for at, owner in enumerate(OWNERS):
+        above = [y - watts[at] * scale for y, (_, watts) in zip(below, points, strict=True)]
+        if above != below:
+            areas.append(f'<path class="{owner}" d="{_area(xs, below, above)}"/>')
+        below = above
+    parts = [
+        f'<svg viewBox="0 0 1000 {POWER_PX}" preserveAspectRatio="none" '
+        f'height="{POWER_PX}">{"".join(areas)}</svg>'
+    ]
+    if cap_w is not None:
+        y = POWER_PX - cap_w * scale
+        parts.append(f'<line class="cap" x1="0" x2="100%" y1="{y:.1f}" y2="{y:.1f}"/>')
+    for share in (0.5, 1.0):
+        y = POWER_PX - share * top * scale
+        parts.append(
+            f'<g class="scale"><line x1="0" x2="100%" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<text x="2" y="{y + 13:.1f}">{share * top:g} W</text></g>'
+        )
+    return f'<svg height="{POWER_PX}" aria-hidden="true">{"".join(parts)}</svg>'
+
+
+def _area(xs: Sequence[int], below: Sequence[float], above: Sequence[float]) -> str:
+    """Return the path around steps between two curves, each from one of ``xs`` to the next."""
+    there = _stairs([(xs[n], xs[n + 1], y) for n, y in enumerate(above)])
+    back = _stairs([(xs[n + 1], xs[n], below[n]) for n in reversed(range(len(below)))])
+    return f"M{xs[0]} {below[0]:.1f}{there}{back}Z"
+
+
+def _stairs(steps: Sequence[tuple[int, int, float]]) -> str:
+    """Return the part of a path along steps of equal height, each once: ``(from, to, y)``."""
+    parts: list[str] = []
+    last = None
+    for begin, end, y in steps:
+        height = f"{y:.1f}"
+        if height == last:
+            parts[-1] = f"H{end}"
+        else:
+            parts += [f"H{begin}V{height}", f"H{end}"]
+        last = height
+    return "".join(parts)
+
+
+def _round_up(value: float) -> float:
+    """Return the next of 1, 1.5, 2, 3, 4, 5, 6, 8, 10, ..."""
+    decade = 10.0 ** math.floor(math.log10(value))
+    factors = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0)
+    return next(factor * decade for factor in factors if factor * decade >= value)
+
+
+# --- SVG: arrays and bars -----------------------------------------------------------------------
+
+CELL_PX = 16
+CELLS = 25
+"""Tasks of an array in a row."""
+
+
+def cells(first: int, states: Mapping[int, str]) -> str:
+    """Return the tasks ``first`` to ``first + 24`` of an array, a cell with a sign for each."""
+    runs: list[tuple[str, int, int]] = []
+    signs: list[tuple[int, str]] = []
+    for at in range(CELLS):
+        state = states.get(first + at)
+        if state is None:
+            continue
+        fill, sign = TASK_SIGNS.get(state, OTHER_SIGN)
+        if runs and runs[-1][0] == fill and runs[-1][2] == at:
+            runs[-1] = fill, runs[-1][1], at + 1
+        else:
+            runs.append((fill, at, at + 1))
+        if sign:
+            signs.append((at * CELL_PX + 3, sign))
+    parts = [
+        f'<rect class="cell" x="{low * CELL_PX}" y="0" width="{(high - low) * CELL_PX}" '
+        f'height="{CELL_PX}" fill="{fill}"/>'
+        for fill, low, high in runs
+    ]
+    lines = "".join(
+        f"M{at * CELL_PX} 0V{CELL_PX}" for _, low, high in runs for at in range(low, high + 1)
+    )
+    places = " ".join(str(x) for x, _ in signs)
+    words = "".join(sign for _, sign in signs)
+    return (
+        f'<svg class="cells" viewBox="0 0 {CELLS * CELL_PX} {CELL_PX}" data-first="{first}" '
+        f'aria-hidden="true">{"".join(parts)}<path class="cell" d="{lines}"/>'
+        f'<text x="{places}" y="12">{words}</text></svg>'
+    )
+
+
+ROW_PX = 26
+
+
+def rates(rows: Sequence[tuple[str, float]], unit: str) -> str:
+    """Return a bar for each ``(words, figure)``, with a length in proportion."""
+    most = max([figure for _, figure in rows] + [1e-12])
+    parts = []
+    for at, (words, figure) in enumerate(rows):
+        y = at * ROW_PX
+        parts.append(
+            f'<g class="scale"><text x="0" y="{y + 17}">{html.escape(words)}</text></g>'
+            f'<rect class="jobs" x="20%" y="{y + 3}" width="{52.0 * figure / most:.2f}%" '
+            f'height="{ROW_PX - 6}"/><g class="scale">'
+            f'<text x="{20.5 + 52.0 * figure / most:.2f}%" y="{y + 17}">'
+            f"{_rounded(figure)} {html.escape(unit)}</text></g>"
+        )
+    return f'<svg height="{ROW_PX * len(rows)}" aria-hidden="true">{"".join(parts)}</svg>'
+
+
+def _rounded(figure: float) -> str:
+    """Return a figure with three digits at least."""
+    return f"{figure:,.0f}" if abs(figure) >= 100.0 else f"{figure:.3g}"
+
+
+# --- PNG: nodes over time and power --------------------------------------------------------------
+
+DPI = 120
+MOST_IN_LEGEND = 48
+"""With more jobs, wide bars have the names of their jobs, and there is no legend."""
+
+PATTERNS: Mapping[str, dict[str, Any]] = {
+    "off": {"hatch": "////", "facecolor": "white", "edgecolor": "0.75"},
+    "boot": {"hatch": "xxxx", "facecolor": "0.85", "edgecolor": "0.4"},
+}
+"""Style of nodes that are off or boot; idle ones are blank, busy ones filled."""
+
+MOST_NAMED_NODES = 48
+"""With more nodes, rows have numbers instead of names."""
+
+
 def gantt(history: History, path: Path, title: str) -> None:
-    """Draw who held which node when."""
+    """Draw the jobs on the nodes over time."""
     figure = gantt_figure(history, title)
     _save(figure, path)
 
@@ -129,11 +543,11 @@ def power_figure(histories: Mapping[str, History], title: str) -> Any:
 
 
 def side_by_side(runs: Sequence[tuple[str, History, float]], path: Path, power_source: str) -> None:
-    """Draw who held which node when, and the power of the cluster beside it, a row for each run.
+    """Draw the nodes over time and the power of the cluster beside them, a row for each run.
 
     Args:
-        runs: of each its title, its history, and the cluster's energy in J.
-        power_source: where the power comes from: ``model``, or meters by name.
+        runs: title, history and the cluster's energy (J) of each run.
+        power_source: ``model``, or the names of meters.
     """
     figure, all_axes = _axes(12.0, 1.2 + 1.5 * len(runs), columns=2, rows=len(runs))
     histories = [history for _, history, _ in runs]
@@ -190,7 +604,7 @@ class Panel:
     x_label: str
 
     def draw(self, axes: Any) -> None:
-        """Draw it."""
+        """Draw the chart."""
         for at, (name, (xs, ys)) in enumerate(self.series.items()):
             if xs and isinstance(xs[0], str):
                 width = 0.8 / len(self.series)
@@ -213,7 +627,7 @@ class Panel:
 
 
 def draw_panels(panels: Sequence[Panel], path: Path, title: str, columns: int = 5) -> None:
-    """Draw several small charts side by side, so many in a row."""
+    """Draw small charts side by side, ``columns`` in a row."""
     rows = -(-len(panels) // columns)
     columns = min(columns, len(panels))
     figure, axes = _axes(3.2 * columns, 3.2 * rows, columns, rows)
@@ -260,8 +674,8 @@ def _draw_bars(
 
     Args:
         colors: of each job.
-        named: write the job's id on bars that are long enough.
-        longest_s: the time that the axis shows, as long as the history if None.
+        named: write the job's id on long bars.
+        longest_s: length of the axis, that of the history if None.
     """
     shown_s = history.end_s - history.start_s if longest_s is None else longest_s
     bars = history.bars()
@@ -285,10 +699,10 @@ def _draw_bars(
 
 
 def _draw_power_states(axes: Any, history: History, *, named: bool) -> None:
-    """Draw when nodes were off and booted: with a pattern, so that no colour has to tell.
+    """Draw the times in which nodes were off or booted, with patterns.
 
     Args:
-        named: write ``off`` and ``boot`` on bars that are long enough.
+        named: write ``off`` and ``boot`` on long bars.
     """
     bars = history.bars(of_power=True)
     shown_s = axes.get_xlim()[1]
@@ -307,7 +721,7 @@ def _draw_power_states(axes: Any, history: History, *, named: bool) -> None:
 
 def _draw_power(axes: Any, history: History, scale: float, **style: Any) -> None:
     times, watts = history.power()
-    axes.step(times, [each / scale for each in watts], where="post", **style)
+    axes.step(times, [value / scale for value in watts], where="post", **style)
     axes.set_ylim(bottom=0)
 
 

@@ -1,13 +1,15 @@
 """Power of a GPU by NVML's counter, NVML's power and nvidia-smi, read beside each other."""
 
+import math
 import threading
 import time
 from bisect import bisect_right
 from importlib.util import find_spec
+from itertools import pairwise
 from statistics import median
 
 from rms.power.meter import PowerIntegral, UpdatePeriod, gain_j
-from rms.power.nvidia_smi import NvidiaSmi, Reading, integrate
+from rms.power.nvidia_smi import NvidiaSmi
 from rms.power.nvml import AVERAGE_S, COUNTER_PERIOD_S, INSTANT_S, instant_w, load
 
 SMI_EVERY_S = 0.1
@@ -22,6 +24,25 @@ MOST_POINTS = 600
 RANKS = (1, 2, 4)
 RANKS_S = 20.0
 """Time below which no further run on ranks is begun."""
+
+
+def energy_under(curve, start_s, end_s):
+    """Return the energy under a curve of (s, W), J, by the trapezoidal rule; 0 if reversed.
+
+    Start and end are interpolated between readings; before the first reading and after the last the
+    power is held (Iserte & Rojek, section 5.2: energy by integrating power curves).
+    """
+    curve = sorted(curve, key=lambda reading: reading[0])
+    (first_s, first_w), (last_s, last_w) = curve[0], curve[-1]
+    parts = [max(0.0, min(end_s, first_s) - start_s) * first_w]
+    parts.append(max(0.0, end_s - max(start_s, last_s)) * last_w)
+    for (at_s, watts), (next_s, next_w) in pairwise(curve):
+        low_s, high_s = max(at_s, start_s), min(next_s, end_s)
+        if low_s < high_s:
+            slope = (next_w - watts) / (next_s - at_s)
+            middle_s = ((low_s - at_s) + (high_s - at_s)) / 2  # of a trapezoid: its mean height
+            parts.append((high_s - low_s) * (watts + slope * middle_s))
+    return math.fsum(parts)
 
 
 class Smi:
@@ -147,7 +168,7 @@ def under(readings, start_s, end_s, averaged_s, error=None):
     area, seconds = PowerIntegral(averaged_s), end_s - start_s
     for at_s, watts in inside:
         area.add(at_s, watts)
-    joules = integrate([Reading(at_s, 0, watts) for at_s, watts in readings], start_s, end_s)[0]
+    joules = energy_under(readings, start_s, end_s)
     around = [watts for at_s, watts in readings if start_s - IDLE_S <= at_s <= end_s + IDLE_S]
     behind_j = min(area.behind_s, seconds) * (max(around) - min(around))
     found = figures(joules, max(area.uncertainty_j(), gain_j(joules) + behind_j), seconds)

@@ -59,9 +59,8 @@ def _run(folder, way, lengths, cores, every, listen):
     steps, urgent_steps = lengths
     from rms.client.commands import jobs
     from rms.client.connection import ask
-    from rms.formats.jobscript import Options
     from rms.studies.embedded import embedded_daemon, wait_until_over
-    from rms.wire.users import JobIds
+    from rms.wire.users import JobIds, Options
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

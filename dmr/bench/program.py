@@ -42,7 +42,7 @@ class Sweep(dmr.Application):
         for _ in range(2):
             np.negative(part, out=part)
         if run.step % 256 == 0:
-            run.values["old_peak_mib"] = _peak_mib()
+            run.state["old_peak_mib"] = _peak_mib()
 
     def finish(self, run: dmr.Run) -> None:
         """Write what the resize has cost, and whether every cell is right."""
@@ -51,8 +51,8 @@ class Sweep(dmr.Application):
             bool(np.array_equal(block.interior, _numbers(block.box))), MPI.LAND
         )
         peak = max(run.world.comm.allgather(_peak_mib()))
-        run.values["peak_mib"] = max(peak, run.values.get("old_peak_mib", 0.0))
-        run.values["right"] = right
+        run.state["peak_mib"] = max(peak, run.state.get("old_peak_mib", 0.0))
+        run.state["right"] = right
 
 
 def _numbers(box: dmr.Box) -> Any:
@@ -96,8 +96,8 @@ def _record(run: dmr.Run) -> dict[str, Any]:
         "bytes": done.bytes,
         "gb_per_s": done.gb_per_s,
         "raw_gb_per_s": run.progress.raw_gb_per_s,
-        "peak_rss_mib": run.values["peak_mib"],
-        "right": run.values["right"],
+        "peak_rss_mib": run.state["peak_mib"],
+        "right": run.state["right"],
         "phases_s": run.progress.phases_s,
     }
 

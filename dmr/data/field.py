@@ -321,9 +321,6 @@ class Field:
         self.storage = storage
         self._set_views()
 
-    hold = rebind
-    """Name of :meth:`rebind` in 0.1.0."""
-
     def exchange(self, boundary: Boundary | Sequence[Boundary] = None) -> None:
         """Fill the halo from the neighbours, corners included (collective among them).
 

@@ -29,7 +29,7 @@ def note_duration(run: dmr.Run, seconds: float) -> None:
 
     The first two steps of a run count only where there are no others.
     """
-    kept = run.values["step_s"]
+    kept = run.state["step_s"]
     if run.step == 2:
         kept.clear()
     kept.append(seconds)
@@ -163,7 +163,7 @@ def write_frame(config: RunConfig, run: dmr.Run, step: int, *, first: bool = Fal
                 sink.close()
             if sink is None or sink.problem is None:
                 sink = Sink(path, "r+")
-                frame = output.Frame(sink, step, step * run.values["scale"])
+                frame = output.Frame(sink, step, step * run.state["scale"])
         except InputError as error:
             problem = str(error)
         except OSError as error:
@@ -201,7 +201,7 @@ def result(
     """Return the JSON of ``mpdata run`` (CLI.md); the keys on top are about ``psi``."""
     setup = config.setup
     grid, psi = setup.grid, found[0]
-    ns = ns_per_cell_step(config, run.values["step_s"])
+    ns = ns_per_cell_step(config, run.state["step_s"])
     stated = {
         "case": setup.case,
         "grid": list(grid),
@@ -218,7 +218,7 @@ def result(
         "seconds": run.elapsed_s,
         "ns_per_cell_step": ns,
         "gcells_per_s": 1 / ns if ns else None,
-        "mass_initial": run.values["mass_initial"][0],
+        "mass_initial": run.state["mass_initial"][0],
         "mass_final": psi.mass,
         "min": psi.min,
         "max": psi.max,
@@ -240,7 +240,7 @@ def result(
                 "sha256": one.sha256,
             }
             for name, mass, one in zip(
-                setup.tracers, run.values["mass_initial"], found, strict=True
+                setup.tracers, run.state["mass_initial"], found, strict=True
             )
         ]
     return stated

@@ -142,9 +142,9 @@ class Advection(dmr.Application):
             self._set_up(run)
         self._set_up_for = None
         geometry = self.geometry
-        if "scale" not in run.values:
+        if "scale" not in run.state:
             self._check(run)
-        scale = run.values["scale"]
+        scale = run.state["scale"]
         self.velocities = _together(
             run, lambda: make_velocities(setup, geometry, self.flow, scale, psi.scratch, self._held)
         )
@@ -159,15 +159,15 @@ class Advection(dmr.Application):
         wanted = config.overlap == "on" or (config.overlap == "auto" and self.xp is not np)
         self.overlaps = wanted and self.stepper.splits and cut and low < high
         self.ticker = Ticker(run, self.steps(run), config.terminal if run.world.rank == 0 else None)
-        if "mass_initial" not in run.values:
-            run.values["mass_initial"] = [one.mass for one in answer.diagnose(config, run)]
-            run.values["step_s"] = []
+        if "mass_initial" not in run.state:
+            run.state["mass_initial"] = [one.mass for one in answer.diagnose(config, run)]
+            run.state["step_s"] = []
             answer.write_frame(config, run, 0, first=True)
         self.watch.settle()
 
     def steps(self, run: dmr.Run) -> int:
         """Return the case's steps, or as many as make up its duration."""
-        return steps_for(self.config.setup, run.values["scale"])
+        return steps_for(self.config.setup, run.state["scale"])
 
     def step(self, run: dmr.Run) -> None:
         """Set the flow of this step, then fill the halo of every tracer and advance it."""
@@ -195,7 +195,7 @@ class Advection(dmr.Application):
         used = run.world.comm.allreduce(self._bytes(run))
         if run.world.rank == 0:
             self.result = answer.result(self.config, run, found, used)
-            run.values["answer"] = found[0].sha256  # goes into the completion record
+            run.state["answer"] = found[0].sha256  # goes into the completion record
         answer.write_json(self.config.json, run, self.result)
 
     def _advance(self, psi: dmr.Field) -> None:
@@ -218,8 +218,8 @@ class Advection(dmr.Application):
     def _check(self, run: dmr.Run) -> None:
         """Look at the whole flow and every tracer before the first step; settle the scale."""
         config, comm, highest = self.config, run.world.comm, self._max_courant(run)
-        run.values["scale"] = scale_for(config.setup, highest)
-        problem = unstable(highest, run.values["scale"])
+        run.state["scale"] = scale_for(config.setup, highest)
+        problem = unstable(highest, run.state["scale"])
         for name, block in run.fields.items():
             inside = block.interior
             ends = np.array(comm.allgather((float(inside.min()), float(inside.max()))))

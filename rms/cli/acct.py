@@ -12,16 +12,15 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from rms.cli.queue import add_filters, elapsed, selection
+from rms.cli.queue import add_filters, selection
 from rms.client.connection import ask, server_address
 from rms.core.books.spans import BalanceError
 from rms.core.state import TASKS, is_task
-from rms.drawings import clock
 from rms.formats.config import FileError
-from rms.formats.energy import Account, accounts, amount, check_accounts, slurm_words
+from rms.formats.energy import OwnerEnergy, amount, check_energies, owner_energies, slurm_words
 from rms.formats.prices import Cost, Prices, PricesAnswer, read_prices
-from rms.wire.terminal import CommandError, columns, publish, refuse_on
-from rms.wire.users import Accounts, EnergyRow, JobRow, JobSelection
+from rms.wire.terminal import CommandError, clock, columns, duration, publish, refuse_on
+from rms.wire.users import AcctAnswer, EnergyRow, JobRow, JobSelection
 
 HEADS = [
     *("JOBID", "NAME", "STATE", "MODE", "SUBMITTED", "WAITED", "RAN", "RESIZES", "ENERGY"),
@@ -29,7 +28,7 @@ HEADS = [
 ]
 ROW_HEADS = ["OWNER", "WORLD", "NODE", "DEVICE", "ENERGY_J", "SOURCE"]
 LEAST_J = 1e-6
-"""What has less is left out of the table: where all was measured, the model has nothing."""
+"""Rows with less energy are left out: the model has none where everything is measured."""
 
 PARTS = ("jobs", "tasks", "idle", "off", "boot")
 
@@ -48,39 +47,36 @@ def add_acct(command: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Result:
-    """What ``rms acct`` shows.
+    """The jobs and energies that ``rms acct`` shows.
 
     Attributes:
-        found: jobs, sums and rows of the daemon.
-        owners: the account of each job, of each program with tasks, and of idle, off and boot.
-        prices: what the costs in the accounts go by, None where none are asked for.
+        answer: jobs, sums and rows of the daemon.
+        owners: energy of each job, of each program with tasks, and of idle, off and boot.
+        prices: prices of the costs, None without costs.
     """
 
-    answer: Accounts
-    owners: Mapping[str, Account]
+    answer: AcctAnswer
+    owners: Mapping[str, OwnerEnergy]
     prices: Prices | None
 
-    def of(self, owner: str) -> Account:
-        """Return an owner's account."""
-        return self.owners.get(owner, Account())
+    def of(self, owner: str) -> OwnerEnergy:
+        """Return the energy of an owner."""
+        return self.owners.get(owner, OwnerEnergy())
 
     @property
-    def parts(self) -> dict[str, Account]:
-        """The accounts of all jobs, all tasks, idle, off and boot, and of the cluster: their sum.
-
-        Of tasks only where there were any.
-        """
+    def parts(self) -> dict[str, OwnerEnergy]:
+        """The energy of all jobs, tasks (if there were any), idle, off, boot, and the cluster."""
         jobs = {job.id for job in self.answer.jobs}
-        parts = {part: Account() for part in (*PARTS, "cluster")}
-        for owner, account in self.owners.items():
+        parts = {part: OwnerEnergy() for part in (*PARTS, "cluster")}
+        for owner, energy in self.owners.items():
             part = "tasks" if is_task(owner) else "jobs" if owner in jobs else owner
-            parts[part] += account
-            parts["cluster"] += account
+            parts[part] += energy
+            parts["cluster"] += energy
         if not any(is_task(owner) for owner in self.owners):
             del parts["tasks"]
         error_j = sum(part.uncertainty_j for part in self.answer.energy.sources)
         parts["cluster"].uncertainty_j = error_j
-        parts["cluster"].estimate = False  # of a shared device too all parts are the whole
+        parts["cluster"].estimate = False  # the parts of a shared device add up to the whole
         return parts
 
 
@@ -92,8 +88,8 @@ def acct(arguments: argparse.Namespace) -> int:
     prices = _prices(server, arguments.prices) if arguments.cost else None
     wanted = selection(arguments)
     whole = wanted == JobSelection()
-    answer = ask(Accounts, server, "GET", "/acct" if whole else f"/acct?{_query(wanted)}")
-    result = Result(answer, accounts(answer.rows, prices), prices)
+    answer = ask(AcctAnswer, server, "GET", "/acct" if whole else f"/acct?{_query(wanted)}")
+    result = Result(answer, owner_energies(answer.rows, prices), prices)
     lines = columns(*_jobs(result))
     if arguments.energy:
         lines += ["", *columns(*_rows(answer.rows))]
@@ -107,7 +103,7 @@ def acct(arguments: argparse.Namespace) -> int:
         lines += _notes(result.parts["cluster"].cost, prices)
     publish(arguments.json, _as_json(result, arguments, whole=whole), lines)
     with refuse_on(BalanceError, exit_code=1):
-        check_accounts(answer, result.owners, whole=whole)
+        check_energies(answer, result.owners, whole=whole)
     return 0
 
 
@@ -117,10 +113,10 @@ def _query(wanted: JobSelection) -> str:
 
 
 def _prices(server: str, path: Path | None) -> Prices:
-    """Return the prices of a file, else those that the daemon was told.
+    """Return the prices of a file, else those of the daemon.
 
     Raises:
-        CommandError: the file is none, or there are no prices.
+        CommandError: the file is invalid, or there are no prices.
     """
     if path is not None:
         with refuse_on(FileError):
@@ -140,8 +136,8 @@ def _jobs(result: Result) -> tuple[list[str], list[list[str]]]:
 
 
 def _job_row(job: JobRow, result: Result) -> list[str]:
-    """Return what is said of a job: times of here, lengths of time in words."""
-    account, prices, now_s = result.of(job.id), result.prices, result.answer.energy.at_s
+    """Return the cells of a job: local times, and durations in words."""
+    energy, prices, now_s = result.of(job.id), result.prices, result.answer.energy.at_s
     end_s = now_s if job.end_s is None else job.end_s
     started_s = end_s if job.start_s is None else job.start_s
     return [
@@ -153,15 +149,15 @@ def _job_row(job: JobRow, result: Result) -> list[str]:
         _length(job.submit_s, started_s),
         _length(job.start_s, end_s),
         str(len(job.resizes)),
-        f"{account.amount} J",
-        account.cells[1],
-        *([] if prices is None else _cost_cells(account.cost, prices)),
+        f"{energy.amount} J",
+        energy.cells[1],
+        *([] if prices is None else _cost_cells(energy.cost, prices)),
     ]
 
 
 def _length(begin_s: float | None, end_s: float | None) -> str:
-    """Return how long something took, or has taken so far; "" of what is not known."""
-    return "" if begin_s is None or end_s is None else elapsed(max(0.0, end_s - begin_s))
+    """Return a duration in words, "" without begin or end."""
+    return "" if begin_s is None or end_s is None else duration(max(0.0, end_s - begin_s))
 
 
 def _cost_heads(prices: Prices) -> list[str]:
@@ -175,28 +171,28 @@ def _cost_cells(cost: Cost, prices: Prices) -> list[str]:
 
 
 def _rows(rows: Sequence[EnergyRow]) -> tuple[list[str], list[list[str]]]:
-    """Return a table of all spans of an owner, world, node, device and source together."""
-    sums: dict[tuple[str, ...], Account] = {}
+    """Return a table of the energy by owner, world, node, device and source."""
+    sums: dict[tuple[str, ...], OwnerEnergy] = {}
     for row in rows:
         world = "-" if row.world is None else str(row.world)
         key = row.owner, world, row.node, row.device, row.source
-        sums.setdefault(key, Account()).add(row)
-    shown = [(key, account) for key, account in sums.items() if abs(account.joules) > LEAST_J]
-    return ROW_HEADS, [[*key[:-1], *account.cells] for key, account in shown]
+        sums.setdefault(key, OwnerEnergy()).add(row)
+    shown = [(key, energy) for key, energy in sums.items() if abs(energy.joules) > LEAST_J]
+    return ROW_HEADS, [[*key[:-1], *energy.cells] for key, energy in shown]
 
 
 def _tasks(result: Result) -> list[list[str]]:
-    """Return a row for each program that has had tasks."""
-    found = []
-    for owner, account in result.owners.items():
+    """Return a row for each program with tasks."""
+    rows = []
+    for owner, energy in result.owners.items():
         if is_task(owner):
             program, _, pid = owner.removeprefix(TASKS).rstrip("]").rpartition("[")
-            found.append([program or "?", pid, *account.cells])
-    return found
+            rows.append([program or "?", pid, *energy.cells])
+    return rows
 
 
 def _sums(result: Result) -> list[str]:
-    """Return lines about the cluster: whose its energy is, what measured it, what it cost."""
+    """Return lines about the energy of the cluster: owners, sources and cost."""
     parts = result.parts
     whole = parts.pop("cluster")
     owned = " + ".join(f"{name} {part.joules:.1f}" for name, part in parts.items())
@@ -210,7 +206,7 @@ def _sums(result: Result) -> list[str]:
 
 
 def _notes(cost: Cost, prices: Prices) -> list[str]:
-    """Return lines about the prices and what they do not cover."""
+    """Return lines about the prices and the energy that they do not cover."""
     lines = [f"prices of {prices.words}"]
     gaps = (("price", prices.price, cost.unpriced_j), ("CO2", prices.carbon, cost.unrated_j))
     for name, series, joules in gaps:
@@ -251,12 +247,12 @@ def _as_json(result: Result, arguments: argparse.Namespace, *, whole: bool) -> A
     return {"jobs": jobs, "sums": parts, "rows": msgspec.to_builtins(result.answer.rows), **costs}
 
 
-def _costs(account: Account, prices: Prices | None) -> dict[str, Any]:
+def _costs(energy: OwnerEnergy, prices: Prices | None) -> dict[str, Any]:
     if prices is None:
         return {}
-    found: dict[str, Any] = {}
+    costs: dict[str, Any] = {}
     if prices.price is not None:
-        found |= {"cost": account.cost.price, "unpriced_j": account.cost.unpriced_j}
+        costs |= {"cost": energy.cost.price, "unpriced_j": energy.cost.unpriced_j}
     if prices.carbon is not None:
-        found |= {"co2_g": account.cost.co2_g, "unrated_j": account.cost.unrated_j}
-    return found
+        costs |= {"co2_g": energy.cost.co2_g, "unrated_j": energy.cost.unrated_j}
+    return costs

@@ -12,7 +12,7 @@ import msgspec
 from rms.cli.queue import add_filters, add_ids, selection
 from rms.client.commands import follow, jobs, requeue_words, wait_for
 from rms.client.connection import ServerError, ask, server_address
-from rms.drawings import clock
+from rms.client.status import DECISION_HEADS, decision_cells
 from rms.formats.values import fold_ids, fold_slots
 from rms.wire.messages import STRATEGIES
 from rms.wire.terminal import NODE_NAMES, at_least, columns, completed_by, publish, tell
@@ -81,17 +81,8 @@ def explain(arguments: argparse.Namespace) -> int:
     if len(rows) > 1:
         return _explain_several(arguments, rows)
     path = f"/history/{quote(rows[0].id if rows else arguments.id)}"
-    found = ask(list[HistoryEntry], _server(arguments), "GET", path)
-    table = [
-        [
-            clock(entry.at_s, day=True),
-            entry.kind,
-            fold_slots(entry.nodes),
-            entry.reason,
-        ]
-        for entry in found
-    ]
-    return _show(arguments, found, ["TIME", "DECISION", "NODES", "REASON"], table)
+    entries = ask(list[HistoryEntry], _server(arguments), "GET", path)
+    return _show(arguments, entries, list(DECISION_HEADS), list(map(decision_cells, entries)))
 
 
 def _explain_several(arguments: argparse.Namespace, rows: list[JobRow]) -> int:
@@ -117,7 +108,7 @@ add_hold = add_release = add_requeue = add_cancel
 
 
 def cancel(arguments: argparse.Namespace) -> int:
-    """``rms cancel``: jobs of these ids, and of what else is asked for."""
+    """``rms cancel``: jobs by ids and filters."""
     return _change(arguments, "/cancel", "CANCELLED")
 
 
@@ -134,7 +125,7 @@ def release(arguments: argparse.Namespace) -> int:
 def requeue(arguments: argparse.Namespace) -> int:
     """``rms requeue``: running jobs end, at a checkpoint where they can, and wait again.
 
-    What each of them loses is printed before the request.
+    The progress that each job loses is printed before the request.
     """
     wanted = selection(arguments)
     if wanted != JobSelection():
@@ -229,7 +220,7 @@ def nodes(arguments: argparse.Namespace) -> int:
 
 
 def _allocated(node: NodeRow) -> str:
-    """Return how many slots of a node are held and free, of each kind of processors: ``3/5``."""
+    """Return the allocated and free slots of a node, by kind of processor: ``3/5``."""
     kinds = [f"{held}/{slots - held} {kind}" for kind, (slots, held) in node.kinds.items()]
     return ", ".join(kinds) or f"{node.allocated}/{len(node.slots) - node.allocated}"
 
@@ -244,7 +235,7 @@ add_resume = add_drain
 
 
 def drain(arguments: argparse.Namespace) -> int:
-    """``rms drain NODE``: who runs there is left alone."""
+    """``rms drain NODE``: running jobs stay on the node."""
     return _drain(arguments, "/drain", "DRAINED")
 
 
@@ -254,8 +245,8 @@ def resume(arguments: argparse.Namespace) -> int:
 
 
 def _drain(arguments: argparse.Namespace, path: str, head: str) -> int:
-    found = ask(NodeNames, _server(arguments), "POST", path, NodePattern(arguments.node))
-    return _show(arguments, found, [head], [[name] for name in found.nodes])
+    names = ask(NodeNames, _server(arguments), "POST", path, NodePattern(arguments.node))
+    return _show(arguments, names, [head], [[name] for name in names.nodes])
 
 
 def shutdown(arguments: argparse.Namespace) -> int:

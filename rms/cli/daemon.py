@@ -1,4 +1,4 @@
-"""``rms serve`` and ``rms replay``: a daemon, and its journal afterwards."""
+"""``rms serve``, ``rms pilot`` and ``rms replay``: a daemon, and its journal afterwards."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from typing import Any
 
 from rms.cli.options import ON_DEMAND, add_engine, add_policy, check_engine, local_nodes
 from rms.core.policies import DEFAULT, MissingPartError, Policy, PolicyError, placing
-from rms.daemon.kernels import GovernorRule
 from rms.daemon.nodes.nodes import POWERED_BY_SLURM
 from rms.daemon.restart.replay import replayed
-from rms.daemon.serve import ServeOptions, check_start, run_daemon
-from rms.daemon.store.context import LEVELS, Log, warning
+from rms.daemon.serve import LEVELS, StderrLog, check_start, run_daemon
+from rms.daemon.store.context import Settings, warning
 from rms.daemon.store.journal import Journal, JournalError
 from rms.daemon.store.private import ServeError
 from rms.daemon.store.snapshots import KEEP
@@ -28,12 +27,13 @@ from rms.formats import profiles
 from rms.formats.config import FileError, read_cluster
 from rms.formats.jobscript import ScriptError, parse_power_cap, parse_time
 from rms.formats.prices import Prices, read_prices
+from rms.kernels.served import GovernorRule
 from rms.launch import machine
 from rms.launch.base import DEADLINE_S, Engine, PowerCommands
 from rms.launch.processes import escapes
 from rms.launch.slurm import engines
 from rms.launch.slurm.commands import Slurm, SlurmError
-from rms.launch.slurm.ondemand import Limits
+from rms.launch.slurm.ondemand import PilotLimits
 from rms.launch.slurm.site import as_json, as_text, inspect_site, serves, try_resize
 from rms.power.choice import MeterChoice
 from rms.power.meter import MeterError
@@ -153,13 +153,13 @@ OPTIONS_OF = {
     "partition": ("slurm",),
     "margin": ("slurm-pilot",),
 }
-"""Options that only some engines have."""
+"""Engines of options that others do not have."""
 
 MOST_KEPT = 10**12
 
 
 def _number_kept(text: str) -> int | None:
-    """Return how many events are kept, None for all."""
+    """Return the number of events that are kept, None for all."""
     if text == "all":
         return None
     if not text.isdecimal() or not 1 <= int(text) <= MOST_KEPT:
@@ -168,7 +168,7 @@ def _number_kept(text: str) -> int | None:
 
 
 def _add_energy(command: argparse.ArgumentParser) -> None:
-    """Add what concerns energy and power."""
+    """Add the options about energy and power."""
     add = command.add_argument_group("energy and power").add_argument
     add(
         "--meters",
@@ -243,7 +243,7 @@ def serve(arguments: argparse.Namespace) -> int:
         arguments.cluster = arguments.check
     if arguments.check is not None and arguments.engine not in ("local", ON_DEMAND):
         return _check_site(arguments)
-    say = Log(arguments.log_level, os.environ)
+    say = StderrLog(arguments.log_level, os.environ)
     state = (arguments.state or state_folder(os.environ)).absolute()
     cap, refused = arguments.power_cap, (FileError, MeterError, PolicyError, JournalError)
     with refuse_on(*refused, ScriptError, ServeError, SlurmError, OSError):
@@ -251,39 +251,39 @@ def serve(arguments: argparse.Namespace) -> int:
         commands = _power_commands(arguments)
         if arguments.engine != "local" and not policy.always_on:
             raise PolicyError(POWERED_BY_SLURM)
-        shared = policy.shared and arguments.engine != "slurm"
-        if policy.pooled and not shared:
+        shared = policy.placement.shared and arguments.engine != "slurm"
+        if policy.placement.pooled and not shared:
             got = f"{policy.name}, whose jobs share nodes"
             raise PolicyError(f"expected a policy that gives whole nodes with Slurm's, got {got}")
-        options = ServeOptions(
-            arguments.policy,
-            arguments.listen or f"unix:{state / 'socket'}",
-            arguments.grace,
-            arguments.boot_deadline,
-            arguments.with_parent,
-            None if arguments.prices is None else read_prices(arguments.prices),
-            profiles.folder(os.environ, state_folder(os.environ)),
-            None if cap is None else PowerCap(parse_power_cap(cap)),
-            commands,
-            arguments.set_frequencies == "auto",
-            _policy_modules(arguments.policy_modules),
-        )
-        options = replace(
-            options,
-            governor=_governor(arguments, options.prices),
-            keep_entries=arguments.keep_events,
+        prices = None if arguments.prices is None else read_prices(arguments.prices)
+        settings = Settings(
+            policy=arguments.policy,
+            say=say,
+            debug=arguments.log_level == "debug",
+            listen=arguments.listen or f"unix:{state / 'socket'}",
+            parent=arguments.with_parent,
+            grace_s=arguments.grace,
+            boot_s=arguments.boot_deadline,
             assumed_s=_assumed_s(arguments.assumed_time),
+            policy_modules=_policy_modules(arguments.policy_modules),
+            profiles=profiles.folder(os.environ, state_folder(os.environ)),
+            prices=prices,
+            power_cap=None if cap is None else PowerCap(parse_power_cap(cap)),
+            power_commands=commands,
+            set_frequencies=arguments.set_frequencies == "auto",
             meter_limit_w=arguments.meter_limit,
+            governor=_governor(arguments, prices),
+            keep_entries=arguments.keep_events,
         )
         engine = _engine(arguments, shared=shared)
         if policy.clocked and arguments.engine == "local":
             engine = replace(engine, cluster=machine.with_levels(engine.cluster, os.environ))
         engine = engine.sharing() if shared else engine
         if arguments.check is None:
-            run_daemon(state, engine, options, say)
+            run_daemon(state, engine, settings)
         else:
-            check_start(state, engine, options)
-            result = _as_found(state, engine, options)
+            check_start(state, engine, settings)
+            result = _checked(state, engine, settings)
             publish(arguments.json, result, columns(*_rows(result)))
     return 0
 
@@ -291,23 +291,23 @@ def serve(arguments: argparse.Namespace) -> int:
 def _check_options(arguments: argparse.Namespace) -> None:
     """Refuse options that the engine does not have."""
     for option, having in OPTIONS_OF.items():
-        given = getattr(arguments, option.replace("-", "_"))
-        if given not in (None, "") and arguments.engine not in having:
+        value = getattr(arguments, option.replace("-", "_"))
+        if value not in (None, "") and arguments.engine not in having:
             expected = f"--engine {' or '.join(having)} for --{option}"
             raise CommandError(f"expected {expected}, got --engine {arguments.engine}")
 
 
-def _as_found(state: Path, engine: Engine, options: ServeOptions) -> dict[str, Any]:
-    """Return what a daemon would serve, and how."""
+def _checked(state: Path, engine: Engine, settings: Settings) -> dict[str, Any]:
+    """Return the nodes and settings of the daemon that ``--check`` does not start."""
     cluster, goes_on = engine.cluster, (state / "journal.sqlite").exists()
     return {
         "nodes": len(cluster.hosts),
         "slots": sum(map(len, cluster.slots)),
         "idle_w": sum(node.idle_w for node in cluster.power),
-        "policy": placing(options.policy).name,
+        "policy": placing(settings.policy).name,
         "state": str(state),
         "journal": "goes on" if goes_on else "new",
-        "listens": options.listen,
+        "listens": settings.listen,
         "contained": escapes(os.environ) or "all that a job starts ends with it",
     }
 
@@ -329,31 +329,30 @@ def _rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return ["WHAT", "FOUND"], [[name, f"{value}"] for name, value in result.items()]
 
 
-def _governor(arguments: argparse.Namespace, prices: Prices | None) -> GovernorRule | None:
-    """Return what is to set the governor of tasks.
+def _governor(arguments: argparse.Namespace, prices: Prices | None) -> str:
+    """Return the rule for the governor of tasks.
 
     Raises:
-        CommandError: nothing that is known does.
+        CommandError: it is not a rule, or needs prices that are not known.
     """
     if not arguments.governor:
-        return None
+        return ""
     if arguments.engine == "slurm":
         raise CommandError("expected --governor with --engine local or slurm-pilot, got slurm")
     try:
-        rule = GovernorRule.parse(arguments.governor)
-        rule.check(prices)
+        GovernorRule.parse(arguments.governor).check(prices)
     except ValueError as error:
         raise CommandError(str(error)) from None
-    return rule
+    return str(arguments.governor)
 
 
 def _policy_modules(given: str) -> frozenset[str]:
-    """Import the modules of a user's own; return their names.
+    """Import a user's modules; return their names.
 
     Raises:
-        PolicyError: one cannot be.
+        PolicyError: a module cannot be imported.
     """
-    found = set()
+    names = set()
     for word in filter(None, given.split(",")):
         name = word
         if word.endswith(".py"):
@@ -361,15 +360,15 @@ def _policy_modules(given: str) -> frozenset[str]:
             name = Path(word).stem
         try:
             importlib.import_module(name)
-        except Exception as error:  # whatever it does, it is no module to go by
+        except Exception as error:  # the module may raise anything
             expected = "a module that can be imported for --policy-modules"
             raise PolicyError(f"expected {expected}, got {word}: {error}") from None
-        found.add(name)
-    return frozenset(found)
+        names.add(name)
+    return frozenset(names)
 
 
-def _policy(arguments: argparse.Namespace, goes_on: bool, say: Log) -> Policy:
-    """Return the policy that is to decide; of a daemon that goes on, whatever has become of it."""
+def _policy(arguments: argparse.Namespace, goes_on: bool, say: StderrLog) -> Policy:
+    """Return the policy; the default if the policy of a daemon that goes on is gone."""
     try:
         return placing(arguments.policy)
     except MissingPartError as error:
@@ -381,7 +380,7 @@ def _policy(arguments: argparse.Namespace, goes_on: bool, say: Log) -> Policy:
 
 
 def _power_commands(arguments: argparse.Namespace) -> PowerCommands | None:
-    """Return what powers nodes off and on."""
+    """Return the commands that power nodes off and on."""
     off, on, deadline_s = arguments.power_off, arguments.power_on, arguments.power_on_deadline
     if (off or on) and arguments.engine != "local":
         got = f"--engine {arguments.engine}, whose nodes Slurm itself powers off"
@@ -393,7 +392,7 @@ def _power_commands(arguments: argparse.Namespace) -> PowerCommands | None:
 
 
 def _engine(arguments: argparse.Namespace, *, shared: bool) -> Engine:
-    """Return the nodes of an engine and who starts processes there."""
+    """Return the engine."""
     meters = MeterChoice.parse(arguments.meters, arguments.meter_command, arguments.meter_limit)
     if arguments.engine == "local":
         meters.check_command()
@@ -417,7 +416,7 @@ def _engine(arguments: argparse.Namespace, *, shared: bool) -> Engine:
 
 
 def _options(arguments: argparse.Namespace, meters: MeterChoice) -> engines.EngineOptions:
-    """Return what the engines of Slurm are configured with."""
+    """Return the options of Slurm's engines."""
     return engines.EngineOptions(
         arguments.reach or "slurm",
         arguments.grace,
@@ -428,7 +427,7 @@ def _options(arguments: argparse.Namespace, meters: MeterChoice) -> engines.Engi
 
 
 def _check_site(arguments: argparse.Namespace) -> int:
-    """Say what this site's Slurm allows; exit 1 where the engine asked for cannot work."""
+    """Print what this site's Slurm allows; exit 1 if the engine cannot work."""
     if arguments.cluster is not None:
         with refuse_on(FileError, OSError):
             read_cluster(arguments.cluster)
@@ -452,16 +451,16 @@ def replay(arguments: argparse.Namespace) -> int:
     if not arguments.journal.is_file():
         raise CommandError(f"expected a journal, got {arguments.journal}, which does not exist")
     with refuse_on(JournalError, PolicyError), Journal.open(arguments.journal) as journal:
-        pruned, found = journal.begins(), replayed(journal)
-    summary = f"{found.events} events, {len(found.differing)} decided otherwise"
+        pruned, result = journal.begins(), replayed(journal)
+    summary = f"{result.events} events, {len(result.differing)} decided otherwise"
     if pruned:
         summary += f"; those of the first {pruned} entries are gone"
-    result = {"events": found.events, "differing": found.differing, "pruned": pruned}
-    publish(arguments.json, result, [summary, *found.differing, *found.missing])
-    return 1 if found.differing else 0
+    row = {"events": result.events, "differing": result.differing, "pruned": pruned}
+    publish(arguments.json, row, [summary, *result.differing, *result.missing])
+    return 1 if result.differing else 0
 
 
-# FUSED rms.cli.daemon: ``rms pilot``: a daemon that asks Slurm for nodes by what waits, and lets them go.
+# --- rms pilot -----------------------------------------------------------------------------------
 
 
 def add_pilot(command: argparse.ArgumentParser) -> None:
@@ -504,11 +503,11 @@ def pilot(arguments: argparse.Namespace) -> int:
     return serve(arguments)
 
 
-def limits(arguments: argparse.Namespace) -> Limits:
-    """Return what the user allows.
+def limits(arguments: argparse.Namespace) -> PilotLimits:
+    """Return the user's limits.
 
     Raises:
-        CommandError: it cannot be.
+        CommandError: they contradict each other.
     """
     keep, most = arguments.keep, arguments.max_nodes
     if not (arguments.on_demand or keep):
@@ -523,7 +522,7 @@ def limits(arguments: argparse.Namespace) -> Limits:
         raise CommandError("expected a --time at which allocations end, got none")
     if most is None:
         most = 0 if arguments.on_demand else keep
-    return Limits(
+    return PilotLimits(
         on_demand=arguments.on_demand,
         keep=keep,
         most=most,

@@ -1,4 +1,4 @@
-"""What ``rms serve`` and ``rms compare`` have in common: the choice of engine and nodes."""
+"""Options that several commands share: engine and nodes, and the inputs of ``rms simulate``."""
 
 from __future__ import annotations
 
@@ -39,36 +39,36 @@ def add_policy(add: Callable[..., argparse.Action]) -> None:
 
 
 def check_engine(name: str) -> None:
-    """Refuse an engine that there is not."""
+    """Refuse an unknown engine."""
     if name not in ENGINES:
         raise CommandError(f"expected an engine of {', '.join(ENGINES)}, got {name!r}")
 
 
-def local_nodes(asked: int | None) -> int:
-    """Return how many cores serve as nodes: never more than there are."""
+def local_nodes(nodes: int | None) -> int:
+    """Return how many cores serve as nodes: at most those of this machine."""
     most = len(this_machine().names)
-    if asked is not None and not 1 <= asked <= most:
+    if nodes is not None and not 1 <= nodes <= most:
         raise CommandError(
-            f"expected 1 to {most} nodes, as this machine has cores, got {asked}: an "
+            f"expected 1 to {most} nodes, as this machine has cores, got {nodes}: an "
             "oversubscribed timing is no result"
         )
-    return most if asked is None else asked
+    return most if nodes is None else nodes
 
 
-# FUSED rms.cli.options: What ``rms simulate`` is given: a workload, a trace, or a cluster's accounting.
+# --- Inputs of rms simulate: a workload, a trace, or a cluster's accounting -----------------------
 
 SAID_FROM = 0.05
-"""From this share of jobs with a part of a node on it is said that nodes seem to be shared."""
+"""Share of jobs with a part of a node from which a line reports that nodes seem to be shared."""
 
 
 class Workload(msgspec.Struct, frozen=True):
     """Jobs, and the cluster they are for.
 
     Attributes:
-        name: the file they come from.
-        notes: what the result says of them, beside the figures.
-        log: the log they come from, if it is one.
-        names: those of jobs of a workload file that state one.
+        name: the name of their file.
+        notes: remarks of the result, beside the figures.
+        log: their log, if they come from one.
+        names: names of jobs, if their workload file states them.
     """
 
     name: str
@@ -82,17 +82,17 @@ class Workload(msgspec.Struct, frozen=True):
 def read_inputs(
     arguments: argparse.Namespace, mode: Mode | None, *, shared: bool = False
 ) -> Workload:
-    """Read what the options of ``rms simulate`` name.
+    """Read the inputs of ``rms simulate``.
 
     Args:
-        mode: what all jobs are to allow; None for what the files say.
+        mode: the mode of all jobs; None for those of the files.
         shared: whether jobs share nodes, so that sizes count slots.
 
     Raises:
-        FileError: options do not go together, or a file is not what it should be.
+        FileError: options do not go together, or a file does not parse.
     """
-    given = [arguments.trace, arguments.sacct, arguments.workload]
-    if sum(each is not None for each in given) != 1:
+    inputs = [arguments.trace, arguments.sacct, arguments.workload]
+    if sum(each is not None for each in inputs) != 1:
         raise FileError(
             "expected one of --trace FILE.swf, --sacct FILE and --workload FILE.toml or FILE.csv"
         )
@@ -140,10 +140,10 @@ def _say(text: str) -> None:
 
 
 def candidates(text: str | None, work: Workload) -> frozenset[JobId] | None:
-    """Return the jobs that ``--malleable-jobs`` means, None for all.
+    """Return the jobs that ``--malleable-jobs`` selects, None for all.
 
     Raises:
-        FileError: it does not parse, asks for what a trace does not say, or means no job.
+        FileError: it does not parse, uses labels that a trace lacks, or selects no job.
     """
     if text is None:
         return None
@@ -152,18 +152,18 @@ def candidates(text: str | None, work: Workload) -> frozenset[JobId] | None:
         if criteria.labels:
             names = " and ".join(criteria.labels)
             raise FileError(f"expected --sacct with {names} in --malleable-jobs, got a trace")
-        found = frozenset(
+        jobs = frozenset(
             spec.id for spec in work.specs if criteria.match(spec.preferred, spec.run_s or 0.0, {})
         )
     else:
-        found = frozenset(
+        jobs = frozenset(
             JobId(job.id)
             for job in work.log.jobs
             if criteria.match(job.size, job.run_s, {kind: getattr(job, kind) for kind in LABELS})
         )
-    if not found:
+    if not jobs:
         raise FileError(f"expected --malleable-jobs that some jobs match, got {text!r}")
-    return found
+    return jobs
 
 
 def log_lines(figures: dict[str, Any]) -> list[str]:

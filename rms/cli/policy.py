@@ -1,4 +1,4 @@
-"""``rms policy`` and ``rms power-cap``: what a running daemon decides by."""
+"""``rms policy`` and ``rms power-cap``: policy and power cap of a running daemon."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from rms.client.connection import ask, server_address
 from rms.formats.jobscript import ScriptError, parse_power_cap
-from rms.kernels.wire import TASK_STRATEGIES
+from rms.kernels.scheduler import STRATEGIES
 from rms.wire.terminal import CommandError, columns, completed_by, publish, refuse_on
 from rms.wire.users import PolicyName, PowerCap, PowerCapRow
 
@@ -24,7 +24,7 @@ def add_policy(command: argparse.ArgumentParser) -> None:
         help="of jobs: a policy or FILE.toml; of tasks: short-term, long-term, banking, constraint "
         "or FILE.py (default: show what decides)",
     )
-    completed_by(name, lambda: [*policies(), *TASK_STRATEGIES])
+    completed_by(name, lambda: [*policies(), *STRATEGIES])
     command.add_argument(
         "--governor",
         metavar="high|low|price[:LIMIT]|co2[:LIMIT]|cap",
@@ -47,25 +47,25 @@ def policy(arguments: argparse.Namespace) -> int:
     name = arguments.name or ""
     governor = arguments.governor or ""
     if not name and not governor:
-        found = ask(PolicyName, server, "GET", "/policy")
-    elif name in TASK_STRATEGIES or name.endswith(".py"):
+        names = ask(PolicyName, server, "GET", "/policy")
+    elif name in STRATEGIES or name.endswith(".py"):
         strategy, text = name, ""
         if name.endswith(".py"):
             strategy, text = str(Path(name).absolute()), _text(Path(name))
         body = PolicyName("", strategy, governor, text)
-        found = ask(PolicyName, server, "POST", "/policy", body)
+        names = ask(PolicyName, server, "POST", "/policy", body)
     else:
         if name.endswith(".toml"):
             from rms.core.policies import PolicyError, read_policy
 
             with refuse_on(PolicyError):
                 name = read_policy(Path(name)).text
-        found = ask(PolicyName, server, "POST", "/policy", PolicyName(name, "", governor))
-    by = f" (by {found.governor_rule})" if found.governor_rule else ""
+        names = ask(PolicyName, server, "POST", "/policy", PolicyName(name, "", governor))
+    by = f" (by {names.governor_rule})" if names.governor_rule else ""
     heads = ["POLICY", "TASKS", "GOVERNOR"]
-    row = [found.name, found.strategy, f"{found.governor}{by}"]
-    shown = 3 if found.strategy else 1
-    publish(arguments.json, msgspec.to_builtins(found), columns(heads[:shown], [row[:shown]]))
+    row = [names.name, names.strategy, f"{names.governor}{by}"]
+    shown = 3 if names.strategy else 1
+    publish(arguments.json, msgspec.to_builtins(names), columns(heads[:shown], [row[:shown]]))
     return 0
 
 
@@ -91,16 +91,16 @@ def add_power_cap(command: argparse.ArgumentParser) -> None:
 
 
 def power_cap(arguments: argparse.Namespace) -> int:
-    """``rms power-cap [W|none]``: shows or sets what the cluster is to draw at most."""
+    """``rms power-cap [W|none]``: shows or sets the power cap of the cluster."""
     server = server_address(arguments.server, os.environ)
     if arguments.watts is None:
-        found = ask(PowerCapRow, server, "GET", "/power-cap")
+        cap = ask(PowerCapRow, server, "GET", "/power-cap")
     else:
         with refuse_on(ScriptError):
             body = PowerCap(parse_power_cap(arguments.watts))
-        found = ask(PowerCapRow, server, "POST", "/power-cap", body)
-    watts = (found.cap_w, found.expected_w, found.idle_w, found.measured_w)
-    row = ["none" if each is None else f"{each:.1f}" for each in watts]
+        cap = ask(PowerCapRow, server, "POST", "/power-cap", body)
+    watts = (cap.cap_w, cap.expected_w, cap.idle_w, cap.measured_w)
+    row = ["none" if value is None else f"{value:.1f}" for value in watts]
     heads = ["CAP_W", "EXPECTED_W", "IDLE_W", "MEASURED_W"]
-    publish(arguments.json, msgspec.to_builtins(found), columns(heads, [row]))
+    publish(arguments.json, msgspec.to_builtins(cap), columns(heads, [row]))
     return 0

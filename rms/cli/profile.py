@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from rms.cli.options import add_engine, check_engine, local_nodes
-from rms.client.commands import LAUNCHERS
 from rms.client.connection import ServerError
 from rms.client.launch import strip_options
 from rms.formats import profiles
@@ -27,6 +26,7 @@ from rms.power.meter import MeterError
 from rms.studies import bandwidth
 from rms.studies import profile as study
 from rms.wire.files import state_folder
+from rms.wire.mpiexec import LAUNCHERS
 from rms.wire.terminal import (
     CommandError,
     at_least,

@@ -1,4 +1,4 @@
-"""``rms queue``: the jobs that wait or run, as squeue shows them."""
+"""``rms queue``, as squeue shows jobs, and ``rms show``, with all facts about a job."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import getpass
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from rms.client.commands import jobs
 from rms.client.connection import server_address
-from rms.drawings import clock
-from rms.formats.energy import Account, slurm_words
+from rms.client.status import RESIZE_HEADS, job_facts, resize_cells
 from rms.formats.values import fold_ids, fold_slots
-from rms.wire.rows import restart_words
 from rms.wire.terminal import (
     JOB_IDS,
     CommandError,
@@ -24,8 +22,9 @@ from rms.wire.terminal import (
     completed_by,
     printable,
     publish,
+    slurm_duration,
 )
-from rms.wire.users import ALIVE, SHORT_STATES, JobRow, JobSelection, ResizeRow
+from rms.wire.users import ALIVE, SHORT_STATES, JobRow, JobSelection
 
 COLUMNS = "ijuTmMlDsR"
 """Fields of the default table."""
@@ -79,7 +78,7 @@ def selection(arguments: argparse.Namespace) -> JobSelection:
 
 
 def queue(arguments: argparse.Namespace) -> int:
-    """``rms queue``: jobs that wait or run, array tasks that wait folded into one row."""
+    """``rms queue``: pending and running jobs; pending tasks of an array share a row."""
     form = arguments.format
     _check(form or "")
     server = server_address(arguments.server, os.environ)
@@ -113,7 +112,7 @@ def _where(job: JobRow) -> str:
     return f"({job.reason})" if job.reason else ""
 
 
-# --- a format of the user's own ------------------------------------------------------------------
+# --- fields and formats --------------------------------------------------------------------------
 
 
 def _date(at_s: float | None) -> str:
@@ -121,24 +120,14 @@ def _date(at_s: float | None) -> str:
 
 
 def _run_s(job: JobRow) -> float:
-    """Return how long a job has run."""
+    """Return the run time of a job."""
     if job.start_s is None:
         return 0.0
     return (time.time() if job.end_s is None else job.end_s) - job.start_s
 
 
 def _limit(job: JobRow, used_s: float = 0.0) -> str:
-    return "UNLIMITED" if job.limit_s is None else hours(job.limit_s - used_s)
-
-
-def hours(length_s: float) -> str:
-    """Return a length of time as squeue writes it: ``2-03:04:05``, ``3:04:05``, ``4:05``."""
-    minutes, seconds = divmod(max(0, int(length_s)), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days}-{hours:02d}:{minutes:02d}:{seconds:02d}"
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+    return "UNLIMITED" if job.limit_s is None else slurm_duration(job.limit_s - used_s)
 
 
 SHORT = {state: short for short, state in SHORT_STATES.items()}
@@ -156,7 +145,7 @@ FIELDS: dict[str, tuple[str, Callable[[str, JobRow], str]]] = {
     "Q": ("PRIORITY", lambda name, job: "" if job.priority is None else f"{job.priority:.0f}"),
     "u": ("USER", lambda name, job: job.user),
     "m": ("MODE", lambda name, job: job.mode),
-    "M": ("TIME", lambda name, job: hours(_run_s(job))),
+    "M": ("TIME", lambda name, job: slurm_duration(_run_s(job))),
     "l": ("TIME_LIMIT", lambda name, job: _limit(job)),
     "L": ("TIME_LEFT", lambda name, job: _limit(job, _run_s(job))),
     "s": ("STEP", lambda name, job: f"{job.step}/{job.steps}" if job.steps else ""),
@@ -190,9 +179,7 @@ def _fill(form: str, values: Mapping[str, str]) -> str:
     return _PLACE.sub(put, form)
 
 
-# FUSED rms.cli.queue: ``rms show ID``: all that is known of a job, for a person; ``--json`` has it for programs.
-
-RESIZE_HEADS = ("RESIZE", "AT", "STEP", "RANKS", "STRATEGY", "BOOT", "STALL", "MOVED", "ENERGY")
+# --- rms show -----------------------------------------------------------------------------------
 
 
 def add_show(command: argparse.ArgumentParser) -> None:
@@ -201,104 +188,20 @@ def add_show(command: argparse.ArgumentParser) -> None:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """``rms show ID``: what is known of each of its jobs, and a table of its resizes."""
+    """``rms show ID``: the facts about each job, and a table of its resizes."""
     rows = jobs(server_address(arguments.server, os.environ), arguments.id)
     lines: list[str] = []
     for job in rows:
         lines += [""] if lines else []
-        lines += known_lines(job)
+        lines += job_lines(job)
     publish(arguments.json, msgspec.to_builtins(rows), lines)
     return 0
 
 
-def known_lines(job: JobRow) -> list[str]:
-    """Return all that is known of a job, a line each, and a table of its resizes."""
-    lines = columns(("JOB", printable(f"{job.id} {job.name}".rstrip())), list(_known(job)))
+def job_lines(job: JobRow) -> list[str]:
+    """Return the facts about a job, one in a line, and a table of its resizes."""
+    lines = columns(("JOB", printable(f"{job.id} {job.name}".rstrip())), list(job_facts(job)))
     if job.resizes:
-        found = [[str(n), *_resize(row)] for n, row in enumerate(job.resizes, 1)]
-        lines += ["", *columns(RESIZE_HEADS, found)]
+        rows = [[str(n), *resize_cells(row)] for n, row in enumerate(job.resizes, 1)]
+        lines += ["", *columns(("RESIZE", *RESIZE_HEADS), rows)]
     return lines
-
-
-def _known(job: JobRow) -> Iterator[tuple[str, str]]:
-    """Yield the name and text of each fact that the daemon has about a job.
-
-    A node failure also requeues a job, so a running job shows the cost of a requeue.
-    """
-    status = "" if job.exit_code is None else f", exit status {job.exit_code}"
-    to, how = job.resize_to, job.resizing or "pending"
-    yield "state", f"{job.state}{status}" + ("" if to is None else f", resize to {to}: {how}")
-    if job.reason:
-        yield "reason", job.reason
-    if job.limit_s is not None:
-        yield "time limit", elapsed(job.limit_s)
-    yield "submitted", clock(job.submit_s, day=True)
-    if job.expected_start_s is not None:
-        yield "expected start", clock(job.expected_start_s, day=True)
-    if job.start_s is not None:
-        yield (
-            "started",
-            f"{clock(job.start_s, day=True)}, after {elapsed(job.start_s - job.submit_s)}",
-        )
-    if job.end_s is not None and job.start_s is not None:
-        yield "ended", f"{clock(job.end_s, day=True)}, after {elapsed(job.end_s - job.start_s)}"
-    elif job.end_s is not None:
-        yield "ended", clock(job.end_s, day=True)
-    yield "nodes", _nodes(job)
-    if job.steps:
-        yield "progress", f"step {job.step:,} of {job.steps:,} ({job.step / job.steps:.0%})"
-    if job.start_s is not None and job.end_s is None:
-        yield "if requeued", restart_words(job.restartable, job.step, job.steps)
-    if job.seen:
-        speeds = [f"{s.steps / s.seconds:.4g} on {s.nodes}" for s in job.seen if s.seconds > 0.0]
-        yield "steps a second", ", ".join(speeds)
-    yield "energy", Account.of(job.energy).words
-    if by_slurm := slurm_words(job.slurm):
-        yield "by Slurm", by_slurm
-    for name, listed in (("only on", job.nodelist), ("not on", job.exclude)):
-        if listed:
-            yield name, ",".join(listed)
-    for name in ("account", "answer", "profile", "output", "summary"):
-        if value := getattr(job, name):
-            yield name, str(value)
-    if job.priority:
-        yield "priority", f"{job.priority:g}"
-    if job.frequency is not None:
-        yield "frequency", f"{job.frequency:.0%} of the highest"
-
-
-def _nodes(job: JobRow) -> str:
-    """Return how many nodes a job has, and may have."""
-    low, high = job.nodes_min, job.nodes_max
-    may = f"{low}" if low == high else f"{low} to {high}"
-    if not job.size:
-        return f"wants {may}, {job.mode}"
-    names = f" ({fold_slots(job.nodes)})" if job.nodes else ""
-    return f"{job.size}{names}, {job.mode}" + ("" if low == high else f", may have {may}")
-
-
-def _resize(row: ResizeRow) -> list[str]:
-    energy = "" if row.energy_j is None else f"{row.energy_j:.1f} J"
-    if row.saved_j is not None:
-        energy += f", {'saves' if row.saved_j >= 0.0 else 'costs'} {abs(row.saved_j):.1f} J later"
-    return [
-        clock(row.at_s),
-        f"{row.step}",
-        f"{row.from_ranks} to {row.to_ranks}",
-        row.strategy,
-        f"{row.boot_s:.2f} s",
-        f"{row.stall_s:.3f} s",
-        f"{row.bytes / 1e6:.1f} MB",
-        energy,
-    ]
-
-
-def elapsed(seconds: float) -> str:
-    """Return a length of time in its two largest units: ``3 min 5 s``."""
-    if seconds < 59.95:  # what is written as 60.0 s is a minute
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    for unit, name, small, rest in ((86400, "d", 3600, "h"), (3600, "h", 60, "min")):
-        if whole >= unit:
-            return f"{whole // unit} {name} {whole % unit // small} {rest}"
-    return f"{whole // 60} min {whole % 60} s"

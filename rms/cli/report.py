@@ -1,4 +1,4 @@
-"""``rms report``: a page with figures, of a running daemon or of a result that was kept as JSON."""
+"""``rms report``: a page with charts and tables of a daemon, its journal, or a kept result."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ import msgspec
 
 from rms.cli.options import log_lines
 from rms.client.connection import server_address
-from rms.client.report import Report, pictures, preformatted, watts_of
+from rms.client.report import Report, watts_of
 from rms.plots import History
-from rms.wire.files import write_whole
 from rms.wire.terminal import CommandError, publish, refuse_on
 from rms.wire.users import NodeSpan, Snapshot
 
@@ -45,13 +43,13 @@ def add_report(command: argparse.ArgumentParser) -> None:
 
 def report(arguments: argparse.Namespace) -> int:
     """``rms report DIR``: a page with figures and tables, in one file."""
-    given = (arguments.source, arguments.journal, arguments.server)
-    if sum(each is not None for each in given) > 1:
+    sources = (arguments.source, arguments.journal, arguments.server)
+    if sum(source is not None for source in sources) > 1:
         raise CommandError("expected one of --server, --journal FILE and --from RESULT.json")
     folder: Path = arguments.folder
     path = folder.absolute()
     try:
-        existing = next(each for each in (path, *path.parents) if each.exists())
+        existing = next(folder for folder in (path, *path.parents) if folder.exists())
         is_folder = existing.is_dir()
     except PermissionError:
         is_folder, existing = False, path.parent
@@ -62,12 +60,12 @@ def report(arguments: argparse.Namespace) -> int:
     if arguments.source is None:
         return _of_jobs(arguments)
     try:
-        found = _of_result(_read(arguments.source), arguments.source)
-        target = found.write(folder)
+        page = _of_result(_read(arguments.source), arguments.source)
+        target = page.write(folder)
     except OSError as error:
         raise CommandError(f"cannot write a report to {folder}: {error.strerror}", 1) from None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        # Somebody else's JSON, or one that was edited: nothing in it can be relied on.
+        # JSON of another program or edited by hand may have any form.
         raise CommandError(
             f"{arguments.source}: expected the JSON of rms simulate or rms compare, "
             f"got one without a good {error}"
@@ -105,41 +103,41 @@ def _read(path: Path) -> dict[str, Any]:
     """Read a result.
 
     Raises:
-        CommandError: missing, or not the JSON of a command that is known.
+        CommandError: the file is missing, or is not the JSON of simulate or compare.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        result = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CommandError(f"expected a file, got {path}, which does not exist") from None
     except (OSError, ValueError) as error:
         raise CommandError(f"{path}: expected JSON, got: {error}") from None
-    if not isinstance(found, dict) or not {"makespan_s", "rows"} & set(found):
+    if not isinstance(result, dict) or not {"makespan_s", "rows"} & set(result):
         raise CommandError(f"{path}: expected the JSON of rms simulate or rms compare")
-    return found
+    return result
 
 
 def _of_result(result: dict[str, Any], source: Path) -> Report:
-    """Return the report of what simulate or compare wrote."""
-    found = Report(f"rms: {source.name}")
+    """Return the report of a result of simulate or compare."""
+    page = Report(f"rms: {source.name}")
     if result.get("study") == "malleability":
-        found.say(f"What would malleability bring to {result['trace']}?")
+        page.say(f"What would malleability bring to {result['trace']}?")
     if "log" in result:
-        found.parts.append(preformatted(log_lines(result["log"])))
+        page.preformatted(log_lines(result["log"]))
     if result.get("study") == "malleability":
-        _malleability(found, result)
+        _malleability(page, result)
     elif "makespan_s" in result:
-        _simulation(found, result)
+        _simulation(page, result)
     else:
-        _comparison(found, result)
+        _comparison(page, result)
     for name, heads, rows in tables(result):
-        found.head(_heading(name))
-        found.table(_file_name(name) or "result", heads, rows)
-    return found
+        page.head(_heading(name))
+        page.table(_file_name(name) or "result", heads, rows)
+    return page
 
 
 def _heading(name: str) -> str:
-    """Return a table's name in words."""
-    known = {
+    """Return the heading of a table."""
+    headings = {
         "": "Result",
         "rows": "Modes",
         "warm_up": "Warm-up, counted nowhere",
@@ -149,7 +147,7 @@ def _heading(name: str) -> str:
         "length": "By run time",
         "mode": "By mode",
     }
-    name = known.get(name) or re.sub(r"^rows, (mode .*): jobs$", r"Jobs, \1", name)
+    name = headings.get(name) or re.sub(r"^rows, (mode .*): jobs$", r"Jobs, \1", name)
     return re.sub(r"^rows, (mode .*): runs$", r"Runs, \1", name)
 
 
@@ -157,77 +155,71 @@ def _file_name(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def _malleability(found: Report, result: dict[str, Any]) -> None:
+def _malleability(page: Report, result: dict[str, Any]) -> None:
     from rms.studies.malleability import draw
     from rms.studies.malleability import table as study_table
 
-    found.parts.append(preformatted(study_table(result)))
+    page.preformatted(study_table(result))
     title = f"{result['trace']}, policy {result['policy']}"
-    with tempfile.TemporaryDirectory() as scratch:
-        figure = Path(scratch) / "malleability.png"
-        draw(result, figure, title)
-        picture = figure.read_bytes()
-        shown = pictures([figure])
-    found.drawing("malleability", shown, lambda path: write_whole(path, picture))
+    page.picture("malleability", lambda path: draw(result, path, title))
 
 
-def _simulation(found: Report, result: dict[str, Any]) -> None:
+def _simulation(page: Report, result: dict[str, Any]) -> None:
     owners = [(name, j / 1e6) for name, j in result["energy_j"].items() if name != "cluster"]
     for kind, label in (("size", "processors"), ("length", "run time")):
         rows = [(row["class"], row["mean_wait_s"] / 3600) for row in result["classes"][kind]]
-        found.head(f"Mean wait by {label}")
-        found.bars(f"mean-wait-by-{kind}", rows, "h")
+        page.head(f"Mean wait by {label}")
+        page.bars(f"mean-wait-by-{kind}", rows, "h")
     if any(joules for _, joules in owners):
-        found.head("Energy")
-        found.bars("energy", owners, "MJ")
+        page.head("Energy")
+        page.bars("energy", owners, "MJ")
 
 
-def _comparison(found: Report, result: dict[str, Any]) -> None:
-    """Enter the modes beside each other, then who held which node when in each median run."""
+def _comparison(page: Report, result: dict[str, Any]) -> None:
+    """Enter charts of the modes, then the nodes over time in each median run."""
     from rms.studies.compare import table as modes_table
 
     rows = result["rows"]
     if "warm_up" in result:
-        found.parts.append(preformatted(modes_table(result)))
+        page.preformatted(modes_table(result))
     for key, label, unit in (
         ("time_s", "Time", "s"),
         ("cluster_j", "Energy of the cluster", "J"),
         ("allocation", "Nodes held", "of all node seconds"),
     ):
-        found.head(f"{label}, run of the median time")
-        found.bars(_file_name(label), [(str(row["mode"]), float(row[key])) for row in rows], unit)
+        page.head(f"{label}, run of the median time")
+        page.bars(_file_name(label), [(str(row["mode"]), float(row[key])) for row in rows], unit)
     for row in rows:
         if row.get("spans"):
-            found.head(f"Nodes over time, mode {row['mode']}")
+            page.head(f"Nodes over time, mode {row['mode']}")
             history = History(
-                row["nodes"],
-                msgspec.convert(row["spans"], list[NodeSpan]),
-                [(at_s, watts) for at_s, watts in row["power_w"]],
-                row["time_s"],
-                0.0,
-                msgspec.convert(row["power_spans"], list[NodeSpan]),
+                nodes=row["nodes"],
+                spans=msgspec.convert(row["spans"], list[NodeSpan]),
+                power_w=[(at_s, watts) for at_s, watts in row["power_w"]],
+                end_s=row["time_s"],
+                power_spans=msgspec.convert(row["power_spans"], list[NodeSpan]),
             )
             marks = {job["id"]: _marks(job) for job in row["jobs"]}
-            found.over_time(history, watts_of(history), marks, f"{row['mode']}-", relative=True)
+            page.over_time(history, watts_of(history), marks, f"{row['mode']}-", relative=True)
 
 
 def _marks(job: Row) -> list[tuple[float, str]]:
     return [
-        (each["at_s"], f"job {job['id']}: {each['from']} to {each['to']} ranks")
-        for each in job.get("resizes", [])
-        if "at_s" in each
+        (resize["at_s"], f"job {job['id']}: {resize['from']} to {resize['to']} ranks")
+        for resize in job.get("resizes", [])
+        if "at_s" in resize
     ]
 
 
 def tables(result: dict[str, Any], of: str = "") -> Iterator[tuple[str, Heads, list[list[str]]]]:
-    """Yield the single values, then each list or group of values: name, heads, and rows."""
+    """Yield a table of the single values, then of lists and groups: name, heads and rows."""
     single = [(name, value) for name, value in result.items() if not isinstance(value, dict | list)]
     if single:
         yield of, ("", ""), [[name, _cell(value)] for name, value in single]
     for name, value in result.items():
         if isinstance(value, dict) and (name != "energy_j" or any(value.values())):
             yield from tables(value, name)
-        elif isinstance(value, list) and all(isinstance(each, dict) for each in value):
+        elif isinstance(value, list) and all(isinstance(row, dict) for row in value):
             yield name, *_rows(value)
             yield from _inner(name, value)
 
@@ -240,8 +232,8 @@ def _inner(name: str, rows: Sequence[Row]) -> Iterator[tuple[str, Heads, list[li
         for key in ("classes", "runs", "jobs"):
             value = row.get(key)
             if isinstance(value, dict):
-                for kind, found in value.items():
-                    yield f"{name}, {label}: by {kind}", *_rows(found)
+                for kind, classes in value.items():
+                    yield f"{name}, {label}: by {kind}", *_rows(classes)
             elif isinstance(value, list):
                 yield f"{name}, {label}: {key}", *_rows(value)
 
@@ -253,14 +245,14 @@ def _rows(rows: Sequence[Row]) -> tuple[Heads, list[list[str]]]:
 
 
 def _flat(row: Row) -> Row:
-    """Return a row whose groups of numbers (``energy_j``) are columns of their own."""
-    found: Row = {}
+    """Return a row in which each number of a group (``energy_j``) is a column."""
+    flat: Row = {}
     for key, value in row.items():
         if _plain(value):
-            found[key] = value
+            flat[key] = value
         elif isinstance(value, dict) and all(map(_plain, value.values())):
-            found |= {f"{key} {name}": inner for name, inner in value.items()}
-    return found
+            flat |= {f"{key} {name}": inner for name, inner in value.items()}
+    return flat
 
 
 def _plain(value: object) -> bool:

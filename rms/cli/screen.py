@@ -1,4 +1,9 @@
-"""What opens above the table of ``rms top``: questions before something is done, text to read."""
+"""The screen of ``rms top``: the cluster in two lines, a table of jobs, and actions on a job.
+
+Requests to the daemon are made in threads, so that keys work while it does not answer. The table
+holds only the rows in sight of a list that may have a hundred thousand; textual's ``DataTable``
+holds them all.
+"""
 
 from __future__ import annotations
 
@@ -26,30 +31,33 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Button, Footer, Input, Static
 
-from rms.cli.queue import hours, known_lines
+from rms.cli.queue import job_lines
 from rms.client.commands import Action, act, actions
 from rms.client.connection import ServerError, ask
-from rms.drawings import clock
+from rms.client.status import DECISION_HEADS, ClusterStatus, decision_cells
 from rms.formats.energy import energy_words
 from rms.formats.values import fold_slots
+from rms.wire.files import tail
 from rms.wire.live import LIVE_PATH, MOST_ROWS, SORTS, JobLine, JobPage, Live, LiveQuery
-from rms.wire.terminal import columns, printable
+from rms.wire.terminal import clock, columns, printable, slurm_duration
 from rms.wire.users import HistoryEntry
 
+# --- dialogs ------------------------------------------------------------------------------------
 
-class Question(ModalScreen[int]):
-    """Says what will happen, and asks whether it shall: -1 for no, else a number of nodes or 0."""
+
+class Confirmation(ModalScreen[int]):
+    """Asks for confirmation of an action: returns -1 for no, else a number of nodes or 0."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,n", "no", "No"),
         Binding("y", "yes", "Yes"),
     ]
     DEFAULT_CSS = """
-    Question { align: center middle; }
-    Question > Vertical { width: 72; max-width: 95%; height: auto; border: round $warning;
+    Confirmation { align: center middle; }
+    Confirmation > Vertical { width: 72; max-width: 95%; height: auto; border: round $warning;
         background: $surface; padding: 1 2; }
-    Question Horizontal { height: auto; margin-top: 1; }
-    Question Button { margin-right: 2; }
+    Confirmation Horizontal { height: auto; margin-top: 1; }
+    Confirmation Button { margin-right: 2; }
     """
 
     def __init__(self, action: Action) -> None:
@@ -57,7 +65,7 @@ class Question(ModalScreen[int]):
         self._action = action
 
     def compose(self) -> ComposeResult:
-        """Yield the sentence, the number if one is asked for, and the buttons."""
+        """Yield the effect, an input if the action needs a number, and the buttons."""
         with Vertical():
             yield Static(Text(printable(self._action.say)))
             if self._action.nodes:
@@ -67,18 +75,18 @@ class Question(ModalScreen[int]):
                 yield Button("No (n)", id="no")
 
     def on_mount(self) -> None:
-        """Let nothing happen by Enter alone but where a number is typed."""
+        """Focus the input, or the button that does nothing."""
         self.query_one("Input" if self._action.nodes else "#no").focus()
 
     @on(Button.Pressed, "#no")
     def action_no(self) -> None:
-        """Leave all as it is."""
+        """Do nothing."""
         self.dismiss(-1)
 
     @on(Button.Pressed, "#yes")
     @on(Input.Submitted)
     def action_yes(self) -> None:
-        """Do it, where a number is expected with one."""
+        """Return 0, or the number of nodes."""
         if not self._action.nodes:
             self.dismiss(0)
             return
@@ -90,7 +98,7 @@ class Question(ModalScreen[int]):
 
 
 class Reader(ModalScreen[None]):
-    """Lines of text to be read."""
+    """Shows lines of text."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "close", "Close")]
     DEFAULT_CSS = """
@@ -110,7 +118,7 @@ class Reader(ModalScreen[None]):
             yield Static(Text("\n".join(map(printable, self._lines))))
 
     def on_mount(self) -> None:
-        """Begin at the end of what has grown."""
+        """Show the end first, if ``end`` is set."""
         if self._end:
             self.query_one(VerticalScroll).scroll_end(animate=False)
 
@@ -119,17 +127,17 @@ class Reader(ModalScreen[None]):
         self.dismiss()
 
 
-# FUSED rms.cli.screen: The table of jobs in ``rms top``: as long as the daemon's list; it holds what is seen.
+# --- columns ------------------------------------------------------------------------------------
 
 AROUND = 5
-"""So many rows above and below those that are seen are asked for too."""
+"""Number of rows above and below the visible ones that the table holds too."""
 
 COLOURS = {"RUNNING": "green", "PENDING": "yellow", "COMPLETED": "cyan", "FAILED": "red"}
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its head, by what it is sorted, its widths at 80 columns and at 120 and more."""
+    """A column: head, sort key, width on a terminal of 80 columns and of 120 or more."""
 
     head: str
     sort: str
@@ -151,34 +159,33 @@ LAST = "NODELIST(REASON)"
 
 
 def widths(whole: int) -> list[int]:
-    """Return how wide each column is in so many; the last has the rest."""
+    """Return the width of each column on a terminal; the last has the rest."""
     share = min(1.0, max(0.0, (whole - 80) / 40))
-    found = [round(each.narrow + share * (each.wide - each.narrow)) for each in COLUMNS]
-    return [*found, max(0, whole - sum(found) - len(found))]
+    wide = [round(column.narrow + share * (column.wide - column.narrow)) for column in COLUMNS]
+    return [*wide, max(0, whole - sum(wide) - len(wide))]
 
 
 def heads(whole: int, sort: str) -> str:
-    """Return the line of heads, the one that is sorted by with an arrow."""
-    words = []
-    for each in COLUMNS:
-        arrow = "▼" if sort.startswith("-") else "▲"
-        mark = arrow if each.sort and each.sort == sort.removeprefix("-") else ""
-        words.append(mark + each.head if each.right else each.head + mark)
+    """Return the line of heads, with an arrow at the sort column."""
+    arrow, words = "▼" if sort.startswith("-") else "▲", []
+    for column in COLUMNS:
+        mark = arrow if column.sort and column.sort == sort.removeprefix("-") else ""
+        words.append(mark + column.head if column.right else column.head + mark)
     return " ".join(_fit([*words, LAST], widths(whole)))
 
 
 def head_at(x: int, whole: int) -> str:
-    """Return by what the column at this place is sorted, "" where it cannot be."""
+    """Return the sort key of the column at a place, "" if it has none."""
     end = 0
-    for each, width in zip(COLUMNS, widths(whole), strict=False):
+    for column, width in zip(COLUMNS, widths(whole), strict=False):
         end += width + 1
         if x < end:
-            return each.sort
+            return column.sort
     return ""
 
 
 def cells(line: JobLine, now_s: float) -> list[str]:
-    """Return what the columns say of a row."""
+    """Return the cells of a row."""
     job = line.job
     since_s = job.submit_s if job.start_s is None else job.start_s
     return [
@@ -187,26 +194,29 @@ def cells(line: JobLine, now_s: float) -> list[str]:
         job.state,
         job.nodes_words,
         f"{job.step / job.steps:.0%}" if job.steps else "",
-        hours((job.end_s or now_s) - since_s),
+        slurm_duration((job.end_s or now_s) - since_s),
         energy_words(job.energy_j) if job.energy_j else "",
         fold_slots(job.nodes) or job.reason,
     ]
 
 
 def _fit(words: list[str], wide: list[int]) -> list[str]:
-    """Return each text as wide as its column; one that is too long ends with ``…``."""
-    found = []
-    right = [each.right for each in COLUMNS] + [False]
+    """Return each text at the width of its column; a text that is too long ends with ``…``."""
+    parts = []
+    right = [column.right for column in COLUMNS] + [False]
     for word, width, to_right in zip(words, wide, right, strict=False):
         text = printable(word)
         if len(text) > width and width > 1:
             text = set_cell_size(text, width - 1).rstrip() + "…"
-        found.append(text.rjust(width) if to_right else set_cell_size(text, width))
-    return found
+        parts.append(text.rjust(width) if to_right else set_cell_size(text, width))
+    return parts
+
+
+# --- table of jobs ------------------------------------------------------------------------------
 
 
 class JobTable(ScrollView):
-    """Rows of jobs, one of them chosen; it says which rows it needs."""
+    """Rows of jobs, one of them selected; the table tells which rows it needs."""
 
     can_focus = True
     DEFAULT_CSS = "JobTable { overflow-x: hidden; scrollbar-size-vertical: 1; }"
@@ -221,13 +231,13 @@ class JobTable(ScrollView):
     ]
 
     class Moved(Message):
-        """Another row is chosen."""
+        """Another row is selected."""
 
     class Unloaded(Message):
-        """Rows are seen that are not held."""
+        """Rows that the table does not hold are visible."""
 
-    class Opened(Message):
-        """The chosen row is to be unfolded, or shown."""
+    class RowOpened(Message):
+        """The user opens the selected row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,21 +246,19 @@ class JobTable(ScrollView):
         self._row = 0
         self._id = ""
 
-    # --- what it holds ---------------------------------------------------------------------------
-
     @property
     def width(self) -> int:
-        """How many columns of the screen its rows have."""
+        """Width of the rows."""
         width: int = self.scrollable_content_region.width
         return width
 
     def wanted(self) -> tuple[int, int]:
-        """Return which rows it needs: the first and how many."""
+        """Return the rows that it needs: the first one and their number."""
         first = max(0, self.scroll_offset.y - AROUND)
         return first, self.scroll_offset.y + max(1, self.size.height) + AROUND - first
 
     def show(self, page: JobPage, now_s: float) -> None:
-        """Hold other rows; the chosen job stays chosen where it is among them."""
+        """Hold other rows; the selected job stays selected if it is among them."""
         self._page, self._now_s = page, now_s
         ids = [line.job.id for line in page.lines]
         before = self._row
@@ -264,12 +272,12 @@ class JobTable(ScrollView):
         self.refresh()
 
     def chosen(self) -> JobLine | None:
-        """Return the chosen row, None where there is none, or it is not held yet."""
+        """Return the selected row, or None if there is none, or the table does not hold it."""
         at = self._row - self._page.offset
         return self._page.lines[at] if 0 <= at < len(self._page.lines) else None
 
     def restart(self) -> None:
-        """Choose the first row of what will be shown next."""
+        """Select the first row of the next list."""
         self._row, self._id = 0, ""
         self.scroll_to(y=0, animate=False)
 
@@ -278,10 +286,8 @@ class JobTable(ScrollView):
         self._id = "" if line is None else line.job.id
         self.post_message(self.Moved())
 
-    # --- what is seen ----------------------------------------------------------------------------
-
     def render_line(self, y: int) -> Strip:
-        """Return a line of what is seen."""
+        """Return a visible line."""
         row, width = self.scroll_offset.y + y, self.width
         at = row - self._page.offset
         if not 0 <= at < len(self._page.lines):
@@ -301,12 +307,12 @@ class JobTable(ScrollView):
         return Strip(segments).adjust_cell_length(width, self.rich_style)
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """Ask for the rows that are seen now."""
+        """Request the visible rows."""
         super().watch_scroll_y(old_value, new_value)
         self._need()
 
     def on_resize(self) -> None:
-        """Ask for the rows that are seen now."""
+        """Request the visible rows."""
         self.virtual_size = Size(self.width, self._page.total)
         self._need()
 
@@ -317,29 +323,27 @@ class JobTable(ScrollView):
             self.post_message(self.Unloaded())
 
     def _see(self) -> None:
-        """Scroll to where the chosen row is seen."""
+        """Scroll to the selected row."""
         region = Region(0, self._row, self.size.width, 1)
         self.scroll_to_region(region, animate=False, force=True, immediate=True)
 
-    # --- keys and mouse --------------------------------------------------------------------------
-
     def action_move(self, rows: int) -> None:
-        """Choose a row further down, or up."""
+        """Select a row further down, or up."""
         self._row = max(0, min(self._row + rows, self._page.total - 1))
         self._see()
         self._choose()
         self.refresh()
 
     def action_leaf(self, pages: int) -> None:
-        """Choose a row a page further down, or up."""
+        """Select a row a page further down, or up."""
         self.action_move(pages * max(1, self.size.height - 1))
 
     def action_open(self) -> None:
-        """Unfold or show the chosen row."""
-        self.post_message(self.Opened())
+        """Open the selected row."""
+        self.post_message(self.RowOpened())
 
     def on_click(self, event: events.Click) -> None:
-        """Choose the row; open it by a second click."""
+        """Select the row; a second click opens it."""
         row = self.scroll_offset.y + event.y
         if row < self._page.total:
             again = row == self._row and event.chain > 1
@@ -348,9 +352,7 @@ class JobTable(ScrollView):
                 self.action_open()
 
 
-# FUSED rms.cli.screen: The screen of ``rms top``: the cluster in two lines, jobs in a table, what can be done to one.
-#
-# Everything asked of the daemon is asked in threads, so that keys are answered while it is away.
+# --- the screen ---------------------------------------------------------------------------------
 
 REFRESH_S = 1.0
 TAIL_BYTES = 65536
@@ -361,17 +363,17 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[[], T]) -> T:
-    """Call something that may take long, in a thread that the end of the program does not await."""
+    """Call a function in a thread that does not delay the end of the program."""
     loop = asyncio.get_running_loop()
-    found: asyncio.Future[T] = loop.create_future()
+    future: asyncio.Future[T] = loop.create_future()
 
     def deliver(error: BaseException | None, result: Any) -> None:
-        if found.cancelled():
+        if future.cancelled():
             return
         if error is None:
-            found.set_result(result)
+            future.set_result(result)
         else:
-            found.set_exception(error)
+            future.set_exception(error)
 
     def run() -> None:
         error, result = None, None
@@ -383,7 +385,7 @@ async def in_thread(call: Callable[[], T]) -> T:
             loop.call_soon_threadsafe(deliver, error, result)
 
     threading.Thread(target=run, daemon=True).start()
-    return await found
+    return await future
 
 
 class Top(App[None]):
@@ -406,12 +408,12 @@ class Top(App[None]):
         Binding("c", "act('cancel')", "Cancel"),
         Binding("h", "hold", "Hold"),
         Binding("r", "act('resize')", "Resize"),
-        Binding("e", "explain", "Why"),
+        Binding("e", "explain", "Explain"),
         Binding("o", "output", "Output"),
         Binding("s", "sort", "Sort"),
         Binding("d", "turn", "Reverse", show=False),
         Binding("slash", "find", "Find"),
-        Binding("f", "over", "Ended"),
+        Binding("f", "over", "Completed"),
         Binding("escape", "leave_find", show=False),
         Binding("q", "quit", "Quit"),
         Binding("ctrl+c", "quit", show=False, priority=True),
@@ -429,7 +431,7 @@ class Top(App[None]):
         self._field = Input(placeholder="text in an id or a name", id="find")
 
     def compose(self) -> ComposeResult:
-        """Yield the parts of the screen, from its top."""
+        """Yield the parts of the screen from the top."""
         yield self._summary
         yield self._heads
         yield self.table
@@ -438,11 +440,11 @@ class Top(App[None]):
         yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Begin to follow the daemon."""
+        """Start to follow the daemon."""
         self.table.focus()
         self._follow()
 
-    # --- what the daemon says --------------------------------------------------------------------
+    # --- the daemon's answers --------------------------------------------------------------------
 
     def _query(self) -> LiveQuery:
         offset, limit = self.table.wanted()
@@ -459,17 +461,17 @@ class Top(App[None]):
 
     @work
     async def _follow(self) -> None:
-        """Show what the daemon says, every second and when other rows are to be seen."""
+        """Show the daemon's answer, every second and when other rows become visible."""
         while True:
             self._wake.clear()
             query = self._query()
             try:
                 live = await in_thread(lambda q=query: self._ask(q))  # type: ignore[misc]
             except ServerError as error:
-                said = f"no daemon: {error}; asked again every {REFRESH_S:g} s"
-                self._summary.update(Text(printable(said), style="bold red"))
+                text = f"no daemon: {error}; next attempt in {REFRESH_S:g} s"
+                self._summary.update(Text(printable(text), style="bold red"))
             else:
-                if self._query() == query:  # else what is shown now was not asked for
+                if self._query() == query:  # else the answer is for an older view
                     self._show(live)
                 else:
                     continue
@@ -480,10 +482,10 @@ class Top(App[None]):
         return ask(Live, self._server, "POST", LIVE_PATH, query)
 
     def _show(self, live: Live) -> None:
-        said = Text(summary(live), no_wrap=True)
-        said.highlight_regex(f"[█░]{{{NODE_BAR}}}", "green")
-        said.highlight_regex(f"[{BARS}]{{{POWER_BAR}}}", "cyan")
-        self._summary.update(said)
+        text = Text(summary(live), no_wrap=True)
+        text.highlight_regex(f"[█░]{{{NODE_BAR}}}", "green")
+        text.highlight_regex(f"[{BARS}]{{{POWER_BAR}}}", "cyan")
+        self._summary.update(text)
         if live.jobs is not None:
             self.table.show(live.jobs, live.now_s)
         self._show_heads()
@@ -495,40 +497,40 @@ class Top(App[None]):
 
     @on(JobTable.Unloaded)
     def refresh_rows(self) -> None:
-        """Ask for what is to be seen now."""
+        """Request the visible rows."""
         self._wake.set()
 
     @on(JobTable.Moved)
     def show_details(self) -> None:
-        """Say more of the chosen row."""
-        line = self.table.chosen()
-        nothing = "No job waits or runs." if self._list == "active" else "No job has ended."
-        said = (nothing if not self._find else "") if line is None else details(line)
+        """Show details of the selected row."""
+        line, is_active = self.table.chosen(), self._list == "active"
+        nothing = f"No {'pending or running' if is_active else 'completed'} jobs."
+        text = (nothing if not self._find else "") if line is None else details(line)
         marks = [f"find: {self._find}"] if self._find else []
-        marks += ["jobs that have ended"] if self._list == "over" else []
+        marks += [] if is_active else ["completed jobs"]
         more = f"  [{', '.join(marks)}; f and / change it]" if marks else ""
-        self._details.update(Text(printable(more) + "\n" * bool(more) + said))
+        self._details.update(Text(printable(more) + "\n" * bool(more) + text))
 
     # --- keys ------------------------------------------------------------------------------------
 
     def on_resize(self) -> None:
-        """Fit the heads to the table's new width."""
+        """Fit the heads to the new width of the table."""
         self.call_after_refresh(self._show_heads)
 
     @on(events.Click, "#heads")
     def sort_by_head(self, event: events.Click) -> None:
-        """Sort by the column that was clicked; the other way the second time."""
+        """Sort by the clicked column; a second click reverses the order."""
         by = head_at(event.x - 1, self.table.width)
         if by:
             self._sort_by(by if self._sort != by else f"-{by}")
 
     def action_sort(self) -> None:
-        """Sort by the next column; after the last as the daemon queues them."""
+        """Sort by the next column; after the last one in the order of the queue."""
         orders = ["", *SORTS]
         self._sort_by(orders[(orders.index(self._sort.removeprefix("-")) + 1) % len(orders)])
 
     def action_turn(self) -> None:
-        """Sort the other way round."""
+        """Reverse the order."""
         if self._sort:
             by = self._sort.removeprefix("-")
             self._sort_by(by if self._sort.startswith("-") else f"-{by}")
@@ -542,18 +544,18 @@ class Top(App[None]):
         self._wake.set()
 
     def action_over(self) -> None:
-        """Show the jobs that have ended, or again those that wait or run."""
+        """Switch between completed jobs and the others."""
         self._list = "over" if self._list == "active" else "active"
         self._restart()
 
     def action_find(self) -> None:
-        """Ask for a text that ids or names hold."""
+        """Open the input of a text in ids or names."""
         self._field.display = True
         self._field.focus()
 
     @on(Input.Submitted, "#find")
     def find(self, event: Input.Submitted) -> None:
-        """Show only jobs whose id or name holds the text."""
+        """Show only jobs whose id or name contains the text."""
         self._find = event.value.strip()
         self.action_leave_find()
         self._restart()
@@ -563,9 +565,9 @@ class Top(App[None]):
         self._field.display = False
         self.table.focus()
 
-    @on(JobTable.Opened)
+    @on(JobTable.RowOpened)
     def open_row(self) -> None:
-        """Unfold an array, fold it again, or show all that is known of a job."""
+        """Unfold an array, fold it again, or show a job."""
         line = self.table.chosen()
         if line is None:
             return
@@ -575,89 +577,77 @@ class Top(App[None]):
         elif array in self._unfold and line.job.state == "PENDING":
             self._unfold.discard(array)
         else:
-            self.push_screen(Reader(f"job {line.job.id}", known_lines(line.job)))
+            self.push_screen(Reader(f"job {line.job.id}", job_lines(line.job)))
             return
         self._wake.set()
 
     def action_act(self, *any_of: str) -> None:
-        """Do the one of these that can be done to the chosen job, once it is confirmed."""
+        """Carry out the possible one of these actions on the selected job, after confirmation."""
         line = self.table.chosen()
         if line is None:
             return
         can = [action for action in actions(line.job, line.ids) if action.do in any_of]
         if not can:
-            said = f"job {line.ids} is {line.job.state} and {line.job.mode}: no {any_of[0]} of it"
-            self.notify(printable(said), severity="warning", markup=False)
+            text = f"no {any_of[0]} of job {line.ids}, {line.job.state}, {line.job.mode}"
+            self.notify(printable(text), severity="warning", markup=False)
             return
 
         def then(nodes: int | None) -> None:
             if nodes is not None and nodes >= 0:
                 self._act(can[0].do, line.ids, nodes)
 
-        self.push_screen(Question(can[0]), then)
+        self.push_screen(Confirmation(can[0]), then)
 
     def action_hold(self) -> None:
-        """Hold the chosen job; release one that is held."""
+        """Hold the selected job; release one on hold."""
         self.action_act("hold", "release")
 
     @work
     async def _act(self, do: str, ids: str, nodes: int) -> None:
         try:
-            said = await in_thread(lambda: act(self._server, do, ids, nodes))
+            text = await in_thread(lambda: act(self._server, do, ids, nodes))
         except ServerError as error:
             self.notify(printable(str(error)), severity="error", markup=False)
         else:
-            self.notify(printable(said), markup=False)
+            self.notify(printable(text), markup=False)
         self._wake.set()
 
     @work
     async def action_explain(self) -> None:
-        """Show the decisions about the chosen job."""
+        """Show the decisions about the selected job."""
         line = self.table.chosen()
         if line is None:
             return
         path = f"/history/{quote(line.job.id)}"
         try:
-            found = await in_thread(lambda: ask(list[HistoryEntry], self._server, "GET", path))
+            entries = await in_thread(lambda: ask(list[HistoryEntry], self._server, "GET", path))
         except ServerError as error:
             self.notify(printable(str(error)), severity="error", markup=False)
             return
-        rows = [(clock(e.at_s, day=True), e.kind, fold_slots(e.nodes), e.reason) for e in found]
-        lines = columns(("TIME", "DECISION", "NODES", "REASON"), rows)
+        lines = columns(DECISION_HEADS, list(map(decision_cells, entries)))
         self.push_screen(Reader(f"decisions about job {line.job.id}", lines))
 
     @work
     async def action_output(self) -> None:
-        """Show the end of the chosen job's output, where this machine has its file."""
+        """Show the end of the selected job's output, if this machine has the file."""
         line = self.table.chosen()
         if line is None:
             return
         try:
-            lines = await in_thread(lambda: tail(Path(line.job.output)))
+            path = Path(line.job.output)
+            lines = await in_thread(lambda: tail(path, TAIL_BYTES)) or ["(empty)"]
         except OSError as error:
             lines = [f"{line.job.output} cannot be read here: {error.strerror}"]
         self.push_screen(Reader(f"{line.job.output}", lines, end=True))
-
-
-def tail(path: Path) -> list[str]:
-    """Return the last lines of a file.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with path.open("rb") as file:
-        file.seek(0, 2)
-        file.seek(max(0, file.tell() - TAIL_BYTES))
-        return file.read(TAIL_BYTES).decode(errors="replace").splitlines() or ["(empty)"]
 
 
 def summary(live: Live) -> str:
     """Return two lines about the cluster: nodes and jobs, power and energy."""
     filled = round(NODE_BAR * live.held / max(1, live.nodes))
     bar = "█" * filled + "░" * (NODE_BAR - filled)
+    status = ClusterStatus.of_live(live)
     first = (
-        f"nodes {bar} {live.held:,} of {live.nodes:,} held   {live.running:,} run, "
-        f"{live.waiting:,} wait, {live.over:,} over   policy {live.policy}"
+        f"Nodes {bar} {status.nodes_words} allocated   {status.jobs_words}   Policy {status.policy}"
     )
     power = live.power
     if power is None:
@@ -665,23 +655,23 @@ def summary(live: Live) -> str:
     cap = "" if power.cap_w is None else f" of {power.cap_w:.0f} W"
     energy = power.energy
     second = (
-        f"power {curve([point[1] for point in power.points])} {live.power_w:.0f} W{cap}   "
+        f"Power {curve([point[1] for point in power.points])} {live.power_w:.0f} W{cap}   "
         f"{energy_words(energy.cluster_j)}, jobs {energy_words(energy.busy_j)} ({power.sources})"
     )
     return f"{printable(first)}\n{printable(second)}"
 
 
 def curve(watts: list[float]) -> str:
-    """Return the power of the last ten minutes as bars, the highest as high as can be."""
+    """Return the power of the last ten minutes as bars, relative to the highest."""
     if not watts:
         return " " * POWER_BAR
-    each = [watts[n * len(watts) // POWER_BAR] for n in range(POWER_BAR)]
-    most = max(each) or 1.0
-    return "".join(BARS[min(len(BARS) - 1, int(len(BARS) * watt / most))] for watt in each)
+    samples = [watts[n * len(watts) // POWER_BAR] for n in range(POWER_BAR)]
+    most = max(samples) or 1.0
+    return "".join(BARS[min(len(BARS) - 1, int(len(BARS) * watt / most))] for watt in samples)
 
 
 def details(line: JobLine) -> str:
-    """Return two lines about a row: who it is, and where it runs or why it waits."""
+    """Return two lines about a row: the job, and its nodes or the reason that it is pending."""
     job = line.job
     low, high = job.nodes_min, job.nodes_max
     may = f"{low}" if low == high else f"{low} to {high}"

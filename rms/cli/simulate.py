@@ -1,4 +1,8 @@
-"""``rms simulate --strategy``: strategies of tasks, tried on what a daemon has recorded."""
+"""``rms simulate``: a workload or a trace on the virtual clock, or a record of tasks.
+
+With ``--malleable`` it runs the study of malleable shares of a trace, with ``--strategy`` it tries
+strategies of tasks on the record of a daemon.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +27,16 @@ from rms.formats.config import FileError
 from rms.formats.joblog import COMMAND, Unit
 from rms.formats.jobscript import ScriptError, parse_power_cap
 from rms.formats.swf import write_trace
-from rms.kernels.model import ChoiceError, Governor
-from rms.kernels.record import Record, RecordEntry, past_tasks
+from rms.kernels.model import ChoiceError, Governor, Resource
+from rms.kernels.record import (
+    RecordEntry,
+    StrategyOutcome,
+    TaskRecord,
+    as_it_was,
+    past_tasks,
+    tried,
+)
 from rms.kernels.scheduler import STRATEGIES, Strategy
-from rms.kernels.simulator import Outcome, as_it_was, tried
-from rms.kernels.wire import Resource
 from rms.sim.classes import by_class, class_lines
 from rms.sim.run import COLUMNS, chosen, failing, figures, rows, simulated, write_rows
 from rms.sim.simulator import Passes
@@ -44,121 +53,8 @@ from rms.wire.terminal import (
     seconds,
 )
 
-UNUSED = ("workload", "trace", "sacct", "cluster", "processors", "mode", "order", "estimates")
-UNUSED_TOO = ("malleable", "malleable_jobs", "per_job", "out", "mtbf", "figure", "power_cap")
-
-
-def try_strategies(arguments: argparse.Namespace) -> int:
-    """Print what happened, and what would have under each strategy."""
-    for name in (*UNUSED, *UNUSED_TOO):
-        if getattr(arguments, name) is not None:
-            raise FileError(f"expected --strategy or --{name.replace('_', '-')}, got both")
-    record = _record(arguments)
-    if not record.tasks:
-        raise FileError("expected a record with tasks that came to their end, got none")
-    governor = None if arguments.governor is None else Governor(arguments.governor)
-    decided = [name for name in record.strategies[-1:] if name in STRATEGIES]
-    names = list(dict.fromkeys([*decided, *arguments.strategy]))
-    rows = [_row("as it happened", as_it_was(record))]
-    for name in names:
-        with _loaded(name) as strategy:
-            try:
-                rows.append(_row(name, tried(record, strategy, governor)))
-            except (ChoiceError, ValueError) as error:
-                words = str(error) if str(error).startswith(name) else f"{name}: {error}"
-                raise CommandError(words, 1) from None
-    said = {
-        "tasks": len(record.tasks),
-        "processes": len({task.spec.owner for task in record.tasks}),
-        "left_out": record.left_out,
-        "strategies": record.strategies,
-    }
-    publish(arguments.json, {"record": said, "rows": rows}, _strategy_table(said, rows))
-    return 0
-
-
-def _record(arguments: argparse.Namespace) -> Record:
-    """Read what a journal, or else a running daemon, has kept."""
-    if arguments.journal is None:
-        server = server_address(arguments.server, os.environ)
-        entries = ask(list[RecordEntry], server, "GET", "/tasks/record")
-    else:
-        from rms.daemon.store.journal import Journal, JournalError
-
-        if arguments.server is not None:
-            raise FileError("expected --journal or --server, got both")
-        if not arguments.journal.is_file():
-            raise FileError(f"expected a journal, got {arguments.journal}, which does not exist")
-        with refuse_on(JournalError), Journal.open(arguments.journal) as journal:
-            entries = journal.recorded()
-    since_s = 0.0
-    if arguments.hours is not None:
-        since_s = max((each.at_s for each in entries), default=0.0) - 3600.0 * arguments.hours
-    return past_tasks(entries, since_s)
-
-
-@contextlib.contextmanager
-def _loaded(name: str) -> Iterator[Strategy]:
-    """Hold a shipped strategy, or that of a file, as ``rms policy`` would load it."""
-    if name in STRATEGIES:
-        yield STRATEGIES[name]
-        return
-    if not name.endswith(".py"):
-        known = ", ".join(STRATEGIES)
-        raise FileError(f"expected a strategy of {known} or FILE.py, got {name!r}")
-    from rms.daemon.kernels import FileStrategy, StrategyError
-
-    with refuse_on(StrategyError):
-        strategy = FileStrategy(Path(name))
-    try:
-        yield strategy
-    finally:
-        strategy.close()
-
-
-def _row(name: str, outcome: Outcome) -> dict[str, Any]:
-    return {"strategy": name, **asdict(outcome)}
-
-
-def _strategy_table(said: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
-    kinds = [kind for kind in Resource if any(row["runs"].get(kind) for row in rows)]
-    heads = ["STRATEGY", "MAKESPAN_S", "MEDIAN_RUN_S", "MEAN_WAIT_S", "ENERGY_J", "MOVED"]
-    cells = [
-        [
-            row["strategy"],
-            *(f"{row[key]:.3f}" for key in ("makespan_s", "median_run_s", "mean_wait_s")),
-            f"{row['energy_j']:.1f}",
-            "" if row["strategy"] == "as it happened" else str(row["interrupts"]),
-            *(
-                f"{row['runs'].get(kind, 0)} ({row['busy_s'].get(kind, 0.0):.2f} s)"
-                for kind in kinds
-            ),
-        ]
-        for row in rows
-    ]
-    lines = [
-        f"{said['tasks']} tasks of {said['processes']} processes, {said['left_out']} left out "
-        f"(not done); decided by {', '.join(said['strategies'])}",
-        "",
-        *columns([*heads, *(f"ON_{kind.upper()}" for kind in kinds)], cells),
-        "",
-    ]
-    for row in rows[1:]:
-        times = row["times"]
-        lines.append(
-            f"{row['strategy']}: run times as seen {times.get('seen', 0)}, of tasks alike "
-            f"{times.get('alike', 0)}, by affinity {times.get('affinity', 0)}"
-        )
-        if row["unfinished"]:
-            lines.append(f"{row['strategy']}: {row['unfinished']} tasks never came to their end")
-    return lines
-
-
-# FUSED rms.cli.simulate: ``rms simulate``: a workload or a trace on the virtual clock.
-
 PASSES = """after every event, submissions before all else of their time; once an instant; after
 every event, submissions after all else"""
-
 
 SACCT_HELP = f"""for --sacct, on a login node (add --partition where partitions have other nodes):
   {COMMAND} > jobs.txt"""
@@ -254,28 +150,28 @@ def _simulate(arguments: argparse.Namespace) -> int:
         if problem is not None:
             raise FileError(problem)
     if arguments.strategy is not None:
-        return try_strategies(arguments)
+        return _try_strategies(arguments)
     _refuse_unused(arguments)
     if _asks_study(arguments):
         return _malleable(arguments)
     modes = _modes(arguments.mode)
     if len(modes) > 1:
         raise FileError(f"expected one mode without --malleable, got {arguments.mode!r}")
-    given = named(arguments.policy)
-    shared = given.pooled or (given.shared and arguments.cluster is not None)
+    policy = named(arguments.policy)
+    shared = policy.placement.pooled or (policy.placement.shared and arguments.cluster is not None)
     work = read_inputs(arguments, modes[0] if modes else None, shared=shared)
     _refuse_on_shared(arguments, work)
     specs, site = work.specs, _capped(arguments.power_cap, work.site, work.specs)
     policy = chosen(
-        named(arguments.policy),
+        policy,
         counted=arguments.cluster is None,
         ahead=not any(spec.resize_points_known for spec in specs),
         order=arguments.order,
         estimates=arguments.estimates,
         passes=arguments.passes,
     )
-    if site.power_cap_w is not None or policy.caps_nodes:
-        _say_unknown(site, specs)
+    if site.power_cap_w is not None or policy.placement.caps_nodes:
+        _warn_unknown(site, specs)
     failures = _failures(arguments, site, specs)
     with ProgressBar(len(specs), quiet=arguments.json == "-") as progress:
         simulation, wall_s = simulated(
@@ -309,10 +205,10 @@ def _write_rows(path: Path, rows: Sequence[dict[str, Any]], names: Mapping[JobId
 
 
 def _refuse_on_shared(arguments: argparse.Namespace, work: Workload) -> None:
-    """Refuse what is not simulated on nodes that jobs share.
+    """Refuse options that have no simulation on nodes that jobs share.
 
     Raises:
-        FileError: that is asked for.
+        FileError: there is one.
     """
     site = work.site
     if site.host and arguments.mtbf is not None:
@@ -324,7 +220,7 @@ def _refuse_on_shared(arguments: argparse.Namespace, work: Workload) -> None:
 
 
 def _capped(text: str | None, site: Site, specs: Sequence[JobSpec]) -> Site:
-    """Return the cluster under a power cap, if one is asked for."""
+    """Return the cluster under the power cap of ``--power-cap``."""
     if text is None:
         return site
     with refuse_on(ScriptError):
@@ -339,8 +235,8 @@ def _capped(text: str | None, site: Site, specs: Sequence[JobSpec]) -> Site:
     return replace(site, power_cap_w=cap_w)
 
 
-def _say_unknown(site: Site, specs: Sequence[JobSpec]) -> None:
-    """Say on standard error how many jobs count as 0 W under a power cap."""
+def _warn_unknown(site: Site, specs: Sequence[JobSpec]) -> None:
+    """Write to standard error how many jobs count as 0 W under a power cap."""
     unknown = sum(is_unknown(site.power or (NodePower(),), spec) for spec in specs)
     if unknown:
         say(
@@ -352,7 +248,7 @@ def _say_unknown(site: Site, specs: Sequence[JobSpec]) -> None:
 def _failures(
     arguments: argparse.Namespace, site: Site, specs: Sequence[JobSpec]
 ) -> list[NodeDown | NodeUp]:
-    """Return the failures that are asked for."""
+    """Return the failures of ``--mtbf``."""
     if arguments.mtbf is None:
         return []
     if arguments.cluster is None:
@@ -367,52 +263,6 @@ def _failures(
     )
 
 
-def _malleable(arguments: argparse.Namespace) -> int:
-    """Answer what malleability would bring on a log or a trace."""
-    from rms.studies.malleability import MODES, SERIALS, MalleabilityQuestion, answer, draw, table
-
-    if arguments.workload is not None:
-        raise FileError("expected --trace or --sacct with --malleable, got --workload")
-    if named(arguments.policy).pooled:
-        raise FileError(
-            "expected a policy that gives whole nodes with --malleable, as no log tells of memory "
-            f"bandwidth, got {arguments.policy}"
-        )
-    shares = _numbers(arguments.malleable or "0,100", "--malleable as shares in per cent", 100.0)
-    serials: tuple[float, ...] = SERIALS
-    if arguments.serial is not None:
-        serials = _numbers(arguments.serial, "--serial as parts of a run time", 1.0)
-    if max(serials) == 1.0:
-        raise FileError("expected serial parts from 0 to below 1, got 1")
-    work = read_inputs(arguments, None)
-    question = MalleabilityQuestion(
-        shares=tuple(share / 100.0 for share in shares),
-        modes=_modes(arguments.mode) or MODES,
-        serials=serials,
-        policy=arguments.policy,
-        candidates=candidates(arguments.malleable_jobs, work),
-    )
-    progress = say if sys.stderr.isatty() else None
-    found = answer(work.specs, work.site, question, progress=progress)
-    result = {"study": "malleability", "trace": work.name, **work.notes, **found}
-    if arguments.figure is not None:
-        draw(result, arguments.figure, f"{work.name}, policy {question.policy}")
-    log = log_lines(work.notes["log"]) if "log" in work.notes else []
-    publish(arguments.json, result, [*log, *table(result)])
-    return 0
-
-
-def _numbers(text: str, what: str, most: float) -> tuple[float, ...]:
-    """Read ``0,20,100``: numbers from 0 to ``most``."""
-    try:
-        found = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        found = ()
-    if not found or not all(0.0 <= number <= most for number in found):
-        raise FileError(f"expected {what}, each from 0 to {most:g}, got {text!r}")
-    return found
-
-
 def _modes(text: str | None) -> tuple[Mode, ...]:
     """Read ``malleable,flexible``."""
     names = () if text is None else tuple(text.split(","))
@@ -420,10 +270,6 @@ def _modes(text: str | None) -> tuple[Mode, ...]:
         if name not in list(Mode):
             raise FileError(f"expected a mode of {', '.join(Mode)}, got {name!r}")
     return tuple(Mode(name) for name in names)
-
-
-def _asks_study(arguments: argparse.Namespace) -> bool:
-    return arguments.malleable is not None or arguments.malleable_jobs is not None
 
 
 def _refuse_unused(arguments: argparse.Namespace) -> None:
@@ -455,7 +301,7 @@ class ProgressBar:
         self._total, self._quiet = total, quiet or not sys.stderr.isatty()
 
     def __enter__(self) -> Callable[[int], None] | None:
-        """Return what is to be called with the number of jobs that are over."""
+        """Return a function of the number of jobs that are over, or None."""
         if self._quiet:
             return None
         from rich.console import Console
@@ -492,4 +338,172 @@ def _table(result: dict[str, Any]) -> list[str]:
         if isinstance(value, dict):
             text = ", ".join(f"{k} {v / 1000:.1f} kJ" for k, v in value.items())
         lines.append(f"{name:22s} {text}")
+    return lines
+
+
+# --- ``--malleable``: the study --------------------------------------------------------------
+
+
+def _asks_study(arguments: argparse.Namespace) -> bool:
+    return arguments.malleable is not None or arguments.malleable_jobs is not None
+
+
+def _malleable(arguments: argparse.Namespace) -> int:
+    """Run the study of malleable shares on a log or a trace."""
+    from rms.studies.malleability import MODES, SERIALS, MalleabilityQuestion, answer, draw, table
+
+    if arguments.workload is not None:
+        raise FileError("expected --trace or --sacct with --malleable, got --workload")
+    if named(arguments.policy).placement.pooled:
+        raise FileError(
+            "expected a policy that gives whole nodes with --malleable, as no log tells of memory "
+            f"bandwidth, got {arguments.policy}"
+        )
+    shares = _numbers(arguments.malleable or "0,100", "--malleable as shares in per cent", 100.0)
+    serials: tuple[float, ...] = SERIALS
+    if arguments.serial is not None:
+        serials = _numbers(arguments.serial, "--serial as parts of a run time", 1.0)
+    if max(serials) == 1.0:
+        raise FileError("expected serial parts from 0 to below 1, got 1")
+    work = read_inputs(arguments, None)
+    question = MalleabilityQuestion(
+        shares=tuple(share / 100.0 for share in shares),
+        modes=_modes(arguments.mode) or MODES,
+        serials=serials,
+        policy=arguments.policy,
+        candidates=candidates(arguments.malleable_jobs, work),
+    )
+    progress = say if sys.stderr.isatty() else None
+    answers = answer(work.specs, work.site, question, progress=progress)
+    result = {"study": "malleability", "trace": work.name, **work.notes, **answers}
+    if arguments.figure is not None:
+        draw(result, arguments.figure, f"{work.name}, policy {question.policy}")
+    log = log_lines(work.notes["log"]) if "log" in work.notes else []
+    publish(arguments.json, result, [*log, *table(result)])
+    return 0
+
+
+def _numbers(text: str, what: str, most: float) -> tuple[float, ...]:
+    """Read ``0,20,100``: numbers from 0 to ``most``."""
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(0.0 <= number <= most for number in numbers):
+        raise FileError(f"expected {what}, each from 0 to {most:g}, got {text!r}")
+    return numbers
+
+
+# --- ``--strategy``: strategies of tasks on the record of a daemon ---------------------------
+
+OF_JOBS = (
+    *("workload", "trace", "sacct", "cluster", "processors", "mode", "order", "estimates"),
+    *("malleable", "malleable_jobs", "per_job", "out", "mtbf", "figure", "power_cap"),
+)
+"""Options of simulations of jobs, which ``--strategy`` refuses."""
+
+
+def _try_strategies(arguments: argparse.Namespace) -> int:
+    """Print the figures of a record, and those of strategies on its tasks."""
+    for name in OF_JOBS:
+        if getattr(arguments, name) is not None:
+            raise FileError(f"expected --strategy or --{name.replace('_', '-')}, got both")
+    record = _record(arguments)
+    if not record.tasks:
+        raise FileError("expected a record with tasks that came to their end, got none")
+    governor = None if arguments.governor is None else Governor(arguments.governor)
+    decided = [name for name in record.strategies[-1:] if name in STRATEGIES]
+    names = list(dict.fromkeys([*decided, *arguments.strategy]))
+    rows = [_row("as it happened", as_it_was(record))]
+    for name in names:
+        with _loaded(name) as strategy:
+            try:
+                rows.append(_row(name, tried(record, strategy, governor)))
+            except (ChoiceError, ValueError) as error:
+                words = str(error) if str(error).startswith(name) else f"{name}: {error}"
+                raise CommandError(words, 1) from None
+    summary = {
+        "tasks": len(record.tasks),
+        "processes": len({task.spec.owner for task in record.tasks}),
+        "left_out": record.left_out,
+        "strategies": record.strategies,
+    }
+    publish(arguments.json, {"record": summary, "rows": rows}, _strategy_table(summary, rows))
+    return 0
+
+
+def _record(arguments: argparse.Namespace) -> TaskRecord:
+    """Read the record of a journal, or else of a running daemon."""
+    if arguments.journal is None:
+        server = server_address(arguments.server, os.environ)
+        entries = ask(list[RecordEntry], server, "GET", "/tasks/record")
+    else:
+        from rms.daemon.store.journal import Journal, JournalError
+
+        if arguments.server is not None:
+            raise FileError("expected --journal or --server, got both")
+        if not arguments.journal.is_file():
+            raise FileError(f"expected a journal, got {arguments.journal}, which does not exist")
+        with refuse_on(JournalError), Journal.open(arguments.journal) as journal:
+            entries = journal.recorded()
+    since_s = 0.0
+    if arguments.hours is not None:
+        since_s = max((each.at_s for each in entries), default=0.0) - 3600.0 * arguments.hours
+    return past_tasks(entries, since_s)
+
+
+@contextlib.contextmanager
+def _loaded(name: str) -> Iterator[Strategy]:
+    """Load a shipped strategy, or that of a file, for a block, as ``rms policy`` does."""
+    if name in STRATEGIES:
+        yield STRATEGIES[name]
+        return
+    if not name.endswith(".py"):
+        names = ", ".join(STRATEGIES)
+        raise FileError(f"expected a strategy of {names} or FILE.py, got {name!r}")
+    from rms.daemon.store.sandbox import FileStrategy, StrategyError
+
+    with refuse_on(StrategyError):
+        strategy = FileStrategy(Path(name))
+    try:
+        yield strategy
+    finally:
+        strategy.close()
+
+
+def _row(name: str, outcome: StrategyOutcome) -> dict[str, Any]:
+    return {"strategy": name, **asdict(outcome)}
+
+
+def _strategy_table(summary: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
+    kinds = [kind for kind in Resource if any(row["runs"].get(kind) for row in rows)]
+    heads = ["STRATEGY", "MAKESPAN_S", "MEDIAN_RUN_S", "MEAN_WAIT_S", "ENERGY_J", "MOVED"]
+    cells = [
+        [
+            row["strategy"],
+            *(f"{row[key]:.3f}" for key in ("makespan_s", "median_run_s", "mean_wait_s")),
+            f"{row['energy_j']:.1f}",
+            "" if row["strategy"] == "as it happened" else str(row["interrupts"]),
+            *(
+                f"{row['runs'].get(kind, 0)} ({row['busy_s'].get(kind, 0.0):.2f} s)"
+                for kind in kinds
+            ),
+        ]
+        for row in rows
+    ]
+    lines = [
+        f"{summary['tasks']} tasks of {summary['processes']} processes, {summary['left_out']} left "
+        f"out (not done); decided by {', '.join(summary['strategies'])}",
+        "",
+        *columns([*heads, *(f"ON_{kind.upper()}" for kind in kinds)], cells),
+        "",
+    ]
+    for row in rows[1:]:
+        times = row["times"]
+        lines.append(
+            f"{row['strategy']}: run times as seen {times.get('seen', 0)}, of tasks alike "
+            f"{times.get('alike', 0)}, by affinity {times.get('affinity', 0)}"
+        )
+        if row["unfinished"]:
+            lines.append(f"{row['strategy']}: {row['unfinished']} tasks never came to their end")
     return lines

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from rms.client import commands
 from rms.client.connection import server_address
-from rms.core.model.jobs import Mode
-from rms.formats.jobscript import Options, ScriptError, parse_text, read_option
+from rms.formats.jobscript import OPTIONS, Option, ScriptError, parse_text, read_option
 from rms.wire.terminal import Parser, printable, publish, refuse_on, tell
+from rms.wire.users import Options
 
 
 def add_submit(command: Parser) -> None:
@@ -40,106 +40,11 @@ def add_submit(command: Parser) -> None:
         metavar="ARGUMENT",
         help="of the script; those that begin with - come last, after --",
     )
-    add("-a", "--array", metavar="SPEC", help="a task for each index: 0-11%%4 (4 at once), 1,3,5")
-    add("-N", "--nodes", metavar="N|MIN-MAX", help="nodes of each job (default: 1)")
-    add("-n", "--ntasks", metavar="N", help="ranks, one for each slot of the nodes")
-    add(
-        "--preferred",
-        metavar="N",
-        help="nodes that a job starts with (default: MAX of --nodes, or all there are)",
-    )
-    add(
-        "--mode",
-        choices=[*Mode],
-        metavar="MODE",
-        help="fixed (default): keeps its size; moldable: may start at another; malleable: may be "
-        "resized while it runs; flexible: both",
-    )
-    add(
-        "-t",
-        "--time",
-        metavar="TIME",
-        help="time limit: minutes, M:S, H:M:S, D-H:M:S or UNLIMITED; jobs with one can be "
-        "backfilled",
-    )
-    add("-J", "--job-name", metavar="NAME", help="default: the name of the script or program")
-    add("-o", "--output", metavar="FILE", help="of standard output (default: rms-%%j.out)")
-    add("-e", "--error", metavar="FILE", help="of standard error (default: --output)")
-    add("-D", "--chdir", metavar="DIR", help="where to run (default: this folder)")
-    add(
-        "--export",
-        metavar="ALL|NONE|NAME[=VALUE],...",
-        help="variables that the job gets (default: ALL); ALL,NAME=VALUE adds some",
-    )
-    add("--cooldown", metavar="S", help="least time from one resize to the next, in seconds")
-    add(
-        "--profile",
-        metavar="NAME|FILE|none",
-        help="a measured profile, instead of the one that is looked up",
-    )
-    add(
-        "--memory-bandwidth",
-        metavar="GB/S",
-        help="bandwidth of each process, where jobs share nodes (default: as profiled)",
-    )
-    add("--power", metavar="W", help="power that the job adds to the idle power of its nodes")
-    add("-b", "--begin", metavar="TIME", help="not before: now+1hour, 16:00, 2026-12-01")
-    add(
-        "-d",
-        "--dependency",
-        metavar="LIST",
-        help="after the ends of others: afterok:7:8_2,afterany:9, singleton",
-    )
-    add(
-        "-w",
-        "--nodelist",
-        metavar="NODES",
-        help="only on these nodes (n[1-3,7]); all, without --nodes",
-    )
-    add("-x", "--exclude", metavar="NODES", help="on none of these nodes")
-    add(
-        "--wait-for-nodes",
-        action="store_true",
-        help="stay pending while the cluster has too few nodes",
-    )
     order = command.add_mutually_exclusive_group()
-    order.add_argument(
-        "--priority",
-        metavar="N",
-        help="jobs of a higher priority start first, whatever the policy (default: 0)",
-    )
-    order.add_argument("--nice", metavar="N", help="the same as --priority=-N")
-    add("-H", "--hold", action="store_true", help="do not start before rms release")
-    add("-A", "--account", metavar="NAME", help="account that its use of nodes is counted for")
-    add(
-        "-p",
-        "--partition",
-        metavar="NAME",
-        help="of Slurm's partitions, with --engine slurm; elsewhere without effect",
-    )
-    add(
-        "-c",
-        "--cpus-per-task",
-        metavar="N",
-        help="for Slurm, with --engine slurm; elsewhere without effect",
-    )
-    add("--gres", metavar="gpu:N", help="only on nodes with N GPUs")
-    add("-G", "--gpus", metavar="N", help="nodes with N GPUs in total")
-    add("--exclusive", action="store_true", help="no effect: jobs have their nodes exclusively")
+    for option in OPTIONS:
+        if option.help:
+            _add(order if option.key == "priority" else command, option)
     add("--wrap", metavar="COMMAND", help="run a line of shell in place of a SCRIPT")
-    add("--mem", metavar="SIZE", help="limit on each node: 512 (MiB), 4G; a job above it is ended")
-    add("--signal", metavar="[B:]SIG[@S]", help="sent S seconds before the time limit (default 60)")
-    add(
-        "--requeue",
-        action=argparse.BooleanOptionalAction,
-        help="whether the job waits again after the loss of a node",
-    )
-    add("--power-limit", metavar="W", help="exclude sizes at which the job adds more power")
-    add(
-        "--idempotency-key",
-        metavar="KEY",
-        help="if a job was submitted with this key, print its id and submit nothing",
-    )
     add(
         "-W",
         "--wait",
@@ -147,6 +52,20 @@ def add_submit(command: Parser) -> None:
         help="wait until all jobs have ended; report how, exit with their status",
     )
     command.sbatch_only = frozenset(f"--{name}" for name in SBATCH_ONLY.split())
+
+
+def _add(command: argparse._ActionsContainer, option: Option) -> None:
+    """Add an option of a job to the command line; None is its value where it is not stated."""
+    names = [f"-{option.short}"] if option.short else []
+    names.append(f"--{option.name}")
+    if option.name == "requeue":
+        command.add_argument(*names, action=argparse.BooleanOptionalAction, help=option.help)
+    elif option.is_flag:
+        command.add_argument(*names, action="store_true", default=None, help=option.help)
+    else:
+        command.add_argument(
+            *names, metavar=option.metavar, choices=option.choices, help=option.help
+        )
 
 
 def submit(arguments: argparse.Namespace) -> int:
@@ -198,9 +117,6 @@ def _standard_input() -> str:
     return text
 
 
-FOR_SLURM = ("partition", "cpus-per-task", "gres", "gpus")
-"""Options that are read as ``#SBATCH`` lines."""
-
 SBATCH_ONLY = """
     bb bbf bell batch cluster-constraint clusters comment constraint container contiguous
     core-spec cores-per-socket cpu-freq cpus-per-gpu deadline delay-boot distribution
@@ -217,9 +133,12 @@ SBATCH_ONLY = """
 
 def _with_slurm_options(text: str, arguments: argparse.Namespace) -> str:
     """Insert the options that only Slurm reads as an ``#SBATCH`` line before the first command."""
-    values = [(name, getattr(arguments, name.replace("-", "_"))) for name in FOR_SLURM]
-    words = [shlex.quote(f"--{name}={value}") for name, value in values if value is not None]
-    words += ["--exclusive"] * arguments.exclusive
+    words = []
+    for option in OPTIONS:
+        value = getattr(arguments, _dest(option), None) if option.of_slurm else None
+        if value is not None:
+            words.append(f"--{option.name}" if option.is_flag else f"--{option.name}={value}")
+    words = [shlex.quote(word) for word in words]
     if not words:
         return text
     lines = text.split("\n")
@@ -230,26 +149,17 @@ def _with_slurm_options(text: str, arguments: argparse.Namespace) -> str:
     return "\n".join([*lines[:at], f"#SBATCH {' '.join(words)}", *lines[at:]])
 
 
-READ = (
-    *("nodes", "ntasks", "preferred", "mode", "time", "begin", "dependency", "mem", "signal"),
-    *("account", "nodelist", "exclude", "cooldown", "power", "power-limit", "memory-bandwidth"),
-    *("priority", "nice", "array", "job-name", "output", "error", "chdir", "export", "profile"),
-)
-"""Options with the syntax of the same options in a script."""
+def _dest(option: Option) -> str:
+    return option.name.replace("-", "_")
 
 
 def _options(arguments: argparse.Namespace) -> Options:
     """Return the options of the command line."""
     own = [*arguments.arguments, *(arguments.command_line if arguments.script else [])]
-    options = Options(
-        hold=arguments.hold or None,
-        wait_for_nodes=arguments.wait_for_nodes or None,
-        requeue=arguments.requeue,
-        arguments=tuple(own) or None,
-        idempotency_key=arguments.idempotency_key,
-    )
-    for name in READ:
-        text = getattr(arguments, name.replace("-", "_"))
-        if text is not None:
-            options = read_option(name, text).over(options)
+    options = Options(arguments=tuple(own) or None)
+    for option in OPTIONS:
+        value = getattr(arguments, _dest(option), None)
+        if value is not None and not option.of_slurm:
+            name = f"no-{option.name}" if value is False else option.name
+            options = read_option(name, str(value)).over(options)
     return options

@@ -1,4 +1,4 @@
-"""``rms top``: a live view on a terminal, else one look."""
+"""``rms top``: a live view on a terminal, else a table of the present."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from rms.wire.terminal import columns, printable, publish
 
 
 def top(arguments: argparse.Namespace) -> int:
-    """``rms top``: a live view on a terminal, else one look."""
+    """``rms top``: a live view on a terminal, else a table of the present."""
     server = server_address(arguments.server, os.environ)
-    seen = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-    if arguments.json is None and seen:
+    interactive = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    if arguments.json is None and interactive:
         from rms.cli.screen import Top
 
-        ask(Live, server, "POST", LIVE_PATH, LiveQuery())  # no daemon is said before all else
+        ask(
+            Live, server, "POST", LIVE_PATH, LiveQuery()
+        )  # fails without a daemon before the screen opens
         Top(server).run()
         return 0
     now = snapshot(server)

@@ -47,7 +47,7 @@ def web(arguments: argparse.Namespace) -> int:
         if over_ssh := os.environ.get("SSH_CONNECTION", ""):
             lines.append(_tunnel(over_ssh, port))
         publish(arguments.json, {"address": address, "port": port}, lines)
-        sys.stdout.flush()  # whoever started it may wait for the address
+        sys.stdout.flush()  # a program may wait for the address
         config = uvicorn.Config(
             Bridge(server, token).app(),
             http=bounded(raise_open_files() * 3 // 4),
@@ -64,7 +64,7 @@ def web(arguments: argparse.Namespace) -> int:
 
 
 def _tunnel(connection: str, port: int) -> str:
-    """Return the line that brings the page to the machine one is logged in from."""
+    """Return the ssh command that forwards the page to the user's machine."""
     words = connection.split()
     host = words[2] if len(words) == 4 else socket.gethostname()
     login = os.environ.get("USER", "")

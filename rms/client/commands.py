@@ -1,14 +1,13 @@
-"""What can be done to a job from the page and from ``rms top``, and what will happen then."""
+"""Requests of users to a daemon: actions on a job, submission, waiting, following its output."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlencode
@@ -17,34 +16,60 @@ import msgspec
 
 from rms.client.connection import ServerError, ask, sendable
 from rms.client.launch import strip_options
-from rms.formats.jobscript import Options, ScriptError, parse_script, parse_text
+from rms.formats.jobscript import ScriptError, parse_script, parse_text
 from rms.formats.profiles import Program, read
 from rms.formats.values import fold_ids
-from rms.wire.rows import restart_words
 from rms.wire.users import (
     OVER,
     WAIT_PATH,
     JobIds,
     JobRow,
     JobSelection,
+    Options,
     ResizeAnswer,
     ResizeCommand,
     Submission,
-    SubmitOptions,
     WaitAnswer,
     WaitQuery,
+    restart_words,
 )
+
+PAGE = 500
+"""Rows in a request."""
+
+HOLD_S = 20.0
+"""Time for the daemon to hold a request that waits for jobs to end."""
+
+COPY_S = 0.2
+"""Interval at which the output of a running job is copied."""
+
+SUMMARY_S = 10.0
+"""Longest wait for the last lines of ended jobs."""
+
+COPY_BYTES = 1 << 16
+
+LAUNCHERS = ("srun", "mpirun", "mpiexec")
+"""Commands that start a parallel program in a script."""
+
+_QUOTED = re.compile(r"""\\.|'[^']*'|"[^"$`\\]*\"""")
+"""Quoted words without expansion by a shell."""
+
+_EXPANDED = re.compile(r"""[$`*?|<>;&~{["]|\S#""")
+"""Unquoted characters that a shell expands, or that end a simple command."""
+
+
+# --- actions on a job ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Action:
-    """Something that can be done to a job now.
+    """An action that is possible on a job now.
 
     Attributes:
-        do: the command's name, and the last part of its path.
-        label: on a button.
-        say: what will happen, in a sentence.
-        nodes: how many nodes the job has, where a number of nodes is asked for too; else 0.
+        do: name of the command, and last part of its path.
+        label: text of the button.
+        say: the effect, in a sentence.
+        nodes: nodes of the job if the action needs a number of nodes, else 0.
     """
 
     do: str
@@ -54,21 +79,21 @@ class Action:
 
 
 def actions(job: JobRow, ids: str) -> list[Action]:
-    """Return what can be done to a job; ``ids`` are all of its row, as ``8_[3-10]``."""
+    """Return the actions on a job; ``ids`` are all jobs of its row, as ``8_[3-10]``."""
     if job.state in OVER:
         return []
     runs = job.state == "RUNNING"
     nodes = f"{job.size} node{'s' if job.size != 1 else ''}"
     end = (
-        f"it is told to end, killed if it does not, and its {nodes} are given to others"
+        f"it gets SIGTERM, then SIGKILL if it does not end, and releases its {nodes}"
         if job.nodes
-        else "it waits and will not run"
+        else "it is pending and will not start"
     )
     choices = [Action("cancel", "Cancel job", f"Cancel job {ids} ({job.name}): {end}.")]
     if runs and job.mode in ("malleable", "flexible") and job.nodes_max > job.nodes_min:
         say = (
             f"Resize job {ids} ({job.name}), which has {nodes}, to another number from "
-            f"{job.nodes_min} to {job.nodes_max}: it goes on there from its next resize point."
+            f"{job.nodes_min} to {job.nodes_max}, at its next resize point."
         )
         choices.append(Action("resize", "Resize", say, job.size))
     if runs:
@@ -85,7 +110,7 @@ def actions(job: JobRow, ids: str) -> list[Action]:
 
 
 def requeue_words(job: JobRow) -> str:
-    """Return what the effect of requeueing a job is."""
+    """Return the effect of requeueing a job."""
     end = (
         "it ends at a checkpoint and waits again" if job.restartable else "it ends and waits again"
     )
@@ -94,52 +119,29 @@ def requeue_words(job: JobRow) -> str:
 
 
 def act(server: str, do: str, ids: str, nodes: int) -> str:
-    """Do it; return in words what the daemon said.
+    """Carry out an action; return the daemon's answer in words.
 
     Raises:
-        ServerError: it is not there, or refuses.
+        ServerError: the daemon does not answer, or refuses.
     """
     if do == "resize":
-        found = ask(ResizeAnswer, server, "POST", "/resize", ResizeCommand(ids, nodes))
-        if found.decision in ("Resize", "Waits"):
-            return f"resize of job {ids} to {nodes}: {found.reason or 'requested'}"
-        return f"not resized: {found.reason}"
+        answer = ask(ResizeAnswer, server, "POST", "/resize", ResizeCommand(ids, nodes))
+        if answer.decision in ("Resize", "Waits"):
+            return f"resize of job {ids} to {nodes}: {answer.reason or 'requested'}"
+        return f"not resized: {answer.reason}"
     done = ask(JobIds, server, "POST", f"/{do}", JobSelection(ids)).ids
     jobs = "1 job" if len(done) == 1 else f"{len(done)} jobs"
     return f"{do}: {jobs}"
 
 
-# FUSED rms.client.commands: What users ask of a daemon: requests with their answers, nothing printed.
-
-PAGE = 500
-"""How many rows are asked for at once."""
-
-HOLD_S = 20.0
-"""How long the daemon may hold the question whether jobs are over."""
-
-COPY_S = 0.2
-"""How often a job's output is copied while it runs."""
-
-SUMMARY_S = 10.0
-"""How long the last lines of jobs that are over are waited for."""
-
-COPY_BYTES = 1 << 16
-
-LAUNCHERS = ("srun", "mpirun", "mpiexec")
-"""What a script starts a parallel program by."""
-
-_QUOTED = re.compile(r"""\\.|'[^']*'|"[^"$`\\]*\"""")
-"""Quoted words, in which a shell expands nothing."""
-
-_EXPANDED = re.compile(r"""[$`*?|<>;&~{["]|\S#""")
-"""What, not quoted, a shell may replace, or makes a line more than a command."""
+# --- submission ---------------------------------------------------------------------------------
 
 
 def read_script(path: Path) -> str:
-    """Return a script's text, after a look at whether it can be one.
+    """Return the text of a job script after a check.
 
     Raises:
-        ScriptError: it cannot.
+        ScriptError: the file is no job script.
     """
     if path.is_dir():
         raise ScriptError(f"expected a job script, got {path}, which is a directory")
@@ -151,19 +153,16 @@ def read_script(path: Path) -> str:
 
 
 def script_of(command: Sequence[str]) -> str:
-    """Return a script that does nothing but run a command on the job's nodes.
+    """Return a script that runs a command on the job's nodes.
 
-    One that begins with a launcher is a script's launcher line as it is.
+    A command that begins with a launcher is used as the launcher line.
     """
     words = command if command[0] in LAUNCHERS else ["srun", "--", *command]
     return f"#!/bin/sh\nexec {shlex.join(words)}\n"
 
 
 def launcher_words(text: str) -> list[str]:
-    """Return the command of a script's launcher line; nothing where it has none, or several.
-
-    Nor where the shell would put something in place of its words.
-    """
+    """Return the command of a script's only launcher line, if the shell expands nothing in it."""
     commands: list[list[str]] = []
     for line in text.replace("\\\n", " ").split("\n"):
         with contextlib.suppress(ValueError):
@@ -184,12 +183,10 @@ def submit(
     env: Mapping[str, str] = os.environ,
     cwd: Path | None = None,
 ) -> JobIds:
-    """Submit a script; return the ids of its jobs, and what the daemon has to say of it."""
+    """Submit a script; return the ids of its jobs, and the daemon's warnings."""
     keep = {key: value for key, value in sendable(env).items() if not key.startswith("RMS_")}
-    if options.time_s == math.inf:  # JSON has no infinity
-        options = replace(options, time_s=0.0)
     try:
-        sent_options = msgspec.convert(options, SubmitOptions, from_attributes=True)
+        msgspec.convert(msgspec.to_builtins(options), Options)
     except msgspec.ValidationError as error:
         raise ScriptError(f"expected options in range, got: {error}") from None
     folder, words = cwd or Path.cwd(), launcher_words(text)
@@ -198,23 +195,23 @@ def submit(
     program = Program.find(words, within, keep.get("PATH", os.defpath)) if words else None
     wanted = options.profile or stated.profile or ""
     body = Submission(
-        text,
-        name,
-        str(folder),
-        keep,
-        sent_options,
-        words,
-        "" if program is None else program.sha256,
-        _profile_text(folder / wanted) if wanted.endswith(".json") else "",
+        text=text,
+        name=name,
+        cwd=str(folder),
+        env=keep,
+        options=options,
+        command=words,
+        program="" if program is None else program.sha256,
+        profile=_profile_text(folder / wanted) if wanted.endswith(".json") else "",
     )
     return ask(JobIds, server, "POST", "/jobs", body)
 
 
 def _profile_text(path: Path) -> str:
-    """Return the text of a profile's file.
+    """Return the text of a profile.
 
     Raises:
-        ScriptError: it cannot be read, or is none.
+        ScriptError: it cannot be read, or is invalid.
     """
     try:
         read(path)
@@ -223,27 +220,30 @@ def _profile_text(path: Path) -> str:
         raise ScriptError(f"--profile: {error}") from None
 
 
-def jobs(server: str, wanted: str | None = None, **filters: str | None) -> list[JobRow]:
-    """Return all jobs, or those that ids name and of a ``state``, ``name``, ``user``.
+# --- rows, waiting, output ----------------------------------------------------------------------
 
-    They come by pages, between which the daemon answers others.
+
+def jobs(server: str, wanted: str | None = None, **filters: str | None) -> list[JobRow]:
+    """Return all jobs, or those of these ids and of a ``state``, ``name``, ``user``.
+
+    They come in pages, between which the daemon answers other clients.
     """
-    given = {key: text for key, text in {"id": wanted, **filters}.items() if text is not None}
-    given["limit"] = str(PAGE)
+    query = {key: text for key, text in {"id": wanted, **filters}.items() if text is not None}
+    query["limit"] = str(PAGE)
     rows: list[JobRow] = []
     while True:
-        page = ask(list[JobRow], server, "GET", f"/jobs?{urlencode(given)}")
+        page = ask(list[JobRow], server, "GET", f"/jobs?{urlencode(query)}")
         rows += page
         if len(page) < PAGE:
             return rows
-        given["after"] = page[-1].id
+        query["after"] = page[-1].id
 
 
 def unfinished(server: str, wanted: str, hold_s: float, *, lines: bool = False) -> int:
-    """Return how many jobs are not over yet: when none is, or after a time.
+    """Return the number of unfinished jobs: when there is none, or after a time.
 
     Args:
-        lines: they are over only once the last lines of their outputs are written.
+        lines: a job counts as unfinished until the last line of its output is written.
     """
     return ask(WaitAnswer, server, "POST", WAIT_PATH, WaitQuery(wanted, lines, hold_s)).left
 
@@ -251,9 +251,9 @@ def unfinished(server: str, wanted: str, hold_s: float, *, lines: bool = False) 
 def wait_for(
     server: str, wanted: str, say: Callable[[str], None], *, only_failed: bool = False
 ) -> int:
-    """Return when the jobs are over: 0 if all are COMPLETED, else the highest of their statuses.
+    """Wait until the jobs have ended; return 0 if all are COMPLETED, else the highest status.
 
-    That of one that did not complete is its script's, or 1 where that is 0 or it has none.
+    The status of a job that did not complete is its script's, or 1 if that is 0 or missing.
 
     Args:
         say: called with the result of each job.
@@ -280,13 +280,13 @@ def wait_for(
 def follow(
     server: str, wanted: str, out: BinaryIO, say: Callable[[str], None]
 ) -> tuple[int, JobRow]:
-    """Copy a job's output as it grows, until the job is over; return its status and its row.
+    """Copy a job's output as it grows, until the job has ended; return its status and its row.
 
     Args:
         say: called with the reason if the job has not started.
 
     Raises:
-        ServerError: it is not one job, or its output cannot be read here.
+        ServerError: the id is not that of one job, or its output cannot be read here.
     """
     rows = jobs(server, wanted)
     if len(rows) != 1:

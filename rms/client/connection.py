@@ -1,4 +1,4 @@
-"""Where the daemon is, and one request to it. Compute nodes import this, and with it only wire."""
+"""Address of the daemon, and a request to it; for compute nodes it imports nothing but ``wire``."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ T = TypeVar("T")
 
 
 class ServerError(CommandError):
-    """The daemon refused (exit status 2), or is not there (1)."""
+    """The daemon refuses (exit status 2), or does not answer (1)."""
 
 
-def server_address(given: str | None, env: Mapping[str, str]) -> str:
-    """Return the address of the daemon to talk to."""
-    return given or env.get(SERVER_VARIABLE) or f"unix:{state_folder(env) / 'socket'}"
+def server_address(option: str | None, env: Mapping[str, str]) -> str:
+    """Return the address of the daemon: an option, the environment, or the user's own daemon."""
+    return option or env.get(SERVER_VARIABLE) or f"unix:{state_folder(env) / 'socket'}"
 
 
 def sendable(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that JSON can carry: those in UTF-8."""
+    """Return the variables in UTF-8, which JSON can carry."""
     return {
         key: value
         for key, value in env.items()
@@ -45,14 +45,14 @@ def ask(
     *,
     token: str = "",
 ) -> T:
-    """Send a request and return the answer, of this type.
+    """Send a request; return the answer of this type.
 
     Raises:
-        ServerError: the daemon is not there, said no, or answers something else.
+        ServerError: the daemon does not answer, refuses, or its answer has another type.
     """
-    said = _exchange(server, method, path, body, token)
+    content = _exchange(server, method, path, body, token)
     try:
-        return msgspec.json.decode(said, type=answer)
+        return msgspec.json.decode(content, type=answer)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ServerError(f"{path}: expected an answer of this version, got {error}") from None
 
@@ -68,26 +68,26 @@ def _exchange(server: str, method: str, path: str, body: object, token: str) -> 
     except UnicodeEncodeError as error:
         raise ServerError(f"expected text in UTF-8, got {error.object[:60]!r}") from None
     try:
-        status, said = request(server, method, path, data, token=token)
+        status, content = request(server, method, path, data, token=token)
     except UnreachableError as error:
         raise ServerError(f"{error}; expected a running daemon (rms serve)", 1) from None
     except ValueError as error:
         raise ServerError(str(error)) from None
     if status != 200:
-        # 503: it cannot keep anything now, and may later.
-        raise ServerError(_refusal(said, status, path), 1 if status == 503 else 2)
-    return said
+        # 503: the daemon cannot write its journal now.
+        raise ServerError(_refusal(content, status, path), 1 if status == 503 else 2)
+    return content
 
 
-def _refusal(said: bytes, status: int, path: str) -> str:
-    """Return the daemon's sentence, or what was answered if that is not a daemon."""
+def _refusal(content: bytes, status: int, path: str) -> str:
+    """Return the daemon's sentence, or the answer of another server."""
     try:
-        found = json.loads(said or b"null")
+        answer = json.loads(content or b"null")
     except ValueError:
-        found = said.decode(errors="replace")
-    if isinstance(found, dict) and "error" in found:
-        return str(found["error"])
-    return f"status {status} for {path}: {found}"
+        answer = content.decode(errors="replace")
+    if isinstance(answer, dict) and "error" in answer:
+        return str(answer["error"])
+    return f"status {status} for {path}: {answer}"
 
 
 def _server_token(env: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""``rms launch``: what srun, mpirun and mpiexec of a job script are.
+"""``rms launch``, to which srun, mpirun and mpiexec of a job script lead.
 
 Runs on compute nodes for each launcher line, so it imports :mod:`rms.wire` and
 :mod:`rms.client.connection` only.
@@ -30,7 +30,7 @@ T = TypeVar("T")
 RETRY_S = 0.5
 
 NOTE_S = 30.0
-"""A restart of the daemon takes less; a longer wait is reported."""
+"""A longer wait for the daemon is reported."""
 
 WITH_ONE_VALUE = """
 -n -np -ppn -N -c -p -t -J -o -e -w -A -D -x -H -f -host -hosts --host -hostfile --hostfile
@@ -40,7 +40,7 @@ WITH_ONE_VALUE = """
 """
 WITH_TWO_VALUES = "-genv -env -mca --mca -gmca --gmca"
 VALUES_TAKEN = dict.fromkeys(WITH_ONE_VALUE.split(), 1) | dict.fromkeys(WITH_TWO_VALUES.split(), 2)
-"""Options of srun, mpirun and mpiexec that take the next words with them, and how many."""
+"""Options of srun, mpirun and mpiexec with separate values, and how many."""
 
 
 def add_launch(command: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def add_launch(command: argparse.ArgumentParser) -> None:
 
 
 def launch(arguments: argparse.Namespace) -> int:
-    """Hand a launcher line to the daemon; return as its last world did."""
+    """Hand a launcher line to the daemon; return the status of its last world."""
     env = dict(os.environ)
     job, token = env.get(JOB_VARIABLE), env.get(TOKEN_VARIABLE, "")
     if job is None:
@@ -85,7 +85,7 @@ def launch(arguments: argparse.Namespace) -> int:
 def _until_answered(
     answer: type[T], server: str, method: str, path: str, body: object, token: str
 ) -> T:
-    """Ask until a daemon that is being restarted is back; after a while print the reason, once."""
+    """Repeat a request until the daemon answers; after a while print the reason, once."""
     note_s = time.monotonic() + NOTE_S
     while True:
         try:
@@ -100,7 +100,7 @@ def _until_answered(
 
 
 def own_output(number: int) -> str | None:
-    """Return the file that standard output or error goes to, so that a world's goes there too."""
+    """Return the file of standard output or error, for the worlds."""
     try:
         target = Path(f"/proc/self/fd/{number}").readlink()
     except OSError:

@@ -1,4 +1,4 @@
-"""What ``rms top`` and ``rms report`` show: the daemon's present and past, for people."""
+"""Snapshots of a daemon, in a line and a table (``rms top``) and as a report (``rms report``)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import msgspec
 
 from rms.client.connection import ServerError, ask
 from rms.client.report import Report, watts_by_owner, watts_of
+from rms.client.status import ClusterStatus
 from rms.core.books.spans import BALANCE, BalanceError
-from rms.drawings import clock
-from rms.formats.energy import Account, accounts, check_accounts
+from rms.formats.energy import OwnerEnergy, check_energies, owner_energies
 from rms.formats.values import fold_slots
-from rms.plots import History
+from rms.plots import History, mark_words
+from rms.wire.live import Mark
+from rms.wire.terminal import clock
 from rms.wire.users import (
     OVER,
-    Accounts,
+    AcctAnswer,
     Books,
     BooksAnswer,
     HistoryEntry,
@@ -39,12 +41,14 @@ RESIZE_HEADS = (
     *("TOOK", "SAVES"),
 )
 BOUND_S = 10.0
+"""Shortest run time in a bounded slowdown."""
+
 MOST_ARRAYS = 10
-"""The newest arrays are drawn."""
+"""Number of the newest arrays in a report."""
 
 MOST_BARS = 20
 MOST_HISTORIES = 1000
-"""The decisions about so many of the newest jobs are asked for."""
+"""Number of the newest jobs with their decisions in a report."""
 
 END_HEADS = (
     *("JOBID", "NAME", "STATE", "MODE", "WAIT_S", "RUN_S", "RESIZES", "ENERGY_J", "SOURCE"),
@@ -52,11 +56,14 @@ END_HEADS = (
 )
 
 
+# --- a snapshot ---------------------------------------------------------------------------------
+
+
 def snapshot(server: str) -> Snapshot:
-    """Ask a daemon for all that it tells.
+    """Return jobs, nodes and books of a daemon.
 
     Raises:
-        ServerError: it is not there, or refuses.
+        ServerError: the daemon does not answer, or refuses.
     """
     return Snapshot(
         ask(list[JobRow], server, "GET", "/jobs"),
@@ -66,26 +73,26 @@ def snapshot(server: str) -> Snapshot:
 
 
 def full_snapshot(server: str) -> Snapshot:
-    """Ask a daemon for all that it tells, energy by owner, node, device and source included.
+    """Return a snapshot with decisions, and energy by owner, node, device and source.
 
     Raises:
-        ServerError: it is not there, or refuses.
+        ServerError: the daemon does not answer, or refuses.
     """
     now = snapshot(server)
-    found = ask(Accounts, server, "GET", "/acct")  # jobs, sums and rows of one time
-    books = msgspec.structs.replace(now.books, energy=found.energy)
+    accounting = ask(AcctAnswer, server, "GET", "/acct")  # jobs, sums and rows of one time
+    books = msgspec.structs.replace(now.books, energy=accounting.energy)
     decisions = {
         job.id: ask(list[HistoryEntry], server, "GET", f"/history/{job.id}")
-        for job in found.jobs[-MOST_HISTORIES:]
+        for job in accounting.jobs[-MOST_HISTORIES:]
     }
-    return Snapshot(found.jobs, now.nodes, books, found.rows, decisions)
+    return Snapshot(accounting.jobs, now.nodes, books, accounting.rows, decisions)
 
 
 def imbalance(now: Snapshot) -> str:
-    """Return in a sentence how the energy of a full snapshot does not add up, "" if it does."""
+    """Return the difference between sums of the energy in a sentence, "" if they agree."""
     try:
-        found = Accounts(now.jobs, now.books.energy, now.rows)
-        check_accounts(found, accounts(now.rows), whole=True)
+        accounting = AcctAnswer(now.jobs, now.books.energy, now.rows)
+        check_energies(accounting, owner_energies(now.rows), whole=True)
     except BalanceError as error:
         return str(error)
     return ""
@@ -93,28 +100,23 @@ def imbalance(now: Snapshot) -> str:
 
 def summary(now: Snapshot) -> str:
     """Return one line about the cluster."""
-    books, states = now.books, [job.state for job in now.jobs]
-    held = sum(node.state in ("allocated", "mixed") for node in now.nodes)
-    shared = ", an estimate" if any(part.estimate for part in books.energy.sources) else ""
-    tasks = f", tasks {books.energy.tasks_j:.0f} J" if books.energy.tasks_j else ""
-    watts = books.power_w[-1][1] if books.power_w else 0.0
+    status, energy = ClusterStatus.of_snapshot(now), now.books.energy
+    shared = ", an estimate" if any(part.estimate for part in energy.sources) else ""
+    tasks = f", tasks {energy.tasks_j:.0f} J" if energy.tasks_j else ""
     return (
-        f"policy {books.policy}: {held} of {len(now.nodes)} nodes held, "
-        f"{states.count('RUNNING')} jobs run, {states.count('PENDING')} wait, "
-        f"{sum(state in OVER for state in states)} are over; {watts:.0f} W now, "
-        f"{books.energy.cluster_j:.0f} J so far, of which jobs {books.energy.busy_j:.0f} J{tasks}"
-        f"{shared} "
-        f"({energy_source(books.energy)})"
+        f"Policy {status.policy}, nodes {status.nodes_words} allocated, {status.jobs_words}, "
+        f"power {status.power_w:.0f} W, energy {energy.cluster_j:.0f} J, "
+        f"of which jobs {energy.busy_j:.0f} J{tasks}{shared} ({energy_source(energy)})"
     )
 
 
 def energy_source(energy: Books) -> str:
-    """Return where the cluster's energy comes from, with shares where that is mixed."""
-    return Account.of(energy.sources).sources if energy.sources else energy.power_source
+    """Return the source of the cluster's energy, with shares if there are several."""
+    return OwnerEnergy.of(energy.sources).sources if energy.sources else energy.power_source
 
 
 def present_jobs(now: Snapshot) -> list[list[str]]:
-    """Return a row, as ``JOB_HEADS``, for each job that is not over, those that run first."""
+    """Return a row, as ``JOB_HEADS``, for each unfinished job, running ones first."""
     alive = [job for job in now.jobs if job.state not in OVER]
     alive.sort(key=lambda job: job.state == "PENDING")
     return [
@@ -126,18 +128,21 @@ def present_jobs(now: Snapshot) -> list[list[str]]:
             job.nodes_words,
             f"{job.step}/{job.steps}" if job.steps else "",
             f"{job.energy_j:.0f}",
-            Account.of(job.energy).cells[1],
+            OwnerEnergy.of(job.energy).cells[1],
             fold_slots(job.nodes) or f"({job.reason})",
         ]
         for job in alive
     ]
 
 
+# --- the report ---------------------------------------------------------------------------------
+
+
 def write_report(now: Snapshot, folder: Path) -> Path:
     """Write a report of all jobs into a folder; return the path of its page.
 
     Raises:
-        ServerError: it cannot be written there.
+        ServerError: it cannot be written.
     """
     try:
         return _report(now).write(folder)
@@ -148,28 +153,34 @@ def write_report(now: Snapshot, folder: Path) -> Path:
 def _report(now: Snapshot) -> Report:
     books = now.books
     if not (now.jobs or books.now_s):
-        found = Report("rms")
-        found.say(f"Nothing has happened yet. Policy {books.policy}, {len(now.nodes)} nodes.")
-        return found
-    found = Report(f"rms, {clock(books.now_s, day=True)}")
-    found.say(summary(now))
+        report = Report("rms")
+        report.say(f"No events yet. Policy {books.policy}, {len(now.nodes)} nodes.")
+        return report
+    report = Report(f"rms, {clock(books.now_s, day=True)}")
+    report.say(summary(now))
     if books.spans:
-        found.head("Nodes over time")
+        report.head("Nodes over time")
         first = min(span.start_s for span in books.spans)
-        seen = History(
-            books.nodes, books.spans, books.power_w, books.now_s, first, books.power_spans
+        history = History(
+            nodes=books.nodes,
+            spans=books.spans,
+            power_w=books.power_w,
+            end_s=books.now_s,
+            start_s=first,
+            power_spans=books.power_spans,
         )
         rows = [row for row in now.rows if row.end_s > first]
-        points = watts_by_owner(rows, first, books.now_s) if rows else watts_of(seen)
-        found.over_time(seen, points, {job.id: _marks(job) for job in now.jobs if job.resizes})
-    _by_mode(found, now.jobs)
-    _arrays(found, now.jobs)
-    _energy(found, now)
-    _resizes(found, now.jobs)
-    found.head("Jobs")
-    found.table("jobs", END_HEADS, [_ended(job) for job in now.jobs])
-    _decisions(found, now)
-    return found
+        points = watts_by_owner(rows, first, books.now_s) if rows else watts_of(history)
+        marks = {job.id: _marks(job) for job in now.jobs if job.resizes}
+        report.over_time(history, points, marks)
+    _by_mode(report, now.jobs)
+    _arrays(report, now.jobs)
+    _energy(report, now)
+    _resizes(report, now.jobs)
+    report.head("Jobs")
+    report.table("jobs", END_HEADS, [_ended(job) for job in now.jobs])
+    _decisions(report, now)
+    return report
 
 
 def _ended(job: JobRow) -> list[str]:
@@ -181,25 +192,18 @@ def _ended(job: JobRow) -> list[str]:
         _span(job.submit_s, job.start_s),
         _span(job.start_s, job.end_s),
         " ".join(f"{r.from_ranks}→{r.to_ranks}" for r in job.resizes) or "0",
-        *Account.of(job.energy).cells,
+        *OwnerEnergy.of(job.energy).cells,
         job.reason,
     ]
 
 
 def _marks(job: JobRow) -> list[tuple[float, str]]:
-    """Return a job's resizes, in words."""
-    return [
-        (
-            row.at_s,
-            f"job {job.id}: {row.from_ranks} to {row.to_ranks} ranks ({row.strategy}), "
-            f"stall {row.stall_s:.3g} s, {row.bytes / 1e6:.1f} MB",
-        )
-        for row in job.resizes
-    ]
+    """Return a job's resizes in words."""
+    return [(row.at_s, mark_words(Mark.of(job.id, row))) for row in job.resizes]
 
 
-def _by_mode(found: Report, jobs: Sequence[JobRow]) -> None:
-    """Enter waits, slowdowns and energy of the jobs that are over, by mode."""
+def _by_mode(report: Report, jobs: Sequence[JobRow]) -> None:
+    """Enter waits, slowdowns and energy of completed jobs, by mode."""
     by_mode: dict[str, list[JobRow]] = {}
     for job in jobs:
         if job.start_s is not None and job.end_s is not None:
@@ -225,9 +229,9 @@ def _by_mode(found: Report, jobs: Sequence[JobRow]) -> None:
                 f"{joules / len(own):.1f} J",
             ]
         )
-    found.head("By mode")
-    found.table("modes", MODE_HEADS, rows)
-    found.say(f"Jobs that are over. Slowdown: (wait + run) / run, runs of {BOUND_S:g} s at least.")
+    report.head("By mode")
+    report.table("modes", MODE_HEADS, rows)
+    report.say(f"Completed jobs. Slowdown: (wait + run) / run, runs of {BOUND_S:g} s at least.")
 
 
 def _slowdown(job: JobRow) -> float:
@@ -236,19 +240,19 @@ def _slowdown(job: JobRow) -> float:
     return max(1.0, (end_s - job.submit_s) / max(end_s - start_s, BOUND_S))
 
 
-def _arrays(found: Report, jobs: Sequence[JobRow]) -> None:
+def _arrays(report: Report, jobs: Sequence[JobRow]) -> None:
     arrays: dict[str, dict[int, str]] = {}
     for job in jobs:
         array, _, index = job.id.partition("_")
         if index:
             arrays.setdefault(array, {})[int(index)] = job.state
     if arrays:
-        found.head("Job arrays")
+        report.head("Job arrays")
     for array, states in list(arrays.items())[-MOST_ARRAYS:]:
-        found.tasks(array, states)
+        report.tasks(array, states)
 
 
-def _energy(found: Report, now: Snapshot) -> None:
+def _energy(report: Report, now: Snapshot) -> None:
     energy = now.books.energy
     sums = [
         ("busy", energy.busy_j),
@@ -258,32 +262,34 @@ def _energy(found: Report, now: Snapshot) -> None:
         ("boot", energy.boot_j),
         ("cluster", energy.cluster_j),
     ]
-    found.head(f"Energy (J, {energy_source(energy)})")
-    found.table("energy", ("of", "J"), [(name, f"{joules:.1f}") for name, joules in sums])
-    _sources(found, now)
+    report.head(f"Energy (J, {energy_source(energy)})")
+    report.table("energy", ("of", "J"), [(name, f"{joules:.1f}") for name, joules in sums])
+    _sources(report, now)
     most = sorted(now.jobs, key=lambda job: -job.energy_j)[:MOST_BARS]
     if most and most[0].energy_j > 0.0:
-        found.head("Jobs that took most", 3)
-        found.bars("energy-by-job", [(f"{j.id} {j.name}"[:24], j.energy_j) for j in most], "J")
+        report.head("Jobs with the most energy", 3)
+        report.bars("energy-by-job", [(f"{j.id} {j.name}"[:24], j.energy_j) for j in most], "J")
 
 
-def _sources(found: Report, now: Snapshot) -> None:
-    """Enter who was measured by what, if that is known."""
+def _sources(report: Report, now: Snapshot) -> None:
+    """Enter the energy of owners by source, if rows of energy are there."""
     if not now.rows:
         return
     jobs = {job.id for job in now.jobs}
-    owners: dict[str, Account] = {}
-    for owner, account in accounts(now.rows).items():
+    owners: dict[str, OwnerEnergy] = {}
+    for owner, energy in owner_energies(now.rows).items():
         name = "jobs" if owner in jobs else owner
-        owners[name] = owners.get(name, Account()) + account
+        owners[name] = owners.get(name, OwnerEnergy()) + energy
     wrong = imbalance(now)
     agree = f"Jobs, tasks, idle, off and boot are the cluster's energy to {BALANCE:g} of it."
-    found.table("sources", ("", "energy, source"), [(o, each.words) for o, each in owners.items()])
-    found.say(f"The books do not balance: {wrong}" if wrong else agree)
+    report.table(
+        "sources", ("", "energy, source"), [(name, own.words) for name, own in owners.items()]
+    )
+    report.say(f"The books do not balance: {wrong}" if wrong else agree)
 
 
-def _resizes(found: Report, jobs: Sequence[JobRow]) -> None:
-    """Enter all resizes, with what they took and saved."""
+def _resizes(report: Report, jobs: Sequence[JobRow]) -> None:
+    """Enter all resizes, with their cost and saving."""
     rows = [
         [
             job.id,
@@ -303,11 +309,11 @@ def _resizes(found: Report, jobs: Sequence[JobRow]) -> None:
         for row in job.resizes
     ]
     if rows:
-        found.head("Resizes")
-        found.table("resizes", RESIZE_HEADS, rows)
+        report.head("Resizes")
+        report.table("resizes", RESIZE_HEADS, rows)
 
 
-def _decisions(found: Report, now: Snapshot) -> None:
+def _decisions(report: Report, now: Snapshot) -> None:
     rows = [
         [
             clock(entry.at_s, day=True),
@@ -321,9 +327,9 @@ def _decisions(found: Report, now: Snapshot) -> None:
         for entry in entries
     ]
     if rows:
-        found.head("Decisions")
+        report.head("Decisions")
         rows.sort(key=lambda row: row[0])
-        found.table("decisions", ("AT", "JOBID", "WHAT", "NODES", "CODE", "REASON"), rows)
+        report.table("decisions", ("AT", "JOBID", "WHAT", "NODES", "CODE", "REASON"), rows)
 
 
 def _span(start: float | None, end: float | None) -> str:

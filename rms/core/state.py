@@ -1,4 +1,13 @@
-"""Since when nodes have been idle, and how many were powered off and on in the last minute."""
+"""The state of the engine, with the indices that make it cheap to look at.
+
+A policy reads it and changes nothing; only :mod:`rms.core.rules.transition` calls the methods that
+change it. Beside the jobs it keeps what would otherwise be computed again after every event: how
+many nodes are free, when running jobs are expected to end, which of them could be expanded or
+shrunk, the queue by estimate.
+
+Each index is a sorted list, kept by bisection, so an event costs the logarithm of the number of
+jobs (and a short copy in memory), not that number nor the number of nodes.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +19,11 @@ from math import inf, log
 
 from msgspec.structs import replace
 
-from rms.core.model.cluster import Cluster
 from rms.core.model.contention import Pools
-from rms.core.model.events import NodesLeased, ResizeAsked, TasksHold
+from rms.core.model.events import NodesLeased, ResizeAsked
 from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site
-from rms.kernels.model import Device
-from rms.kernels.wire import Resource
+
+# --- idle nodes ----------------------------------------------------------------------------------
 
 MINUTE_S = 60.0
 """The time over which switches are counted, as Slurm's SuspendRate and ResumeRate count them."""
@@ -23,11 +31,11 @@ MINUTE_S = 60.0
 
 @dataclass(slots=True)
 class Idle:
-    """Kept while a policy may power nodes off.
+    """Since when nodes have been idle; kept while a policy may power nodes off.
 
     Attributes:
         since_s: when each node was last given back; of those never held, when this began.
-        off_s, on_s: when hosts were powered off, and on, an entry for each, of the last minute.
+        off_s, on_s: times at which hosts were powered off, and on, in the last minute.
     """
 
     since_s: dict[Node, float] = field(default_factory=dict)
@@ -35,7 +43,7 @@ class Idle:
     on_s: list[float] = field(default_factory=list)
 
     def begin(self, nodes: int, now_s: float) -> None:
-        """Take all nodes for idle from now on, as far as is known."""
+        """Count all nodes as idle from now on."""
         self.since_s = dict.fromkeys(map(Node, range(nodes)), now_s)
 
     def free(self, nodes: Iterable[Node], now_s: float) -> None:
@@ -56,7 +64,7 @@ class Idle:
         return at_most - len(_recent(self.on_s if on else self.off_s, now_s))
 
     def next_s(self, at_most: int, now_s: float) -> float:
-        """Return when more may be, where no more may now."""
+        """Return when more hosts may be powered off or on, where no more may now."""
         full = [_recent(times, now_s) for times in (self.off_s, self.on_s)]
         return min([times[0] + MINUTE_S for times in full if len(times) >= at_most], default=inf)
 
@@ -65,20 +73,20 @@ def _recent(times: list[float], now_s: float) -> list[float]:
     return [at_s for at_s in times if at_s + MINUTE_S > now_s]
 
 
-# FUSED rms.core.state: What accounts have used of the nodes, halved over time, as Slurm's multifactor plugin counts.
+# --- usage of accounts ---------------------------------------------------------------------------
 
 _MOST_HALF_LIVES = 64.0
 
 
 @dataclass
 class Usage:
-    """Node-seconds of each account; those of a half-life ago count half.
+    """Node-seconds of each account, halved over time as by Slurm's multifactor plugin.
 
     Attributes:
-        half_life_s: of what was used.
-        at_s: up to when it is counted.
-        used: by account, as it counts at ``since_s``: what is used later counts more there, so
-            nothing need be halved as time goes by; of all that have handed in jobs since.
+        half_life_s: node-seconds of a half-life ago count half.
+        at_s: the time up to which usage is counted.
+        used: by account, as it counts at ``since_s``: later usage counts more there, so nothing
+            need be halved as time goes by. Of all accounts that have submitted jobs since.
     """
 
     half_life_s: float
@@ -90,7 +98,7 @@ class Usage:
         self.since_s = self.since_s or self.at_s
 
     def know(self, jobs: Iterable[Job]) -> None:
-        """Let the accounts of these jobs be known: shares are counted among those."""
+        """Enter the accounts of these jobs: shares are counted among the entered accounts."""
         for job in jobs:
             self.used.setdefault(job.spec.account, 0.0)
 
@@ -100,7 +108,7 @@ class Usage:
         return {account: used * left for account, used in self.used.items()}
 
     def advance(self, running: Iterable[Job], now_s: float) -> None:
-        """Count what running jobs have held up to now, at the sizes that they have.
+        """Count the nodes that running jobs have held up to now, at their present sizes.
 
         With h the half-life, a node held from s to now counts h / ln 2 (1 - 2^(-(now - s) / h)).
         """
@@ -118,27 +126,20 @@ class Usage:
         self.at_s = now_s
 
 
-# FUSED rms.core.state: The state of the engine, and the indices that make a look at it cheap.
-#
-# A policy reads it and changes nothing; only :mod:`rms.core.rules.transition` calls what changes it. Beside
-# the jobs it keeps what would otherwise be recomputed after every event: how many nodes are free,
-# when running jobs are expected to end, which of them could be expanded or shrunk, the queue by
-# estimate.
-# Each index is a sorted list, kept by bisection, so an event costs the logarithm of the jobs there
-# are (and a short copy in memory), not their number nor that of the nodes.
+# --- the state -----------------------------------------------------------------------------------
 
 End = tuple[float, int, Job]
 """When a job is expected to end, its number (no two are alike), the job."""
 
 NodeLists = tuple[tuple[str, ...], tuple[str, ...]]
 Key = Callable[[Job], float]
-"""What waiting jobs are sorted by."""
+"""The key by which waiting jobs are sorted."""
 
 Ranked = dict[int, float]
 """Keys of running jobs by their numbers."""
 
 RunningKey = Callable[["State", Job], float]
-"""What running jobs are sorted by; inf for those that are left out."""
+"""The key by which running jobs are sorted; inf for those that are left out."""
 
 OVERDUE_S = 5.0
 """Extension of an estimated end that a job runs past, doubled each time; also the least time from
@@ -179,7 +180,7 @@ class State:
     Attributes:
         site: the cluster.
         counted: nodes are counted, not placed: jobs have sizes and no nodes.
-        exact: expected ends follow what is known of a job's run time, not its limit.
+        exact: expected ends follow a job's known run time, not its limit.
         free_count: nodes nobody holds. Below 0 only while an instant lasts in which starts go by
             expected ends (see :mod:`rms.core.rules.checks`).
         releasing: nodes that shrinks under way are about to free.
@@ -191,13 +192,13 @@ class State:
         asleep: in the view of :func:`rms.core.policies.node_power.all_on` only: vacant nodes that
             are off or booting, in the order in which they should be taken, after all others.
         reclocked: jobs whose frequencies, and so rates, changed since the driver last looked.
-        lent: nodes that tasks hold, and whose (:class:`rms.core.model.events.TasksHold`).
+        lent: nodes that tasks hold, with the owner (:class:`rms.core.model.events.TasksHold`).
         switched: nodes powered off or on, or booted, since the energy ledger was last written.
         lease: until when which nodes are held (:mod:`rms.core.rules.checks`); None: for good.
-        too_wide: jobs that wait for a wider cluster than the one that there is now.
+        too_wide: jobs that wait for a wider cluster than the present one.
         held: jobs that may not start yet (see :mod:`rms.core.rules.transition`).
         wanted: resizes that users want of jobs that have come to no resize point yet.
-        usage: what accounts have used, where the policy goes by it.
+        usage: usage of accounts, where the policy goes by it.
         due: waiting jobs that EASY would have started, all jobs rigid, in that order, and when
             (:mod:`rms.core.scheduler.twin`); None where EASY decides, or no policy goes by it.
         outcomes: of each array: how many jobs there are, are over, are so without success.
@@ -216,7 +217,8 @@ class State:
             simulation lets them come to their next one, and no other.
         changed: jobs whose nodes or power changed since the energy ledger was last written.
         needs_pass: something other than submissions has happened since the policy's last pass;
-            else who waited then waits now for the same reasons, and only ``new_jobs`` matter.
+            else the jobs that waited then wait now for the same reasons, and only ``new_jobs``
+            matter.
         new_jobs: jobs submitted since the policy's last pass.
         reached_resize_point: jobs that have come to a resize point since then.
         array_limited: waiting jobs of arrays that may run only so many at once.
@@ -227,15 +229,15 @@ class State:
         host_slots: the slots of each host; empty where nodes are not shared.
         least_slots: the fewest that one has; 1 where none are shared.
         power_models, idle_w: of its nodes, each once; what all of them draw when idle.
-        settable_frequencies: a daemon has not found that it cannot set what policies decide; else
-            policies decide none, and all run at the highest.
+        settable_frequencies: False once a daemon could not set the frequencies that a policy
+            decided: policies decide none then, and all jobs run at the highest.
         clocked: nodes have a frequency each (see :mod:`rms.core.rules.transition`).
         pools: processors that share bandwidth, or None.
-        pool_free, pool_gb_s: of each, processors nobody holds, bandwidth expected to be asked for.
+        pool_free, pool_gb_s: of each, free processors, and the expected demand of bandwidth.
         contended: processes slow one another down there.
         beside: running jobs that may be resized there: their rates follow their neighbours.
-        listed: jobs, not over, that may have some nodes only; ``allowed`` which those are, by
-            their lists, once somebody asked (:mod:`rms.core.rules.checks`).
+        listed: jobs, not over, that may have some nodes only; ``allowed`` caches these nodes by
+            the jobs' lists (:func:`rms.core.rules.checks.allowed`).
         max_concurrent_resizes: how many jobs should be resized at once at most, 0 for any number.
             Policies that choose among resizes keep to it; no resize is refused for it.
     """
@@ -385,7 +387,7 @@ class State:
         """Keep the running jobs sorted by these keys from now on, and by no others.
 
         A job's key is computed whenever its size or its progress is entered anew, not as time goes
-        by: so whoever follows the same events has the same keys.
+        by: so the same events lead to the same keys.
         """
         self._rankings = {name: Ranking(key) for name, key in keys.items()}
         for ranking in self._rankings.values():
@@ -412,9 +414,9 @@ class State:
         jobs = {job.number: job for job in self.running.values()}
         for name, key in keys.items():
             if name in ranked:
-                known = {number: value for number, value in ranked[name].items() if number in jobs}
-                entries = sorted((value, number, jobs[number]) for number, value in known.items())
-                self._rankings[name] = Ranking(key, entries, known)
+                own = {number: value for number, value in ranked[name].items() if number in jobs}
+                entries = sorted((value, number, jobs[number]) for number, value in own.items())
+                self._rankings[name] = Ranking(key, entries, own)
 
     def keep_sizes(self) -> None:
         """Let no running job be resized: of a copy of a state."""
@@ -473,10 +475,10 @@ class State:
         else:
             del self.arrays[array]
 
-    # --- what the transition does ------------------------------------------------------------
+    # --- changes by the transition ---------------------------------------------------------------
 
-    def only(self, pending: dict[JobId, Job]) -> None:
-        """Take these for the waiting jobs: of a copy of a state."""
+    def set_pending(self, pending: dict[JobId, Job]) -> None:
+        """Replace the waiting jobs of a copy of a state."""
         self.pending, self._queues, self.new_jobs = pending, {}, []
 
     def enqueue(self, job: Job, *, sort: bool = True) -> None:
@@ -637,7 +639,7 @@ class State:
             ranking.leave(job)
 
     def use_estimates(self, *, exact: bool) -> None:
-        """Let expected ends follow what is known of run times, or limits."""
+        """Let expected ends follow known run times, or limits."""
         self.needs_pass, self._rankings = True, {}
         self._queues.clear()
         if exact == self.exact:
@@ -675,62 +677,18 @@ def _remove(index: list[End], key: float, job: Job) -> None:
         del index[at]
 
 
-# FUSED rms.core.state: Nodes of the cluster that tasks hold (:mod:`rms.kernels`), and the power they take there.
+# --- nodes that tasks hold (:mod:`rms.kernels`) --------------------------------------------------
 
 TASKS = "task:"
-"""What the owners of tasks' energy begin with: ``task:mine.py[4711]``, program and process."""
+"""Prefix of the owners of tasks' energy: ``task:mine.py[4711]``, program and process."""
 
 TASK = JobSpec(JobId(TASKS), 0.0, 1, 1, 1, Mode.FIXED)
-"""A task as a job of which nothing is known, on one slot."""
+"""A task as a job without a known power or run time, on one slot."""
 
 
 def is_task(owner: str) -> bool:
     """Return whether an owner of energy is a program with tasks."""
     return owner.startswith(TASKS)
-
-
-def devices_of(cluster: Cluster) -> list[Device]:
-    """Return the devices of this machine: GPU nodes, all cores together, each core, each node.
-
-    A node here is a virtual one: a kernel for another node runs there in a process of its own.
-    """
-    gpus = [n for n, slots in enumerate(cluster.slots) if any(s.startswith("gpu") for s in slots)]
-    cpus = [n for n, slots in enumerate(cluster.slots) if any(s.startswith("cpu") for s in slots)]
-    found = [Device(cluster.names[n], Resource.GPU, (n,)) for n in gpus]
-    if cpus:
-        found.append(Device("cores", Resource.CORES, tuple(cpus)))
-    found += [Device(cluster.names[n], Resource.CORE, (n,)) for n in cpus]
-    return found + [each for each in nodes_as_devices(cluster) if set(cpus).issuperset(each.units)]
-
-
-def nodes_as_devices(cluster: Cluster) -> list[Device]:
-    """Return each node, or host that jobs share, as a device of kernels for another node."""
-    return [
-        Device(f"node-{host}", Resource.NODE, tuple(map(int, cluster.nodes_of[host])))
-        for host in cluster.hosts
-    ]
-
-
-def can_hold(state: State, event: TasksHold) -> bool:
-    """Return whether tasks may hold these nodes: each is free, or theirs already."""
-    vacant, lent = state.vacant, state.lent
-    if state.counted or len(event.owners) not in (0, len(event.nodes)):
-        return False
-    return all(node in lent or (0 <= node < len(vacant) and vacant[node]) for node in event.nodes)
-
-
-def hold(state: State, event: TasksHold) -> None:
-    """Give tasks these nodes and no others, and let the books know whose energy that is."""
-    before = state.lent
-    state.lent = held = dict(
-        zip(event.nodes, event.owners or ("",) * len(event.nodes), strict=True)
-    )
-    more, less = sorted(held.keys() - before.keys()), sorted(before.keys() - held.keys())
-    state.free_count += len(less) - len(more)
-    state.take(tuple(more))
-    state.give_back(tuple(less))
-    for owner in owners_changed(before, held):
-        state.changed[owner] = as_job(state, owner)
 
 
 def owners_changed(before: dict[Node, str], now: dict[Node, str]) -> list[JobId]:
@@ -742,9 +700,9 @@ def owners_changed(before: dict[Node, str], now: dict[Node, str]) -> list[JobId]
 
 
 def as_job(state: State, owner: JobId) -> Job:
-    """Return what a program's tasks hold in the form in which the energy books know jobs.
+    """Return the nodes of a program's tasks as a job, for the energy books.
 
-    Its power is that of a job of which nothing is known.
+    Its power is that of a job without a profile.
     """
     nodes = tuple([node for node, who in sorted(state.lent.items()) if who == owner])
     spec = JobSpec(owner, 0.0, 1, 1, 1, Mode.FIXED)
@@ -752,12 +710,12 @@ def as_job(state: State, owner: JobId) -> Job:
 
 
 def task_w(state: State) -> float:
-    """Return what a task is expected to add to the idle power of a node, in W, at most."""
+    """Return the most that a task is expected to add to the idle power of a node, in W."""
     return max(model.slot_w(TASK, 1, state.least_slots) for model in state.power_models)
 
 
 def tasks_w(state: State) -> float:
-    """Return what tasks are expected to add to the idle power of the nodes they hold, in W."""
+    """Return the power that tasks are expected to add to the idle power of their nodes, in W."""
     if not state.lent:
         return 0.0
     return task_w(state) * sum([bool(owner) for owner in state.lent.values()])

@@ -1,6 +1,6 @@
-"""Cluster and workload files (CLI.md under Files): read once, unknown keys refused.
+"""Cluster files, workload files and criteria for jobs: read once, unknown keys refused.
 
-Both are TOML; a workload may also be CSV. There a column is a key of ``[[jobs]]`` whose value is
+Files are TOML; a workload may also be CSV. There a column is a key of ``[[jobs]]`` whose value is
 no table; a nested one has the name of its table in front (``resize = {every_s}`` is
 ``resize_every_s``), and ``nodes = [min, max]`` is two columns.
 """
@@ -37,7 +37,7 @@ ROUNDING = 1e-9
 
 
 class FileError(ValueError):
-    """A file that does not say what it should; one sentence, expected and got."""
+    """A file that does not parse; one sentence, expected and got."""
 
 
 class _Power(msgspec.Struct, forbid_unknown_fields=True):
@@ -110,7 +110,7 @@ class _Clocks(msgspec.Struct, forbid_unknown_fields=True):
     power_w: list[float]
 
 
-class _Table(msgspec.Struct, forbid_unknown_fields=True):
+class _SpeedupTable(msgspec.Struct, forbid_unknown_fields=True):
     nodes: list[int] = []
     time_s: list[float] = []
     power_w_per_node: list[float] = []
@@ -128,9 +128,9 @@ class _Resize(msgspec.Struct, forbid_unknown_fields=True):
     price_s: float = 0.0
 
 
-class _Job(msgspec.Struct, forbid_unknown_fields=True):
+class _JobEntry(msgspec.Struct, forbid_unknown_fields=True):
     nodes: tuple[int, int]
-    speedup: _Table | None = None
+    speedup: _SpeedupTable | None = None
     name: str = ""
     user: str = ""
     account: str = ""
@@ -153,7 +153,7 @@ class _Job(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Workload(msgspec.Struct, forbid_unknown_fields=True):
-    jobs: list[_Job]
+    jobs: list[_JobEntry]
 
 
 def read_cluster(path: Path) -> ClusterFile:
@@ -195,11 +195,15 @@ def read_cluster(path: Path) -> ClusterFile:
         raise FileError(f"{path}: expected at least one node, got none")
     if len(set(names)) != len(names):
         raise FileError(f"{path}: expected every node once, got repeated names")
-    known = tuple(gb_s) if min(gb_s) < inf else ()
-    each = tuple(names), tuple(power), tuple(gpus), tuple(slots), tuple(cores)
-    unlike = any(group.processors is not None for group in raw.nodes)
-    of_each = tuple(kinds) if unlike else ()
-    return ClusterFile(raw.name, *each, known, _frequencies(raw, path), of_each)
+    columns = tuple(names), tuple(power), tuple(gpus), tuple(slots), tuple(cores)
+    has_kinds = any(group.processors is not None for group in raw.nodes)
+    return ClusterFile(
+        raw.name,
+        *columns,
+        tuple(gb_s) if min(gb_s) < inf else (),
+        _frequencies(raw, path),
+        tuple(kinds) if has_kinds else (),
+    )
 
 
 def _check_counts(group: _Nodes, path: Path) -> None:
@@ -315,7 +319,7 @@ def read_workload(
     return specs
 
 
-def _entries(path: Path) -> Iterator[tuple[str, _Job]]:
+def _entries(path: Path) -> Iterator[tuple[str, _JobEntry]]:
     """Yield where each entry of a workload file is, for messages, and the entry.
 
     Raises:
@@ -335,7 +339,7 @@ def _entries(path: Path) -> Iterator[tuple[str, _Job]]:
         raise FileError(f"{path}: {error}") from None
 
 
-def _entry_of_row(values: dict[str, Any], where: str) -> _Job:
+def _entry_of_row(values: dict[str, Any], where: str) -> _JobEntry:
     """Return the values of a row as an entry.
 
     Raises:
@@ -348,10 +352,10 @@ def _entry_of_row(values: dict[str, Any], where: str) -> _Job:
     resize = None if every_s is None else _Resize(every_s, price_s or 0.0)
     if resize is None and price_s:
         raise FileError(f"{where}: expected resize_every_s with resize_price_s, got an empty cell")
-    return _Job((low, values.pop("nodes_max", low)), resize=resize, **values)
+    return _JobEntry((low, values.pop("nodes_max", low)), resize=resize, **values)
 
 
-def _check_numbers(entry: _Job, where: str) -> None:
+def _check_numbers(entry: _JobEntry, where: str) -> None:
     """Refuse numbers out of range.
 
     Raises:
@@ -380,7 +384,7 @@ def _check_numbers(entry: _Job, where: str) -> None:
             raise FileError(f"{where}: expected {name} above 0, got {value:.10g}")
 
 
-def _amdahl(entry: _Job, where: str) -> Speedup | None:
+def _amdahl(entry: _JobEntry, where: str) -> Speedup | None:
     """Return t(n) = run_s (serial + (1 - serial) preferred / n), None without ``serial``.
 
     Raises:
@@ -402,7 +406,7 @@ def _amdahl(entry: _Job, where: str) -> Speedup | None:
 
 
 def _spec(
-    entry: _Job,
+    entry: _JobEntry,
     job_id: JobId,
     where: str,
     mode: Mode | None,
@@ -452,7 +456,7 @@ def _spec(
 
 
 def _speedup(
-    table: _Table, path: Path, say: Callable[[str], None] | None, profiles: Path | None
+    table: _SpeedupTable, path: Path, say: Callable[[str], None] | None, profiles: Path | None
 ) -> Speedup:
     if table.profile is not None:
         table = _profile(table, path, profiles)
@@ -480,7 +484,7 @@ def _speedup(
 
 
 def _operating_points(
-    table: _Table, path: Path, profiles: Path | None
+    table: _SpeedupTable, path: Path, profiles: Path | None
 ) -> tuple[OperatingPoint, ...]:
     """Return time and power over frequency, as stated or of a measured profile; empty for none."""
     clocks = table.frequency
@@ -495,7 +499,7 @@ def _operating_points(
     return tuple(OperatingPoint(f, t / time_s[-1], w / power_w[-1]) for f, t, w in rows)
 
 
-def _profile(table: _Table, path: Path, profiles: Path | None) -> _Table:
+def _profile(table: _SpeedupTable, path: Path, profiles: Path | None) -> _SpeedupTable:
     """Return a measured profile as a table.
 
     Raises:
@@ -503,18 +507,18 @@ def _profile(table: _Table, path: Path, profiles: Path | None) -> _Table:
     """
     if table.nodes or table.time_s or table.t1_s is not None:
         raise FileError(f"{path}: expected a profile or a table in speedup, got both")
-    found, _ = _read_profile(table, path, profiles)
-    found.interpolate, found.fit = table.interpolate, table.fit
-    return found
+    measured, _ = _read_profile(table, path, profiles)
+    measured.interpolate, measured.fit = table.interpolate, table.fit
+    return measured
 
 
 def _read_profile(
-    table: _Table, path: Path, profiles: Path | None
-) -> tuple[_Table, tuple[OperatingPoint, ...]]:
-    """Return what a measured profile says of nodes and of frequencies.
+    table: _SpeedupTable, path: Path, profiles: Path | None
+) -> tuple[_SpeedupTable, tuple[OperatingPoint, ...]]:
+    """Return the table and the operating points of a measured profile.
 
     It is a file ``*.json``, of ``rms profile`` or a table (nodes, time_s, power_w_per_node), or
-    else the name of one that is kept.
+    else the name of a stored one.
     """
     name = str(table.profile)
     file = path.parent / name
@@ -524,16 +528,16 @@ def _read_profile(
         data = file.read_bytes()
         if "points" in msgspec.json.decode(data, type=dict[str, Any]):
             return _measured(read_profile(file))
-        return msgspec.json.decode(data, type=_Table), ()
+        return msgspec.json.decode(data, type=_SpeedupTable), ()
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FileError(f"{path}: expected a profile {file}, got: {error}") from None
     except ProfileError as error:
         raise FileError(f"{path}: {error}") from None
 
 
-def _measured(profile: Profile) -> tuple[_Table, tuple[OperatingPoint, ...]]:
+def _measured(profile: Profile) -> tuple[_SpeedupTable, tuple[OperatingPoint, ...]]:
     points = profile.matrix()
-    sizes = _Table(
+    sizes = _SpeedupTable(
         [point.nodes for point in points],
         [point.run_s for point in points],
         [point.node_w for point in points],
@@ -545,14 +549,14 @@ def _measured(profile: Profile) -> tuple[_Table, tuple[OperatingPoint, ...]]:
 def operating_points(profile: Profile) -> tuple[OperatingPoint, ...]:
     """Return time and power over frequency, of the size with most clocks that were set.
 
-    Power is what the nodes draw above idle. Empty where fewer than two clocks were set.
+    Power is that above idle. Empty if fewer than two clocks were set.
     """
     sizes: dict[tuple[int, str], dict[float, tuple[float, float]]] = {}
     for point in profile.points:
         if point.mhz is not None:
             above_w = max(0.0, point.node_w * point.nodes - point.idle_w)
-            found = sizes.setdefault((point.nodes, point.way), {})
-            found[point.mhz / 1000.0] = point.run_s, above_w
+            clocks = sizes.setdefault((point.nodes, point.way), {})
+            clocks[point.mhz / 1000.0] = point.run_s, above_w
     rows = sorted(max(sizes.values(), key=len, default={}).items())
     if len(rows) < 2:
         return ()
@@ -563,8 +567,8 @@ def operating_points(profile: Profile) -> tuple[OperatingPoint, ...]:
     )
 
 
-def _fitted(table: _Table, path: Path, say: Callable[[str], None] | None) -> Speedup:
-    """Return t(n) = tc + t1 / n by least squares, and say how far it is off."""
+def _fitted(table: _SpeedupTable, path: Path, say: Callable[[str], None] | None) -> Speedup:
+    """Return t(n) = tc + t1 / n by least squares, and report its error."""
     if table.fit != "law" or len(table.nodes) < 2 or table.power_w_per_node:
         raise FileError(
             f'{path}: expected fit = "law" for two sizes or more, without powers, got {table.fit!r}'
@@ -593,11 +597,11 @@ def _read(path: Path, shape: type[Shape]) -> Shape:
         raise FileError(f"{path}: {error}") from None
 
 
-# Rows of a workload as CSV: a header of columns, then a row for each job
+# --- Rows of a workload as CSV: a header of columns, then a row for each job ----------------------
 
 
 class RowError(ValueError):
-    """A file that is no such table: one sentence, which names the line of a bad row."""
+    """A table that does not parse; one sentence, with the line of a bad row."""
 
 
 def _number(text: str) -> float:
@@ -636,7 +640,7 @@ COLUMNS: dict[str, tuple[Callable[[str], Any], str]] = {
     "memory_bandwidth_gb_s": NUMBER,
     "power_w": NUMBER,
 }
-"""What reads the cells of each column, and the kind of its values in words."""
+"""The reader of the cells of each column, and the kind of its values in words."""
 
 
 def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -694,7 +698,7 @@ def _values(header: Sequence[str], cells: Sequence[str], line: int) -> dict[str,
     return values
 
 
-# FUSED rms.formats.config: Which jobs are meant: ``user=alice,name=wrf*,nodes=4-64,hours=1-`` on a command line. Pure.
+# --- Criteria: user=alice,name=wrf*,nodes=4-64,hours=1- -------------------------------------------
 
 LABELS = ("user", "account", "partition", "name")
 RANGES = ("nodes", "hours")
@@ -702,18 +706,18 @@ FORM = "user, account, partition or name = PATTERN, nodes or hours = MIN-MAX"
 
 
 class Criteria(msgspec.Struct, frozen=True):
-    """What a job must be; of one kind stated twice either will do, different kinds must all hold.
+    """Criteria for jobs: one of each kind must hold.
 
     Attributes:
-        labels: of each of ``LABELS`` the patterns as a shell's, of which one must match.
-        ranges: of each of ``RANGES`` the ``(least, most)`` of which one must hold.
+        labels: shell patterns of each of ``LABELS``.
+        ranges: pairs ``(least, most)`` of each of ``RANGES``.
     """
 
     labels: Mapping[str, tuple[str, ...]] = {}
     ranges: Mapping[str, tuple[tuple[float, float], ...]] = {}
 
     def match(self, nodes: int, run_s: float, labels: Mapping[str, str]) -> bool:
-        """Return whether a job is meant.
+        """Return whether a job matches.
 
         Args:
             nodes, run_s: its size and its run time in s.

@@ -1,4 +1,4 @@
-"""Energy in words: how much, how certain, by which meters, at what cost."""
+"""Energy of owners, with uncertainty, sources and cost, and in words."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import msgspec
 from rms.core.books.spans import check_balance
 from rms.core.state import is_task
 from rms.formats.prices import Cost, Prices
-from rms.wire.users import Accounts, EnergyPart, EnergyRow, SlurmRow
+from rms.wire.users import AcctAnswer, EnergyPart, EnergyRow, SlurmRow
 
 MODEL = "model"
 
 ROUNDING = 1e-9
-"""Of an owner's energy: a source that has less is left out of words, as rounding."""
+"""Share of an owner's energy below which words leave out a source, as rounding."""
 
 
 @dataclass
-class Account:
+class OwnerEnergy:
     """The energy of one owner: a job, or idle, off and boot.
 
     Attributes:
-        joules: all of it.
-        uncertainty_j: half-width of the measured part, splits of devices included: the sum over
-            its rows, as if all errors were fully correlated. It has no share of the model's error,
-            which is unknown.
+        joules: the whole energy.
+        uncertainty_j: half-width of the measured part, with splits of devices: the sum over its
+            rows, as if all errors were fully correlated. The model's error is unknown and not
+            included.
         by_source: joules of each meter, and of the model.
-        estimate: whether part of it is a share of a device that others used too.
-        cost: what it has cost; all zero without prices.
+        estimate: whether a part is a share of a device that other owners used too.
+        cost: price and CO2; zero without prices.
     """
 
     joules: float = 0.0
@@ -40,27 +40,29 @@ class Account:
     cost: Cost = field(default_factory=Cost)
 
     @classmethod
-    def of(cls, parts: Iterable[EnergyPart | EnergyRow], prices: Prices | None = None) -> Account:
-        """Return the account of these parts of an owner's energy."""
-        found = cls()
+    def of(
+        cls, parts: Iterable[EnergyPart | EnergyRow], prices: Prices | None = None
+    ) -> OwnerEnergy:
+        """Return the sum of parts of an owner's energy."""
+        energy = cls()
         for part in parts:
-            found.add(part)
+            energy.add(part)
             if prices is not None and isinstance(part, EnergyRow):
-                found.cost += prices.cost(part.joules, part.begin_s, part.end_s)
-        return found
+                energy.cost += prices.cost(part.joules, part.begin_s, part.end_s)
+        return energy
 
     def add(self, part: EnergyPart | EnergyRow) -> None:
-        """Take in more energy."""
+        """Add a part."""
         self.joules += part.joules
         self.uncertainty_j += part.uncertainty_j
         self.by_source[part.source] = self.by_source.get(part.source, 0.0) + part.joules
         self.estimate |= part.estimate
 
-    def __add__(self, other: Account) -> Account:
+    def __add__(self, other: OwnerEnergy) -> OwnerEnergy:
         by_source = dict(self.by_source)
         for source, joules in other.by_source.items():
             by_source[source] = by_source.get(source, 0.0) + joules
-        return Account(
+        return OwnerEnergy(
             self.joules + other.joules,
             self.uncertainty_j + other.uncertainty_j,
             by_source,
@@ -70,23 +72,23 @@ class Account:
 
     @property
     def sources(self) -> str:
-        """Where it comes from, with shares where it is mixed."""
+        """The source, or several with their shares."""
         return source_words(self.by_source)
 
     @property
     def words(self) -> str:
-        """How much, how certain, by what: ``245.2 +- 3.1 J (81 % rapl, 19 % model)``."""
+        """Amount, uncertainty and sources: ``245.2 +- 3.1 J (81 % rapl, 19 % model)``."""
         shared = "; an estimate, from devices that were shared" if self.estimate else ""
         return f"{self.amount} J ({self.sources}{shared})"
 
     @property
     def cells(self) -> tuple[str, str]:
-        """How much, and by what, for a table: ``245.2 +- 3.1``, ``rapl (estimate)``."""
+        """Amount and sources for a table: ``245.2 +- 3.1``, ``rapl (estimate)``."""
         return self.amount, f"{self.sources}{' (estimate)' if self.estimate else ''}"
 
     @property
     def amount(self) -> str:
-        """How much, and how certain where that is known: ``245.2 +- 3.1``, in J."""
+        """Amount, with the uncertainty of a measured one: ``245.2 +- 3.1``, in J."""
         error = f" +- {self.uncertainty_j:.1f}" if self.uncertainty_j else ""
         return f"{self.joules:.1f}{error}"
 
@@ -99,31 +101,33 @@ def energy_words(joules: float) -> str:
     return f"{joules:.0f} J"
 
 
-def accounts(rows: Iterable[EnergyRow], prices: Prices | None = None) -> dict[str, Account]:
-    """Return the account of each owner."""
-    found: dict[str, list[EnergyRow]] = {}
+def owner_energies(
+    rows: Iterable[EnergyRow], prices: Prices | None = None
+) -> dict[str, OwnerEnergy]:
+    """Return the energy of each owner."""
+    rows_of: dict[str, list[EnergyRow]] = {}
     for row in rows:
-        found.setdefault(row.owner, []).append(row)
-    return {owner: Account.of(own, prices) for owner, own in found.items()}
+        rows_of.setdefault(row.owner, []).append(row)
+    return {owner: OwnerEnergy.of(own, prices) for owner, own in rows_of.items()}
 
 
-def check_accounts(found: Accounts, owners: Mapping[str, Account], *, whole: bool) -> None:
-    """Refuse energy that does not add up to 1e-9 of the cluster's.
+def check_energies(answer: AcctAnswer, owners: Mapping[str, OwnerEnergy], *, whole: bool) -> None:
+    """Check that sums of the same energy agree to 1e-9 of the cluster's.
 
-    Of each job and its rows; where they are all jobs (``whole``), of all owners and the cluster.
+    For each job and its rows; with all jobs (``whole``) also for all owners and the cluster.
 
     Raises:
         BalanceError: two sums of one energy differ.
     """
-    energy = found.energy
-    for job in found.jobs:
+    energy = answer.energy
+    for job in answer.jobs:
         rows_j = owners[job.id].joules if job.id in owners else 0.0
         what = f"the rows of job {job.id} to be its energy"
         check_balance(what, rows_j, job.energy_j, energy.cluster_j)
     if not whole:
         return
     parts = energy.busy_j, energy.tasks_j, energy.idle_j, energy.off_j, energy.boot_j
-    jobs_j = sum(job.energy_j for job in found.jobs)
+    jobs_j = sum(job.energy_j for job in answer.jobs)
     tasks_j = sum(account.joules for owner, account in owners.items() if is_task(owner))
     rows_j = sum(account.joules for account in owners.values())
     for what, got_j, expected_j in (
@@ -136,30 +140,30 @@ def check_accounts(found: Accounts, owners: Mapping[str, Account], *, whole: boo
 
 
 def source_words(by_source: Mapping[str, float]) -> str:
-    """Return the source, or the share of each where there are several: ``81 % rapl, 19 % model``.
+    """Return the source, or several with their shares: ``81 % rapl, 19 % model``.
 
-    Of energy below zero (a correction of the model by a meter) shares are by size.
+    Energy below zero (a correction of the model by a meter) has its share by size.
     """
     total = sum(map(abs, by_source.values()))
     if not total:
         return " and ".join(sorted(by_source)) or MODEL
     largest_first = sorted(by_source.items(), key=lambda item: (-abs(item[1]), item[0]))
-    found = [(name, 100 * abs(joules) / total) for name, joules in largest_first]
-    found = [(name, share) for name, share in found if share > 100 * ROUNDING]
-    if len(found) == 1:
-        return found[0][0]
-    return ", ".join(f"{_percent(share)} % {name}" for name, share in found)
+    shares = [(name, 100 * abs(joules) / total) for name, joules in largest_first]
+    shares = [(name, share) for name, share in shares if share > 100 * ROUNDING]
+    if len(shares) == 1:
+        return shares[0][0]
+    return ", ".join(f"{_percent(share)} % {name}" for name, share in shares)
 
 
 def _percent(share: float) -> str:
-    """Return a share as a whole number, but not 0 or 100 of what is neither."""
+    """Return a share as a whole number; ``<1`` and ``>99`` instead of a rounded 0 or 100."""
     if share < 1.0:
         return "<1"
     return ">99" if share > 99.0 else f"{share:.0f}"
 
 
 def slurm_words(row: SlurmRow) -> str:
-    """Return what Slurm says a job has consumed, beside ours; "" where it says nothing."""
+    """Return the energy that Slurm reports for a job, relative to ours; "" without a report."""
     consumed_j, ratio = row.consumed_energy_j, row.consumed_energy_ratio
     if isinstance(consumed_j, msgspec.UnsetType):
         return ""
@@ -168,13 +172,13 @@ def slurm_words(row: SlurmRow) -> str:
 
 
 def cost_words(cost: Cost, prices: Prices) -> list[str]:
-    """Return what energy has cost, and of how much of it that is not known."""
-    found = []
+    """Return price and CO2 of energy, with the energy of unknown price or CO2."""
+    costs = []
     if prices.price is not None:
-        found.append(f"{amount(cost.price)} {prices.currency}{_gap(cost.unpriced_j)}")
+        costs.append(f"{amount(cost.price)} {prices.currency}{_gap(cost.unpriced_j)}")
     if prices.carbon is not None:
-        found.append(f"{amount(cost.co2_g)} g CO2{_gap(cost.unrated_j)}")
-    return found
+        costs.append(f"{amount(cost.co2_g)} g CO2{_gap(cost.unrated_j)}")
+    return costs
 
 
 def _gap(joules: float) -> str:

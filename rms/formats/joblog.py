@@ -1,4 +1,7 @@
-"""What Slurm's ``sacct --parsable2`` prints: one :class:`Record` for each line that is about a job.
+"""A cluster's past as a workload: accounting records become jobs with a size and a run time.
+
+Records are the output of ``sacct --parsable2``, one :class:`LogRecord` for each line of a job, or
+rows of tables that sites have published.
 
 Columns go by the names in the header, in any order. A job name may hold the separator: what a line
 has too many fields then belongs to the name, as long as no other column is free text.
@@ -23,7 +26,7 @@ import msgspec
 
 from rms.core.model.jobs import JobId, JobSpec, Mode, sort_key
 from rms.formats.config import FileError
-from rms.formats.values import ScriptError, parse_ids
+from rms.formats.values import ScriptError, parse_ids, seconds_of
 
 COMMAND = (
     "SLURM_TIME_FORMAT=%s sacct --allusers --allocations --duplicates --parsable2 --noconvert"
@@ -31,22 +34,21 @@ COMMAND = (
     "JobID,User,Account,Partition,Submit,Eligible,Start,End,ElapsedRaw,TimelimitRaw,"
     "AllocNodes,NNodes,AllocCPUS,State,JobName"
 )
-"""What to type on a login node. ``%s`` gives seconds since 1970, which know no change of clocks;
-the job's name comes last, so that nothing in it can be taken for another column."""
+"""The command for a login node. ``%s`` gives seconds since 1970, which know no change of clocks;
+the job's name comes last, so that no part of it can be taken for another column."""
 
 _NEVER = frozenset(("", "Unknown", "None", "N/A", "INVALID", "NaT", "nan"))
 _NO_LIMIT = frozenset(("UNLIMITED", "PARTITION_LIMIT", "INFINITE", "NOT_SET"))
 _FREE_TEXT = ("jobname", "comment", "admincomment", "systemcomment", "submitline", "workdir")
 JOB_ID = re.compile(r"(\d+(?:_(?:\d+|\[[^\]]*\]?))?(?:\+\d+)?)(\..*)?", re.ASCII)
-_CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?", re.ASCII)
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([KM]?)", re.ASCII)
 MISSING = -1
-"""Where a column is that a file has not: behind all others, in a field that is empty."""
+"""Place of a column that a file lacks: behind all others, in an empty field."""
 
 _UNITS = {"": 1, "K": 1024, "M": 1024**2}
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
+class LogRecord(msgspec.Struct, frozen=True, gc=False):
     """One line of accounting: a job, a part of a heterogeneous one, or one of its attempts.
 
     Attributes:
@@ -74,7 +76,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     name: str = ""
 
 
-class Clock:
+class LogClock:
     """Reads times, and refuses a log that has local times in one place and seconds in another."""
 
     def __init__(self) -> None:
@@ -89,40 +91,40 @@ class Clock:
         if text in _NEVER:
             return None
         if text.isdecimal():
-            found, absolute = float(text), True
-            if not found:
+            at_s, absolute = float(text), True
+            if not at_s:
                 return None
         else:
             at = datetime.fromisoformat(text)
             absolute = at.tzinfo is not None
-            found = (at if absolute else at.replace(tzinfo=UTC)).timestamp()
+            at_s = (at if absolute else at.replace(tzinfo=UTC)).timestamp()
         if self._absolute is None:
             self._absolute = absolute
         if absolute is not self._absolute:
             raise ValueError("times of one kind in all files, local or since 1970")
-        return found
+        return at_s
 
 
 def records(
-    lines: Iterable[str], path: Path, clock: Clock, counts: Counter[str]
-) -> Iterator[Record]:
+    lines: Iterable[str], path: Path, clock: LogClock, counts: Counter[str]
+) -> Iterator[LogRecord]:
     """Yield the records in the lines of a file, in their order.
 
     Args:
-        path: the file, to be named where a line is wrong.
+        path: the file, for error messages.
         clock: one for all files of a log.
-        counts: lines that are no record of a job are entered here, by what they are.
+        counts: counts of lines that are no record of a job, by kind.
 
     Raises:
         FileError: it is not what ``sacct --parsable2`` prints.
     """
-    reader: _Reader | None = None
+    reader: _SacctReader | None = None
     for number, line in enumerate(lines, 1):
         text = line.rstrip("\r\n")
         if not text.strip():
             continue
         if reader is None or reader.is_header(text):
-            reader = _Reader(text, path, clock)
+            reader = _SacctReader(text, path, clock)
             continue
         try:
             record = reader.record(text)
@@ -137,10 +139,10 @@ def records(
             yield record
 
 
-class _Reader:
+class _SacctReader:
     """Turns lines into records by the names of their columns."""
 
-    def __init__(self, header: str, path: Path, clock: Clock) -> None:
+    def __init__(self, header: str, path: Path, clock: LogClock) -> None:
         self._clock = clock
         separators = set(re.findall(r"[^A-Za-z0-9]+", header))
         self._separator = separators.pop() if len(separators) == 1 else "|"
@@ -181,20 +183,20 @@ class _Reader:
         return next((self._at[name] for name in names if name in self._at), MISSING)
 
     def is_header(self, text: str) -> bool:
-        """Return whether the line has names, as where one file was put behind another."""
+        """Return whether the line has names, as in concatenated files."""
         return "JobID" in text and "Submit" in text.split(self._separator)
 
-    def record(self, text: str) -> Record | None:
-        """Return what a line says, None of a step.
+    def record(self, text: str) -> LogRecord | None:
+        """Return the record of a line, None for a step.
 
         Raises:
             ValueError: it does not parse; the text goes on after "expected".
         """
         fields = self._fields(text)
-        found = JOB_ID.fullmatch(fields[self._id])
-        if found is None:
+        job_id = JOB_ID.fullmatch(fields[self._id])
+        if job_id is None:
             raise ValueError(f"a job's id, got {fields[self._id][:40]!r}")
-        if found[2] is not None:
+        if job_id[2] is not None:
             return None
         submit_s = self._time(fields[self._submit], "Submit")
         eligible_s = self._time(fields[self._eligible], "Eligible")
@@ -204,8 +206,8 @@ class _Reader:
         elapsed, limit = fields[self._elapsed], fields[self._limit]
         unlimited = limit in _NEVER or limit.upper() in _NO_LIMIT
         state = fields[self._state]
-        return Record(
-            found[1],
+        return LogRecord(
+            job_id[1],
             submit_s,
             eligible_s,
             self._time(fields[self._start], "Start"),
@@ -222,7 +224,7 @@ class _Reader:
         )
 
     def _fields(self, text: str) -> Sequence[str]:
-        """Return the fields of a line, and one more that is empty, for columns it has not."""
+        """Return the fields of a line, and an empty one for missing columns."""
         fields = text.split(self._separator)
         more = len(fields) - self._width
         if more > 0 and self._free is not None:
@@ -234,7 +236,7 @@ class _Reader:
         return fields
 
     def _other(self, fields: Sequence[str], columns: Sequence[int]) -> int:
-        """Return the number of the second column, where the first is not there or says nothing."""
+        """Return the number of the second column, if the first is missing or empty."""
         return 0 if fields[columns[0]] not in _NEVER else _count(fields[columns[1]])
 
     def _time(self, text: str, name: str) -> float | None:
@@ -251,40 +253,39 @@ def _count(text: str) -> int:
         return int(text)
     if text in _NEVER:
         return 0
-    found = _COUNT.fullmatch(text)
-    if found is None:
+    parsed = _COUNT.fullmatch(text)
+    if parsed is None:
         raise ValueError(f"a number of nodes or CPUs, got {text[:40]!r}")
-    return round(float(found[1]) * _UNITS[found[2]])
+    return round(float(parsed[1]) * _UNITS[parsed[2]])
 
 
 def duration_s(text: str, unit_s: float) -> float:
     """Return the seconds of ``1-02:03:04``, ``02:03:04``, ``03:04``, or of a bare number.
 
     Args:
-        unit_s: what a bare number counts.
+        unit_s: the unit of a bare number.
 
     Raises:
-        ValueError: it is none of these; the text goes on after "expected".
+        ValueError: the text does not parse; the message continues after "expected".
     """
     if text.isdecimal():
         return float(text) * unit_s
-    found = _CLOCK.fullmatch(text)
-    if found is None:
+    seconds = seconds_of(text.partition(".")[0], unit_s) if ":" in text else None
+    if seconds is None:
         raise ValueError(f"a duration like 1-02:03:04, got {text[:40]!r}")
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return float(86400 * days + 3600 * hours + 60 * minutes + seconds)
+    return seconds
 
 
-# FUSED rms.formats.joblog: Job tables that sites have published, as the records that ``sacct`` would have printed.
+# --- Job tables that sites have published ---------------------------------------------------------
 #
 # PM100: jobs of CINECA's Marconi100 (Antici et al., SC'23 workshops, doi 10.5281/zenodo.10127767);
 # columns by documentation/job_features.md of github.com/francescoantici/PM100-data.
-# Eagle: jobs of NREL's cluster of that name (data.openei.org/submissions/5860); columns by the sample
-# of github.com/NREL/eagle-jobs. Both as Parquet, or as CSV with the same columns.
+# Eagle: jobs of NREL's cluster of that name (data.openei.org/submissions/5860); columns by the
+# sample of github.com/NREL/eagle-jobs. Both as Parquet, or as CSV with the same columns.
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """Which column of a table says what; "" where none does.
+    """Names of the columns of a table; "" for missing ones.
 
     Attributes:
         limit_s: unit of the requested time, in s.
@@ -303,28 +304,12 @@ class Columns(msgspec.Struct, frozen=True):
 
 
 PM100 = Columns(
-    "PM100",
-    "num_nodes_alloc",
-    "num_cores_alloc",
-    "time_limit",
-    60.0,
-    "run_time",
-    "job_state",
-    "user_id",
-    "",
-    "",
+    *("PM100", "num_nodes_alloc", "num_cores_alloc", "time_limit", 60.0, "run_time", "job_state"),
+    *("user_id", "", ""),
 )
 EAGLE = Columns(
-    "Eagle",
-    "nodes_req",
-    "processors_req",
-    "wallclock_req",
-    1.0,
-    "run_time",
-    "state",
-    "user",
-    "account",
-    "name",
+    *("Eagle", "nodes_req", "processors_req", "wallclock_req", 1.0, "run_time", "state"),
+    *("user", "account", "name"),
 )
 COMMON = ("job_id", "submit_time", "start_time", "end_time")
 OTHER = ("eligible_time", "partition")
@@ -336,7 +321,7 @@ def is_table(first: str) -> bool:
     return "submit_time" in first.strip().split(",")
 
 
-def csv_records(lines: Iterable[str], path: Path, clock: Clock) -> Iterator[Record]:
+def csv_records(lines: Iterable[str], path: Path, clock: LogClock) -> Iterator[LogRecord]:
     """Yield the records of a table that is CSV.
 
     Raises:
@@ -349,7 +334,7 @@ def csv_records(lines: Iterable[str], path: Path, clock: Clock) -> Iterator[Reco
         raise FileError(f"{path}: expected CSV, got: {error}") from None
 
 
-def parquet_records(path: Path, clock: Clock) -> Iterator[Record]:
+def parquet_records(path: Path, clock: LogClock) -> Iterator[LogRecord]:
     """Yield the records of a table that is Parquet.
 
     Raises:
@@ -371,7 +356,7 @@ def parquet_records(path: Path, clock: Clock) -> Iterator[Record]:
         raise FileError(f"{path}: expected a Parquet file, got: {error}") from None
 
 
-def _records(rows: Iterable[Row], path: Path, clock: Clock) -> Iterator[Record]:
+def _records(rows: Iterable[Row], path: Path, clock: LogClock) -> Iterator[LogRecord]:
     columns: Columns | None = None
     for number, row in enumerate(rows, 1):
         if columns is None:
@@ -383,17 +368,17 @@ def _records(rows: Iterable[Row], path: Path, clock: Clock) -> Iterator[Record]:
 
 
 def _columns(row: Row, path: Path) -> Columns:
-    for found in (PM100, EAGLE):
-        needed = {*COMMON, found.nodes, found.run, found.state}
+    for table in (PM100, EAGLE):
+        needed = {*COMMON, table.nodes, table.run, table.state}
         if needed <= set(row):
-            return found
+            return table
     raise FileError(
         f"{path}: expected the columns of PM100 ({', '.join(COMMON)}, {PM100.nodes}, ...) or of "
         f"Eagle ({', '.join(COMMON)}, {EAGLE.nodes}, ...), got {', '.join(map(str, row))[:80]}"
     )
 
 
-def _record(row: Row, columns: Columns, clock: Clock) -> Record:
+def _record(row: Row, columns: Columns, clock: LogClock) -> LogRecord:
     def text(name: str) -> str:
         value = row.get(name)
         return "" if value is None else str(value)
@@ -407,10 +392,10 @@ def _record(row: Row, columns: Columns, clock: Clock) -> Record:
 
     def number(name: str, unit: float = 1.0) -> float:
         try:
-            found = float(text(name) or 0) * unit
+            value = float(text(name) or 0) * unit
         except ValueError:
             return duration_s(text(name), unit)
-        return found if isfinite(found) else 0.0
+        return value if isfinite(value) else 0.0
 
     submit_s = time("submit_time")
     if submit_s is None:
@@ -419,7 +404,7 @@ def _record(row: Row, columns: Columns, clock: Clock) -> Record:
         raise ValueError(f"a job's id, got {text('job_id')[:40]!r}")
     limited = text(columns.limit).upper() not in ("", "INFINITE", "UNLIMITED", "NAN")
     state = text(columns.state).split()
-    return Record(
+    return LogRecord(
         text("job_id"),
         submit_s,
         None if "eligible_time" not in row else time("eligible_time"),
@@ -437,13 +422,13 @@ def _record(row: Row, columns: Columns, clock: Clock) -> Record:
     )
 
 
-# FUSED rms.formats.joblog: A cluster's past as a workload: accounting records become jobs with a size and a run time.
+# --- From records to jobs -------------------------------------------------------------------------
 #
-# What is left out or changed on the way is counted: steps, jobs that never started or still run,
+# Records that are left out or changed are counted: steps, jobs that never started or still run,
 # parts of heterogeneous jobs, attempts that were requeued, records of one job at several sizes.
 
 Unit = Literal["nodes", "cpus"]
-"""What a job's size counts."""
+"""The unit of a job's size."""
 
 NO_LIMIT_FROM_S = 365 * 86400.0
 """Slurm calls jobs without a limit unlimited, or gives them a year."""
@@ -494,12 +479,12 @@ class LoggedJob(msgspec.Struct, frozen=True, gc=False):
 
 
 class JobLog(msgspec.Struct):
-    """The jobs of a log, by submission, and what was made of its records.
+    """The jobs of a log, by submission, and counts of changed records.
 
     Attributes:
         begin_s: the time that is 0 on the jobs' clock, in s since 1970 (of local times: as if UTC).
         largest: the most nodes (or CPUs) that they held at once.
-        counts: how many records were left out or changed, by what they were.
+        counts: how many records were left out or changed, by kind.
         shared: share of jobs, and of node time, with less than half of the CPUs of their nodes.
     """
 
@@ -510,7 +495,7 @@ class JobLog(msgspec.Struct):
     shared: tuple[float, float] = (0.0, 0.0)
 
     def figures(self, processors: int, by: Unit) -> dict[str, Any]:
-        """Return what happened, by the log: the counts, and waits and utilization as they were.
+        """Return figures of the log: the counts, and waits and utilization as they were.
 
         Args:
             processors: size of the cluster, in nodes or CPUs.
@@ -539,28 +524,28 @@ class JobLog(msgspec.Struct):
 
 
 def read_log(paths: Sequence[Path], by: Unit = "nodes") -> JobLog:
-    """Read the files of one cluster's accounting, in any order; what two of them have counts once.
+    """Read the files of one cluster's accounting, in any order; repeated records count once.
 
     Raises:
         FileError: one is missing, is not such a file, or no job in them has run.
     """
     counts: Counter[str] = Counter()
-    clock = Clock()
-    found: list[Record] = []
+    clock = LogClock()
+    rows: list[LogRecord] = []
     for path in paths:
         try:
-            found += _read(path, clock, counts)
+            rows += _read(path, clock, counts)
         except FileNotFoundError:
             raise FileError(f"expected a log, got {path}, which does not exist") from None
         except (OSError, EOFError) as error:
             raise FileError(f"{path}: expected a log, got: {error}") from None
-    log = assemble(found, by, counts)
+    log = assemble(rows, by, counts)
     if not log.jobs:
         raise FileError(f"{paths[0]}: expected at least one job that ran, got none")
     return log
 
 
-def _read(path: Path, clock: Clock, counts: Counter[str]) -> Iterator[Record]:
+def _read(path: Path, clock: LogClock, counts: Counter[str]) -> Iterator[LogRecord]:
     """Yield the records of a file of whatever kind, read once: it may be a pipe."""
     if path.suffix == ".parquet":
         yield from parquet_records(path, clock)
@@ -575,14 +560,14 @@ def _read(path: Path, clock: Clock, counts: Counter[str]) -> Iterator[Record]:
             yield from records(lines, path, clock, counts)
 
 
-def assemble(found: Iterable[Record], by: Unit, counts: Counter[str]) -> JobLog:
-    """Return the jobs that records tell of.
+def assemble(rows: Iterable[LogRecord], by: Unit, counts: Counter[str]) -> JobLog:
+    """Return the jobs of records.
 
     Args:
-        found: the records, in any order, some perhaps several times.
-        counts: what was left out or changed is entered here too.
+        rows: the records, in any order, some perhaps repeated.
+        counts: counts of records that are left out or changed.
     """
-    ran = [record for record in _once(found, counts) if _has_run(record, counts)]
+    ran = [record for record in _once(rows, counts) if _has_run(record, counts)]
     shared = _sharing(ran)
     attempts = [attempt for job in _by_job(ran) for attempt in _attempts(job, counts)]
     attempts = [(name, _without_endless_limit(record)) for name, record in attempts]
@@ -597,15 +582,15 @@ def assemble(found: Iterable[Record], by: Unit, counts: Counter[str]) -> JobLog:
 
 
 def _in_turn(job: LoggedJob) -> tuple[float, tuple[int, int]]:
-    """Return what jobs are sorted by: submission, then id, which rises with it."""
+    """Return the sort key of jobs: submission, then id, which rises with it."""
     return job.submit_s, sort_key(job.id.partition("#")[0])
 
 
-def _once(found: Iterable[Record], counts: Counter[str]) -> Iterator[Record]:
-    """Yield each record once; of one that still ran in one file, what another says of its end."""
-    kept: dict[tuple[str, float | None, float | None], Record] = {}
-    for record in found:
-        # A job that waited has its start in a later file, so waiting ones are told by submission.
+def _once(rows: Iterable[LogRecord], counts: Counter[str]) -> Iterator[LogRecord]:
+    """Yield every record once; of repeated ones the one with an end."""
+    kept: dict[tuple[str, float | None, float | None], LogRecord] = {}
+    for record in rows:
+        # A job that waited has its start in a later file, so pending ones go by submission.
         at = record.submit_s if record.start_s is None else None
         key = (record.id, record.start_s, at)
         before = kept.get(key)
@@ -618,8 +603,8 @@ def _once(found: Iterable[Record], counts: Counter[str]) -> Iterator[Record]:
     yield from kept.values()
 
 
-def _has_run(record: Record, counts: Counter[str]) -> bool:
-    """Return whether a record has a start, an end and nodes; else enter why not."""
+def _has_run(record: LogRecord, counts: Counter[str]) -> bool:
+    """Return whether a record has a start, an end and nodes; else count the reason."""
     over = record.end_s is not None or (record.state not in _NOT_OVER and record.elapsed_s)
     cancelled = record.state == "CANCELLED" and record.elapsed_s == 0.0
     if record.start_s is None or record.nodes < 1 or record.state == "PENDING" or cancelled:
@@ -648,19 +633,19 @@ def _tasks(job_id: str) -> int:
         return 1
 
 
-def _by_job(ran: Sequence[Record]) -> Iterator[list[Record]]:
+def _by_job(ran: Sequence[LogRecord]) -> Iterator[list[LogRecord]]:
     """Yield the records of each job by start: its parts, attempts and sizes."""
-    groups: defaultdict[str, list[Record]] = defaultdict(list)
+    groups: defaultdict[str, list[LogRecord]] = defaultdict(list)
     for record in ran:
         groups[record.id.partition("+")[0]].append(record)
     for group in groups.values():
         yield sorted(group, key=lambda record: (record.start_s or 0.0, record.submit_s))
 
 
-def _attempts(job: Sequence[Record], counts: Counter[str]) -> Iterator[tuple[str, Record]]:
+def _attempts(job: Sequence[LogRecord], counts: Counter[str]) -> Iterator[tuple[str, LogRecord]]:
     """Yield each attempt of a job to run, with an id of its own."""
     name = job[0].id.partition("+")[0]
-    made: list[Record] = []
+    made: list[LogRecord] = []
     resizing = False
     for parts in _together(job):
         record = _heterogeneous(parts, counts)
@@ -675,9 +660,9 @@ def _attempts(job: Sequence[Record], counts: Counter[str]) -> Iterator[tuple[str
         yield (name if number == 1 else f"{name}#{number}"), record
 
 
-def _together(job: Sequence[Record]) -> Iterator[list[Record]]:
+def _together(job: Sequence[LogRecord]) -> Iterator[list[LogRecord]]:
     """Yield the parts of each attempt: ids that differ, until one comes again."""
-    parts: list[Record] = []
+    parts: list[LogRecord] = []
     for record in job:
         if any(record.id == part.id for part in parts):
             yield parts
@@ -686,7 +671,7 @@ def _together(job: Sequence[Record]) -> Iterator[list[Record]]:
     yield parts
 
 
-def _heterogeneous(parts: Sequence[Record], counts: Counter[str]) -> Record:
+def _heterogeneous(parts: Sequence[LogRecord], counts: Counter[str]) -> LogRecord:
     """Return the parts of a heterogeneous job, which run together, as one."""
     if len(parts) == 1:
         return parts[0]
@@ -698,7 +683,7 @@ def _heterogeneous(parts: Sequence[Record], counts: Counter[str]) -> Record:
     )
 
 
-def _resized(before: Record, after: Record) -> Record:
+def _resized(before: LogRecord, after: LogRecord) -> LogRecord:
     """Return two records of one job, at one size and the next, as one of the same node time."""
     spans = _run_s(before), _run_s(after)
     run_s = sum(spans)
@@ -713,20 +698,20 @@ def _resized(before: Record, after: Record) -> Record:
     )
 
 
-def _run_s(record: Record) -> float:
-    """Return how long it ran: as stated, else from start to end."""
+def _run_s(record: LogRecord) -> float:
+    """Return the run time: as stated, else from start to end."""
     if record.elapsed_s is not None:
         return record.elapsed_s
     return max(0.0, (record.end_s or 0.0) - (record.start_s or 0.0))
 
 
-def _without_endless_limit(record: Record) -> Record:
+def _without_endless_limit(record: LogRecord) -> LogRecord:
     if record.limit_s is None or record.limit_s < NO_LIMIT_FROM_S:
         return record
     return msgspec.structs.replace(record, limit_s=None)
 
 
-def _longest_limits(attempts: Iterable[tuple[str, Record]]) -> dict[str, float]:
+def _longest_limits(attempts: Iterable[tuple[str, LogRecord]]) -> dict[str, float]:
     """Return the longest limit that a job of each partition has requested, "" for all."""
     longest: dict[str, float] = {}
     for _, record in attempts:
@@ -736,7 +721,7 @@ def _longest_limits(attempts: Iterable[tuple[str, Record]]) -> dict[str, float]:
 
 
 def _logged(
-    name: str, record: Record, by: Unit, limits: dict[str, float], counts: Counter[str]
+    name: str, record: LogRecord, by: Unit, limits: dict[str, float], counts: Counter[str]
 ) -> LoggedJob:
     start_s, run_s = record.start_s or 0.0, _run_s(record)
     if record.end_s is not None:
@@ -773,7 +758,7 @@ def _logged(
     )
 
 
-def _sharing(ran: Sequence[Record]) -> tuple[float, float]:
+def _sharing(ran: Sequence[LogRecord]) -> tuple[float, float]:
     """Return the share of jobs, and of node time, with a part of their nodes' CPUs.
 
     A node is taken to have as many CPUs as a job of its partition had on one at most.
@@ -791,7 +776,7 @@ def _sharing(ran: Sequence[Record]) -> tuple[float, float]:
 
 
 def _most_at_once(jobs: Iterable[LoggedJob]) -> int:
-    """Return the most that jobs held at one time; who ends at a time gives way to who starts."""
+    """Return the most that jobs held at one time; ends come before starts of the same time."""
     changes: list[tuple[float, int]] = []
     for job in jobs:
         if job.run_s > 0:

@@ -1,7 +1,9 @@
-"""Job scripts, their options, and times in Slurm's forms.
+"""Job scripts, the options of a job, and what these ask of a cluster.
 
-What ``sbatch`` reads is read the same way here, so that one script serves both. Whatever does not
-parse raises :class:`ScriptError`. Only :func:`parse_script` touches a file.
+What ``sbatch`` reads is read the same way here, so that one script serves both. The table
+:data:`OPTIONS` has each option once: ``rms submit``, the ``#RMS`` and ``#SBATCH`` lines of a script
+and the daemon read by it. A text that does not parse raises :class:`ScriptError`. Only
+:func:`parse_script` touches a file.
 """
 
 from __future__ import annotations
@@ -10,23 +12,26 @@ import math
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from operator import mul
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from rms.core.model.jobs import Mode
 from rms.formats.values import (
     SHOWN,
-    NodeListError,
     expand,
     match,
     parse_array,
     parse_begin,
     parse_dependency,
     parse_signal,
+    seconds_of,
+    shown,
 )
 from rms.formats.values import ScriptError as ScriptError
+from rms.wire.users import Options
 
 MOST_NODES = 100_000  # of one job
 MOST_OPTIONS = 65_536  # characters, of all lines with options
@@ -34,7 +39,6 @@ NO_INDEX = 4_294_967_294  # what %a is for a job of no array, as in Slurm
 DEFAULT_OUTPUT = "rms-%j.out"
 DEFAULT_ARRAY_OUTPUT = "rms-%A_%a.out"
 
-_TIME = re.compile("(?:([0-9]{1,9})-)?([0-9]{1,9}(?::[0-9]{1,9}){0,2})")
 _GPU_REQUEST = re.compile(
     "(?:--(gres|gpus|gpus-per-(?:node|task|socket)|tres-per-(?:job|node|socket|task))=|(-G)=?)(.*)"
 )
@@ -45,79 +49,275 @@ _WORD = re.compile(r"""\s*((?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*"|'[^']*')+)""")
 _REST = re.compile(r"\s*(?:#|\Z)")
 _QUOTED = re.compile(r"""\\(.)|"((?:[^"\\]|\\.)*)"|'([^']*)'""")
 
+# --- Values of options -----------------------------------------------------------------------
+
+
+def parse_time(text: str) -> float:
+    """Return seconds of ``M``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M`` or ``D-H:M:S``.
+
+    ``UNLIMITED``, ``INFINITE`` and, as with ``sbatch --time``, zero are no limit: ``inf``.
+    """
+    if text.upper() in ("UNLIMITED", "INFINITE"):
+        return math.inf
+    seconds = seconds_of(text, 60.0)
+    if seconds is None:
+        form = "a time as minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S or UNLIMITED"
+        raise ScriptError(f"expected {form}, got {shown(text)!r}")
+    return seconds or math.inf
+
+
+def parse_power_cap(text: str) -> float | None:
+    """Return the watts of ``250`` or ``12.5``, None of ``none``."""
+    try:
+        return None if text.lower() == "none" else _amount(text)
+    except ScriptError:
+        form = "a power cap in watts like 250, or none"
+        raise ScriptError(f"expected {form}, got {text!r}") from None
+
+
+def parse_nodes(text: str) -> tuple[int, int]:
+    """Return the fewest and the most nodes of ``4`` or ``1-4``."""
+    form = f"nodes as N or MIN-MAX with 1 <= MIN <= MAX <= {MOST_NODES}"
+    low, high = match("([0-9]{1,9})(?:-([0-9]{1,9}))?", text, form).groups()
+    if not 1 <= int(low) <= int(high or low) <= MOST_NODES:
+        raise ScriptError(f"expected {form}, got {text!r}")
+    return int(low), int(high or low)
+
+
+def _limit_s(text: str) -> float:
+    """Return a time limit in seconds, 0 for none: JSON has no infinity."""
+    limit_s = parse_time(text)
+    return 0.0 if limit_s == math.inf else limit_s
+
+
+def _checked(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """Return a reader that parses a text and returns it as it is."""
+
+    def read(text: str) -> str:
+        parse(text)
+        return text
+
+    return read
+
+
+def _text(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise ScriptError(f"expected a printable text, got {text!r}")
+    return text
+
+
+def _count(text: str) -> int:
+    return int(match("0*[1-9][0-9]{0,8}", text, "a whole number of at least 1")[0])
+
+
+def _priority(text: str) -> int:
+    form = "a whole number from -2147483645 to 2147483645"
+    priority = int(match("[+-]?[0-9]{1,10}", text, form)[0])
+    if abs(priority) > 2_147_483_645:
+        raise ScriptError(f"expected {form}, got {text!r}")
+    return priority
+
+
+def _amount(text: str) -> float:
+    form = r"(?=.*[1-9])[0-9]{1,12}(\.[0-9]{1,12})?"
+    return float(match(form, text, "a number above 0 like 12.5")[0])
+
+
+def _memory(text: str) -> float:
+    """Return MiB, the unit of a bare number."""
+    form = "memory like 512 (MiB), 4G or 0.5T, 0 for all of a node"
+    number, unit = match(r"(?i)([0-9]{1,12}(?:\.[0-9]{1,6})?)([KMGT]?)B?", text, form).groups()
+    return float(number) * 1024.0 ** ("KMGT".index(unit.upper() or "M") - 1)
+
+
+def _refused(text: str) -> int:
+    _count(text)
+    raise ScriptError(f"expected a script without it, as this version lacks it, got {text!r}")
+
+
+def _mode(text: str) -> Mode:
+    return Mode(match("|".join(Mode), text, f"one of {', '.join(Mode)}")[0])
+
+
+def _nice(text: str) -> int:
+    return -_priority(text)
+
+
+_array = _checked(parse_array)
+_begin = _checked(lambda text: parse_begin(text, 0.0))
+_dependency = _checked(parse_dependency)
+_signal = _checked(parse_signal)
+_nodes = _checked(lambda text: expand(_text(text)))
+
+
+# --- The options of a job --------------------------------------------------------------------
+
+RMS_ONLY, NOWHERE = ("RMS",), ()
+
 
 @dataclass(frozen=True)
-class Options:
-    """What a script or a command line asks for; None where it does not say."""
+class Option:
+    """An option of a job.
 
-    array: str | None = None  # for parse_array
-    nodes: tuple[int, int] | None = None
-    preferred: int | None = None
-    mode: Mode | None = None
-    time_s: float | None = None  # inf where no limit is asked for
-    job_name: str | None = None
-    output: str | None = None  # for expand_output
-    dependency: str | None = None  # for parse_dependency
-    requeue: bool | None = None
-    ntasks_per_node: int | None = None
-    resize_factor: int | None = None
-    memory_bandwidth_gb_s: float | None = None
-    power_w: float | None = None
-    cooldown_s: float | None = None
-    profile: str | None = None  # a name, a file, or none
-    power_limit_w: float | None = None
-    error: str | None = None  # for expand_output; None: with the output
-    chdir: str | None = None  # below the folder of the submission, or absolute
-    export: str | None = None  # which variables the job gets
-    arguments: tuple[str, ...] | None = None  # of the script itself
-    idempotency_key: str | None = None
-    hold: bool | None = None
-    wait_for_nodes: bool | None = None
-    begin: str | None = None  # for parse_begin
-    memory_mib: float | None = None  # on each node; 0 for all that there is
-    signal: str | None = None  # for parse_signal
-    account: str | None = None
-    ntasks: int | None = None  # ranks, one on each slot of a job's nodes
-    nodelist: str | None = None  # for rms.formats.values.expand
-    exclude: str | None = None  # the same
-    priority: int | None = None
+    Attributes:
+        name: its name, without dashes.
+        read: reads its text; None for flags and for options that only Slurm reads.
+        short: letter of its short form.
+        metavar, help: for ``rms submit --help``; without help it is in scripts only.
+        lines: kinds of lines of a script that may state it.
+        field: its name in :class:`Options`, by default ``name``.
+        choices: all values, where they are few.
+    """
 
-    def over(self, other: Options) -> Options:
-        """Return both, this one's word first: a command line goes over its script."""
-        mine: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(other, **{name: said for name, said in mine.items() if said is not None})
+    name: str
+    read: Callable[[str], object] | None = None
+    short: str = ""
+    metavar: str = ""
+    help: str = ""
+    lines: tuple[str, ...] = ("RMS", "SBATCH")
+    field: str = ""
+    choices: tuple[str, ...] | None = None
 
     @property
-    def sizes(self) -> tuple[int, int]:
-        """The fewest and the most nodes, where nodes are cores."""
-        return self.nodes or (self.ntasks or 1, self.ntasks or 1)
+    def key(self) -> str:
+        """Its name as an attribute."""
+        return self.field or self.name.replace("-", "_")
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it takes no value."""
+        return self.read is None and not self.metavar
+
+    @property
+    def of_slurm(self) -> bool:
+        """Whether only Slurm reads it, from a line of the script."""
+        return self.key not in Options.__struct_fields__
+
+
+_START = "nodes that a job starts with (default: MAX of --nodes, or all there are)"
+_MODE = (
+    "fixed (default): keeps its size; moldable: may start at another; malleable: may be "
+    "resized while it runs; flexible: both"
+)
+_TIME = "time limit: minutes, M:S, H:M:S, D-H:M:S or UNLIMITED; jobs with one can be backfilled"
+_EXPORT = "variables that the job gets (default: ALL); ALL,NAME=VALUE adds some"
+_PROFILE = "a measured profile, instead of the one that is looked up"
+_BANDWIDTH = "bandwidth of each process, where jobs share nodes (default: as profiled)"
+_AFTER = "after the ends of others: afterok:7:8_2,afterany:9, singleton"
+_PRIORITY = "jobs of a higher priority start first, whatever the policy (default: 0)"
+_PARTITION = "of Slurm's partitions, with --engine slurm; elsewhere without effect"
+_KEY = "if a job was submitted with this key, print its id and submit nothing"
+
+OPTIONS = (
+    Option("array", _array, "a", "SPEC", "a task for each index: 0-11%%4 (4 at once), 1,3,5"),
+    Option("nodes", parse_nodes, "N", "N|MIN-MAX", "nodes of each job (default: 1)"),
+    Option("ntasks", _count, "n", "N", "ranks, one for each slot of the nodes"),
+    Option("preferred", _count, "", "N", _START, RMS_ONLY),
+    Option("mode", _mode, "", "MODE", _MODE, RMS_ONLY, choices=tuple(Mode)),
+    Option("time", _limit_s, "t", "TIME", _TIME, field="time_s"),
+    Option("job-name", _text, "J", "NAME", "default: the name of the script or program"),
+    Option("output", _text, "o", "FILE", "of standard output (default: rms-%%j.out)"),
+    Option("error", _text, "e", "FILE", "of standard error (default: --output)"),
+    Option("chdir", _text, "D", "DIR", "where to run (default: this folder)"),
+    Option("export", _text, "", "ALL|NONE|NAME[=VALUE],...", _EXPORT),
+    Option(
+        *("cooldown", _amount, "", "S", "least time from one resize to the next, in seconds"),
+        lines=RMS_ONLY,
+        field="cooldown_s",
+    ),
+    Option("profile", _text, "", "NAME|FILE|none", _PROFILE, RMS_ONLY),
+    Option(
+        *("memory-bandwidth", _amount, "", "GB/S", _BANDWIDTH, RMS_ONLY, "memory_bandwidth_gb_s")
+    ),
+    Option(
+        *("power", _amount, "", "W", "power that the job adds to the idle power of its nodes"),
+        lines=RMS_ONLY,
+        field="power_w",
+    ),
+    Option("begin", _begin, "b", "TIME", "not before: now+1hour, 16:00, 2026-12-01"),
+    Option("dependency", _dependency, "d", "LIST", _AFTER),
+    Option(
+        "nodelist", _nodes, "w", "NODES", "only on these nodes (n[1-3,7]); all, without --nodes"
+    ),
+    Option("exclude", _nodes, "x", "NODES", "on none of these nodes"),
+    Option("wait-for-nodes", help="stay pending while the cluster has too few nodes"),
+    Option("priority", _priority, "", "N", _PRIORITY),
+    Option("nice", _nice, "", "N", "the same as --priority=-N", field="priority"),
+    Option("hold", short="H", help="do not start before rms release"),
+    Option("account", _text, "A", "NAME", "account that its use of nodes is counted for"),
+    Option("partition", None, "p", "NAME", _PARTITION, NOWHERE),
+    Option(
+        *("cpus-per-task", None, "c", "N"),
+        *("for Slurm, with --engine slurm; elsewhere without effect", NOWHERE),
+    ),
+    Option("gres", None, "", "gpu:N", "only on nodes with N GPUs", NOWHERE),
+    Option("gpus", None, "G", "N", "nodes with N GPUs in total", NOWHERE),
+    Option("exclusive", help="no effect: jobs have their nodes exclusively", lines=NOWHERE),
+    Option(
+        *("mem", _memory, "", "SIZE"),
+        help="limit on each node: 512 (MiB), 4G; a job above it is ended",
+        field="memory_mib",
+    ),
+    Option(
+        *("signal", _signal, "", "[B:]SIG[@S]", "sent S seconds before the time limit (default 60)")
+    ),
+    Option("requeue", help="whether the job waits again after the loss of a node"),
+    Option(
+        *("power-limit", _amount, "", "W", "exclude sizes at which the job adds more power"),
+        lines=RMS_ONLY,
+        field="power_limit_w",
+    ),
+    Option("idempotency-key", str, "", "KEY", _KEY, NOWHERE),
+    Option("ntasks-per-node", _count),
+    Option("resize-factor", _refused, lines=RMS_ONLY),
+)
+"""All options of a job, in the order of ``rms submit --help``."""
+
+WATCHED = ("mem", "signal", "account", "priority", "nice")
+"""Options of sbatch that the RMS heeds where it starts the processes, Slurm where that does."""
+
+_OPTIONS = {option.name: option for option in OPTIONS}
+_SHORT = {option.short: option for option in OPTIONS if option.short and option.lines}
+_FLAGS = {f"--{option.name}" for option in OPTIONS if option.is_flag and option.lines}
+_FLAGS.add("--no-requeue")
+
+
+def read_option(name: str, text: str) -> Options:
+    """Return the value of an option; of a flag the text does not matter.
+
+    Args:
+        name: as in the table, also ``no-requeue``.
+    """
+    option = _OPTIONS[name.removeprefix("no-")]
+    try:
+        value = option.name == name if option.read is None else option.read(text)
+    except ScriptError as error:
+        raise ScriptError(f"--{name}: {error}") from None
+    stated: dict[str, Any] = {option.key: value}
+    return Options(**stated)
+
+
+def check_options(options: Options) -> None:
+    """Refuse options of a message that the readers of the table would refuse."""
+    for option in OPTIONS:
+        value = getattr(options, option.key, None)
+        if isinstance(value, str):
+            read_option(option.name, value)
+
+
+# --- Scripts -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Script:
-    """A job script as read; ``slurm_options`` are those of ``#SBATCH`` that mean nothing here.
+    """A job script; ``slurm_options`` are options of ``#SBATCH`` for Slurm alone.
 
-    One word each, as ``--mem=4G`` or ``-pdebug``, so that they can be handed on to sbatch.
+    They are one word each, as ``--mem=4G`` or ``-pdebug``, as sbatch takes them.
     """
 
     options: Options
     slurm_options: tuple[str, ...]
     path: Path
-
-
-@dataclass(frozen=True)
-class OutputNames:
-    """What the name of a job's output file may hold.
-
-    A job of no array has its own id as ``array_id`` and None as ``index``.
-    """
-
-    array_id: str
-    index: int | None
-    job_id: str
-    name: str
-    node: str
-    user: str
 
 
 def parse_script(path: Path) -> Script:
@@ -142,10 +342,10 @@ def parse_text(text: str, path: Path | str) -> Script:
         raise ScriptError(f"{path}: expected a command after the comments, got none")
     stated: dict[str, dict[str, tuple[int, str, str]]] = {"SBATCH": {}, "RMS": {}}
     ignored: list[str] = []
-    number, seen, length = 1, 0, 0
+    number, at, length = 1, 0, 0
     for line in _DIRECTIVE.finditer(text, 0, command.start()):
-        number += text.count("\n", seen, line.start())
-        seen = line.start()
+        number += text.count("\n", at, line.start())
+        at = line.start()
         length += len(line[0])
         try:
             if length > MOST_OPTIONS:
@@ -154,8 +354,7 @@ def parse_text(text: str, path: Path | str) -> Script:
         except ScriptError as error:
             raise ScriptError(f"{path}:{number}: {error}") from None
         for name, value in named:
-            option = name.removeprefix("--no-").removeprefix("--")  # --no-requeue is --requeue's
-            stated[line[1]][option] = number, name, value
+            stated[line[1]][name.removeprefix("no-")] = number, name, value
         ignored += others
     options = _read(stated["RMS"], path).over(_read(stated["SBATCH"], path))
     return Script(options, tuple(ignored), Path(path))
@@ -164,37 +363,88 @@ def parse_text(text: str, path: Path | str) -> Script:
 def _read(stated: Mapping[str, tuple[int, str, str]], path: Path | str) -> Options:
     """Return the options of all lines of a kind; the last occurrence of an option counts."""
     options = Options()
-    for number, name, value in stated.values():
+    for number, name, text in stated.values():
         try:
-            option = _FLAGS.get(name) or read_option(name, value)
+            options = read_option(name, text).over(options)
         except ScriptError as error:
             raise ScriptError(f"{path}:{number}: {error}") from None
-        options = option.over(options)
     return options
 
 
-def read_option(name: str, text: str) -> Options:
-    """Return what ``--name=text`` asks for, by the names that ``#RMS`` lines use."""
-    field, read = _READERS[name]
-    try:
-        stated: dict[str, Any] = {field: read(text)}
-    except ScriptError as error:
-        raise ScriptError(f"--{name}: {error}") from None
-    return Options(**stated)
+def _check_text(text: str, path: Path | str) -> None:
+    if not text.strip():
+        raise ScriptError(f"{path}: expected a job script, got an empty file")
+    if "\0" in text:
+        raise ScriptError(f"{path}: expected a text file, got zero bytes in it")
+    if not text.startswith("#!"):
+        first = text[:60].partition("\n")[0]
+        raise ScriptError(f"{path}: expected a first line like #!/bin/sh, got {first!r}")
+    if "\r\n" in text:
+        raise ScriptError(f"{path}: expected Unix line ends, got those of DOS")
+
+
+def _words(line: str) -> list[str]:
+    """Split a line into words as a shell does, up to a comment."""
+    words, at = [], 0
+    while not _REST.match(line, at):
+        word = _WORD.match(line, at)
+        if word is None:
+            raise ScriptError(f"expected closed quotes, got {line[at : at + SHOWN]!r}")
+        words.append(_text(_QUOTED.sub(_unquoted, word[1])))
+        at = word.end()
+    return words
+
+
+def _unquoted(quoted: re.Match[str]) -> str:
+    escaped, double, single = quoted.groups()
+    if double is not None:
+        return re.sub(r'\\(["\\])', r"\1", double)
+    return str(escaped or single or "")
+
+
+def _directive(kind: str, line: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return name and text ("" for a flag) of each option of a line, and the options for Slurm."""
+    options, ignored, words = list[tuple[str, str]](), list[str](), deque(line)
+    while words:
+        word = words.popleft()
+        word = {"-H": "--hold", "--nice": "--nice=100"}.get(word, word)
+        short = _SHORT.get(word[1:2]) if word[:1] == "-" else None
+        if short is not None and short.read is not None:
+            word = f"--{short.name}" + (f"={word[2:]}" if word[2:] else "")
+        name, equals, text = word.removeprefix("--").partition("=")
+        option = _OPTIONS.get(name) if word.startswith("--") else None
+        flag = f"--{name}" in _FLAGS and word.startswith("--")
+        if flag and not equals:
+            options.append((name, ""))
+        elif option is not None and option.read is not None and kind in option.lines:
+            text = text if equals or not words else words.popleft()
+            if kind == "SBATCH" and name in WATCHED:
+                ignored.append(f"--{name}={text}")
+            options.append((name, text))
+        elif kind == "RMS" or flag or not word.startswith("-"):
+            names = [f"--{each.name}" for each in OPTIONS if each.lines and each.read]
+            expected = ", ".join([*names, *sorted(_FLAGS)])
+            raise ScriptError(f"expected an option of {expected}, got {word!r}")
+        else:
+            if not equals and words and not words[0].startswith("-"):
+                word += ("=" if word.startswith("--") else "") + words.popleft()
+            ignored.append(word)
+    return options, ignored
+
+
+# --- Nodes of a job ----------------------------------------------------------------------------
 
 
 def refuse_unsupported(options: Options, slots: Collection[int], *, shared: bool = False) -> None:
-    """Refuse what would have no effect here, rather than let it be overlooked.
+    """Refuse options without effect on a cluster.
 
     Args:
-        slots: how many slots the cluster's nodes hold; a job runs a rank on each of its nodes'.
+        slots: numbers of slots of the cluster's nodes; a job runs a rank on each slot.
         shared: whether slots are given one by one.
 
     Raises:
         ScriptError: the first such option.
     """
-    if options.resize_factor is not None:
-        raise ScriptError("--resize-factor is not in this version; expected a script without it")
     tasks = options.ntasks_per_node
     if shared and tasks is not None:
         raise ScriptError(
@@ -202,8 +452,8 @@ def refuse_unsupported(options: Options, slots: Collection[int], *, shared: bool
             f"got {tasks}"
         )
     if tasks is not None and set(slots) != {tasks}:
-        found = " or ".join(map(str, sorted(set(slots))))
-        raise ScriptError(f"expected --ntasks-per-node={found}, as nodes here hold, got {tasks}")
+        held = " or ".join(map(str, sorted(set(slots))))
+        raise ScriptError(f"expected --ntasks-per-node={held}, as nodes here hold, got {tasks}")
 
 
 def nodes_of_tasks(options: Options, slots: Collection[int], *, shared: bool = False) -> Options:
@@ -305,139 +555,6 @@ def nodes_with_gpus(
     return replace(options, nodelist=",".join(names)), rest
 
 
-def parse_time(text: str) -> float:
-    """Return seconds of ``M``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M`` or ``D-H:M:S``.
-
-    ``UNLIMITED``, ``INFINITE`` and, as with ``sbatch --time``, zero are no limit: ``inf``.
-    """
-    if text.upper() in ("UNLIMITED", "INFINITE"):
-        return math.inf
-    form = "a time as minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S or UNLIMITED"
-    days, clock = match(_TIME, text, form).groups()
-    parts = [int(part) for part in clock.split(":")]
-    units = (60, 1) if days is None and len(parts) < 3 else (3600, 60, 1)
-    return float(int(days or 0) * 86400 + sum(map(mul, parts, units))) or math.inf
-
-
-def parse_power_cap(text: str) -> float | None:
-    """Return the watts of ``250`` or ``12.5``, None of ``none``."""
-    try:
-        return None if text.lower() == "none" else _amount(text)
-    except ScriptError:
-        form = "a power cap in watts like 250, or none"
-        raise ScriptError(f"expected {form}, got {text!r}") from None
-
-
-def parse_nodes(text: str) -> tuple[int, int]:
-    """Return the fewest and the most nodes of ``4`` or ``1-4``."""
-    form = f"nodes as N or MIN-MAX with 1 <= MIN <= MAX <= {MOST_NODES}"
-    low, high = match("([0-9]{1,9})(?:-([0-9]{1,9}))?", text, form).groups()
-    if not 1 <= int(low) <= int(high or low) <= MOST_NODES:
-        raise ScriptError(f"expected {form}, got {text!r}")
-    return int(low), int(high or low)
-
-
-def expand_output(pattern: str, job: OutputNames) -> str:
-    """Replace ``%A %a %j %x %N %u %%`` in an output file's name; ``%4a`` pads ids with zeros.
-
-    Other symbols stay.
-    """
-    index = NO_INDEX if job.index is None else job.index
-    ids = {"A": job.array_id, "a": str(index), "j": job.job_id}
-    texts = {"x": job.name, "N": job.node, "u": job.user, "%": "%"}
-
-    def value(found: re.Match[str]) -> str:
-        width, symbol = found.groups()
-        return ids[symbol].zfill(min(int(width or 0), 10)) if symbol in ids else texts[symbol]
-
-    return re.sub("%(|[0-9]{1,9}(?!%))([AajxNu%])", value, pattern)
-
-
-def _check_text(text: str, path: Path | str) -> None:
-    if not text.strip():
-        raise ScriptError(f"{path}: expected a job script, got an empty file")
-    if "\0" in text:
-        raise ScriptError(f"{path}: expected a text file, got zero bytes in it")
-    if not text.startswith("#!"):
-        first = text[:60].partition("\n")[0]
-        raise ScriptError(f"{path}: expected a first line like #!/bin/sh, got {first!r}")
-    if "\r\n" in text:
-        raise ScriptError(f"{path}: expected Unix line ends, got those of DOS")
-
-
-def _words(line: str) -> list[str]:
-    """Split a line into words as a shell does, up to a comment."""
-    words, at = [], 0
-    while not _REST.match(line, at):
-        word = _WORD.match(line, at)
-        if word is None:
-            raise ScriptError(f"expected closed quotes, got {line[at : at + SHOWN]!r}")
-        words.append(_text(_QUOTED.sub(_unquoted, word[1])))
-        at = word.end()
-    return words
-
-
-def _unquoted(quoted: re.Match[str]) -> str:
-    escaped, double, single = quoted.groups()
-    if double is not None:
-        return re.sub(r'\\(["\\])', r"\1", double)
-    return str(escaped or single or "")
-
-
-def _directive(kind: str, line: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return name and text ("" for a flag) of each option of a line, and the options for Slurm."""
-    options, ignored, words = list[tuple[str, str]](), list[str](), deque(line)
-    while words:
-        word = words.popleft()
-        word = {"-H": "--hold", "--nice": "--nice=100"}.get(word, word)
-        if short := re.fullmatch("-([aNtJodeDbAnwx])(.*)", word):
-            word = f"--{_SHORT[short[1]]}" + (f"={short[2]}" if short[2] else "")
-        option, given, text = word.partition("=")
-        name = option.removeprefix("--")
-        if option in _FLAGS and not given:
-            options.append((option, ""))
-        elif (
-            option == f"--{name}"
-            and name in _READERS
-            and (kind == "RMS" or name not in _NOT_SLURMS)
-        ):
-            text = text if given or not words else words.popleft()
-            if kind == "SBATCH" and name in WATCHED:
-                ignored.append(f"{option}={text}")
-            options.append((name, text))
-        elif kind == "RMS" or option in _FLAGS or not option.startswith("-"):
-            known = ", ".join([*(f"--{name}" for name in _READERS), *_FLAGS])
-            raise ScriptError(f"expected an option of {known}, got {word!r}")
-        else:
-            if not given and words and not words[0].startswith("-"):
-                word += ("=" if word.startswith("--") else "") + words.popleft()
-            ignored.append(word)
-    return options, ignored
-
-
-def _text(text: str) -> str:
-    if not text.strip() or not text.isprintable():
-        raise ScriptError(f"expected a printable text, got {text!r}")
-    return text
-
-
-def _count(text: str) -> int:
-    return int(match("0*[1-9][0-9]{0,8}", text, "a whole number of at least 1")[0])
-
-
-def _priority(text: str) -> int:
-    form = "a whole number from -2147483645 to 2147483645"
-    priority = int(match("[+-]?[0-9]{1,10}", text, form)[0])
-    if abs(priority) > 2_147_483_645:
-        raise ScriptError(f"expected {form}, got {text!r}")
-    return priority
-
-
-def _amount(text: str) -> float:
-    form = r"(?=.*[1-9])[0-9]{1,12}(\.[0-9]{1,12})?"
-    return float(match(form, text, "a number above 0 like 12.5")[0])
-
-
 def _gpus(name: str, text: str, word: str) -> int:
     """Return how many GPUs an option of sbatch requests; ``word`` is the whole of it."""
     if name == "gres" and not re.fullmatch("(?:gres/)?gpu(?:[:=].*)?", text.partition(",")[0]):
@@ -451,67 +568,35 @@ def _gpus(name: str, text: str, word: str) -> int:
     return int(number[1] or 1)
 
 
-def _memory(text: str) -> float:
-    """Return MiB, which is what a number without a unit is."""
-    form = "memory like 512 (MiB), 4G or 0.5T, 0 for all of a node"
-    number, unit = match(r"(?i)([0-9]{1,12}(?:\.[0-9]{1,6})?)([KMGT]?)B?", text, form).groups()
-    return float(number) * 1024.0 ** ("KMGT".index(unit.upper() or "M") - 1)
+# --- Names of output files -----------------------------------------------------------------------
 
 
-def _node_list(text: str) -> str:
-    try:
-        expand(_text(text))
-    except NodeListError as error:
-        raise ScriptError(str(error)) from None
-    return text
+@dataclass(frozen=True)
+class OutputNames:
+    """Values of the placeholders in the name of an output file.
+
+    A job without an array has its own id as ``array_id`` and None as ``index``.
+    """
+
+    array_id: str
+    index: int | None
+    job_id: str
+    name: str
+    node: str
+    user: str
 
 
-def _mode(text: str) -> Mode:
-    return Mode(match("|".join(Mode), text, f"one of {', '.join(Mode)}")[0])
+def expand_output(pattern: str, job: OutputNames) -> str:
+    """Replace ``%A %a %j %x %N %u %%`` in an output file's name; ``%4a`` pads ids with zeros.
 
+    Other symbols stay.
+    """
+    index = NO_INDEX if job.index is None else job.index
+    ids = {"A": job.array_id, "a": str(index), "j": job.job_id}
+    texts = {"x": job.name, "N": job.node, "u": job.user, "%": "%"}
 
-_READERS: dict[str, tuple[str, Callable[[str], object]]] = {
-    "array": ("array", lambda text: parse_array(text) and text),
-    "nodes": ("nodes", parse_nodes),
-    "time": ("time_s", parse_time),
-    "job-name": ("job_name", _text),
-    "output": ("output", _text),
-    "dependency": ("dependency", lambda text: parse_dependency(text) and text),
-    "ntasks-per-node": ("ntasks_per_node", _count),
-    "preferred": ("preferred", _count),
-    "mode": ("mode", _mode),
-    "resize-factor": ("resize_factor", _count),
-    "memory-bandwidth": ("memory_bandwidth_gb_s", _amount),
-    "power": ("power_w", _amount),
-    "cooldown": ("cooldown_s", _amount),
-    "profile": ("profile", _text),
-    "power-limit": ("power_limit_w", _amount),
-    "error": ("error", _text),
-    "chdir": ("chdir", _text),
-    "export": ("export", _text),
-    "mem": ("memory_mib", _memory),
-    "signal": ("signal", lambda text: parse_signal(text) and text),
-    "account": ("account", _text),
-    "ntasks": ("ntasks", _count),
-    "begin": ("begin", lambda text: parse_begin(text, 0.0) and text),
-    "nodelist": ("nodelist", _node_list),
-    "exclude": ("exclude", _node_list),
-    "priority": ("priority", _priority),
-    "nice": ("priority", lambda text: -_priority(text)),
-}
-WATCHED = ("mem", "signal", "account", "priority", "nice")
-"""Options of sbatch that the RMS heeds where it starts the processes, Slurm where that does."""
+    def value(placeholder: re.Match[str]) -> str:
+        width, symbol = placeholder.groups()
+        return ids[symbol].zfill(min(int(width or 0), 10)) if symbol in ids else texts[symbol]
 
-_NOT_SLURMS = {
-    *("preferred", "mode", "resize-factor", "memory-bandwidth", "power", "power-limit"),
-    *("cooldown", "profile"),
-}
-_FLAGS = {
-    "--requeue": Options(requeue=True),
-    "--no-requeue": Options(requeue=False),
-    "--hold": Options(hold=True),
-    "--wait-for-nodes": Options(wait_for_nodes=True),
-}
-_SHORT = dict(zip("aNtJod", list(_READERS)[:6], strict=True))
-_SHORT |= {"e": "error", "D": "chdir", "b": "begin", "A": "account", "n": "ntasks"}
-_SHORT |= {"w": "nodelist", "x": "exclude"}
+    return re.sub("%(|[0-9]{1,9}(?!%))([AajxNu%])", value, pattern)

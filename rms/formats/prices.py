@@ -1,4 +1,4 @@
-"""What electricity costs and emits: a file of prices, and what joules cost over a span of time.
+"""Prices of electricity and its emissions: their file, and the cost of joules over a time.
 
 A TOML file gives constants, or 24 values by hour of day::
 
@@ -60,7 +60,7 @@ class Series(msgspec.Struct, frozen=True):
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What energy has cost.
+    """The cost of energy.
 
     Attributes:
         price: in the currency of the prices.
@@ -180,13 +180,13 @@ class Prices(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """What the file says, in a line."""
-        found = [
+        """A summary of the file, in a line."""
+        parts = [
             f"{unit}/kWh {self._when(series)}"
             for unit, series in ((self.currency or "price", self.price), ("g CO2", self.carbon))
             if series is not None
         ]
-        return f"{self.source}: {', '.join(found)}"
+        return f"{self.source}: {', '.join(parts)}"
 
     def _when(self, series: Series) -> str:
         if series.times_s:
@@ -198,7 +198,7 @@ class Prices(msgspec.Struct, frozen=True):
 
 
 class PricesAnswer(msgspec.Struct, frozen=True):
-    """What a daemon has been told of prices."""
+    """The prices of a daemon."""
 
     prices: Prices | None
 
@@ -250,24 +250,24 @@ def read_prices(path: Path) -> Prices:
 
 def _from_toml(data: bytes, name: str) -> Prices:
     try:
-        found = msgspec.toml.decode(data, type=_File)
+        content = msgspec.toml.decode(data, type=_File)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise FileError(str(error)) from None
-    price = _series(found.price_per_kwh, "price_per_kwh", -math.inf)
-    carbon = _series(found.co2_g_per_kwh, "co2_g_per_kwh", 0.0)
+    price = _series(content.price_per_kwh, "price_per_kwh", -math.inf)
+    carbon = _series(content.co2_g_per_kwh, "co2_g_per_kwh", 0.0)
     if price is None and carbon is None:
         raise FileError("expected price_per_kwh, co2_g_per_kwh or both, got neither")
-    if price is not None and not found.currency:
+    if price is not None and not content.currency:
         raise FileError('expected the currency of price_per_kwh, such as currency = "EUR"')
     by_hour = any(series is not None and len(series.values) == HOURS for series in (price, carbon))
-    if by_hour and not found.time_zone:
+    if by_hour and not content.time_zone:
         raise FileError(
             "expected the time zone of values by hour of day, "
             'such as time_zone = "Europe/Madrid" or "UTC", got none'
         )
-    zone = found.time_zone or "UTC"
+    zone = content.time_zone or "UTC"
     _check_zone(zone)
-    return Prices(name, found.currency, zone, price, carbon)
+    return Prices(name, content.currency, zone, price, carbon)
 
 
 def _series(given: float | list[float] | None, key: str, least: float) -> Series | None:
@@ -337,10 +337,10 @@ def _heads(cells: Sequence[str]) -> tuple[str, list[str]]:
     That is a currency, or "" for g of CO2.
     """
     time = TIME_HEAD.fullmatch(cells[0])
-    found = [UNIT_HEAD.fullmatch(cell) for cell in cells[1:]]
-    if time is None or not found or None in found:
+    heads = [UNIT_HEAD.fullmatch(cell) for cell in cells[1:]]
+    if time is None or not heads or None in heads:
         raise FileError(f"expected the heads {HEADS}, got {','.join(cells)}")
-    units = [each["unit"].strip() for each in found if each is not None]
+    units = [head["unit"].strip() for head in heads if head is not None]
     units = ["" if re.fullmatch(r"g ?CO2(?:eq)?", unit) else unit for unit in units]
     if len(units) > 2 or (len(units) == 2 and units.count("") != 1):
         raise FileError(f"expected one price and one carbon intensity, got {','.join(cells)}")

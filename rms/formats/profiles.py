@@ -24,18 +24,18 @@ PROFILES_VARIABLE = "RMS_PROFILES"
 """The folder of profiles, instead of ``profiles`` in the state folder; empty for none."""
 
 SEPARATE, MALLEABLE = WAYS = "separate", "malleable"
-"""How a point was measured: by a run of its own, or by resizing one run."""
+"""Ways to measure a point: by a run of its own, or by resizing one run."""
 
 _INTERPRETER = re.compile(r"(python|perl|ruby|bash|sh|julia|Rscript|node)[0-9.]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class ProfileError(ValueError):
-    """A profile that there is not, or that does not say what it should; one sentence."""
+    """A profile is missing or does not parse; one sentence."""
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Where a profile holds: processor model, number of cores, names of GPUs."""
+    """The machine of a profile: processor model, number of cores, names of GPUs."""
 
     cpu: str
     cores: int
@@ -47,7 +47,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Program(msgspec.Struct, frozen=True):
-    """What was measured: all words of the command, and the hash of the program's file.
+    """A measured program: all words of its command, and the hash of its file.
 
     Of an interpreter (python, sh, ...) the script that it runs is hashed too.
     """
@@ -57,17 +57,17 @@ class Program(msgspec.Struct, frozen=True):
 
     @classmethod
     def find(cls, words: Sequence[str], cwd: Path, path: str) -> Program | None:
-        """Return the program that a command starts, None where there is no such file.
+        """Return the program of a command, None if there is no such file.
 
         Args:
-            cwd: where it is started.
-            path: where programs are looked for, as in ``PATH``.
+            cwd: its working folder.
+            path: the search path, as in ``PATH``.
         """
         named = words[0] if "/" not in words[0] else str(cwd / words[0])
-        found = shutil.which(named, path=path)
-        if found is None:
+        program = shutil.which(named, path=path)
+        if program is None:
             return None
-        files = [Path(found)]
+        files = [Path(program)]
         if _INTERPRETER.fullmatch(files[0].name):
             script = next((cwd / word for word in words[1:] if not word.startswith("-")), None)
             files += [script] if script is not None and script.is_file() else []
@@ -244,12 +244,12 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 def key(program: Program, machine: Machine) -> str:
-    """Return what the file of a program on a machine is named by."""
+    """Return the key of a program on a machine, in the name of its file."""
     return _digest(msgspec.json.encode((program, machine)).decode())[:12]
 
 
 def folder(env: Mapping[str, str], state: Path) -> Path | None:
-    """Return where profiles are kept, None for nowhere.
+    """Return the folder of profiles, None for no profiles.
 
     Args:
         state: the user's state folder.
@@ -261,7 +261,7 @@ def folder(env: Mapping[str, str], state: Path) -> Path | None:
 
 
 def name_of(words: Sequence[str]) -> str:
-    """Return what a command is called: its program, of an interpreter its script or module."""
+    """Return the name of a command: its program, or the script or module of an interpreter."""
     name = Path(words[0]).name
     if _INTERPRETER.fullmatch(name) and "-c" not in words:
         name = next((Path(word).name for word in words[1:] if not word.startswith("-")), name)
@@ -299,7 +299,7 @@ def parsed(text: bytes, path: Path | str) -> Profile:
     """Return the profile that a file holds.
 
     Args:
-        path: of the file, for what is said of it.
+        path: of the file, for error messages.
 
     Raises:
         ProfileError: it is not a profile of this format.

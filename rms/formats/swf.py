@@ -22,14 +22,13 @@ UNKNOWN = "-1"
 
 @dataclass
 class Trace:
-    """A trace, and what was made of records that say too little.
+    """A trace, and counts of incomplete records.
 
     Attributes:
         specs: its jobs in the file's order.
         processors: the cluster's size by the header, or None.
-        skipped: records without a run time or a size, left out.
-        raised: jobs whose requested time was below their run time, and was raised to it: nothing
-            ends before it is over.
+        skipped: records without a run time or a size, which are left out.
+        raised: jobs whose requested time was below their run time, and was raised to it.
     """
 
     specs: list[JobSpec]
@@ -41,60 +40,60 @@ class Trace:
 def read_trace(path: Path, *, mode: Mode = Mode.FIXED) -> Trace:
     """Read a trace, also a compressed one.
 
-    A job's size is what it requested, else what it was given; its limit is the time it requested.
-    Its account is its user's number, "" where none is stated.
+    A job's size is the requested one, else the allocated one; its limit is the requested time. Its
+    account is its user's number, "" without one.
 
     Raises:
         FileError: missing, or not a trace.
     """
-    found = Trace([], None, 0, 0)
+    trace = Trace([], None, 0, 0)
     try:
         opener = gzip.open if path.suffix == ".gz" else open
         with opener(path, "rt", encoding="ascii", errors="replace") as file:
             for number, line in enumerate(file, 1):
                 if line.startswith(";"):
-                    _header(line, found)
+                    _header(line, trace)
                 else:
-                    _record(line, number, path, mode, found)
+                    _record(line, number, path, mode, trace)
     except FileNotFoundError:
         raise FileError(f"expected a trace, got {path}, which does not exist") from None
     except (OSError, EOFError) as error:
         raise FileError(f"{path}: expected a trace, got: {error}") from None
-    if not found.specs:
+    if not trace.specs:
         raise FileError(f"{path}: expected at least one job that ran, got none")
-    return found
+    return trace
 
 
-def _header(line: str, found: Trace) -> None:
+def _header(line: str, trace: Trace) -> None:
     name, _, value = line.lstrip("; ").partition(":")
     if name == "MaxProcs" and value.split()[:1] and value.split()[0].isdigit():
-        found.processors = int(value.split()[0])
+        trace.processors = int(value.split()[0])
 
 
-def _record(line: str, number: int, path: Path, mode: Mode, found: Trace) -> None:
+def _record(line: str, number: int, path: Path, mode: Mode, trace: Trace) -> None:
     fields = line.split()
     if not fields:
         return
     try:
-        submit, run, given, asked, limit = (float(fields[at]) for at in (1, 3, 4, 7, 8))
-        if not isfinite(submit + run + given + asked + limit):
+        submit, run, allocated, requested, limit = (float(fields[at]) for at in (1, 3, 4, 7, 8))
+        if not isfinite(submit + run + allocated + requested + limit):
             raise ValueError(line)
     except (ValueError, IndexError):
         raise FileError(
             f"{path}: expected {FIELDS} numbers in line {number}, got {line.strip()[:60]!r}"
         ) from None
-    size = int(asked if asked > 0 else given)
+    size = int(requested if requested > 0 else allocated)
     if size < 1 or run < 0:
-        found.skipped += 1
+        trace.skipped += 1
         return
     if submit < 0:
         raise FileError(
             f"{path}: expected a submission at 0 or later in line {number}, got {submit:g}"
         )
     if 0 < limit < run:
-        found.raised += 1
+        trace.raised += 1
         limit = run
-    found.specs.append(
+    trace.specs.append(
         JobSpec(
             JobId(fields[0]),
             submit,
@@ -110,16 +109,16 @@ def _record(line: str, number: int, path: Path, mode: Mode, found: Trace) -> Non
 
 
 def _user(fields: Sequence[str]) -> str:
-    """Return the number of a record's user, "" where it states none."""
+    """Return the number of a record's user, "" without one."""
     user = fields[USER] if len(fields) > USER else UNKNOWN
     return "" if user == UNKNOWN else sys.intern(user)
 
 
 def write_trace(path: Path, jobs: Iterable[Job], nodes: int, note: str) -> None:
-    """Write jobs that are over as a trace: waits and run times are what they have been.
+    """Write ended jobs as a trace, with their real waits and run times.
 
-    A job whose id is no number (``7_3``) goes by its place in the order of ``jobs``. Its account is
-    its user, by number: where accounts have names, they are numbered in the order of their jobs.
+    A job whose id is no number (``7_3``) has its place in ``jobs`` as its number. Its account is
+    its user, by number: named accounts are numbered in the order of their jobs.
     """
     over = [job for job in jobs if job.start_s is not None and job.end_s is not None]
     numbered = all(job.spec.id.isdecimal() for job in over)

@@ -1,7 +1,6 @@
-"""Lists of nodes as Slurm writes them: ``n[1-3,7],gpu2``. Pure.
+"""Values in Slurm's forms: durations, lists of nodes, arrays, ids, and some options. Pure.
 
-ClusterShell's NodeSet sorts the names, and their order matters here (a job's script runs on its
-first node); python-hostlist keeps it, but may not be used under this project's licence.
+A text that does not parse raises :class:`ScriptError`.
 """
 
 from __future__ import annotations
@@ -12,21 +11,70 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
+from operator import mul
 
 _BRACKETS_OR_COMMA = re.compile(r"\[[^\[\]]*\]|,")
 _NAME = re.compile(r"([^\[\]]*)(?:\[([^\[\]]*)\]([^\[\]]*))?")
+SHOWN = 200
+"""Characters of a bad text that an error message quotes."""
+
 MOST_NODES = 100_000
-"""More are in no list, so that none takes all memory."""
+"""Maximum length of a list, so that none takes all memory."""
 
 MOST_CHARACTERS = 255
 """Maximum length of a node name, like that of a host name."""
 
 _KIND = re.compile(r"([A-Za-z]+)\d+$")
+_DURATION = re.compile("(?:([0-9]{1,9})-)?([0-9]{1,9}(?::[0-9]{1,9}){0,2})")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 
-class NodeListError(ValueError):
-    """A list of nodes that does not parse; one sentence, expected and got."""
+class ScriptError(ValueError):
+    """A script, an option or an id that does not parse; one sentence, expected and got."""
+
+
+class NodeListError(ScriptError):
+    """A list of nodes that does not parse."""
+
+
+def shown(text: str) -> str:
+    """Return a text as error messages quote it, not longer than :data:`SHOWN`."""
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def match(form: str | re.Pattern[str], text: str, expected: str) -> re.Match[str]:
+    """Return the match of a whole text.
+
+    Raises:
+        ScriptError: it does not match.
+    """
+    whole = re.fullmatch(form, text)
+    if whole is None:
+        raise ScriptError(f"expected {expected}, got {shown(text)!r}")
+    return whole
+
+
+def seconds_of(text: str, unit_s: float) -> float | None:
+    """Return the seconds of ``N``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M`` or ``D-H:M:S``, or None.
+
+    Args:
+        unit_s: the unit of a number alone.
+    """
+    parsed = _DURATION.fullmatch(text)
+    if parsed is None:
+        return None
+    days, clock = parsed.groups()
+    parts = [int(part) for part in clock.split(":")]
+    if days is None and len(parts) == 1:
+        return parts[0] * unit_s
+    units = (60, 1) if days is None and len(parts) < 3 else (3600, 60, 1)
+    return float(int(days or 0) * 86400 + sum(map(mul, parts, units)))
+
+
+# --- Lists of nodes -------------------------------------------------------------------------------
+#
+# ClusterShell's NodeSet sorts the names, and their order matters here (a job's script runs on its
+# first node); python-hostlist keeps it, but its licence does not fit this project.
 
 
 def expand(text: str) -> list[str]:
@@ -58,18 +106,18 @@ def fold_slots(names: Sequence[str]) -> str:
 
     Slots of one kind of processors are folded: ``n1/gpu[0,3]``.
     """
-    found: list[str] = []
-    for head, each in groupby(names, _head):
-        of_head = list(each)
-        if head and len(of_head) > 1:
-            found.append(f"{head}[{','.join(name.removeprefix(head) for name in of_head)}]")
+    folded: list[str] = []
+    for head, group in groupby(names, _head):
+        slots = list(group)
+        if head and len(slots) > 1:
+            folded.append(f"{head}[{','.join(name.removeprefix(head) for name in slots)}]")
         else:
-            found += of_head
-    return ",".join(found)
+            folded += slots
+    return ",".join(folded)
 
 
 def _head(name: str) -> str:
-    """Return what a slot has in common with others of its node and kind, "" for a node."""
+    """Return the common prefix of the slots of a node and kind, "" for a node."""
     host, slash, slot = name.rpartition("/")
     kind = _KIND.match(slot)
     return f"{host}{slash}{'' if kind is None else kind[1]}" if host else ""
@@ -86,11 +134,13 @@ def _expanded(part: str) -> list[str]:
     if ranges is None:
         return [part]
     names: list[str] = []
-    for each in ranges.split(","):
-        bounds = _RANGE.fullmatch(each)
+    for part_range in ranges.split(","):
+        bounds = _RANGE.fullmatch(part_range)
         low, high = ("", "") if bounds is None else (bounds[1], bounds[2] or bounds[1])
         if bounds is None or int(high) < int(low):
-            raise NodeListError(f"expected a rising range in {part[:60]!r}, got {each[:60]!r}")
+            raise NodeListError(
+                f"expected a rising range in {part[:60]!r}, got {part_range[:60]!r}"
+            )
         if len(names) + int(high) - int(low) >= MOST_NODES:
             raise NodeListError(f"expected at most {MOST_NODES} nodes, got {part[:60]!r}")
         width = len(low) if low.startswith("0") else 0
@@ -98,17 +148,12 @@ def _expanded(part: str) -> list[str]:
     return names
 
 
-# FUSED rms.formats.values: Arrays of jobs and ids of jobs, in Slurm's forms. What does not parse is a ScriptError.
+# --- Arrays and ids of jobs -----------------------------------------------------------------------
 
 MAX_TASKS = 10_000  # of one job array
-SHOWN = 200  # characters of what is quoted
 
 _ID = re.compile("([0-9]{1,18})(?:_([0-9]{1,18}))?")
 _ID_RANGE = re.compile("([0-9]{1,7})(?:-([0-9]{1,7})(?::([0-9]{1,7}))?)?")
-
-
-class ScriptError(ValueError):
-    """A script, option or id that does not say what it should; one sentence, expected and got."""
 
 
 @dataclass(frozen=True)
@@ -132,23 +177,10 @@ class IdSelection:
 
     def matches(self, job_id: str) -> bool:
         """Return whether the job of this id, ``7`` or ``7_3``, is one of them."""
-        found = _ID.fullmatch(job_id)
-        if found is None or int(found[1]) != self.job:
+        parsed = _ID.fullmatch(job_id)
+        if parsed is None or int(parsed[1]) != self.job:
             return False
-        return self.indices is None or (found[2] is not None and int(found[2]) in self.indices)
-
-
-def match(form: str | re.Pattern[str], text: str, expected: str) -> re.Match[str]:
-    """Return how a text matches, all of it.
-
-    Raises:
-        ScriptError: it does not.
-    """
-    found = re.fullmatch(form, text)
-    if found is None:
-        shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-        raise ScriptError(f"expected {expected}, got {shown!r}")
-    return found
+        return self.indices is None or (parsed[2] is not None and int(parsed[2]) in self.indices)
 
 
 def parse_array(spec: str) -> Array:
@@ -157,11 +189,11 @@ def parse_array(spec: str) -> Array:
     ranges, limit = match("([^%]*)(?:%(0*[1-9][0-9]{0,8}))?", spec, form).groups()
     indices: set[int] = set()
     spanned = 0  # by ranges, overlapping ones too: each takes time
-    spec = spec if len(spec) <= SHOWN else f"{spec[:SHOWN]}..."
+    spec = shown(spec)
     expected = f"indices like 3, 0-11 or 5-9:2, up to 7 digits, in {spec!r}"
     for part in ranges.split(","):
-        found = match(_ID_RANGE, part, expected)
-        low, high, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+        parsed = match(_ID_RANGE, part, expected)
+        low, high, step = int(parsed[1]), int(parsed[2] or parsed[1]), int(parsed[3] or 1)
         if high < low or step < 1:
             within = "" if part == spec else f" in {spec!r}"
             raise ScriptError(f"expected rising indices like 1-5{within}, got {part!r}")
@@ -175,7 +207,7 @@ def parse_array(spec: str) -> Array:
 
 
 def parse_ids(text: str) -> IdSelection:
-    """Read ``7``, ``7_3`` or ``7_[1-3,5]``; a ``%limit``, as squeue prints it, is let pass."""
+    """Read ``7``, ``7_3`` or ``7_[1-3,5]``; a ``%limit``, as squeue prints it, is ignored."""
     if several := re.fullmatch(r"([0-9]{1,18})_\[(.*)\]", text):
         return IdSelection(int(several[1]), frozenset(parse_array(several[2]).indices))
     job, index = match(_ID, text, "a job id like 7, 7_3 or 7_[1-3,5]").groups()
@@ -183,14 +215,14 @@ def parse_ids(text: str) -> IdSelection:
 
 
 def parse_id_list(text: str) -> list[IdSelection]:
-    """Read ids with commas between: ``7,8_[1-3,5]``, of at most so many jobs as an array has."""
-    found, count = [], 0
+    """Read ids with commas between: ``7,8_[1-3,5]``, of at most :data:`MAX_TASKS` jobs."""
+    selections, count = [], 0
     for part in split_list(text):
-        found.append(parse_ids(part))
-        count += len(found[-1].indices or ()) or 1
+        selections.append(parse_ids(part))
+        count += len(selections[-1].indices or ()) or 1
         if count > MAX_TASKS:
             raise ScriptError(f"expected ids of at most {MAX_TASKS} jobs, got more")
-    return found
+    return selections
 
 
 def fold_ids(ids: Iterable[str]) -> list[str]:
@@ -211,7 +243,7 @@ def _folded(indices: Iterable[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-# FUSED rms.formats.values: The earliest start of a job, ``--begin``, in Slurm's forms (sbatch(1)), in local time.
+# --- --begin --------------------------------------------------------------------------------------
 
 BEGIN_FORM = (
     "a time like now+1hour, 16:00, 16:00:30, 2026-12-01, 2026-12-01T08:00, noon or tomorrow"
@@ -228,7 +260,7 @@ def parse_begin(text: str, now_s: float) -> float:
     A time of day that has passed is tomorrow's; a count without a unit is seconds.
 
     Raises:
-        ScriptError: it is none of :data:`FORM`, or not within the years that there are.
+        ScriptError: it does not parse, or is out of the range of dates.
     """
     word = text.strip().lower()
     try:
@@ -249,23 +281,23 @@ def _clock_time(word: str, now: datetime) -> datetime:
         year, month, day = map(int, date.split("-"))
         return datetime(year, month, day) + _hours(clock or "0:00")
     clock = f"{_HOURS[word]}:00" if word in _HOURS else word
-    found = datetime(now.year, now.month, now.day) + _hours(clock)
-    return found if found.timestamp() > now.timestamp() else found + timedelta(days=1)
+    today = datetime(now.year, now.month, now.day) + _hours(clock)
+    return today if today.timestamp() > now.timestamp() else today + timedelta(days=1)
 
 
 def _hours(clock: str) -> timedelta:
     """Return the time since midnight of a time of day."""
-    found = re.fullmatch("([0-1]?[0-9]|2[0-3]):([0-5][0-9])(?::([0-5][0-9]))?", clock)
-    if found is None:
+    parsed = re.fullmatch("([0-1]?[0-9]|2[0-3]):([0-5][0-9])(?::([0-5][0-9]))?", clock)
+    if parsed is None:
         raise ValueError(clock)
-    return timedelta(hours=int(found[1]), minutes=int(found[2]), seconds=int(found[3] or 0))
+    return timedelta(hours=int(parsed[1]), minutes=int(parsed[2]), seconds=int(parsed[3] or 0))
 
 
-# FUSED rms.formats.values: The option ``--dependency`` as Slurm has it: ``afterok:7:8_2,afterany:9``; ``?`` for any.
+# --- --dependency ---------------------------------------------------------------------------------
 
 KINDS = ("afterok", "afterany", "afternotok", "aftercorr")
 MOST = 1000
-"""No job depends on more."""
+"""Maximum number of jobs that a job depends on."""
 
 DEPENDENCY_FORM = (
     "dependencies like afterok:7:8_2 (afterany, afternotok, aftercorr) or singleton, separated by "
@@ -276,7 +308,7 @@ _ONE = re.compile(rf"({'|'.join(KINDS)})((?::[0-9]{{1,18}}(?:_[0-9]{{1,18}})?)+)
 
 @dataclass(frozen=True)
 class Dependencies:
-    """What a job waits for: kinds with ids of jobs; ``singleton``: all of its name so far."""
+    """Dependencies: kinds with ids of jobs; ``singleton``: all earlier jobs of its name."""
 
     after: tuple[tuple[str, str], ...]
     any_of: bool = False
@@ -296,17 +328,16 @@ def parse_dependency(text: str) -> Dependencies:
         if part == "singleton" and not any_of:
             singleton = True
             continue
-        found = _ONE.fullmatch(part)
-        if found is None:
-            shown = text if len(text) <= 200 else f"{text[:200]}..."
-            raise ScriptError(f"expected {DEPENDENCY_FORM}, got {shown!r}")
-        after += [(found[1], job) for job in found[2].split(":")[1:]]
+        parsed = _ONE.fullmatch(part)
+        if parsed is None:
+            raise ScriptError(f"expected {DEPENDENCY_FORM}, got {shown(text)!r}")
+        after += [(parsed[1], job) for job in parsed[2].split(":")[1:]]
     if len(after) > MOST:
         raise ScriptError(f"expected at most {MOST} jobs to depend on, got {len(after)}")
     return Dependencies(tuple(dict.fromkeys(after)), any_of, singleton)
 
 
-# FUSED rms.formats.values: The option ``--signal`` as sbatch has it: ``[B:]SIG[@SECONDS]`` before a job's time is up.
+# --- --signal -------------------------------------------------------------------------------------
 
 SIGNAL_FORM = "a signal like USR1@120 or B:10@60, its seconds from 0 to 65535"
 
@@ -315,10 +346,10 @@ _SIGNAL = re.compile(r"(?:([RB]{1,2}):)?(?:SIG)?([A-Z0-9]{1,8})(?:@([0-9]{1,5}))
 
 @dataclass(frozen=True)
 class SignalAsked:
-    """A signal, and how long before the end of its time a job is to get it.
+    """A signal that a job gets before the end of its time limit.
 
     Attributes:
-        batch: the script gets it; else all processes of its launcher lines.
+        batch: whether the script gets it; else all processes of its launcher lines.
     """
 
     number: int
@@ -329,15 +360,15 @@ class SignalAsked:
 def parse_signal(text: str) -> SignalAsked:
     """Read ``USR1@120``, ``SIGUSR1``, ``10@5`` or ``B:TERM@60``; without a time it is 60 s.
 
-    ``R:``, which is about reservations, is let pass.
+    ``R:``, which concerns reservations, is ignored.
 
     Raises:
         ScriptError: there is no such signal, or the time is out of Slurm's range.
     """
     where, name, before = match(_SIGNAL, text, SIGNAL_FORM).groups()
-    known = {each.name.removeprefix("SIG"): int(each) for each in signal.Signals}
-    number = int(name) if name.isdigit() else known.get(name, 0)
+    numbers = {member.name.removeprefix("SIG"): int(member) for member in signal.Signals}
+    number = int(name) if name.isdigit() else numbers.get(name, 0)
     before_s = float(before or 60)
-    if number not in known.values() or before_s > 65535:
+    if number not in numbers.values() or before_s > 65535:
         raise ScriptError(f"expected {SIGNAL_FORM}, got {text!r}")
     return SignalAsked(number, before_s, "B" in (where or ""))

@@ -9,16 +9,20 @@
         Kernel(on_gpu, Resource.GPU),
     ).run()
 
-Kernels run in the application's own process. Each is a function of the data object, in which it
-leaves its result and, if it can be interrupted, how far it is. A generator function has yield
-points: at each the kernel may be stopped, and the kernel for another device goes on with the same
-data. Where no daemon answers, the best kernel runs here.
+Kernels run in the application's own process. A kernel is a function of the data object, in which
+it leaves its result and, if it can be interrupted, its progress. A generator function has yield
+points: at a yield point the kernel may be stopped, and the kernel for another device goes on with
+the same data. Where no daemon answers, the best kernel runs here.
+
+The library of applications is ``collection``, ``connection``, ``places`` and ``remote``; the
+scheduler of tasks is ``model``, ``scheduler`` and ``record``; ``served`` is its part in the daemon,
+which lends it nodes, and ``admission`` lets its strategies start jobs.
 """
 
-from rms.kernels.collection import Kernel, KernelCollection, on_device
+from rms.kernels.collection import KernelCollection, on_device
 from rms.kernels.connection import TaskDroppedError
-from rms.kernels.places import Place, place
-from rms.kernels.wire import Affinity, Resource
+from rms.kernels.model import Affinity, Resource
+from rms.kernels.places import Kernel, Place, place
 
 __all__ = [
     "Affinity",

@@ -1,10 +1,8 @@
-"""Kernels, collections of them, and how a collection runs."""
+"""Collections of kernels, and how a collection runs."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import inspect
 import itertools
 import os
 import queue
@@ -12,74 +10,41 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from rms.kernels.connection import Entry, TaskDroppedError, connection
-from rms.kernels.places import Place, bound, go_on, to_gpu, to_host, use_threads, work
+from rms.kernels.connection import OpenTask, TaskDroppedError, connection
+from rms.kernels.model import (
+    Affinity,
+    KernelSpec,
+    Resource,
+    TaskDrop,
+    TaskId,
+    TaskRegistered,
+    TaskRun,
+    TaskSpec,
+)
+from rms.kernels.places import Kernel, Place, bound, go_on, use_threads
 from rms.kernels.remote import check_sendable, run_remotely
-from rms.kernels.wire import Affinity, Drop, KernelSpec, Register, Resource, Run
 from rms.wire.messages import JOB_VARIABLE
 
 T = TypeVar("T")
 
-_numbers = itertools.count(1)
-_said = threading.Event()
+Deliver = Callable[[TaskRun | TaskDrop], object]
+"""Takes the decision on a task."""
 
-
-@dataclass(frozen=True)
-class Kernel:
-    """The code of a computation for one kind of device.
-
-    Attributes:
-        function: is given the data, or what ``copy_in`` made of it. A generator function has
-            yield points; it must leave in the data how far it is. One for another node is run by a
-            process there, so it must be a module's own (or the script's, whose main part is behind
-            ``if __name__ == "__main__"``), and the data one that can be pickled.
-        affinity: how well it runs there.
-        copy_in: makes what the function works on out of the data; by default the data itself, on
-            a GPU with its NumPy arrays as CuPy arrays.
-        copy_out: is given what ``copy_in`` made, and the data, and brings back what has changed.
-            By default the opposite of ``copy_in``'s default.
-        expected_s: run time as far as known, 0 where it is not.
-        malleable: of one for all cores with yield points, that it can go on with fewer, and with
-            more again: how many there are is said by ``place()``, and Numba (and threadpoolctl,
-            where that is loaded) has as many threads.
-    """
-
-    function: Callable[[Any], Any]
-    resource: Resource
-    affinity: Affinity = Affinity.HIGH
-    copy_in: Callable[[Any], Any] | None = None
-    copy_out: Callable[[Any, Any], None] | None = None
-    expected_s: float = 0.0
-    malleable: bool = False
-
-    @property
-    def interruptible(self) -> bool:
-        """Whether it has yield points."""
-        return inspect.isgeneratorfunction(self.function)
-
-    def work(self, data: Any, stop: Callable[[], bool]) -> bool:
-        """Run on data that is with the host before and after; return whether it is done."""
-        on_gpu = self.resource is Resource.GPU and not (self.copy_in or self.copy_out)
-        copy_in, copy_out = (to_gpu, to_host) if on_gpu else (self.copy_in, self.copy_out)
-        moved = data if copy_in is None else copy_in(data)
-        done = work(self.function, moved, stop)
-        if copy_out is not None:
-            copy_out(moved, data)
-        return done
+_numbers = map(TaskId, itertools.count(1))
+_alone_logged = threading.Event()
 
 
 class KernelCollection(Generic[T]):
     """A computation on one data object, with a kernel for each kind of device that it can run on.
 
     Args:
-        data: what the kernels work on; afterwards it has the result.
+        data: the data that the kernels work on; afterwards it has the result.
         kernels: at most one for each resource.
         after: collections that must be done before, already started.
-        priority: of those that wait the highest go first.
+        priority: of waiting collections the highest go first.
 
     Raises:
         ValueError: there is no kernel, or there are two for a resource, or one for another node
@@ -107,16 +72,15 @@ class KernelCollection(Generic[T]):
             raise ValueError(
                 "expected a malleable kernel to be one for cores with yield points, got another"
             )
-        specs = tuple(KernelSpec(k.resource, k.affinity, k.expected_s) for k in kernels)
-        interruptible = any(kernel.interruptible for kernel in kernels)
-        self._message = Register(
-            next(_numbers),
-            specs,
+        self._spec = TaskSpec(
+            0,
+            tuple(KernelSpec(k.resource, k.affinity, k.expected_s) for k in kernels),
             priority,
-            interruptible=interruptible,
+            interruptible=any(kernel.interruptible for kernel in kernels),
             name=name,
             malleable=bool(malleable),
         )
+        self._number = next(_numbers)
 
     def run(self) -> T:
         """Run to the end and return the data.
@@ -125,12 +89,12 @@ class KernelCollection(Generic[T]):
             TaskDroppedError: it will never run.
             ValueError: it was run before, or a collection before it was not.
         """
-        messages: queue.SimpleQueue[Run | Drop] = queue.SimpleQueue()
+        messages: queue.SimpleQueue[TaskRun | TaskDrop] = queue.SimpleQueue()
         return self._go_on(self._start(messages.put), messages)
 
     def start(self) -> Future[T]:
         """Register now; wait, run and return the data in a thread of its own."""
-        messages: queue.SimpleQueue[Run | Drop] = queue.SimpleQueue()
+        messages: queue.SimpleQueue[TaskRun | TaskDrop] = queue.SimpleQueue()
         turn, future = self._start(messages.put), Future[T]()
 
         def work() -> None:
@@ -144,16 +108,18 @@ class KernelCollection(Generic[T]):
 
     async def run_async(self) -> T:
         """Do as :meth:`run` does; kernels run in threads, waiting takes none."""
-        loop, messages = asyncio.get_running_loop(), asyncio.Queue[Run | Drop]()
+        import asyncio  # takes longer to load than all else
+
+        loop, messages = asyncio.get_running_loop(), asyncio.Queue[TaskRun | TaskDrop]()
         turn = self._start(lambda message: loop.call_soon_threadsafe(messages.put_nowait, message))
         with self._closing(turn):
             while not await asyncio.to_thread(self._work, turn, await messages.get()):
                 pass
         return self.data
 
-    # --- how it goes -------------------------------------------------------------------------
+    # --- one run -----------------------------------------------------------------------------
 
-    def _start(self, deliver: Callable[[Run | Drop], object]) -> _Turn:
+    def _start(self, deliver: Deliver) -> _Turn:
         if self._started:
             raise ValueError("expected a collection that was not run before, got one that was")
         if not all(each._started for each in self.after):
@@ -161,12 +127,13 @@ class KernelCollection(Generic[T]):
                 "expected collections in after that were started, got one that was not"
             )
         self._started = True
-        turn = _Turn(self._message, deliver, [each._message.task for each in self.after])
-        if any(each._failed for each in self.after):  # what was over by now counts as done there
+        message = TaskRegistered(0.0, self._number, self._spec)
+        turn = _Turn(message, deliver, [each._number for each in self.after])
+        if any(each._failed for each in self.after):  # a task that is over counts as done there
             turn.refused = "a collection that it comes after has failed"
         return turn
 
-    def _go_on(self, turn: _Turn, messages: queue.SimpleQueue[Run | Drop]) -> T:
+    def _go_on(self, turn: _Turn, messages: queue.SimpleQueue[TaskRun | TaskDrop]) -> T:
         with self._closing(turn):
             while not self._work(turn, messages.get()):
                 pass
@@ -178,15 +145,17 @@ class KernelCollection(Generic[T]):
             try:
                 yield
             except BaseException:
-                self._failed = True  # before the daemon is told
+                self._failed = True  # before the task is reported as over
                 raise
 
-    def _work(self, turn: _Turn, message: Run | Drop) -> bool:
-        """Do what the daemon says; return whether the computation is done."""
+    def _work(self, turn: _Turn, message: TaskRun | TaskDrop) -> bool:
+        """Carry out a decision of the daemon; return whether the computation is done."""
         with turn.place(message) as where:
             kernel, stop = self.kernels[where.resource], turn.entry.stop.is_set
             if where.resource is Resource.NODE:
-                done = run_remotely(kernel, self.data, where, turn.begin, stop, turn.ended)
+                done = run_remotely(
+                    kernel, self.data, where, turn.begin, stop, lambda: turn.entry.ended
+                )
             else:
                 if kernel.malleable:
                     use_threads(len(where.cpus) or os.cpu_count() or 1)
@@ -202,7 +171,7 @@ def on_device(*resources: Resource, priority: int = 0) -> Iterator[Place]:
 
     Raises:
         TaskDroppedError: there is no such device.
-        ValueError: no kind is named, or one twice.
+        ValueError: there is no kind, or one twice.
     """
     if not resources or len(set(resources)) < len(resources):
         raise ValueError(
@@ -210,26 +179,24 @@ def on_device(*resources: Resource, priority: int = 0) -> Iterator[Place]:
         )
     levels = (Affinity.HIGH, Affinity.MED, *[Affinity.LOW] * len(resources))
     specs = tuple(KernelSpec(kind, level) for kind, level in zip(resources, levels, strict=False))
-    messages: queue.SimpleQueue[Run | Drop] = queue.SimpleQueue()
-    message = Register(next(_numbers), specs, priority)
+    messages: queue.SimpleQueue[TaskRun | TaskDrop] = queue.SimpleQueue()
+    message = TaskRegistered(0.0, next(_numbers), TaskSpec(0, specs, priority))
     with _Turn(message, messages.put, []) as turn, turn.place(messages.get()) as where:
         yield where
 
 
 class _Turn:
-    """A task from its registration to its end, whoever runs it."""
+    """A task from its registration to its end, with a daemon or without."""
 
-    def __init__(
-        self, message: Register, deliver: Callable[[Run | Drop], object], after: Sequence[int]
-    ) -> None:
-        self.link, self.entry = connection(), Entry(message, deliver, _best(message))
+    def __init__(self, message: TaskRegistered, deliver: Deliver, after: Sequence[TaskId]) -> None:
+        self.link, self.entry = connection(), OpenTask(message, deliver, _best(message))
         self.refused = ""
         if self.link is not None:
             self.link.open(self.entry, after)
             return
         best = self.entry.best
-        if isinstance(best, Run) and not _said.is_set():
-            _said.set()
+        if isinstance(best, TaskRun) and not _alone_logged.is_set():
+            _alone_logged.set()
             why = "in a job" if JOB_VARIABLE in os.environ else "no daemon answers"
             print(f"rms.kernels: {why}: on {best.resource} here", file=sys.stderr)
         deliver(best)
@@ -242,31 +209,31 @@ class _Turn:
             self.link.close(self.entry, failed=kind is not None)
 
     @contextlib.contextmanager
-    def place(self, message: Run | Drop) -> Iterator[Place]:
-        """Be where the daemon says.
+    def place(self, message: TaskRun | TaskDrop) -> Iterator[Place]:
+        """Run a block on the device that was decided.
 
         Raises:
-            TaskDroppedError: it says nowhere.
+            TaskDroppedError: the task will never run.
         """
         if self.refused:
             raise TaskDroppedError(self.refused)
-        if isinstance(message, Drop):
+        if isinstance(message, TaskDrop):
             raise TaskDroppedError(message.reason)
         where = Place(message.resource, message.device, message.slots)
-        if where.resource is Resource.NODE:  # where another process is to be
+        if where.resource is Resource.NODE:  # the kernel runs in another process
             yield where
             return
         with bound(where):
             yield where
 
     def begin(self, command: list[str], variables: Mapping[str, str]) -> None:
-        """Have a process started on the node that this task has."""
+        """Have a command started on the node of this task."""
         assert self.link is not None
         env = {key: value for key, value in os.environ.items() if key.isprintable()}
         self.link.begin(self.entry, command, {**env, **variables})
 
     def at_yield(self) -> bool:
-        """Go on with other cores if that is told; return whether to stop."""
+        """Go on with other cores if that is decided; return whether to stop."""
         if self.entry.stop.is_set():
             return True
         if self.link is not None and self.entry.coming is not None:
@@ -275,16 +242,12 @@ class _Turn:
                 go_on(coming.slots, coming.device)
         return False
 
-    def ended(self) -> str:
-        """Return why that process is over, "" while it is not."""
-        return self.entry.ended
 
-
-def _best(message: Register) -> Run | Drop:
-    """Return what to do without a daemon: run the best kernel, as far as one can tell."""
+def _best(message: TaskRegistered) -> TaskRun | TaskDrop:
+    """Return the decision without a daemon: the best kernel of this machine, by affinity."""
     here = [
         kernel
-        for kernel in message.kernels
+        for kernel in message.spec.kernels
         if kernel.affinity is not Affinity.NEVER
         and (
             kernel.resource in (Resource.CORE, Resource.CORES)
@@ -292,6 +255,6 @@ def _best(message: Register) -> Run | Drop:
         )
     ]
     if not here:
-        kinds = ", ".join(kernel.resource for kernel in message.kernels)
-        return Drop(message.task, f"expected a kernel for this machine, got {kinds}")
-    return Run(message.task, "", max(here, key=lambda kernel: kernel.affinity).resource)
+        kinds = ", ".join(kernel.resource for kernel in message.spec.kernels)
+        return TaskDrop(message.task, f"expected a kernel for this machine, got {kinds}")
+    return TaskRun(message.task, "", max(here, key=lambda kernel: kernel.affinity).resource)

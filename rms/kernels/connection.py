@@ -1,7 +1,7 @@
 """The connection of this process to the daemon: one for all its tasks, with a thread that reads.
 
-The daemon knows by its end that the process is gone. If the daemon is gone, kernels go on; when
-it is back, it is told which tasks there are, and where they run. Where it stays away, tasks that
+For the daemon, its end is the end of the process. If the daemon is gone, kernels go on; when it is
+back, the process registers its tasks again, with their devices. Where it stays away, tasks that
 wait run here.
 """
 
@@ -18,30 +18,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
+from rms.kernels.model import (
+    TaskDrop,
+    TaskFinished,
+    TaskGoOn,
+    TaskId,
+    TaskRegistered,
+    TaskResized,
+    TaskRun,
+    TaskStop,
+    TaskYielded,
+)
 from rms.kernels.wire import (
-    Begin,
+    CommandEnded,
     DaemonMessage,
-    Drop,
-    Ended,
-    Finished,
+    DeviceLost,
     Frames,
-    GoOn,
     Hello,
-    Lost,
     ProcessMessage,
-    Register,
-    Resized,
-    Run,
-    Stop,
-    Yielded,
+    TaskCommand,
     frame,
     tasks_path,
 )
 from rms.wire.messages import JOB_VARIABLE
 
 AGAIN_S = 0.1
-"""How long to wait before a daemon that is gone is looked for again."""
+"""How long to wait between attempts to connect to a daemon that is gone."""
 
 ALONE_S = 30.0
 """How long a daemon may stay away before tasks that wait run without it."""
@@ -54,71 +58,78 @@ class TaskDroppedError(RuntimeError):
 
 
 @dataclass(eq=False)
-class Entry:
+class OpenTask:
     """A task of this process that is not over.
 
     Attributes:
-        deliver: is given what the daemon decides: where to run, or that it will not.
-        best: what to do without a daemon.
+        message: its registration.
+        deliver: takes the daemon's decision: where to run, or that it never will.
+        best: the decision without a daemon.
         stop: set while the task is to stop at its next yield point.
         lost: its device is another's.
-        coming: with what it is to go on from its next yield point on.
+        coming: the device that it is to go on with from its next yield point on.
         ended: why its process on another node is over, "" while it is not.
     """
 
-    message: Register
-    deliver: Callable[[Run | Drop], object]
-    best: Run | Drop
+    message: TaskRegistered
+    deliver: Callable[[TaskRun | TaskDrop], object]
+    best: TaskRun | TaskDrop
     stop: threading.Event = field(default_factory=threading.Event)
     device: str = ""
     lost: bool = False
-    coming: GoOn | None = None
+    coming: TaskGoOn | None = None
     ended: str = ""
 
+    @property
+    def number(self) -> TaskId:
+        """The process's own number of it."""
+        return self.message.task
 
-class Connection:
-    """Talks to the daemon of a socket; its methods may be called from any thread.
+
+class TaskConnection:
+    """A connection to the daemon of a socket; its methods may be called from any thread.
 
     Attributes:
         path: of the socket.
         alone: the daemon has stayed away.
 
     Raises:
-        OSError: nobody answers there.
+        OSError: there is no daemon.
     """
 
     def __init__(self, path: Path) -> None:
         self.path, self._lock = path, threading.Lock()
-        self._open: dict[int, Entry] = {}
+        self._open: dict[TaskId, OpenTask] = {}
         self._socket: socket.socket | None = self._connect()
         self.alone = False
         threading.Thread(target=self._read, name="rms-tasks", daemon=True).start()
 
-    def open(self, entry: Entry, after: Sequence[int]) -> None:
+    def open(self, entry: OpenTask, after: Sequence[TaskId]) -> None:
         """Register a task; those before it that are over already are done."""
         with self._lock:
             open_ones = tuple(number for number in after if number in self._open)
-            entry.message = msgspec.structs.replace(entry.message, after=open_ones)
-            self._open[entry.message.task] = entry
+            spec = replace(entry.message.spec, after=open_ones)
+            entry.message = replace(entry.message, spec=spec)
+            self._open[entry.number] = entry
             if self.alone:
                 entry.deliver(entry.best)
             self._send(entry.message)
 
-    def begin(self, entry: Entry, command: list[str], env: Mapping[str, str]) -> None:
-        """Have a process started on the node that a task has."""
+    def begin(self, entry: OpenTask, command: list[str], env: Mapping[str, str]) -> None:
+        """Have a command started on the node of a task."""
         with self._lock:
-            self._send(Begin(entry.message.task, command, str(Path.cwd()), dict(env)))
+            self._send(TaskCommand(entry.number, command, str(Path.cwd()), dict(env)))
 
-    def resized(self, entry: Entry) -> GoOn | None:
-        """Return with what a task is to go on now, if it is; the daemon is told that it does."""
+    def resized(self, entry: OpenTask) -> TaskGoOn | None:
+        """Return the device that a task goes on with now, if any, and report that it does."""
         with self._lock:
             coming, entry.coming = entry.coming, None
             if coming is not None:
                 entry.device = coming.device
-                self._send(Resized(entry.message.task, coming.device))
+                self._send(TaskResized(0.0, entry.number, coming.device))
             return coming
 
-    def yielded(self, entry: Entry) -> None:
+    def yielded(self, entry: OpenTask) -> None:
         """Give the device of a task back: it waits for another."""
         with self._lock:
             entry.device, entry.coming = "", None
@@ -128,34 +139,34 @@ class Connection:
             elif self.alone:
                 entry.deliver(entry.best)
             else:
-                self._send(Yielded(entry.message.task))
+                self._send(TaskYielded(0.0, entry.number))
 
-    def close(self, entry: Entry, *, failed: bool = False) -> None:
-        """Say that a task is over."""
+    def close(self, entry: OpenTask, *, failed: bool = False) -> None:
+        """Report that a task is over."""
         with self._lock:
-            if self._open.pop(entry.message.task, None) is not None and not entry.lost:
-                self._send(Finished(entry.message.task, failed))
+            if self._open.pop(entry.number, None) is not None and not entry.lost:
+                self._send(TaskFinished(0.0, entry.number, failed))
 
     def drop_copy(self) -> None:
-        """Close this process's copy of its parent's socket, whose locks others may have held."""
+        """Close this process's copy of its parent's socket, whose lock others may have held."""
         if self._socket is not None:
             self._socket.close()
 
     # --- the socket --------------------------------------------------------------------------
 
     def _connect(self) -> socket.socket:
-        found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            found.connect(str(self.path))
-            found.sendall(frame(Hello(os.getpid(), program=Path(sys.argv[0]).name)))
+            connected.connect(str(self.path))
+            connected.sendall(frame(Hello(os.getpid(), program=Path(sys.argv[0]).name)))
         except BaseException:
-            found.close()
+            connected.close()
             raise
-        return found
+        return connected
 
     def _send(self, message: ProcessMessage) -> None:
         if self._socket is not None:
-            with contextlib.suppress(OSError):  # the thread that reads finds out
+            with contextlib.suppress(OSError):  # the thread that reads connects again
                 self._socket.sendall(frame(message))
 
     def _read(self) -> None:
@@ -172,36 +183,36 @@ class Connection:
             entry = self._open.get(message.task)
             if entry is None:
                 return
-            if isinstance(message, Stop | Lost):
-                entry.lost |= isinstance(message, Lost)
+            if isinstance(message, TaskStop | DeviceLost):
+                entry.lost |= isinstance(message, DeviceLost)
                 entry.stop.set()
                 return
-            if isinstance(message, GoOn):
+            if isinstance(message, TaskGoOn):
                 entry.coming = message
                 return
-            if isinstance(message, Ended):
+            if isinstance(message, CommandEnded):
                 entry.ended = message.reason
                 return
-            if isinstance(message, Run):
+            if isinstance(message, TaskRun):
                 entry.ended = ""
                 entry.device = message.device
                 entry.stop.clear()
         entry.deliver(message)
 
     def _reconnect(self) -> None:
-        """Find the daemon again and tell it of all tasks; give up after a while."""
+        """Connect to the daemon again and register all tasks; give up after :data:`ALONE_S`."""
         with self._lock:
             assert self._socket is not None
             self._socket.close()
             self._socket = None
             for entry in self._open.values():
-                entry.coming = None  # who is there next does not know of it
+                entry.coming = None  # the next daemon does not know of it
         until_s = time.monotonic() + ALONE_S
         while time.monotonic() < until_s:
             with contextlib.suppress(OSError), self._lock:
                 self._socket = self._connect()
                 for entry in self._open.values():
-                    self._send(msgspec.structs.replace(entry.message, device=entry.device))
+                    self._send(replace(entry.message, device=entry.device))
                 return
             time.sleep(AGAIN_S)
         with self._lock:
@@ -211,14 +222,14 @@ class Connection:
                     entry.deliver(entry.best)
 
 
-_connection: Connection | None = None
+_connection: TaskConnection | None = None
 _connecting = threading.Lock()
 
 
-def connection() -> Connection | None:
-    """Return the connection of this process, None where no daemon answers, or in a job of its own.
+def connection() -> TaskConnection | None:
+    """Return the connection of this process, None where there is no daemon, or in a job.
 
-    (Which holds its devices already, and would wait for them for ever.)
+    (A job holds its devices already, and would wait for them for ever.)
     """
     global _connection
     with _connecting:
@@ -228,7 +239,7 @@ def connection() -> Connection | None:
         if _connection is not None and _connection.path == path and not _connection.alone:
             return _connection
         try:
-            _connection = Connection(path)
+            _connection = TaskConnection(path)
         except OSError:
             return None
         return _connection

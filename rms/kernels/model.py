@@ -1,20 +1,48 @@
-"""Devices and tasks, what happens to them, what a strategy chooses, and what is decided."""
+"""Tasks: the words, the events, the choices of a strategy, the decisions, the state.
+
+Words of Süß et al., "Impact of the Scheduling Strategy in Heterogeneous Systems That Provide
+Co-Scheduling" (2017): a kernel is the code of a task for one kind of resource, a kernel collection
+all kernels of a task, an affinity says how well a kernel runs there.
+
+Events of one task and decisions on it are also the messages between its process and the daemon
+(:mod:`rms.kernels.wire`). In a message the task has the process's own number, and the time and the
+owner are 0; in the scheduler the daemon's number, time and owner take their places.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from math import isfinite
 from typing import NewType
 
 import msgspec
 
-from rms.kernels.wire import Affinity, KernelSpec, Resource
+from rms.wire.messages import Seconds
 
 TaskId = NewType("TaskId", int)
-"""Tasks are numbered in the order in which they are registered."""
+"""The number of a task: the daemon's (in the order of registration) or, in messages, its
+process's."""
+
+
+class Resource(StrEnum):
+    """A kind of device that a kernel is written for."""
+
+    CORE = "core"
+    CORES = "cores"
+    GPU = "gpu"
+    NODE = "node"
+
+
+class Affinity(IntEnum):
+    """How well a kernel runs on its resource; one with ``NEVER`` is not run."""
+
+    NEVER = 0
+    LOW = 1
+    MED = 2
+    HIGH = 3
 
 
 class Governor(StrEnum):
@@ -24,8 +52,8 @@ class Governor(StrEnum):
     LOW = "low"
 
 
-class Phase(StrEnum):
-    """How far a task is."""
+class TaskPhase(StrEnum):
+    """The progress of a task."""
 
     BLOCKED = "BLOCKED"
     WAITING = "WAITING"
@@ -36,12 +64,12 @@ class Phase(StrEnum):
     GONE = "GONE"
 
 
-class Device(msgspec.Struct, frozen=True):
-    """What one task at a time runs on.
+class TaskDevice(msgspec.Struct, frozen=True):
+    """A device, on which one task runs at a time.
 
     Attributes:
-        units: numbers of what it is made of (nodes of the cluster). Devices may have units in
-            common, as one core and all cores have: then only one of them is in use at a time.
+        units: the nodes of the cluster that it is made of. Devices may have units in common, as
+            one core and all cores have: then only one of them is in use at a time.
     """
 
     name: str
@@ -49,11 +77,23 @@ class Device(msgspec.Struct, frozen=True):
     units: tuple[int, ...]
 
 
+class KernelSpec(msgspec.Struct, frozen=True):
+    """A kernel as the scheduler sees it.
+
+    Attributes:
+        expected_s: its run time, 0 where it is unknown.
+    """
+
+    resource: Resource
+    affinity: Affinity = Affinity.HIGH
+    expected_s: Seconds = 0.0
+
+
 class TaskSpec(msgspec.Struct, frozen=True):
     """A task as it was registered.
 
     Attributes:
-        owner: number of the process whose task it is; when that is gone, so is the task.
+        owner: number of its process; when that is gone, so is the task.
         kernels: one for each resource at most.
         priority: of waiting tasks the highest go first.
         after: tasks that must be done before.
@@ -70,14 +110,14 @@ class TaskSpec(msgspec.Struct, frozen=True):
     malleable: bool = False
 
 
-# --- events ----------------------------------------------------------------------------------
+# --- Events ----------------------------------------------------------------------------------
 
 
-class Registered(msgspec.Struct, frozen=True, tag=True):
+class TaskRegistered(msgspec.Struct, frozen=True, tag=True):
     """A task has been handed in.
 
     Attributes:
-        device: where it runs already, its daemon having been away: others may hold it for it.
+        device: where it runs already, the daemon having been away; its units may be kept for it.
     """
 
     at_s: float
@@ -86,22 +126,22 @@ class Registered(msgspec.Struct, frozen=True, tag=True):
     device: str = ""
 
 
-class Yielded(msgspec.Struct, frozen=True, tag=True):
-    """A task that was told to has stopped at a yield point; its data is with the host."""
+class TaskYielded(msgspec.Struct, frozen=True, tag=True):
+    """A task has stopped at a yield point, as decided; its data is with the host."""
 
     at_s: float
     task: TaskId
 
 
-class Resized(msgspec.Struct, frozen=True, tag=True):
-    """A task that was told to goes on, at a yield point, on the cores of this device."""
+class TaskResized(msgspec.Struct, frozen=True, tag=True):
+    """A task goes on, from a yield point, on the cores of this device, as decided."""
 
     at_s: float
     task: TaskId
     device: str
 
 
-class Finished(msgspec.Struct, frozen=True, tag=True):
+class TaskFinished(msgspec.Struct, frozen=True, tag=True):
     """The kernel of a task has returned, or failed; a task that does not run is withdrawn."""
 
     at_s: float
@@ -138,16 +178,16 @@ class GovernorSet(msgspec.Struct, frozen=True, tag=True):
 
 
 class Woken(msgspec.Struct, frozen=True, tag=True):
-    """Time has come that a strategy asked for, or the strategy is another one."""
+    """The time of a strategy's ``Wake`` has come, or the strategy is another one."""
 
     at_s: float
 
 
 TaskEvent = (
-    Registered
-    | Yielded
-    | Resized
-    | Finished
+    TaskRegistered
+    | TaskYielded
+    | TaskResized
+    | TaskFinished
     | OwnerGone
     | UnitsTaken
     | UnitsFreed
@@ -156,39 +196,39 @@ TaskEvent = (
 )
 
 
-# --- what a strategy chooses -----------------------------------------------------------------
+# --- Choices of a strategy -------------------------------------------------------------------
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
+class TaskStart(msgspec.Struct, frozen=True, tag=True):
     """Run a task that waits, or is queued, on a free device."""
 
     task: TaskId
     device: str
 
 
-class Enqueue(msgspec.Struct, frozen=True, tag=True):
+class TaskEnqueue(msgspec.Struct, frozen=True, tag=True):
     """Put a waiting task into the queue of a resource."""
 
     task: TaskId
     resource: Resource
 
 
-class Dequeue(msgspec.Struct, frozen=True, tag=True):
+class TaskDequeue(msgspec.Struct, frozen=True, tag=True):
     """Put a queued task back among those that wait."""
 
     task: TaskId
 
 
-class Interrupt(msgspec.Struct, frozen=True, tag=True):
-    """Let a running task stop at its next yield point and wait again, before those of its kind."""
+class TaskInterrupt(msgspec.Struct, frozen=True, tag=True):
+    """Let a running task stop at its next yield point and wait again, as one that comes now."""
 
     task: TaskId
 
 
-class Resize(msgspec.Struct, frozen=True, tag=True):
+class TaskResize(msgspec.Struct, frozen=True, tag=True):
     """Let a running, malleable task go on with the cores of another device, uninterrupted.
 
-    Those are part of what it has, or what it has is part of them and the rest is free.
+    Those are part of its present cores, or contain these and are otherwise free.
     """
 
     task: TaskId
@@ -203,82 +243,92 @@ class Remember(msgspec.Struct, frozen=True, tag=True):
 
 
 class Wake(msgspec.Struct, frozen=True, tag=True):
-    """Ask again at a time, whatever happens until then."""
+    """Call the strategy again at a time, even if nothing happens until then."""
 
     at_s: float
 
 
-Choice = Start | Enqueue | Dequeue | Interrupt | Resize | Remember | Wake
+Choice = TaskStart | TaskEnqueue | TaskDequeue | TaskInterrupt | TaskResize | Remember | Wake
 
 
-# --- what is decided -------------------------------------------------------------------------
+# --- Decisions -------------------------------------------------------------------------------
 
 
-class Run(msgspec.Struct, frozen=True, tag=True):
-    """A task has a device now: its kernel for that resource is to run, or to go on there."""
+class TaskRun(msgspec.Struct, frozen=True, tag=True):
+    """A task has a device now: its kernel for that resource is to run, or to go on there.
+
+    Attributes:
+        slots: of the device, as ``cpu:3`` or ``gpu:0``; only in messages.
+    """
 
     task: TaskId
     device: str
     resource: Resource
+    slots: tuple[str, ...] = ()
 
 
-class Stop(msgspec.Struct, frozen=True, tag=True):
-    """A running task is to stop at its next yield point, and to say so."""
+class TaskStop(msgspec.Struct, frozen=True, tag=True):
+    """A running task is to stop at its next yield point, and to report it."""
 
     task: TaskId
 
 
-class GoOn(msgspec.Struct, frozen=True, tag=True):
-    """A running task is to go on with another device's cores, from a yield point on, and say so."""
+class TaskGoOn(msgspec.Struct, frozen=True, tag=True):
+    """A running task is to go on with another device's cores, from a yield point, and report it.
+
+    Attributes:
+        slots: of the device; only in messages.
+    """
 
     task: TaskId
     device: str
+    slots: tuple[str, ...] = ()
 
 
-class Drop(msgspec.Struct, frozen=True, tag=True):
+class TaskDrop(msgspec.Struct, frozen=True, tag=True):
     """A task will never run."""
 
     task: TaskId
     reason: str
 
 
-TaskDecision = Run | Stop | GoOn | Drop
+TaskDecision = TaskRun | TaskStop | TaskGoOn | TaskDrop
 
 
-# FUSED rms.kernels.model: The state of the tasks: what a strategy reads, and what changes it.
+# --- The state: read by strategies, changed by the scheduler ---------------------------------
 
 OTHERS = TaskId(-1)
-"""Who holds a unit that no task holds."""
+"""The holder of a unit that is a job's."""
 
 STEP = 2.0
 """How many times faster a kernel is taken to be than one of the next lower affinity, where their
-run times are not known. The paper states none."""
+run times are unknown. The paper states none."""
 
 
 @dataclass(slots=True, eq=False)
-class Task:
-    """A task there is.
+class KernelTask:
+    """A task that is not over.
 
     Attributes:
         preference: the resources it has kernels for, the best first.
         kernels: its kernels that may run, by resource.
         device: where it runs.
-        queue: in whose queue it is.
-        left: how many tasks it comes after are not done yet.
-        asked: it was told to stop at its next yield point.
-        coming: the device that it was told to go on with; what that has more is held for it.
-        kernel: the resource that the kernel it runs is for.
+        queue: the resource in whose queue it is.
+        left: number of tasks before it that are not done yet.
+        asked: it is to stop at its next yield point.
+        coming: the device that it is to go on with, whose units are held for it.
+        kernel: the resource of the kernel that it runs.
         order: its place among waiting tasks: by priority, then by when it began to wait.
     """
 
     id: TaskId
     spec: TaskSpec
-    phase: Phase = Phase.WAITING
-    device: Device | None = None
+    phase: TaskPhase = TaskPhase.WAITING
+    device: TaskDevice | None = None
     queue: Resource | None = None
     left: int = 0
     asked: bool = False
-    coming: Device | None = None
+    coming: TaskDevice | None = None
     kernel: Resource | None = None
     registered_s: float = 0.0
     kernels: Mapping[Resource, KernelSpec] = field(init=False)
@@ -293,10 +343,16 @@ class Task:
         self.kernels = {kernel.resource: kernel for kernel in runs}
         self.preference = tuple(self.kernels)
 
+    @property
+    def units(self) -> set[int]:
+        """The units that it holds."""
+        both = (self.device, self.coming)
+        return {unit for device in both if device is not None for unit in device.units}
+
     def factor(self, better: Resource, worse: Resource) -> float:
         """Return how many times faster its kernel is on one resource than on another.
 
-        That is the paper's delta (section 4.2): of the run times where both are known, else by
+        That is the paper's delta (section 4.2): by the run times where both are known, else by the
         affinities.
         """
         one, other = self.kernels[better], self.kernels[worse]
@@ -305,25 +361,24 @@ class Task:
         return float(STEP ** (one.affinity - other.affinity))
 
 
-class Room:
-    """The free devices, as a strategy goes through them: what it takes is free no more."""
+class FreeDevices:
+    """The free devices during one call of a strategy, without those that it has chosen."""
 
-    def __init__(self, state: TaskState, held: Iterable[int]) -> None:
-        self._by_resource, self._held = state.by_resource, set(held)
+    def __init__(self, state: TaskState) -> None:
+        self._by_resource, self._held = state.by_resource, set(state.holder)
 
-    def free(self, resource: Resource, but: Device | None = None) -> Device | None:
-        """Return the first free device of a kind; free to whoever leaves ``but`` for it."""
+    def free(self, resource: Resource, but: TaskDevice | None = None) -> TaskDevice | None:
+        """Return the first free device of a kind; units of ``but`` count as free."""
         held = self._held
-        own = () if but is None else but.units
+        if but is not None:
+            held = held.difference(but.units)
         for device in self._by_resource.get(resource, ()):
-            if held.isdisjoint(device.units) or all(
-                unit in own or unit not in held for unit in device.units
-            ):
+            if held.isdisjoint(device.units):
                 return device
         return None
 
-    def take(self, device: Device) -> None:
-        """Take a device: none that has units in common with it is free any more."""
+    def take(self, device: TaskDevice) -> None:
+        """Take a device, and with it all that have units in common with it."""
         self._held.update(device.units)
 
     def resources(self) -> list[Resource]:
@@ -333,16 +388,16 @@ class Room:
 
 @dataclass
 class TaskState:
-    """Everything a strategy may look at; only the scheduler changes it.
+    """The state of all tasks, which strategies read and only the scheduler changes.
 
     Attributes:
         devices: by name.
         by_resource: the devices of each kind.
         holder: of each unit in use, the task that holds it, or :data:`OTHERS`.
-        tasks: all there are.
+        tasks: all that are not over.
         waiting: the global queue: the highest priority first, of equal ones the oldest.
         queues: of each kind of device, the tasks that are to run there next, in order.
-        capacity: how many tasks each of these queues takes; one not in here any number.
+        capacity: how many tasks each of these queues takes; any number where it is absent.
         running: tasks that have a device.
         after: of each task that is not done, those that come after it.
         memory: numbers that strategies keep from call to call.
@@ -352,22 +407,22 @@ class TaskState:
         serial: how often a task began to wait.
     """
 
-    devices: Mapping[str, Device]
+    devices: Mapping[str, TaskDevice]
     now_s: float = 0.0
     governor: Governor = Governor.HIGH
     holder: dict[int, TaskId] = field(default_factory=dict)
-    tasks: dict[TaskId, Task] = field(default_factory=dict)
-    waiting: list[Task] = field(default_factory=list)
-    queues: dict[Resource, list[Task]] = field(default_factory=dict)
+    tasks: dict[TaskId, KernelTask] = field(default_factory=dict)
+    waiting: list[KernelTask] = field(default_factory=list)
+    queues: dict[Resource, list[KernelTask]] = field(default_factory=dict)
     capacity: dict[Resource, int] = field(default_factory=dict)
-    running: dict[TaskId, Task] = field(default_factory=dict)
-    after: dict[TaskId, list[Task]] = field(default_factory=dict)
+    running: dict[TaskId, KernelTask] = field(default_factory=dict)
+    after: dict[TaskId, list[KernelTask]] = field(default_factory=dict)
     memory: dict[str, float] = field(default_factory=dict)
     failed: set[TaskId] = field(default_factory=set)
     serial: int = 0
     kernels: dict[Resource, int] = field(default_factory=dict)
     malleable: int = 0
-    by_resource: dict[Resource, tuple[Device, ...]] = field(init=False)
+    by_resource: dict[Resource, tuple[TaskDevice, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
         kinds = dict.fromkeys(device.resource for device in self.devices.values())
@@ -378,23 +433,28 @@ class TaskState:
         for kind in kinds:
             self.queues.setdefault(kind, [])
 
-    def room(self) -> Room:
+    def room(self) -> FreeDevices:
         """Return the devices that are free now."""
-        return Room(self, self.holder)
+        return FreeDevices(self)
 
-    def free(self, device: Device) -> bool:
-        """Return whether nobody holds any unit of a device."""
+    def free(self, device: TaskDevice) -> bool:
+        """Return whether all units of a device are free."""
         return not any(unit in self.holder for unit in device.units)
 
-    def of_no_task(self, device: Device) -> bool:
+    def of_no_task(self, device: TaskDevice) -> bool:
         """Return whether no task holds any unit of a device: it is free, or kept for one."""
         return all(self.holder.get(unit, OTHERS) == OTHERS for unit in device.units)
 
     @property
     def held(self) -> dict[int, int]:
-        """The units that tasks hold, each with the number of the process whose task it is."""
+        """The units that tasks hold, each with the number of the task's process."""
         tasks = self.tasks
         return {u: tasks[task].spec.owner for u, task in self.holder.items() if task != OTHERS}
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """The units that others hold, rising."""
+        return tuple(sorted(unit for unit, task in self.holder.items() if task == OTHERS))
 
     def length(self, resource: Resource) -> float:
         """Return how many tasks are queued for and run on a resource, for each of its devices."""
@@ -404,28 +464,28 @@ class TaskState:
         )
         return (len(self.queues[resource]) + running) / len(self.by_resource[resource])
 
-    def can_resize(self, task: Task) -> bool:
-        """Return whether a task runs on cores, and could go on with others if told so now."""
-        told = task.asked or task.coming is not None
-        return task.spec.malleable and task.kernel is Resource.CORES and not told
+    def can_resize(self, task: KernelTask) -> bool:
+        """Return whether a task runs on cores, and could be resized now."""
+        leaving = task.asked or task.coming is not None
+        return task.spec.malleable and task.kernel is Resource.CORES and not leaving
 
-    # --- what the scheduler does -------------------------------------------------------------
+    # --- changes by the scheduler ------------------------------------------------------------
 
-    def count(self, task: Task, by: int) -> None:
+    def count(self, task: KernelTask, by: int) -> None:
         """Count a task that comes (1) or goes (-1)."""
         self.malleable += by * task.spec.malleable
         for kind in task.kernels:
             self.kernels[kind] = self.kernels.get(kind, 0) + by
 
-    def wait(self, task: Task) -> None:
-        """Put a task into the global queue, behind those of its priority; back if it was there."""
-        if task.phase is not Phase.QUEUED:
+    def wait(self, task: KernelTask) -> None:
+        """Put a task into the global queue, behind its priority; at its old place from a queue."""
+        if task.phase is not TaskPhase.QUEUED:
             self.serial += 1
             task.order = (-task.spec.priority, self.serial)
-        task.phase = Phase.WAITING
+        task.phase = TaskPhase.WAITING
         insort(self.waiting, task, key=_order)
 
-    def leave(self, task: Task) -> None:
+    def leave(self, task: KernelTask) -> None:
         """Take a task out of the queue that it is in."""
         if task.queue is not None:
             self.queues[task.queue].remove(task)
@@ -433,81 +493,76 @@ class TaskState:
         else:
             del self.waiting[bisect_left(self.waiting, task.order, key=_order)]
 
-    def hold(self, task: Task, device: Device) -> None:
+    def hold(self, task: KernelTask, device: TaskDevice) -> None:
         """Give a device to a task that is in no queue."""
-        task.phase, task.device, task.asked = Phase.RUNNING, device, False
+        task.phase, task.device, task.asked = TaskPhase.RUNNING, device, False
         task.kernel = device.resource
         self.running[task.id] = task
         for unit in device.units:
             self.holder[unit] = task.id
 
-    def give_back(self, task: Task) -> None:
+    def give_back(self, task: KernelTask) -> None:
         """Take the device from a task."""
-        for unit in self._units_of(task):
+        for unit in task.units:
             del self.holder[unit]
         del self.running[task.id]
         task.device = task.coming = None
 
-    def resize(self, task: Task, device: Device) -> None:
-        """Hold what a task is to go on with, beside what it has."""
+    def resize(self, task: KernelTask, device: TaskDevice) -> None:
+        """Hold the device that a task is to go on with, beside its present one."""
         task.coming = device
         for unit in device.units:
             self.holder[unit] = task.id
 
-    def resized(self, task: Task) -> None:
-        """Take from a task what it goes on without."""
+    def resized(self, task: KernelTask) -> None:
+        """Take from a task the units of its former device that it does not need any more."""
         assert task.coming is not None
-        for unit in self._units_of(task) - set(task.coming.units):
+        for unit in task.units - set(task.coming.units):
             del self.holder[unit]
         task.device, task.coming = task.coming, None
 
-    def _units_of(self, task: Task) -> set[int]:
-        """Return the units that a running task holds."""
-        both = (task.device, task.coming)
-        return {unit for device in both if device is not None for unit in device.units}
 
-
-def _order(task: Task) -> tuple[int, int]:
+def _order(task: KernelTask) -> tuple[int, int]:
     return task.order
 
 
-# FUSED rms.kernels.model: What no strategy may break: checked on every choice, before it is taken.
+# --- The rules: checked on every choice, before it is carried out ----------------------------
 
 
 class ChoiceError(RuntimeError):
-    """A strategy chose what cannot be."""
+    """A choice of a strategy that cannot be carried out."""
 
 
 def check(state: TaskState, choice: Choice) -> None:
-    """Refuse a choice that gives a device twice, or a task what it has no kernel for.
+    """Refuse a choice that gives a device twice, or a task a device it has no kernel for.
 
     Raises:
-        ChoiceError: the choice cannot be.
+        ChoiceError: the choice cannot be carried out.
     """
-    if isinstance(choice, Start):
+    if isinstance(choice, TaskStart):
         task, device = _task(state, choice.task), state.devices.get(choice.device)
         if device is None:
-            known = ", ".join(state.devices)
-            raise ChoiceError(f"expected a device of {known}, got {choice.device!r}")
-        if task.phase not in (Phase.WAITING, Phase.QUEUED):
+            names = ", ".join(state.devices)
+            raise ChoiceError(f"expected a device of {names}, got {choice.device!r}")
+        if task.phase not in (TaskPhase.WAITING, TaskPhase.QUEUED):
             raise ChoiceError(f"expected a waiting task to start, got {task.id}, {task.phase}")
         if device.resource not in task.kernels:
             raise ChoiceError(f"expected a kernel for {device.resource} in task {task.id}")
         if not state.free(device):
             raise ChoiceError(f"expected a free device for task {task.id}, got {device.name}")
-    elif isinstance(choice, Enqueue):
+    elif isinstance(choice, TaskEnqueue):
         _check_enqueue(state, choice)
-    elif isinstance(choice, Dequeue):
+    elif isinstance(choice, TaskDequeue):
         task = _task(state, choice.task)
-        if task.phase is not Phase.QUEUED:
+        if task.phase is not TaskPhase.QUEUED:
             raise ChoiceError(f"expected a queued task, got {task.id}, {task.phase}")
-    elif isinstance(choice, Interrupt):
+    elif isinstance(choice, TaskInterrupt):
         task = _task(state, choice.task)
-        if task.phase is not Phase.RUNNING or not task.spec.interruptible:
+        if task.phase is not TaskPhase.RUNNING or not task.spec.interruptible:
             raise ChoiceError(
                 f"expected a running task with yield points to interrupt, got {task.id}"
             )
-    elif isinstance(choice, Resize):
+    elif isinstance(choice, TaskResize):
         _check_resize(state, choice)
     elif isinstance(choice, Wake):
         if not choice.at_s > state.now_s:
@@ -518,12 +573,12 @@ def check(state: TaskState, choice: Choice) -> None:
         if not isfinite(choice.value):
             raise ChoiceError(f"expected a finite number to remember, got {choice.value}")
     else:
-        raise ChoiceError(f"expected a choice (Start, Enqueue, ...), got {choice!r}")
+        raise ChoiceError(f"expected a choice (TaskStart, TaskEnqueue, ...), got {choice!r}")
 
 
-def _check_enqueue(state: TaskState, choice: Enqueue) -> None:
+def _check_enqueue(state: TaskState, choice: TaskEnqueue) -> None:
     task = _task(state, choice.task)
-    if task.phase is not Phase.WAITING:
+    if task.phase is not TaskPhase.WAITING:
         raise ChoiceError(f"expected a waiting task to queue, got {task.id}, {task.phase}")
     queue = state.queues.get(choice.resource)
     if queue is None or choice.resource not in task.kernels:
@@ -533,7 +588,7 @@ def _check_enqueue(state: TaskState, choice: Enqueue) -> None:
         raise ChoiceError(f"expected at most {most} tasks queued for {choice.resource}, got more")
 
 
-def _check_resize(state: TaskState, choice: Resize) -> None:
+def _check_resize(state: TaskState, choice: TaskResize) -> None:
     task, device = _task(state, choice.task), state.devices.get(choice.device)
     if task.device is None or not task.spec.malleable or task.kernel is not Resource.CORES:
         raise ChoiceError(f"expected a malleable task on cores to resize, got {task.id}")
@@ -550,7 +605,7 @@ def _check_resize(state: TaskState, choice: Resize) -> None:
         raise ChoiceError(f"expected free cores for task {task.id} to grow, got {device.name}")
 
 
-def _task(state: TaskState, task_id: TaskId) -> Task:
+def _task(state: TaskState, task_id: TaskId) -> KernelTask:
     task = state.tasks.get(task_id)
     if task is None:
         raise ChoiceError(f"expected a task there is, got {task_id}")

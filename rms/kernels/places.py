@@ -1,4 +1,4 @@
-"""Where a kernel runs: its cores, its GPU, and arrays moved there and back."""
+"""A kernel, the place where it runs, and its data, moved there and back."""
 
 from __future__ import annotations
 
@@ -12,15 +12,62 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rms.kernels.wire import Resource
+from rms.kernels.model import Affinity, Resource
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The code of a computation for one kind of device.
+
+    Attributes:
+        function: takes the data, or the result of ``copy_in``. A generator function has yield
+            points; it must leave its progress in the data. One for another node is run by a
+            process there, so it must be a module's own (or the script's, whose main part is behind
+            ``if __name__ == "__main__"``), and the data must be one that can be pickled.
+        affinity: how well it runs there.
+        copy_in: makes the function's argument out of the data; by default the data itself, on a
+            GPU with its NumPy arrays as CuPy arrays.
+        copy_out: takes the result of ``copy_in``, and the data, and brings back the changes. By
+            default the opposite of ``copy_in``'s default.
+        expected_s: run time, 0 where it is unknown.
+        malleable: of one for all cores with yield points, that it can go on with fewer, and with
+            more again: ``place()`` has their number, and Numba (and threadpoolctl, where that is
+            loaded) has as many threads.
+    """
+
+    function: Callable[[Any], Any]
+    resource: Resource
+    affinity: Affinity = Affinity.HIGH
+    copy_in: Callable[[Any], Any] | None = None
+    copy_out: Callable[[Any, Any], None] | None = None
+    expected_s: float = 0.0
+    malleable: bool = False
+
+    @property
+    def interruptible(self) -> bool:
+        """Whether it has yield points."""
+        return inspect.isgeneratorfunction(self.function)
+
+    def work(self, data: Any, stop: Callable[[], bool]) -> bool:
+        """Run on data that is with the host before and after; return whether the kernel is done."""
+        on_gpu = self.resource is Resource.GPU and not (self.copy_in or self.copy_out)
+        copy_in, copy_out = (to_gpu, to_host) if on_gpu else (self.copy_in, self.copy_out)
+        moved = data if copy_in is None else copy_in(data)
+        done = work(self.function, moved, stop)
+        if copy_out is not None:
+            copy_out(moved, data)
+        return done
+
+
+# --- The place -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a kernel has for itself.
+    """The place of a kernel: the cores or the GPU that it has for itself.
 
     Attributes:
-        device: its name, "" where no daemon has given it.
+        device: its name, "" without a daemon.
         slots: as ``cpu:3`` or ``gpu:0``.
     """
 
@@ -47,7 +94,7 @@ _here = threading.local()
 
 
 def place() -> Place | None:
-    """Return where the kernel runs that calls this, None outside of one.
+    """Return the place of the kernel that calls this, None outside of one.
 
     A kernel that starts threads of its own may start ``len(place().cpus)`` of them.
     """
@@ -85,7 +132,7 @@ def bound(where: Place) -> Iterator[None]:
     before, cores = place(), None
     if where.cpus and hasattr(os, "sched_setaffinity"):
         cores = os.sched_getaffinity(0)
-        with contextlib.suppress(OSError):  # others may have taken them away since
+        with contextlib.suppress(OSError):  # they may be taken away by now
             os.sched_setaffinity(0, where.cpus)
     if where.gpu is not None:
         with contextlib.suppress(ImportError):
@@ -102,10 +149,13 @@ def bound(where: Place) -> Iterator[None]:
                 os.sched_setaffinity(0, cores)
 
 
+# --- The data --------------------------------------------------------------------------------
+
+
 def to_gpu(data: Any) -> Any:
     """Return data with its NumPy arrays on the GPU, as CuPy arrays.
 
-    Data is an array, or a mapping or an object whose items or attributes are looked at.
+    Data is an array, or a mapping or an object with arrays as items or attributes.
     """
     import cupy
     import numpy as np
@@ -114,20 +164,20 @@ def to_gpu(data: Any) -> Any:
 
 
 def to_host(moved: Any, data: Any) -> None:
-    """Bring what a kernel left in data on the GPU back into the data that was moved there."""
+    """Bring a kernel's results on the GPU back into the data that was moved there."""
     import cupy
 
     put_back(moved, data, lambda value: value.get() if isinstance(value, cupy.ndarray) else value)
 
 
 def put_back(moved: Any, data: Any, to_host: Callable[[Any], Any] = lambda value: value) -> None:
-    """Bring what a kernel left in a copy of the data back into it.
+    """Bring a kernel's results in a copy of the data back into the data.
 
-    Arrays of the same shape and type are filled, all else takes the place of what was there.
+    Arrays of the same shape and type are filled, all other items are replaced.
 
     Args:
-        moved: what the kernel worked on: an array, a list, a mapping, or an object with attributes.
-        to_host: makes an item of it one of the data.
+        moved: the copy: an array, a list, a mapping, or an object with attributes.
+        to_host: makes an item of the copy one of the data.
     """
     if hasattr(data, "shape"):
         data[...] = to_host(moved)
@@ -137,12 +187,11 @@ def put_back(moved: Any, data: Any, to_host: Callable[[Any], Any] = lambda value
         return
     own = _items(data)
     for name, value in list(_items(moved).items()):
-        found = to_host(value)
-        before = own.get(name)
-        if before is not None and _same_kind(before, found):
-            before[...] = found
+        item, before = to_host(value), own.get(name)
+        if before is not None and _same_kind(before, item):
+            before[...] = item
         else:
-            _put(data, name, found)
+            _put(data, name, item)
 
 
 def work(function: Callable[[Any], Any], data: Any, stop: Callable[[], bool]) -> bool:

@@ -1,53 +1,75 @@
-"""What happened to tasks, as the journal keeps it, and each task's story put together from that.
+"""The record of tasks: the entries of the journal, and other strategies tried on them.
 
-Nothing is decided by it: it is what other strategies are tried on afterwards.
+No decision of the daemon depends on the record. :func:`past_tasks` puts the story of every task
+together from the entries; :func:`tried` decides these tasks once more by another strategy, on the
+virtual clock.
+
+A trial estimates what the record does not have, and counts how often: the run time of a kernel
+where it did not run. Arrivals are as they were, but for those of a process that had one task after
+another: such a task comes as long after the one before it as it did. Nodes of jobs are not free to
+tasks; one that a task has when a job took it goes to the job as soon as it is free. An interrupted
+task stops at once: the record does not have how far apart its yield points are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from statistics import fmean, median
 
 import msgspec
 from msgspec.structs import replace
 
 from rms.kernels.model import (
-    Device,
-    Finished,
+    OTHERS,
     Governor,
     GovernorSet,
+    KernelTask,
     OwnerGone,
-    Registered,
-    Resized,
+    Resource,
+    TaskDecision,
+    TaskDevice,
     TaskEvent,
+    TaskFinished,
+    TaskGoOn,
     TaskId,
+    TaskRegistered,
+    TaskResized,
+    TaskRun,
     TaskSpec,
+    TaskStop,
+    TaskYielded,
     UnitsFreed,
     UnitsTaken,
-    Yielded,
+    Woken,
 )
-from rms.kernels.wire import Resource
+from rms.kernels.scheduler import Strategy, TaskScheduler
+
+# --- Entries ---------------------------------------------------------------------------------
 
 
 class UnitPower(msgspec.Struct, frozen=True):
-    """What a unit draws idle, and what it draws more while a task runs on it."""
+    """The power of an idle unit, and the power that a task adds to it."""
 
     idle_w: float = 0.0
     added_w: float = 0.0
 
 
-class Recording(msgspec.Struct, frozen=True, tag=True):
-    """What there is to run on from here on; said at a daemon's start, and now and then after that.
+class TaskRecording(msgspec.Struct, frozen=True, tag=True):
+    """The devices from here on; entered at a daemon's start, and now and then after that.
 
     Attributes:
-        daemon: when it was started; another one's tasks and owners are numbered anew.
-        power: of each unit, by the model.
-        others: units that are not tasks' now.
+        daemon: when it was started; another one numbers tasks and owners anew.
+        power: of all units, by the model.
+        others: units that are jobs' now.
     """
 
     at_s: float
     daemon: float
-    devices: tuple[Device, ...]
+    devices: tuple[TaskDevice, ...]
     power: dict[int, UnitPower]
     strategy: str
     governor: Governor
@@ -61,7 +83,7 @@ class StrategySet(msgspec.Struct, frozen=True, tag=True):
     strategy: str
 
 
-class Ran(msgspec.Struct, frozen=True, tag=True):
+class TaskRan(msgspec.Struct, frozen=True, tag=True):
     """A task was given a device."""
 
     at_s: float
@@ -69,20 +91,23 @@ class Ran(msgspec.Struct, frozen=True, tag=True):
     device: str
 
 
-RecordEntry = TaskEvent | Recording | StrategySet | Ran
+RecordEntry = TaskEvent | TaskRecording | StrategySet | TaskRan
+
+
+# --- The stories of tasks --------------------------------------------------------------------
 
 
 @dataclass(eq=False)
 class PastTask:
-    """What became of a task.
+    """The story of a task.
 
     Attributes:
-        spec: its owner, and what it comes after, are numbered over all daemons of the record.
-        runs: where it ran, from when to when.
-        end_s: when it was over; None if that is not known.
+        spec: with its owner and the tasks before it as numbered over all daemons of the record.
+        runs: its resources, with begins and ends.
+        end_s: when it was over; None if the record does not have it.
         done: it came to its end.
-        follows: the task of its owner that was over before this one came, if that owner had
-            nothing else open: then it would have come sooner after a faster one.
+        follows: the task of its owner that was over before this one came, if that owner had no
+            other task: then it would have come sooner after a faster one.
         pause_s: how long after that it came.
     """
 
@@ -102,17 +127,17 @@ class PastTask:
 
 
 @dataclass
-class Record:
-    """The tasks of a record, and what else there was to know.
+class TaskRecord:
+    """The tasks of a record, and their surroundings.
 
     Attributes:
-        others: units that were not tasks' from a time on, or were again.
-        governors: from when on which one was set.
-        strategies: what decided, in order.
+        others: units that were jobs' from a time on, or were free of them again.
+        governors: the governors, with the times at which they were set.
+        strategies: the names of those that decided, in order.
         left_out: tasks that did not come to their end: withdrawn, gone, or open at the end.
     """
 
-    devices: tuple[Device, ...] = ()
+    devices: tuple[TaskDevice, ...] = ()
     power: dict[int, UnitPower] = field(default_factory=dict)
     tasks: list[PastTask] = field(default_factory=list)
     others: list[UnitsTaken | UnitsFreed] = field(default_factory=list)
@@ -121,37 +146,37 @@ class Record:
     left_out: int = 0
 
 
-def past_tasks(entries: Iterable[RecordEntry], since_s: float = 0.0) -> Record:
-    """Return what happened to the tasks that came at ``since_s`` or later and were done.
+def past_tasks(entries: Iterable[RecordEntry], since_s: float = 0.0) -> TaskRecord:
+    """Return the stories of the tasks that came at ``since_s`` or later and were done.
 
-    Devices are those of the last daemon; what is before the first :class:`Recording` is skipped.
+    Devices are those of the last daemon; entries before the first :class:`TaskRecording` are
+    skipped.
     """
-    reader = _Reader()
+    reader = _RecordReader()
     for entry in entries:
         reader.take(entry)
     record = reader.record
     kept = [task for task in reader.past if task.came_s >= since_s]
     record.tasks = [task for task in kept if task.done]
     record.left_out = len(kept) - len(record.tasks)
-    known = {task.number for task in record.tasks}
+    numbers = {task.number for task in record.tasks}
     for task in record.tasks:
-        task.spec = replace(
-            task.spec, after=tuple(each for each in task.spec.after if each in known)
-        )
-        if task.follows not in known:
+        after = tuple(number for number in task.spec.after if number in numbers)
+        task.spec = replace(task.spec, after=after)
+        if task.follows not in numbers:
             task.follows = None
     return record
 
 
-class _Reader:
-    """Goes through the entries of a record."""
+class _RecordReader:
+    """A pass over the entries of a record."""
 
     def __init__(self) -> None:
-        self.record, self.past = Record(), list[PastTask]()
+        self.record, self.past = TaskRecord(), list[PastTask]()
         self._daemon: float | None = None
         self._kinds: dict[str, Resource] = {}
         self._others: set[int] = set()
-        self._known: dict[TaskId, PastTask] = {}
+        self._tasks: dict[TaskId, PastTask] = {}
         self._open: dict[int, set[TaskId]] = {}
         self._last: dict[int, PastTask] = {}
         self._begun: dict[TaskId, tuple[Resource, float]] = {}
@@ -159,24 +184,24 @@ class _Reader:
         self._owner_of: dict[int, int] = {}
 
     def take(self, entry: RecordEntry) -> None:
-        if isinstance(entry, Recording):
+        if isinstance(entry, TaskRecording):
             self._begin(entry)
         elif self._daemon is None:
             return
-        elif isinstance(entry, Registered):
+        elif isinstance(entry, TaskRegistered):
             self._register(entry)
         elif isinstance(entry, StrategySet):
             self._strategy(entry.strategy)
-        elif isinstance(entry, Ran):
-            if entry.task in self._known:
+        elif isinstance(entry, TaskRan):
+            if entry.task in self._tasks:
                 self._begun[entry.task] = self._kinds[entry.device], entry.at_s
-        elif isinstance(entry, Yielded):
+        elif isinstance(entry, TaskYielded):
             self._stop(entry.task, entry.at_s)
-        elif isinstance(entry, Resized):
+        elif isinstance(entry, TaskResized):
             self._stop(entry.task, entry.at_s)
-            if entry.task in self._known:
+            if entry.task in self._tasks:
                 self._begun[entry.task] = self._kinds[entry.device], entry.at_s
-        elif isinstance(entry, Finished):
+        elif isinstance(entry, TaskFinished):
             self._end(entry.task, entry.at_s, done=not entry.failed)
         elif isinstance(entry, OwnerGone):
             for task in sorted(self._open.get(self._owner_of.get(entry.owner, 0), ())):
@@ -186,9 +211,9 @@ class _Reader:
         elif isinstance(entry, GovernorSet):
             self.record.governors.append(entry)
 
-    def _begin(self, entry: Recording) -> None:
+    def _begin(self, entry: TaskRecording) -> None:
         if entry.daemon != self._daemon:
-            for each in (self._known, self._open, self._last, self._begun, self._owner_of):
+            for each in (self._tasks, self._open, self._last, self._begun, self._owner_of):
                 each.clear()
         self._daemon = entry.daemon
         self._kinds = {device.name: device.resource for device in entry.devices}
@@ -210,19 +235,19 @@ class _Reader:
         if self.record.strategies[-1:] != [name]:
             self.record.strategies.append(name)
 
-    def _register(self, entry: Registered) -> None:
+    def _register(self, entry: TaskRegistered) -> None:
         number = TaskId(len(self.past))
         owner = self._owner_of.get(entry.spec.owner)
         if owner is None:
             self._owners += 1
             owner = self._owner_of[entry.spec.owner] = self._owners
-        after = tuple(self._known[each].number for each in entry.spec.after if each in self._known)
+        after = tuple(self._tasks[each].number for each in entry.spec.after if each in self._tasks)
         task = PastTask(number, replace(entry.spec, owner=owner, after=after), entry.at_s)
         before = self._last.get(owner)
         if before is not None and not self._open.get(owner) and before.end_s is not None:
             task.follows, task.pause_s = before.number, entry.at_s - before.end_s
         self.past.append(task)
-        self._known[entry.task] = task
+        self._tasks[entry.task] = task
         self._open.setdefault(owner, set()).add(entry.task)
         if entry.device:
             self._begun[entry.task] = self._kinds[entry.device], entry.at_s
@@ -230,13 +255,278 @@ class _Reader:
     def _stop(self, task_id: TaskId, at_s: float) -> None:
         begun = self._begun.pop(task_id, None)
         if begun is not None:
-            self._known[task_id].runs.append((*begun, at_s))
+            self._tasks[task_id].runs.append((*begun, at_s))
 
     def _end(self, task_id: TaskId, at_s: float, *, done: bool) -> None:
-        task = self._known.get(task_id)
+        task = self._tasks.get(task_id)
         if task is None:
             return
         self._stop(task_id, at_s)
         task.end_s, task.done = at_s, done and bool(task.runs)
         self._open[task.spec.owner].discard(task_id)
         self._last[task.spec.owner] = task
+
+
+# --- Other strategies ------------------------------------------------------------------------
+
+IDLE_CALLS = 10_000
+"""After so many calls in turn that change nothing, a strategy is taken to start nothing more."""
+
+Kind = tuple[str, tuple[Resource, ...]]
+"""The kind of a task: its name (without one, its process) and the resources of its kernels. Tasks
+of one kind are taken to be alike."""
+
+
+@dataclass
+class StrategyOutcome:
+    """The figures of a strategy on the tasks of a record.
+
+    Attributes:
+        makespan_s: from the first arrival to the last end.
+        median_run_s, mean_wait_s: of a task's time on devices, and of the rest of its time.
+        runs: how often a kernel was begun on each resource.
+        busy_s: for how long kernels ran on each.
+        energy_j: of all units over the makespan, by the model.
+        interrupts: how often a task was stopped to go on elsewhere.
+        times: number of run times by their source: ``seen`` (it ran there), ``alike`` (tasks of
+            its kind did), ``affinity`` (neither; by the affinities of its collection).
+        unfinished: tasks that the strategy never let come to their end.
+    """
+
+    makespan_s: float = 0.0
+    median_run_s: float = 0.0
+    mean_wait_s: float = 0.0
+    runs: dict[Resource, int] = field(default_factory=dict)
+    busy_s: dict[Resource, float] = field(default_factory=dict)
+    energy_j: float = 0.0
+    interrupts: int = 0
+    times: dict[str, int] = field(default_factory=dict)
+    unfinished: int = 0
+
+
+def as_it_was(record: TaskRecord) -> StrategyOutcome:
+    """Return the figures of the record itself."""
+    return _outcome(record, [(task, task.came_s, task.end_s, task.runs) for task in record.tasks])
+
+
+def tried(
+    record: TaskRecord, strategy: Strategy, governor: Governor | None = None
+) -> StrategyOutcome:
+    """Return the figures of a strategy on the tasks of a record.
+
+    Args:
+        governor: all the time; None for those of the record.
+
+    Raises:
+        ChoiceError: a choice of the strategy cannot be carried out.
+        Exception: any that the strategy raises.
+    """
+    return _Trial(record, strategy, governor).run()
+
+
+class RunTimes:
+    """The run times of all kernels of the tasks of a record, also of those that did not run.
+
+    Args:
+        cores: number of cores.
+    """
+
+    def __init__(self, tasks: Iterable[PastTask], cores: int) -> None:
+        tasks, self._cores = list(tasks), cores
+        seen: dict[Kind, dict[Resource, list[float]]] = {}
+        for task in tasks:
+            kinds = {resource for resource, _, _ in task.runs}
+            if len(kinds) == 1:
+                seen.setdefault(_kind(task.spec), {}).setdefault(kinds.pop(), []).append(task.run_s)
+        self._alike = {
+            kind: {resource: median(values) for resource, values in each.items()}
+            for kind, each in seen.items()
+        }
+        self._scale = {task.number: self._scale_of(task) for task in tasks}
+
+    def of(self, task: PastTask, resource: Resource) -> tuple[float, str]:
+        """Return the run time of a whole task on a resource, and its source."""
+        kind_s, how = self._of_kind(task, resource)
+        if {kind for kind, _, _ in task.runs} == {resource}:
+            how = "seen"
+        return self._scale[task.number] * kind_s, how
+
+    def _scale_of(self, task: PastTask) -> float:
+        """Return the size of a task over that of its kind: its parts make one whole."""
+        return sum((end - begin) / self._of_kind(task, kind)[0] for kind, begin, end in task.runs)
+
+    def _of_kind(self, task: PastTask, resource: Resource) -> tuple[float, str]:
+        times = self._alike.get(_kind(task.spec), {})
+        if times.get(resource):
+            return times[resource], "alike"
+        itself = KernelTask(task.number, task.spec)
+        if resource not in itself.kernels:  # narrowed: as many times slower as there are cores
+            whole_s, _ = self._of_kind(task, Resource.CORES)
+            return whole_s * self._cores, "affinity"
+        factors = {kind: itself.factor(kind, resource) for kind in times if kind in itself.kernels}
+        estimates = [times[kind] * factor for kind, factor in factors.items() if times[kind]]
+        if estimates:
+            return fmean(estimates), "affinity"
+        return itself.factor(itself.preference[0], resource), "affinity"
+
+
+class _Trial:
+    """The tasks of a record under another strategy, on the virtual clock."""
+
+    def __init__(self, record: TaskRecord, strategy: Strategy, governor: Governor | None) -> None:
+        self.record = record
+        cores = (len(each.units) for each in record.devices if each.resource is Resource.CORES)
+        self.times = RunTimes(record.tasks, max(cores, default=1))
+        self.scheduler = TaskScheduler(record.devices, strategy)
+        self.units = {unit for device in record.devices for unit in device.units}
+        self.past = {task.number: task for task in record.tasks}
+        self.followers: dict[TaskId, list[PastTask]] = {}
+        self.wanted: set[int] = set()
+        self.left = dict.fromkeys(self.past, 1.0)
+        self.begun: dict[TaskId, tuple[Resource, float]] = {}
+        self.came: dict[TaskId, float] = {}
+        self.ended: dict[TaskId, float] = {}
+        self.runs: dict[TaskId, list[tuple[Resource, float, float]]] = {}
+        self.interrupts, self.how = 0, Counter[str]()
+        self._heap: list[tuple[float, int, TaskEvent]] = []
+        self._order = count()
+        self._turn: dict[TaskId, int] = {}
+        for task in record.tasks:
+            if task.follows is None:
+                self._push(TaskRegistered(task.came_s, task.number, task.spec))
+            else:
+                self.followers.setdefault(task.follows, []).append(task)
+        first_s = min((task.came_s for task in record.tasks), default=0.0)
+        for each in record.others:
+            self._push(each)
+        governors = record.governors if governor is None else [GovernorSet(first_s, governor)]
+        for entry in governors:
+            self._push(entry)
+
+    def run(self) -> StrategyOutcome:
+        idle = 0
+        while (event := self._next()) is not None and idle < IDLE_CALLS + len(self.past):
+            before = len(self.ended), len(self.came), len(self._heap)
+            self._feed(event)
+            moved = before != (len(self.ended), len(self.came), len(self._heap))
+            idle = 0 if moved else idle + 1
+        rows = [
+            (self.past[number], self.came[number], end_s, self.runs[number])
+            for number, end_s in self.ended.items()
+        ]
+        outcome = _outcome(self.record, rows)
+        outcome.interrupts, outcome.times = self.interrupts, dict(self.how)
+        outcome.unfinished = len(self.past) - len(self.ended)
+        return outcome
+
+    def _push(self, event: TaskEvent) -> int:
+        order = next(self._order)
+        heapq.heappush(self._heap, (event.at_s, order, event))
+        return order
+
+    def _next(self) -> TaskEvent | None:
+        """Return the next event; None where the trial is over."""
+        state, heap, wake_s = self.scheduler.state, self._heap, self.scheduler.wake_s
+        while heap and self._interrupted(*heap[0][1:]):
+            heapq.heappop(heap)
+        if heap and (wake_s is None or heap[0][0] <= wake_s):
+            return heapq.heappop(heap)[2]
+        if not heap and not state.tasks:
+            return None
+        if not heap and state.others:
+            return UnitsFreed(state.now_s, state.others)  # the record is over
+        return None if wake_s is None else Woken(wake_s)
+
+    def _interrupted(self, order: int, event: TaskEvent) -> bool:
+        """Return whether an event is the end of a run that was stopped before."""
+        return isinstance(event, TaskFinished) and self._turn.get(event.task) != order
+
+    def _feed(self, event: TaskEvent) -> None:
+        state = self.scheduler.state
+        decisions: list[TaskDecision] = []
+        if isinstance(event, TaskResized) and event.task not in self.begun:
+            return  # it came to its end before
+        if isinstance(event, UnitsTaken):
+            self.wanted.update(self.units.intersection(event.units))
+        elif isinstance(event, UnitsFreed):
+            held = [unit for unit in event.units if state.holder.get(unit) == OTHERS]
+            self.wanted.difference_update(event.units)
+            self.scheduler.apply(UnitsFreed(event.at_s, tuple(held)))
+        else:
+            if isinstance(event, TaskYielded):
+                self._stop(event.task, event.at_s)
+            elif isinstance(event, TaskResized):
+                self._stop(event.task, event.at_s)
+                self._begin(event.task, state.devices[event.device].resource, event.at_s)
+            elif isinstance(event, TaskFinished):
+                self._stop(event.task, event.at_s)
+                self.ended[event.task] = event.at_s
+            elif isinstance(event, TaskRegistered):
+                self.came[event.task] = event.at_s
+            decisions += self.scheduler.apply(event)
+        free = tuple(sorted(unit for unit in self.wanted if unit not in state.holder))
+        if free:
+            self.wanted.difference_update(free)
+            self.scheduler.apply(UnitsTaken(event.at_s, free))
+        self._act([*decisions, *self.scheduler.decide()])
+        if isinstance(event, TaskFinished):
+            for task in self.followers.get(event.task, ()):
+                self._push(TaskRegistered(event.at_s + task.pause_s, task.number, task.spec))
+
+    def _act(self, decisions: Sequence[TaskDecision]) -> None:
+        now_s = self.scheduler.state.now_s
+        for decision in decisions:
+            if isinstance(decision, TaskRun):
+                self._begin(decision.task, decision.resource, now_s)
+            elif isinstance(decision, TaskGoOn):
+                self._push(TaskResized(now_s, decision.task, decision.device))
+            elif isinstance(decision, TaskStop):
+                self.interrupts += 1
+                self._turn.pop(decision.task)
+                self._push(TaskYielded(now_s, decision.task))
+
+    def _begin(self, number: TaskId, resource: Resource, at_s: float) -> None:
+        whole_s, how = self.times.of(self.past[number], resource)
+        self.how[how] += 1
+        self.begun[number] = resource, at_s
+        self._turn[number] = self._push(TaskFinished(at_s + self.left[number] * whole_s, number))
+
+    def _stop(self, number: TaskId, at_s: float) -> None:
+        resource, begin_s = self.begun.pop(number)
+        whole_s, _ = self.times.of(self.past[number], resource)
+        if whole_s:
+            self.left[number] = max(0.0, self.left[number] - (at_s - begin_s) / whole_s)
+        self.runs.setdefault(number, []).append((resource, begin_s, at_s))
+
+
+def _kind(spec: TaskSpec) -> Kind:
+    return spec.name or f"#{spec.owner}", tuple(kernel.resource for kernel in spec.kernels)
+
+
+def _outcome(
+    record: TaskRecord,
+    rows: Sequence[tuple[PastTask, float, float | None, Sequence[tuple[Resource, float, float]]]],
+) -> StrategyOutcome:
+    outcome = StrategyOutcome()
+    if not rows:
+        return outcome
+    ends = [(came_s, came_s if end_s is None else end_s) for _, came_s, end_s, _ in rows]
+    outcome.makespan_s = max(end for _, end in ends) - min(came for came, _ in ends)
+    run_s = [sum(end - begin for _, begin, end in runs) for *_, runs in rows]
+    outcome.median_run_s = median(run_s)
+    outcome.mean_wait_s = fmean(
+        end - came - ran for (came, end), ran in zip(ends, run_s, strict=True)
+    )
+    by_kind: dict[Resource, TaskDevice] = {}
+    for device in record.devices:
+        by_kind.setdefault(device.resource, device)
+    idle_w = sum(power.idle_w for power in record.power.values())
+    outcome.energy_j = idle_w * outcome.makespan_s
+    for *_, runs in rows:
+        for resource, begin, end in runs:
+            outcome.runs[resource] = outcome.runs.get(resource, 0) + 1
+            outcome.busy_s[resource] = outcome.busy_s.get(resource, 0.0) + end - begin
+            units = by_kind[resource].units if resource in by_kind else ()
+            added_w = sum(record.power[unit].added_w for unit in units if unit in record.power)
+            outcome.energy_j += added_w * (end - begin)
+    return outcome

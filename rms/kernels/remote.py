@@ -1,9 +1,10 @@
 """Kernels on another node: a process there runs the kernel, and the data travels to it and back.
 
-The process is started by the daemon (a step of its allocation, or a child on a virtual node of this
-machine), and connects to the application, which both prove by a key of that run's own (HMAC, as
-:mod:`multiprocessing.connection` does) before anything is unpickled. Arrays travel as they are in
-memory, beside the pickle. The data is not encrypted. The process ends with its connection.
+The daemon starts the process (a step of its allocation, or a child on a virtual node of this
+machine), which connects to the application. Both prove by a key of this run (HMAC, as
+:mod:`multiprocessing.connection` does) who they are before anything is unpickled. Arrays travel as
+they are in memory, beside the pickle. The data is not encrypted. The process ends with its
+connection.
 """
 
 from __future__ import annotations
@@ -23,40 +24,24 @@ from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.spawn import get_preparation_data, prepare
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
-from rms.kernels.places import Place, bound, put_back, work
+from rms.kernels.places import Kernel, Place, bound, put_back, work
 
 Link = Connection
-
-
-class Sent(Protocol):
-    """What of a kernel (:class:`rms.kernels.collection.Kernel`) another node has to do with."""
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        """What runs there."""
-
-    @property
-    def copy_in(self) -> Callable[[Any], Any] | None:
-        """Makes what is sent."""
-
-    @property
-    def copy_out(self) -> Callable[[Any, Any], None] | None:
-        """Brings back what has changed."""
 
 
 ADDRESS_VARIABLE = "RMS_KERNEL_ADDRESS"
 KEY_VARIABLE = "RMS_KERNEL_KEY"
 
 START_S = 120.0
-"""How long a process on another node may take until it is there."""
+"""How long a process on another node may take until it has connected."""
 
 LOOK_S = 0.05
-"""How often it is seen whether the kernel is to stop, while its data is awaited."""
+"""How often to check whether the kernel is to stop, while its data is awaited."""
 
 PROOF_S = 10.0
-"""How long whoever connects may take to show that it knows the key."""
+"""How long a connection may take to prove that it has the key."""
 
 MOST_UNVERIFIED = 64
 """Maximum number of connections without a valid proof at a time."""
@@ -71,14 +56,14 @@ class RemoteError(RuntimeError):
 
 
 def run_remotely(
-    kernel: Sent,
+    kernel: Kernel,
     data: Any,
     where: Place,
     begin: Callable[[list[str], Mapping[str, str]], None],
     stop: Callable[[], bool],
     ended: Callable[[], str],
 ) -> bool:
-    """Run a kernel on another node; return whether it is done, or else was stopped.
+    """Run a kernel on another node; return whether it is done (or was stopped).
 
     Args:
         kernel: its function is one of a module, or of the script that runs.
@@ -89,7 +74,7 @@ def run_remotely(
 
     Raises:
         RemoteError: the process is gone.
-        Exception: what the kernel raises.
+        Exception: any that the kernel raises.
     """
     moved = data if kernel.copy_in is None else kernel.copy_in(data)
     with _listening(local=all("/" not in slot for slot in where.slots)) as (listener, address):
@@ -98,7 +83,7 @@ def run_remotely(
         begin([sys.executable, "-P", "-c", START], variables)
         with _accepted(listener, key, ended) as connection:
             about = get_preparation_data("kernel")
-            del about["authkey"]  # of multiprocessing, which is nobody else's
+            del about["authkey"]  # the secret of multiprocessing
             _send(connection, about)
             _send(connection, (kernel.function, moved, where))
             done, error, moved = _awaited(connection, stop, ended)
@@ -128,20 +113,20 @@ def _listening(*, local: bool) -> Iterator[tuple[socket.socket, str]]:
     with contextlib.ExitStack() as stack:
         if local:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rms-kernel-"))
-            found = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
             address = f"{folder}/socket"
-            found.bind(address)
+            listener.bind(address)
         else:
-            found = stack.enter_context(socket.create_server(("", 0)))
-            address = f"{socket.gethostname()}:{found.getsockname()[1]}"
-        found.listen()
-        found.settimeout(LOOK_S)
-        yield found, address
+            listener = stack.enter_context(socket.create_server(("", 0)))
+            address = f"{socket.gethostname()}:{listener.getsockname()[1]}"
+        listener.listen()
+        listener.settimeout(LOOK_S)
+        yield listener, address
 
 
 @contextlib.contextmanager
 def _accepted(listener: socket.socket, key: str, ended: Callable[[], str]) -> Iterator[Link]:
-    """Accept the connection that proves to have the key; others are closed concurrently."""
+    """Accept the connection that proves to have the key; close others concurrently."""
     until_s, proven = time.monotonic() + START_S, SimpleQueue[Link]()
     room = threading.BoundedSemaphore(MOST_UNVERIFIED)
     while proven.empty():
@@ -191,17 +176,17 @@ def _authenticate(
 
 
 def _proven(connection: Link, key: str, own: bytes, other: bytes) -> bool:
-    """Show that this side knows the key; return whether the other does."""
+    """Prove that this side has the key; return whether the other side does."""
     mine = secrets.token_bytes(NONCE_BYTES)
     connection.send_bytes(mine)
-    theirs = _heard(connection)
+    theirs = _unverified(connection)
     connection.send_bytes(hmac.digest(key.encode(), own + theirs, "sha256"))
     return hmac.compare_digest(
-        _heard(connection), hmac.digest(key.encode(), other + mine, "sha256")
+        _unverified(connection), hmac.digest(key.encode(), other + mine, "sha256")
     )
 
 
-def _heard(connection: Link) -> bytes:
+def _unverified(connection: Link) -> bytes:
     """Return a short message of the other side, which is not authenticated yet.
 
     The application limits the time by a timer; a kernel may wait in its backlog.
@@ -212,12 +197,12 @@ def _heard(connection: Link) -> bytes:
 
 
 def _awaited(connection: Link, stop: Callable[[], bool], ended: Callable[[], str]) -> Any:
-    """Return what the kernel's process says at its end; tell it to stop when it is to."""
-    told = False
+    """Return the result of the kernel's process; let it stop when the kernel is to."""
+    stopping = False
     try:
         while not connection.poll(LOOK_S):
-            if not told and stop():
-                told = True
+            if not stopping and stop():
+                stopping = True
                 connection.send_bytes(STOP)
         return _received(connection)
     except (EOFError, OSError) as error:
@@ -242,19 +227,19 @@ def _received(connection: Link) -> Any:
     )
 
 
-# --- in the kernel's process ---------------------------------------------------------------------
+# --- In the kernel's process -----------------------------------------------------------------
 
 
 def main() -> None:
-    """Run one kernel for the application that had this process started."""
+    """Run one kernel for the application whose process this is."""
     address, key = os.environ.pop(ADDRESS_VARIABLE), os.environ.pop(KEY_VARIABLE)
     if "/" in address:
-        found = socket.socket(socket.AF_UNIX)
-        found.connect(address)
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(address)
     else:
         host, _, port = address.rpartition(":")
-        found = socket.create_connection((host, int(port)))
-    connection: Link = Connection(found.detach())
+        client = socket.create_connection((host, int(port)))
+    connection: Link = Connection(client.detach())
     if not _proven(connection, key, b"kernel", b"application"):
         raise SystemExit("expected the application that had this process started, got another")
     prepare(_received(connection))
@@ -286,7 +271,7 @@ def _sendable(raised: Exception) -> Exception:
 
 
 def _listen(connection: Link, stop: threading.Event) -> None:
-    """Hear that the kernel is to stop; end with the connection, whatever the kernel does."""
+    """Take the request to stop the kernel; end this process with the connection."""
     with contextlib.suppress(EOFError, OSError):
         while connection.recv_bytes() == STOP:
             stop.set()

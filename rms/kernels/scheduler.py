@@ -1,4 +1,4 @@
-"""The scheduler of tasks: event in, decisions out."""
+"""The scheduler of tasks (event in, decisions out), and the four strategies of Süß et al."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from rms.kernels import model
 from rms.kernels.model import (
     OTHERS,
     Choice,
-    Dequeue,
-    Device,
-    Drop,
-    Enqueue,
-    Finished,
-    GoOn,
+    FreeDevices,
     Governor,
     GovernorSet,
-    Interrupt,
+    KernelTask,
     OwnerGone,
-    Phase,
-    Registered,
     Remember,
-    Resize,
-    Resized,
-    Room,
-    Run,
-    Start,
-    Stop,
-    Task,
+    Resource,
     TaskDecision,
+    TaskDequeue,
+    TaskDevice,
+    TaskDrop,
+    TaskEnqueue,
     TaskEvent,
+    TaskFinished,
+    TaskGoOn,
     TaskId,
+    TaskInterrupt,
+    TaskPhase,
+    TaskRegistered,
+    TaskResize,
+    TaskResized,
+    TaskRun,
+    TaskStart,
     TaskState,
+    TaskStop,
+    TaskYielded,
     UnitsFreed,
     UnitsTaken,
     Wake,
-    Yielded,
+    check,
 )
-from rms.kernels.wire import Resource
 
 
 class TaskError(RuntimeError):
@@ -50,9 +50,9 @@ class TaskError(RuntimeError):
 
 
 class Strategy(Protocol):
-    """Who runs where: called after every event, with the state, which it leaves as it is.
+    """A function of the state, called after every event, that chooses which task runs where.
 
-    What it chooses is taken once it has returned, in order.
+    It leaves the state as it is; its choices are carried out in order once it has returned.
 
     Attributes:
         name: for people.
@@ -67,24 +67,23 @@ class Strategy(Protocol):
 
 
 class TaskScheduler:
-    """Holds the state and asks the strategy after every event.
+    """The state of the tasks, and the strategy that is called after every event.
 
-    A strategy that raises, or chooses what cannot be, is replaced by the one before it, and that by
-    the first: what it chose up to there stands. Errors of the first are raised.
+    A strategy that raises, or makes a choice that cannot be carried out, is replaced by the one
+    before it, and that by the first: its choices up to there stand. Errors of the first are raised.
 
     Args:
-        devices: what there is to run on.
-        strategy: who runs where, and what decides where all others have gone wrong.
-        say: told when a strategy was replaced, and why.
+        devices: the devices of tasks.
+        strategy: the first, which decides where all others have gone wrong.
+        say: called with a sentence when a strategy was replaced.
 
     Attributes:
-        state: see there.
-        wake_s: when the strategy wants to be asked again (by a ``Woken``), None for not.
+        wake_s: when the strategy is to be called again (by a ``Woken``), or None.
     """
 
     def __init__(
         self,
-        devices: Sequence[Device],
+        devices: Sequence[TaskDevice],
         strategy: Strategy,
         say: Callable[[str], None] = lambda words: None,
     ) -> None:
@@ -96,12 +95,12 @@ class TaskScheduler:
 
     @property
     def strategy(self) -> Strategy:
-        """What decides."""
+        """The strategy that decides."""
         return self._strategy
 
     @property
     def strategies(self) -> tuple[Strategy, ...]:
-        """What decides, and what decides if that goes wrong."""
+        """The strategy that decides, and those that decide if it goes wrong."""
         return self._strategy, self._before, self._first
 
     def swap(self, strategy: Strategy) -> None:
@@ -113,39 +112,39 @@ class TaskScheduler:
         self._use(strategy)
 
     def handle(self, event: TaskEvent) -> list[TaskDecision]:
-        """Take in what happened; return what to do, which is taken to be done.
+        """Apply an event and call the strategy; return the decisions, which count as done.
 
         Raises:
-            TaskError: it cannot have happened.
-            ChoiceError: a shipped strategy chose what cannot be.
+            TaskError: the event cannot have happened.
+            ChoiceError: a choice of a shipped strategy cannot be carried out.
         """
         return [*self.apply(event), *self.decide()]
 
     def apply(self, event: TaskEvent) -> list[TaskDecision]:
-        """Take in what happened, and ask nobody yet; return what follows whoever decides."""
+        """Apply an event without the strategy; return the decisions that follow in any case."""
         state = self.state
         state.now_s = max(state.now_s, event.at_s)
         decisions: list[TaskDecision] = []
-        if isinstance(event, Registered):
+        if isinstance(event, TaskRegistered):
             self._register(event, decisions)
-        elif isinstance(event, Yielded):
+        elif isinstance(event, TaskYielded):
             task = self._running(event.task)
             state.give_back(task)
             state.wait(task)
-        elif isinstance(event, Resized):
+        elif isinstance(event, TaskResized):
             task = self._running(event.task)
             if task.coming is None or task.coming.name != event.device:
                 raise TaskError(f"expected a task told to go on on {event.device}, got {task.id}")
             state.resized(task)
-        elif isinstance(event, Finished):
+        elif isinstance(event, TaskFinished):
             if event.task not in state.tasks:
                 raise TaskError(f"expected a task there is, got {event.task}")
             task = state.tasks[event.task]
-            self._end(task, Phase.FAILED if event.failed else Phase.DONE, decisions)
+            self._end(task, TaskPhase.FAILED if event.failed else TaskPhase.DONE, decisions)
         elif isinstance(event, OwnerGone):
             for task in [each for each in state.tasks.values() if each.spec.owner == event.owner]:
                 if task.id in state.tasks:
-                    self._end(task, Phase.GONE, decisions)
+                    self._end(task, TaskPhase.GONE, decisions)
         elif isinstance(event, UnitsTaken):
             if any(unit in state.holder for unit in event.units):
                 raise TaskError(f"expected units that nobody holds to be taken, got {event.units}")
@@ -160,18 +159,20 @@ class TaskScheduler:
         return decisions
 
     def decide(self) -> list[TaskDecision]:
-        """Ask the strategy; return what to do, which is taken to be done."""
+        """Call the strategy and start queued tasks; return the decisions, which count as done."""
         decisions: list[TaskDecision] = []
-        self._decide(decisions)
+        while not self._choose(decisions):
+            pass
+        self._work_off(decisions)
         return decisions
 
-    # --- what events do ----------------------------------------------------------------------
+    # --- Events ------------------------------------------------------------------------------
 
-    def _register(self, event: Registered, decisions: list[TaskDecision]) -> None:
+    def _register(self, event: TaskRegistered, decisions: list[TaskDecision]) -> None:
         state, spec = self.state, event.spec
         if event.task in state.tasks:
             raise TaskError(f"expected a new task, got {event.task}")
-        task = state.tasks[event.task] = Task(event.task, spec, registered_s=state.now_s)
+        task = state.tasks[event.task] = KernelTask(event.task, spec, registered_s=state.now_s)
         if event.device:
             device = state.devices.get(event.device)
             if device is None or not state.of_no_task(device):
@@ -188,48 +189,48 @@ class TaskScheduler:
             kinds = ", ".join(state.by_resource)
             reason = f"expected a kernel for {kinds}, got {', '.join(task.preference) or 'none'}"
         if reason:
-            task.phase = Phase.FAILED
-            self._end(task, Phase.FAILED, decisions)
-            decisions.append(Drop(task.id, reason))
+            task.phase = TaskPhase.FAILED
+            self._end(task, TaskPhase.FAILED, decisions)
+            decisions.append(TaskDrop(task.id, reason))
             return
         open_ones = [before for before in set(spec.after) if before in state.tasks]
         if open_ones:
-            task.phase, task.left = Phase.BLOCKED, len(open_ones)
+            task.phase, task.left = TaskPhase.BLOCKED, len(open_ones)
             for before in open_ones:
                 state.after.setdefault(before, []).append(task)
         else:
             state.wait(task)
 
-    def _end(self, task: Task, phase: Phase, decisions: list[TaskDecision]) -> None:
+    def _end(self, task: KernelTask, phase: TaskPhase, decisions: list[TaskDecision]) -> None:
         """Forget a task, and let those that come after it wait, or drop them if it failed."""
         state = self.state
         if task.device is not None:
             state.give_back(task)
-        elif task.phase in (Phase.WAITING, Phase.QUEUED):
+        elif task.phase in (TaskPhase.WAITING, TaskPhase.QUEUED):
             state.leave(task)
         task.phase = phase
         del state.tasks[task.id]
         state.count(task, -1)
-        if phase is not Phase.DONE:
+        if phase is not TaskPhase.DONE:
             state.failed.add(task.id)
         for other in state.after.pop(task.id, ()):
-            if other.phase is not Phase.BLOCKED:  # it is gone
+            if other.phase is not TaskPhase.BLOCKED:  # it is gone
                 continue
-            if phase is Phase.DONE:
+            if phase is TaskPhase.DONE:
                 other.left -= 1
                 if not other.left:
                     state.wait(other)
             else:
-                self._end(other, Phase.FAILED, decisions)
-                decisions.append(Drop(other.id, "a task that it comes after has failed"))
+                self._end(other, TaskPhase.FAILED, decisions)
+                decisions.append(TaskDrop(other.id, "a task that it comes after has failed"))
 
-    def _running(self, task_id: TaskId) -> Task:
+    def _running(self, task_id: TaskId) -> KernelTask:
         task = self.state.running.get(task_id)
         if task is None:
             raise TaskError(f"expected a running task, got {task_id}")
         return task
 
-    # --- what a strategy chooses -------------------------------------------------------------
+    # --- Choices -----------------------------------------------------------------------------
 
     def _use(self, strategy: Strategy) -> None:
         state = self.state
@@ -242,14 +243,13 @@ class TaskScheduler:
                 task.queue = None
                 state.wait(task)
 
-    def _decide(self, decisions: list[TaskDecision]) -> None:
-        """Ask the strategy, then let queued tasks start."""
-        state = self.state
+    def _choose(self, decisions: list[TaskDecision]) -> bool:
+        """Carry out the choices of the strategy; return False where another took its place."""
         self.wake_s = None
         try:
-            for choice in list(self._strategy(state)):
-                model.check(state, choice)
-                self._take(choice, decisions)
+            for choice in list(self._strategy(self.state)):
+                check(self.state, choice)
+                self._carry_out(choice, decisions)
         except Exception as error:
             if self._strategy is self._first:
                 raise
@@ -257,42 +257,41 @@ class TaskScheduler:
             self._before = before
             self._say(f"strategy {self._strategy.name}: {error!r}; {before.name} decides again")
             self._use(before)
-            self._decide(decisions)
-            return
-        self._work_off(decisions)
+            return False
+        return True
 
-    def _take(self, choice: Choice, decisions: list[TaskDecision]) -> None:
+    def _carry_out(self, choice: Choice, decisions: list[TaskDecision]) -> None:
         state = self.state
-        if isinstance(choice, Start):
+        if isinstance(choice, TaskStart):
             task = state.tasks[choice.task]
             state.leave(task)
             self._run(task, state.devices[choice.device], decisions)
-        elif isinstance(choice, Enqueue):
+        elif isinstance(choice, TaskEnqueue):
             task = state.tasks[choice.task]
             state.leave(task)
-            task.phase, task.queue = Phase.QUEUED, choice.resource
+            task.phase, task.queue = TaskPhase.QUEUED, choice.resource
             state.queues[choice.resource].append(task)
-        elif isinstance(choice, Dequeue):
+        elif isinstance(choice, TaskDequeue):
             task = state.tasks[choice.task]
             state.leave(task)
             state.wait(task)
-        elif isinstance(choice, Interrupt):
+        elif isinstance(choice, TaskInterrupt):
             task = state.tasks[choice.task]
             if not task.asked:
                 task.asked = True
-                decisions.append(Stop(task.id))
-        elif isinstance(choice, Resize):
+                decisions.append(TaskStop(task.id))
+        elif isinstance(choice, TaskResize):
             device = state.devices[choice.device]
             state.resize(state.tasks[choice.task], device)
-            decisions.append(GoOn(choice.task, device.name))
+            decisions.append(TaskGoOn(choice.task, device.name))
         elif isinstance(choice, Remember):
             state.memory[choice.key] = float(choice.value)
         elif isinstance(choice, Wake):
             self.wake_s = choice.at_s if self.wake_s is None else min(self.wake_s, choice.at_s)
 
-    def _run(self, task: Task, device: Device, decisions: list[TaskDecision]) -> None:
+    def _run(self, task: KernelTask, device: TaskDevice, decisions: list[TaskDecision]) -> None:
         self.state.hold(task, device)
-        decisions.append(Run(task.id, device.name, device.resource))
+        decisions.append(TaskRun(task.id, device.name, device.resource))
 
     def _work_off(self, decisions: list[TaskDecision]) -> None:
         """Start the first tasks of the queues on free devices, those that waited longest first.
@@ -321,17 +320,17 @@ class TaskScheduler:
                     break
 
 
-# FUSED rms.kernels.scheduler: The four strategies of Süß et al. (section 4), with the numbers of their experiments.
+# --- The strategies (section 4), with the numbers of the paper's experiments -----------------
 #
 # Where the paper is silent:
 #
 # - one budget for all resources (section 5.1 counts "a GPU and a multi-threaded kernel" against
 #   it, where section 4.3 says "each available resource");
-# - of a resource queue's length the running task counts, and it is divided by the number of devices;
-# - ``delta`` is the task's own factor between two resources, unless one is given;
+# - the running task counts in a resource queue's length, which is divided by the number of devices;
+# - ``delta`` is the task's own factor between two resources, unless one is given.
 #
-# Where the paper contradicts itself: with governor ``low`` the constraint's 9 credits pay for a task
-# on the GPU (section 4.4), but section 5.1 lists what may run then, all of it on the CPU, and section
+# Where the paper contradicts itself: with governor ``low`` the constraint's 9 credits pay for a
+# task on the GPU (section 4.4), but all that section 5.1 lists runs on the CPU then, and section
 # 5.2 explains its result by a prohibited GPU. The measured results are those of the CPU only, so
 # this is the default; ``gpu_when_low=True`` takes section 4.4 at its word.
 
@@ -339,14 +338,14 @@ CPU = (Resource.CORE, Resource.CORES)
 
 
 class ShortTerm(msgspec.Struct, frozen=True):
-    """Use all resources permanently (section 4.1); the governor is not looked at.
+    """Use all resources permanently (section 4.1), whatever the governor.
 
     A free resource takes the first task that prefers it most; if there is none, the first whose
-    second preference it is, and so on. With nobody waiting, a task with yield points moves to
-    a better device that has fallen free (the paper's third reason for idle accelerators).
+    second preference it is, and so on. While no task waits, one with yield points moves to a
+    better device that falls free (the paper's third reason for idle accelerators).
 
     Not in the paper: a malleable task on all cores narrows to one of them while others wait for a
-    core, and goes wide again when nobody does.
+    core, and goes wide again when none does.
     """
 
     name: ClassVar[str] = "short-term"
@@ -355,7 +354,7 @@ class ShortTerm(msgspec.Struct, frozen=True):
     narrow: bool = True
 
     def __call__(self, state: TaskState) -> Iterator[Choice]:
-        """Fill every free device, then see who would be better off elsewhere."""
+        """Fill every free device, then move tasks that would be better off elsewhere."""
         room, started = state.room(), set[int]()
         for resource in state.by_resource:
             if not state.kernels.get(resource):
@@ -366,7 +365,7 @@ class ShortTerm(msgspec.Struct, frozen=True):
                     break
                 started.add(task.id)
                 room.take(device)
-                yield Start(task.id, device.name)
+                yield TaskStart(task.id, device.name)
         if self.narrow and state.malleable:
             if len(state.waiting) > len(started):
                 yield from _narrowed(state, started)
@@ -393,17 +392,17 @@ class LongTerm(msgspec.Struct, frozen=True):
         low = state.governor is Governor.LOW
         masked = [kind for kind in state.queues if low and kind not in CPU]
         back = [task for kind in masked for task in state.queues[kind]]
-        yield from (Dequeue(task.id) for task in back)
+        yield from (TaskDequeue(task.id) for task in back)
         lengths = {kind: state.length(kind) for kind in state.by_resource if kind not in masked}
         for task in (*state.waiting, *back):
             kinds = [kind for kind in task.preference if kind in lengths]
             if kinds:
                 kind = self._choice(task, kinds, lengths)
                 lengths[kind] += 1.0 / len(state.by_resource[kind])
-                yield Enqueue(task.id, kind)
+                yield TaskEnqueue(task.id, kind)
 
     def _choice(
-        self, task: Task, kinds: list[Resource], lengths: Mapping[Resource, float]
+        self, task: KernelTask, kinds: list[Resource], lengths: Mapping[Resource, float]
     ) -> Resource:
         for better, worse in pairwise(kinds):
             delta = self.delta or task.factor(better, worse)
@@ -413,7 +412,7 @@ class LongTerm(msgspec.Struct, frozen=True):
 
 
 class Banking(msgspec.Struct, frozen=True):
-    """Running a kernel costs credits, of which so many come back every few seconds (4.3)."""
+    """Take credits for the start of a kernel, which come back every few seconds (4.3)."""
 
     name: ClassVar[str] = "banking"
     capacity: ClassVar[Mapping[Resource, int]] = dict.fromkeys(Resource, 1)
@@ -427,7 +426,7 @@ class Banking(msgspec.Struct, frozen=True):
     node: float = 10.0
 
     def __call__(self, state: TaskState) -> Iterator[Choice]:
-        """Start, in order, who can be paid for on a free device, the most preferred first."""
+        """Start, in order, tasks that the credits pay for, on the free devices they prefer."""
         refill = self.refill_high if state.governor is Governor.HIGH else self.refill_low
         credits_ = state.memory.get("banking.credits", self.most)
         since_s = state.memory.get("banking.since_s", state.now_s)
@@ -443,7 +442,7 @@ class Banking(msgspec.Struct, frozen=True):
 
 
 class Constraint(msgspec.Struct, frozen=True):
-    """The credits of all tasks that run at once stay within a limit (4.4).
+    """Keep the credits of all tasks that run at once within a limit (4.4).
 
     Attributes:
         gpu_when_low: whether the GPU and other nodes may be used with governor ``low``; if not,
@@ -462,7 +461,7 @@ class Constraint(msgspec.Struct, frozen=True):
     node: float = 9.0
 
     def __call__(self, state: TaskState) -> Iterator[Choice]:
-        """Start, in order, who fits on a free device, the most preferred first."""
+        """Start, in order, tasks within the limit, on the free devices they prefer."""
         low = state.governor is Governor.LOW
         limit = self.limit_low if low else self.limit_high
         used = sum(
@@ -478,14 +477,14 @@ class Constraint(msgspec.Struct, frozen=True):
 STRATEGIES: Mapping[str, Strategy] = {
     each.name: each for each in (ShortTerm(), LongTerm(), Banking(), Constraint())
 }
-"""The shipped ones, by name."""
+"""The shipped strategies, by name."""
 
 
 def _pay(
     state: TaskState, costs: Banking | Constraint, left: float, masked: Sequence[Resource] = ()
-) -> tuple[list[Start], float]:
-    """Return who starts, in order, each where it would best be among what is left; and the rest."""
-    room, starts = state.room(), list[Start]()
+) -> tuple[list[TaskStart], float]:
+    """Return the starts, in order, each on the best device the credits pay for; and the rest."""
+    room, starts = state.room(), list[TaskStart]()
     kinds = [kind for kind in room.resources() if kind not in masked]
     for task in state.waiting:
         if not any(getattr(costs, kind) <= left for kind in kinds):
@@ -496,26 +495,26 @@ def _pay(
                 left -= getattr(costs, kind)
                 room.take(device)
                 kinds = [each for each in room.resources() if each not in masked]
-                starts.append(Start(task.id, device.name))
+                starts.append(TaskStart(task.id, device.name))
                 break
     return starts, left
 
 
-def _best_for(state: TaskState, resource: Resource, but: set[int]) -> Task | None:
-    """Return the waiting task whose rank for a resource is best, of equal ones the first."""
-    found, best = None, len(Resource)
+def _best_for(state: TaskState, resource: Resource, but: set[int]) -> KernelTask | None:
+    """Return the waiting task that prefers a resource most, of equal ones the first."""
+    best, best_rank = None, len(Resource)
     for task in state.waiting:
         if resource in task.kernels and task.id not in but:
             rank = task.preference.index(resource)
-            if rank < best:
-                found, best = task, rank
+            if rank < best_rank:
+                best, best_rank = task, rank
                 if not rank:
                     break
-    return found
+    return best
 
 
 def _narrowed(state: TaskState, but: set[int]) -> Iterator[Choice]:
-    """Narrow malleable tasks to one core each, as long as more wait for one than are coming."""
+    """Narrow malleable tasks to one core each, as long as more tasks wait than cores come."""
     wait = sum(Resource.CORE in task.kernels and task.id not in but for task in state.waiting)
     for task in state.running.values():
         if task.device is not None and task.coming is not None:
@@ -529,22 +528,22 @@ def _narrowed(state: TaskState, but: set[int]) -> Iterator[Choice]:
         for core in state.by_resource.get(Resource.CORE, ()):
             if set(core.units) <= set(device.units):
                 wait -= len(device.units) - len(core.units)
-                yield Resize(task.id, core.name)
+                yield TaskResize(task.id, core.name)
                 break
 
 
-def _widened(state: TaskState, room: Room) -> Iterator[Choice]:
-    """Let narrowed tasks have all cores again, where nobody else has one."""
+def _widened(state: TaskState, room: FreeDevices) -> Iterator[Choice]:
+    """Let narrowed tasks have all cores again, where no other task has one."""
     for task in state.running.values():
         if task.device is None or not state.can_resize(task):
             continue
         device = room.free(Resource.CORES, task.device)
         if device is not None and task.device.resource is Resource.CORE:
             room.take(device)
-            yield Resize(task.id, device.name)
+            yield TaskResize(task.id, device.name)
 
 
-def _moves(state: TaskState, room: Room) -> Iterator[Choice]:
+def _moves(state: TaskState, room: FreeDevices) -> Iterator[Choice]:
     """Interrupt running tasks for which a better device is free, one for each device."""
     for task in state.running.values():
         if task.asked or not task.spec.interruptible or task.device is None or task.coming:
@@ -554,5 +553,5 @@ def _moves(state: TaskState, room: Room) -> Iterator[Choice]:
             device = room.free(resource, task.device)
             if device is not None:
                 room.take(device)
-                yield Interrupt(task.id)
+                yield TaskInterrupt(task.id)
                 break

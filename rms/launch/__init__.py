@@ -1,1 +1,1 @@
-"""Who starts processes: this machine, or Slurm."""
+"""Engines: the nodes and processes of this machine, or of Slurm."""

@@ -1,4 +1,9 @@
-"""What waits and runs, for launchers that ask for nodes by that, and until when those are held."""
+"""The interface between the daemon and the engines that run its jobs.
+
+An :class:`Engine` has the cluster and makes a :class:`Launcher`, which starts and ends processes.
+Parts of the launcher are the :class:`EngineNodes` that a resource manager gives and takes, and the
+:class:`NodeClocks`, which set frequencies.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Protocol
 
@@ -15,105 +21,22 @@ import msgspec
 
 from rms.core.model.cluster import Cluster
 from rms.formats.config import FileError
+from rms.formats.jobscript import WATCHED
 from rms.launch.processes import alive
-from rms.power.clocks import Shares
+from rms.power.frequency import Shares
 from rms.wire.messages import ClockOrders
 from rms.wire.users import SlurmRow
 
-
-@dataclass(frozen=True)
-class WaitingJob:
-    """A job that waits: the nodes without which it does not start, those it wants, for how long."""
-
-    least: int
-    wants: int
-    needs_s: float
-
-
-@dataclass(frozen=True)
-class Demand:
-    """What there is to do for nodes.
-
-    Attributes:
-        waiting: jobs, the oldest first.
-        busy: nodes that jobs have or are about to have.
-        closed: nodes that are given to no job.
-        barred: those of them that a user has drained, or that are broken.
-    """
-
-    waiting: Sequence[WaitingJob] = ()
-    busy: frozenset[str] = frozenset()
-    closed: frozenset[str] = frozenset()
-    barred: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Leases:
-    """Until when nodes are held.
-
-    Attributes:
-        until_s: of nodes that are not held for good, when jobs there are to be told to end, by the
-            wall clock.
-        most: how many nodes are held at once at most.
-        longest_s: how long a job may run on nodes that have just come.
-        waits: what nodes that are asked for wait for, "" where none are.
-    """
-
-    until_s: Mapping[str, float]
-    most: int
-    longest_s: float
-    waits: str = ""
-
-
-# FUSED rms.launch.base: The commands that power nodes off and on, as the user names them.
-
 DEADLINE_S = 300.0
-"""How long a command may take by default."""
-
-
-@dataclass(frozen=True)
-class PowerCommands:
-    """Commands that power a node off and on.
-
-    Attributes:
-        off, on: words of the commands, to which the node's name is added.
-        deadline_s: how long each may take.
-    """
-
-    off: tuple[str, ...]
-    on: tuple[str, ...]
-    deadline_s: float = DEADLINE_S
-
-    @classmethod
-    def parse(cls, off: str, on: str, deadline_s: float) -> PowerCommands | None:
-        """Return the commands of two lines, None where both are empty.
-
-        Raises:
-            ValueError: there is only one, or there is no such program, or no time.
-        """
-        if not deadline_s > 0.0:
-            raise ValueError(f"expected a power-on deadline above 0 s, got {deadline_s:g}")
-        if bool(off) != bool(on):
-            got = "only --power-off" if off else "only --power-on"
-            raise ValueError(f"expected commands to power nodes off and on, got {got}")
-        if not off:
-            return None
-        for line in (off, on):
-            words = shlex.split(line)
-            if not words or shutil.which(words[0]) is None:
-                raise ValueError(f"expected a program to power nodes off or on, got {line!r}")
-        return cls(tuple(shlex.split(off)), tuple(shlex.split(on)), deadline_s)
-
-
-# FUSED rms.launch.base: What a daemon asks of whoever starts its processes: the launcher protocol and its values.
+"""Default time limit of a power command."""
 
 NODES_LOST = "GONE"
 """The ``end_state`` of a process that was lost with its nodes, not by its own fault."""
 
 PendingCall = Callable[[], str | None]
-"""A request to whoever manages the nodes: returns None until it is done, then why it failed, or "".
+"""A request to a resource manager: returns None until it is done, then its error, or "".
 
-A failure that may go through another time begins with "later: ".
+An error that may not occur at a later try begins with "later: ".
 """
 
 
@@ -121,8 +44,11 @@ class LaunchError(OSError):
     """A process could not be started; one sentence."""
 
 
+# --- scripts and worlds ----------------------------------------------------------------------
+
+
 class LaunchCommand(msgspec.Struct):
-    """A launcher line of a job script: what every world of the step is started from."""
+    """A launcher line of a job script, from which all worlds of its step are started."""
 
     command: list[str]
     cwd: str
@@ -139,7 +65,7 @@ class ScriptLaunch:
         nodes: the slots of each of the job's nodes.
         limit_s: the job's time limit, for launchers that enforce one themselves.
         arguments: of the script.
-        errors: where its standard error goes; None: to its output.
+        errors: file of its standard error; None for its output.
     """
 
     script: Path
@@ -154,15 +80,15 @@ class ScriptLaunch:
 
 @dataclass(frozen=True)
 class WorldLaunch:
-    """A world to be started: one rank on each slot, by a mpiexec of its own.
+    """A world to be started by a mpiexec of its own, with one rank on each slot.
 
     Attributes:
         step: number of the launcher line among those of the job's script.
         launch: its number among the job's launches.
-        resize: number of the resize for which it is to take over from a running world, or 0.
-        cores: where it is to boot, by default on its own; its ranks then bind themselves.
-        launches: all of a job's start and the ranks of each, where they are several.
-        processors: the kind of processors of each slot; empty where all are alike.
+        resize: number of the resize for which it takes over from a running world, or 0.
+        cores: cores on which it boots, by default its own; its ranks then bind themselves.
+        launches: all launches of a job's start with the ranks of each, if there are several.
+        processors: the kind of processors of each slot; empty if there is one kind.
     """
 
     step: int
@@ -177,9 +103,9 @@ class WorldLaunch:
 
 @dataclass
 class ManagedProcess:
-    """A process this daemon started, or found again after a restart.
+    """A process that this daemon, or the one before, has started.
 
-    ``status_file`` holds the exit status of a script, which only its parent could wait for.
+    ``status_file`` holds the exit status of a script, for which only its parent can wait.
     """
 
     pid: int
@@ -187,21 +113,21 @@ class ManagedProcess:
     status_file: Path | None = None
 
     started = True
-    """Whether it runs or has run; where others start it, it may have to wait."""
+    """Whether it runs or has run; a process that others start may have to wait."""
 
     end_state = ""
-    """How it was ended from outside: a state that overrules its exit status, or ``NODES_LOST``."""
+    """A state that overrules its exit status: ``NODES_LOST``, or the way it was ended by others."""
 
     end_reason = ""
-    """Why, in one sentence."""
+    """The reason, in one sentence."""
 
     @property
     def is_child(self) -> bool:
-        """Whether the system tells its parent, this process, when it ends (SIGCHLD)."""
+        """Whether this process gets SIGCHLD when it ends."""
         return type(self) is ManagedProcess and self.process is not None
 
     def status(self) -> int | None:
-        """Return the exit status, None while it runs; 1 where it can no longer be known."""
+        """Return the exit status, None while it runs; 1 if it is unknown."""
         if self.process is not None:
             code = self.process.poll()
             return None if code is None else (code if code >= 0 else 128 - code)
@@ -211,62 +137,236 @@ class ManagedProcess:
         return 1 if written is None else written
 
     def written_status(self) -> int | None:
-        """Return what the script left in its status file, None while there is nothing."""
+        """Return the exit status in its status file, None without one."""
         if self.status_file is not None:
             with contextlib.suppress(OSError, ValueError):
                 return int(self.status_file.read_text())
         return None
 
 
-class Launcher(Protocol):
-    """Starts, watches and ends the processes of jobs, on nodes of this machine or of a site.
+# --- nodes -----------------------------------------------------------------------------------
 
-    Its queries only read. What takes time or changes anything happens in the methods that say so,
-    and in :meth:`poll`, which the daemon's loop calls all the time.
+
+@dataclass(frozen=True)
+class WaitingJob:
+    """A pending job: its fewest nodes, the nodes that it wants, and the time it needs them."""
+
+    least: int
+    wants: int
+    needs_s: float
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The need for nodes.
+
+    Attributes:
+        waiting: pending jobs, the oldest first.
+        busy: nodes that jobs have or will have at once.
+        closed: nodes that no job is given.
+        barred: closed nodes that a user has drained, or that are broken.
+    """
+
+    waiting: Sequence[WaitingJob] = ()
+    busy: frozenset[str] = frozenset()
+    closed: frozenset[str] = frozenset()
+    barred: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class LeaseTerms:
+    """The time for which nodes are held.
+
+    Attributes:
+        until_s: when jobs on a node are told to end, by the wall clock; nodes held for good are not
+            in it.
+        most: the highest number of nodes held at once.
+        longest_s: the longest time of a job on nodes that have just come.
+        waits: the reason why requested nodes have not come, "" without requests.
+    """
+
+    until_s: Mapping[str, float]
+    most: int
+    longest_s: float
+    waits: str = ""
+
+
+class EngineNodes:
+    """The nodes of an engine. Those of this class are there for good, without a resource manager.
+
+    Queries only read. :meth:`poll` is called in each round of the daemon's loop and never blocks.
+
+    Attributes:
+        requeue_on_shutdown: whether jobs that end with the daemon wait for the next one.
+        requeue_by_default: whether a job that lost its nodes waits again if its script does not
+            say.
+        starts_steps: whether a script can be started on a node without a job of its own.
+        max_concurrent_resizes: how many jobs policies should resize at once, 0 for any number.
+        unavailable_label: the state of nodes that are unavailable.
+    """
+
+    requeue_on_shutdown = False
+    requeue_by_default = False
+    starts_steps = True
+    max_concurrent_resizes = 0
+    unavailable_label = "down"
+
+    def open(self) -> None:
+        """Begin: the daemon serves."""
+
+    def poll(self) -> None:
+        """Do everything that is due."""
+
+    def close(self) -> None:
+        """End: the daemon ends."""
+
+    def unheeded(self, own: Sequence[str]) -> list[str]:
+        """Return the options of a script for sbatch, one word each, that have no effect."""
+        return [word for word in own if word.partition("=")[0].removeprefix("--") not in WATCHED]
+
+    def longest_s(self, own: Sequence[str], env: Mapping[str, str]) -> float:
+        """Return the maximum time limit of a job with these options for sbatch, or inf."""
+        return inf
+
+    def resize_refusal(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> str:
+        """Return why a running job cannot move to other nodes, "" if it can."""
+        return ""
+
+    def grant(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> PendingCall | None:
+        """Let a job hold its nodes and the wanted ones, before a resize; None: it holds them."""
+        return None
+
+    def release(self, job: str, hosts: Sequence[str]) -> PendingCall | None:
+        """Let a job hold these nodes only, after a resize; None: it does."""
+        return None
+
+    def diagnose_failure(self, job: str, hosts: Sequence[str]) -> PendingCall | None:
+        """Return the way a job has lost its nodes, "" if it has not; None: it cannot have."""
+        return None
+
+    def unavailable(self) -> Collection[str] | None:
+        """Return the nodes that jobs cannot have now, None while these are unknown."""
+        return None
+
+    def silent_s(self) -> float:
+        """Return the time without an answer of the resource manager, 0 while it answers."""
+        return 0.0
+
+    def leases(self) -> LeaseTerms | None:
+        """Return the time for which nodes are held, None for nodes that are there for good."""
+        return None
+
+    def follow(self, demand: Demand) -> Sequence[str]:
+        """Request and return nodes by demand; return lines for the log."""
+        return ()
+
+    def job_details(self, job: str) -> SlurmRow:
+        """Return the resource manager's own record of a job."""
+        return SlurmRow()
+
+    def shutdown_reason(self) -> str:
+        """Return why the daemon has to end now, "" if it has not."""
+        return ""
+
+
+class NodeClocks(Protocol):
+    """The frequencies of the nodes."""
+
+    def refusal(self, slots: Sequence[str]) -> str:
+        """Return why the frequencies of slots cannot be set, "" if they can."""
+
+    def orders(self, node: str) -> ClockOrders:
+        """Return the frequencies of a node whose own agent polls for them."""
+
+    def set(self, shares: Shares, highest_mhz: float | None) -> None:
+        """Set the frequencies of all slots of the nodes; they are restored when the daemon ends.
+
+        Args:
+            highest_mhz: the frequency of a share of 1; None for the highest of the slot itself.
+
+        Raises:
+            FrequencyError: one could not be set; all are restored.
+        """
+
+    def close(self) -> None:
+        """Restore all frequencies."""
+
+
+@dataclass(frozen=True)
+class PowerCommands:
+    """Commands that power a node off and on.
+
+    Attributes:
+        off, on: words of the commands, to which the node's name is added.
+        deadline_s: time limit of a command.
+    """
+
+    off: tuple[str, ...]
+    on: tuple[str, ...]
+    deadline_s: float = DEADLINE_S
+
+    @classmethod
+    def parse(cls, off: str, on: str, deadline_s: float) -> PowerCommands | None:
+        """Return the commands of two lines, None if both are empty.
+
+        Raises:
+            ValueError: one line is empty, a program is missing, or the time limit is not positive.
+        """
+        if not deadline_s > 0.0:
+            raise ValueError(f"expected a power-on deadline above 0 s, got {deadline_s:g}")
+        if bool(off) != bool(on):
+            got = "only --power-off" if off else "only --power-on"
+            raise ValueError(f"expected commands to power nodes off and on, got {got}")
+        if not off:
+            return None
+        for line in (off, on):
+            words = shlex.split(line)
+            if not words or shutil.which(words[0]) is None:
+                raise ValueError(f"expected a program to power nodes off or on, got {line!r}")
+        return cls(tuple(shlex.split(off)), tuple(shlex.split(on)), deadline_s)
+
+
+# --- launchers and engines -------------------------------------------------------------------
+
+
+class Launcher(Protocol):
+    """Starts, watches and ends the processes of jobs, on this machine or the nodes of a site.
+
+    Queries only read. :meth:`poll` is called in each round of the daemon's loop and never blocks.
 
     Attributes:
         state: the daemon's folder.
         instance_id: tells this daemon's processes from those of all others.
-        server: address that jobs talk to.
-        requeue_on_shutdown: whether jobs that end because the daemon does wait for the next one;
-            else they are over.
-        requeue_by_default: whether a job that lost its nodes waits again where its script does not
-            say.
-        shared_filesystem: whether jobs are on other machines, whose files may be seen here a
-            little later.
-        starts_steps: whether a script can be started on a node without a job of its own.
-        watches_processes: whether the memory of all processes of a job is seen, and any signal can
-            be sent to them.
-        max_concurrent_resizes: how many jobs policies should have resized at once, 0 for any
-            number.
-        unavailable_label: what nodes are called that are not to be had.
-        meter_token: what those show who send readings of power; "" for no such readings.
+        server: address of the daemon for its jobs.
+        shared_filesystem: whether jobs run on other machines, whose files may appear late.
+        watches_processes: whether it sees the memory of all processes of a job, and can send them
+            any signal.
+        meter_token: the token of agents that report energy; "" without agents.
     """
 
     state: Path
     instance_id: str
     server: str
-    requeue_on_shutdown: bool
-    requeue_by_default: bool
     shared_filesystem: bool
-    starts_steps: bool
     watches_processes: bool
-    max_concurrent_resizes: int
-    unavailable_label: str
     meter_token: str
 
-    # --- what runs beside the jobs -----------------------------------------------------------
+    @property
+    def nodes(self) -> EngineNodes:
+        """The nodes of its engine."""
+
+    @property
+    def clocks(self) -> NodeClocks:
+        """Their frequencies."""
 
     def open(self) -> None:
-        """Begin what runs beside the jobs; called once the daemon serves."""
+        """Begin: the daemon serves."""
 
     def poll(self) -> None:
-        """Do what is due now: ask what is to be asked, start what waits; never blocks."""
+        """Do everything that is due."""
 
     def close(self) -> None:
-        """End what runs beside the jobs; called when the daemon ends."""
-
-    # --- scripts and worlds ------------------------------------------------------------------
+        """End: the daemon ends."""
 
     def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
         """Run a job script once.
@@ -276,7 +376,7 @@ class Launcher(Protocol):
         """
 
     def find_script(self, job: str, pid: int | None) -> ManagedProcess | None:
-        """Return a job's script after a restart of the daemon, None where nothing is left of it."""
+        """Return a job's script after a restart of the daemon, None if nothing is left of it."""
 
     def boot_world(self, job: str, launch: WorldLaunch) -> ManagedProcess:
         """Start a world.
@@ -295,108 +395,42 @@ class Launcher(Protocol):
         """Send a signal to a job's ranks, or to the script below the shell ``script``."""
 
     def kill(self, job: str, launch: int | None = None) -> None:
-        """End whatever is left of a job, or of one of its launches, at once."""
+        """End all processes of a job, or of one of its launches, at once."""
 
     def members(self, job: str | None = None, launch: int | None = None) -> list[int]:
         """Return the live processes of a launch, of a job, or of all jobs of this daemon."""
 
     def limit_memory(self, job: str, most_mib: float | None = None) -> int | None:
-        """Hold a job to so much memory; return how many of its processes were ended for that.
+        """Limit a job's memory; return how many of its processes were ended for that.
 
         Args:
-            most_mib: None for what was said before.
+            most_mib: None for the limit of before.
 
         Returns:
-            None where nobody but who looks at its processes can tell.
+            None if the kernel cannot limit it, so that its processes have to be watched.
         """
 
     def jobs(self) -> Collection[str]:
-        """Return the jobs of this daemon of which processes are there, and what else it started."""
+        """Return the jobs of this daemon with live processes, and the names of its agents."""
 
     def status_file(self, job: str) -> Path:
-        """Return where a job's script leaves its exit status."""
+        """Return the file of a script's exit status."""
 
     def world_status_file(self, job: str, launch: int) -> Path:
-        """Return where a world may leave its exit status."""
+        """Return the file of a world's exit status."""
 
     def completion_file(self, job: str, step: int) -> Path:
-        """Return where the completion record of a step goes."""
-
-    def unheeded(self, own: Sequence[str]) -> list[str]:
-        """Return which of a script's options for sbatch (one word each) have no effect here."""
-
-    def longest_s(self, own: Sequence[str], env: Mapping[str, str]) -> float:
-        """Return the maximum time limit of a job with these options for sbatch, or inf."""
-
-    # --- nodes that a resource manager gives and takes -----------------------------------------
-
-    def resize_refusal(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> str:
-        """Return why a running job cannot go over to other nodes, "" where it can."""
-
-    def grant(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> PendingCall | None:
-        """Have a job hold the nodes it has and those it is to have, before a resize.
-
-        None where no resource manager has to be asked.
-        """
-
-    def release(self, job: str, hosts: Sequence[str]) -> PendingCall | None:
-        """Have a job hold these nodes only, after a resize.
-
-        None where no resource manager has to be asked.
-        """
-
-    def diagnose_failure(self, job: str, hosts: Sequence[str]) -> PendingCall | None:
-        """Ask whether a job died of its nodes; the answer says how, or is "" if it did not.
-
-        None where no resource manager has to be asked.
-        """
-
-    def unavailable(self) -> Collection[str] | None:
-        """Return the nodes that are not to be had now, None while that is not known."""
-
-    def silent_s(self) -> float:
-        """Return the time without an answer of the resource manager, 0 while it answers."""
-
-    def leases(self) -> Leases | None:
-        """Return until when nodes are held, None where they are there for good."""
-
-    def follow(self, demand: Demand) -> Sequence[str]:
-        """Take in what waits and runs, to ask for nodes by that; return what is to be said."""
-
-    def job_details(self, job: str) -> SlurmRow:
-        """Return more about a job: who gave its nodes, and when."""
-
-    def shutdown_reason(self) -> str:
-        """Return why the daemon has to end now, "" while it has not."""
-
-    # --- frequencies -------------------------------------------------------------------------
-
-    def frequency_refusal(self, slots: Sequence[str]) -> str:
-        """Return why the frequencies of slots cannot be set, "" where they can."""
-
-    def clock_orders(self, node: str) -> ClockOrders:
-        """Return what a node, whose own process asks, is to be set to."""
-
-    def set_frequencies(self, shares: Shares, highest_mhz: float | None) -> None:
-        """Set the frequencies of all slots of its nodes; they are put back when the daemon ends.
-
-        Args:
-            highest_mhz: what they are shares of; None for the highest of each slot itself.
-
-        Raises:
-            FrequencyError: they cannot be; all are then as they were found.
-        """
+        """Return the file of the completion record of a step."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine of ``rms serve``: the nodes, and who starts processes on them.
+    """An engine of ``rms serve``: the nodes, and the launcher of their processes.
 
     Attributes:
-        launcher: makes one of the daemon's folder, its instance id and the address that jobs talk
-            to.
-        remote: whether jobs are on other machines, so that they need TCP.
-        where: what tells these nodes from others that a daemon may go on with, "" where it may not.
+        launcher: makes a launcher of the daemon's folder, its instance id and its address for jobs.
+        remote: whether jobs run on other machines, so that they need TCP.
+        where: tells these nodes from others on which a daemon may go on; "" if it may not.
     """
 
     cluster: Cluster
@@ -405,7 +439,7 @@ class Engine:
     where: str = ""
 
     def first(self, nodes: int | None) -> Engine:
-        """Return the same with only the first nodes there are, all of them for None.
+        """Return the engine with only the first nodes, all of them for None.
 
         Raises:
             FileError: there are fewer.
@@ -416,7 +450,7 @@ class Engine:
         return replace(self, cluster=self.cluster.first(len(names) if nodes is None else nodes))
 
     def sharing(self) -> Engine:
-        """Return the same with nodes whose slots are given one by one."""
+        """Return the engine with nodes whose slots are given one by one."""
         return replace(self, cluster=self.cluster.split())
 
 

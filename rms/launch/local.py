@@ -1,9 +1,8 @@
-"""The agent that reads this machine's meters, as a child of the daemon."""
+"""Engine ``local``: scripts and worlds as processes of this machine, and an agent of its meters."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import secrets
 import shlex
@@ -13,17 +12,16 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO
 
-from rms.formats.jobscript import WATCHED
 from rms.launch.base import (
-    Demand,
+    EngineNodes,
     LaunchCommand,
     LaunchError,
-    Leases,
     ManagedProcess,
-    PendingCall,
+    NodeClocks,
     ScriptLaunch,
     WorldLaunch,
     cores_of,
@@ -46,8 +44,7 @@ from rms.launch.processes import (
     send_signal,
 )
 from rms.power.choice import NONE, POWERCAP_VARIABLE, MeterChoice
-from rms.power.clocks import Clocks, Shares
-from rms.power.frequency import CPUFREQ_VARIABLE, FrequencyError
+from rms.power.frequency import CPUFREQ_VARIABLE, Clocks, FrequencyError
 from rms.wire.messages import (
     COMPLETION_VARIABLE,
     JOIN_VARIABLE,
@@ -60,12 +57,11 @@ from rms.wire.messages import (
     WORLD_VARIABLE,
     ClockOrders,
 )
-from rms.wire.mpiexec import find_mpiexec, is_open_mpi, mpiexec_command
-from rms.wire.users import SlurmRow
+from rms.wire.mpiexec import LAUNCHERS, find_mpiexec, is_open_mpi, mpiexec_command
 
 FIRST_WAIT_S = 1.0
 MOST_WAIT_S = 30.0
-"""Before an agent that died is started again: doubled each time that it had not run so long."""
+"""Pause before an agent that died is started again; it doubles after each short run."""
 
 
 def agent_command(options: Sequence[str]) -> list[str]:
@@ -74,55 +70,65 @@ def agent_command(options: Sequence[str]) -> list[str]:
 
 
 @dataclass
-class MeterAgent:
-    """Runs the agent, and again where it dies; one that ends well found nothing to read.
+class AgentProcess:
+    """Runs agents, and starts them again if they die; on nodes without meters they end with 0.
 
     Attributes:
         launch: starts a command.
-        clean: ends what an agent that died has left.
+        command: returns the command, None if it cannot be run here.
+        clean: ends the processes that a dead agent, or one of an earlier daemon, has left.
+        may_start: whether a start can succeed now.
+        wait_s: pause before the next start.
     """
 
     launch: Callable[[Sequence[str]], subprocess.Popen[bytes]]
-    clean: Callable[[], None]
-    options: Sequence[str]
+    command: Callable[[], Sequence[str] | None]
+    clean: Callable[[], None] = lambda: None
+    may_start: Callable[[], bool] = lambda: True
+    wait_s: float = FIRST_WAIT_S
     _process: subprocess.Popen[bytes] | None = None
-    _started_s: float = 0.0
+    _started_s: float | None = None
     _again_s: float | None = None
-    _wait_s: float = FIRST_WAIT_S
+
+    @property
+    def started(self) -> bool:
+        """Whether they were started."""
+        return self._started_s is not None
 
     def start(self) -> None:
-        """Start it, once those of an earlier daemon are ended: their token is not this one's."""
+        """Start them, after the end of those of an earlier daemon, which have its token."""
         self.clean()
-        self._started_s, self._again_s = time.monotonic(), None
-        with contextlib.suppress(LaunchError):
-            self._process = self.launch(agent_command(self.options))
+        command = self.command()
+        if command is not None:
+            self._started_s, self._again_s = time.monotonic(), None
+            with contextlib.suppress(LaunchError):
+                self._process = self.launch(command)
 
     def poll(self) -> None:
-        """Start it again where it has died."""
-        if self._again_s is not None and time.monotonic() >= self._again_s:
+        """Start them again if they have died."""
+        now_s = time.monotonic()
+        if self._again_s is not None and now_s >= self._again_s and self.may_start():
             self.start()
         if self._process is not None and self._process.poll() is not None:
             died, self._process = self._process.returncode != 0, None
-            now_s = time.monotonic()
             if died:
-                if now_s > self._started_s + MOST_WAIT_S:
-                    self._wait_s = min(self._wait_s, FIRST_WAIT_S)
-                self._again_s = now_s + self._wait_s
-                self._wait_s = min(2 * self._wait_s, MOST_WAIT_S)
+                if now_s > (self._started_s or 0.0) + MOST_WAIT_S:
+                    self.wait_s = min(self.wait_s, FIRST_WAIT_S)
+                self._again_s = now_s + self.wait_s
+                self.wait_s = min(2 * self.wait_s, MOST_WAIT_S)
 
-    def close(self) -> None:
-        """End it and what it has started."""
+    def close(self) -> bool:
+        """End them; return whether they ran."""
         self._again_s = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self.clean()
-            self._process = None
+        process, self._process = self._process, None
+        if process is None or process.poll() is not None:
+            return False
+        process.kill()
+        process.wait()
+        self.clean()
+        return True
 
 
-# FUSED rms.launch.local: The local launcher: scripts and worlds as processes of this machine.
-
-LAUNCHERS = ("srun", "mpirun", "mpiexec")
 SHIM = """#!/bin/sh
 set -- -P -m rms launch --as {name} -- "$@"
 case ":$PYTHONPATH:" in
@@ -134,30 +140,35 @@ exec {python} "$@"
 """Launcher on the PATH of a job's script; it imports nothing from the working folder."""
 
 METER = "meter"
-"""What meters carry in their environment instead of a job's id."""
+"""The mark of agents, in place of a job's id."""
 
 FOR_TESTS = (POWERCAP_VARIABLE, CPUFREQ_VARIABLE)
-"""Where meters and frequencies are elsewhere than the kernel has them."""
+"""Variables that name other folders than the kernel's for meters and frequencies."""
 
 NO_MEMORY_HOOKS = ("UCX_MEM_MMAP_HOOK_MODE", "none")
-"""Has UCX patch no function that maps memory, which takes a rank 20 ms of processor time to boot.
+"""Keeps UCX from patching the functions that map memory, which takes a rank 20 ms to boot.
 
-It does so to know what network cards have registered; ranks on one machine use none. Ranks on GPUs
-keep it: by it UCX tells their memory.
+UCX tracks the memory that network cards have registered; ranks on one machine use none. Ranks on
+GPUs keep the patches, by which UCX recognizes their memory.
 """
 
 PER_WORLD = (JOIN_VARIABLE, LISTENER_VARIABLE)
 
 
+class LocalClocks(Clocks):
+    """The frequencies of this machine, set by the daemon itself."""
+
+    def orders(self, node: str) -> ClockOrders:
+        """Return no orders: no agent polls for them."""
+        return ClockOrders()
+
+
 @dataclass
 class LocalLauncher:
-    """Starts and ends processes. Launchers for other engines override what differs.
+    """Starts and ends processes of this machine; see :class:`rms.launch.base.Launcher`.
 
     Attributes:
-        state: the daemon's folder.
-        instance_id: tells this daemon's processes from those of all others.
-        server: address that jobs talk to.
-        meters: which of the nodes' meters are read.
+        meters: the meters of the nodes that are read.
     """
 
     state: Path
@@ -167,17 +178,13 @@ class LocalLauncher:
     shims: Path = field(init=False)
     _processes: Processes = field(init=False, repr=False)
     _groups: Groups = field(init=False, repr=False)
-    _agent: MeterAgent | None = field(default=None, init=False, repr=False)
-    _clocks: Clocks = field(default_factory=Clocks, init=False, repr=False)
+    _agent: AgentProcess | None = field(default=None, init=False, repr=False)
+    nodes: EngineNodes = field(default_factory=EngineNodes, init=False, repr=False)
+    clocks: NodeClocks = field(default_factory=LocalClocks, init=False, repr=False)
+    meter_token: str = field(default="", init=False, repr=False)
 
-    requeue_on_shutdown = False
-    requeue_by_default = False
     shared_filesystem = False
-    starts_steps = True
     watches_processes = True
-    max_concurrent_resizes = 0
-    unavailable_label = "down"
-    meter_token = ""
 
     def __post_init__(self) -> None:
         self._processes = Processes(self.instance_id)
@@ -190,42 +197,42 @@ class LocalLauncher:
             shim.write_text(SHIM.format(name=name, python=shlex.quote(sys.executable)))
             shim.chmod(0o755)
 
-    # --- what runs beside the jobs -----------------------------------------------------------
+    # --- agents ------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Begin what runs beside the jobs; called once the daemon serves."""
+        """Start the agent of the meters."""
         if self.meters.worth_starting(os.environ):
             self.meter_token = secrets.token_hex(16)
-            options = ["--node", "", *self.meters.arguments]
-            self._agent = MeterAgent(self._start_meter, lambda: self.kill(METER), options)
+            command = agent_command(["--node", "", *self.meters.arguments])
+            end_others = partial(self.kill, METER)
+            self._agent = AgentProcess(self.start_agent, lambda: command, end_others)
             self._agent.start()
 
     def poll(self) -> None:
-        """Do what is due now."""
+        """Start the agent again if it has died."""
         if self._agent is not None:
             self._agent.poll()
 
     def close(self) -> None:
-        """End what runs beside the jobs; called when the daemon ends."""
+        """End the agent, and restore the frequencies."""
         if self._agent is not None:
             self._agent.close()
-        with contextlib.suppress(FrequencyError):  # its process has said so
-            self._clocks.close()
+        with contextlib.suppress(FrequencyError):  # its guard has printed it
+            self.clocks.close()
         self._groups.close()
 
-    def _start_meter(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start what reads meters, with what it needs to reach the daemon."""
+    def start_agent(
+        self, command: Sequence[str], env: Mapping[str, str] = os.environ, mark: str = METER
+    ) -> subprocess.Popen[bytes]:
+        """Start an agent with the address and the token of the daemon."""
         env = {
-            **self.meter_env(),
+            **env,
+            INSTANCE_VARIABLE: f"{self.instance_id}:{mark}",
             **{key: os.environ[key] for key in FOR_TESTS if key in os.environ},
             SERVER_VARIABLE: self.server,
             TOKEN_VARIABLE: self.meter_token,
         }
-        return self._start(command, str(self.state), env, self.state / "meter.log", [])
-
-    def meter_env(self) -> dict[str, str]:
-        """Return the environment of what reads meters, but for how it reaches the daemon."""
-        return {**os.environ, INSTANCE_VARIABLE: f"{self.instance_id}:{METER}"}
+        return self.start(command, str(self.state), env, self.state / "meter.log", [])
 
     # --- scripts and worlds ------------------------------------------------------------------
 
@@ -236,15 +243,15 @@ class LocalLauncher:
         env = {**launch.env, **self.script_env(job, launch.env.get("PATH", os.defpath))}
         command = self.script_command(launch)
         cores = cores_of(launch.nodes[0])
-        process = self._start(command, launch.cwd, env, launch.output, cores, launch.errors)
+        process = self.start(command, launch.cwd, env, launch.output, cores, launch.errors)
         return ManagedProcess(process.pid, process, status)
 
     def status_file(self, job: str) -> Path:
-        """Return where a job's script leaves its exit status."""
+        """Return the file of a script's exit status."""
         return self.state / "jobs" / job / "status"
 
     def script_env(self, job: str, path: str) -> dict[str, str]:
-        """Return what the environment of a job's script has from its launcher."""
+        """Return the variables of a job's script that its launcher sets."""
         return {
             "PATH": f"{self.shims}{os.pathsep}{path}",
             "RMS_SERVER": self.server,
@@ -253,11 +260,15 @@ class LocalLauncher:
         }
 
     def script_command(self, launch: ScriptLaunch) -> list[str]:
-        """Return what runs a job script and keeps its status."""
+        """Return the command that runs a job script and keeps its status."""
         return ["/bin/sh", "-c", KEEP_STATUS, "job", str(launch.script), *launch.arguments]
 
     def find_script(self, job: str, pid: int | None) -> ManagedProcess | None:
-        """Return a job's script after a restart of the daemon, None where nothing is left of it."""
+        """Return a job's script after a restart of the daemon, None if nothing is left of it."""
+        return self.left_script(job, pid)
+
+    def left_script(self, job: str, pid: int | None) -> ManagedProcess | None:
+        """Return what an earlier daemon has left of a script here: processes, or its status."""
         members, status = self.members(job), self.status_file(job)
         if not members and not status.exists():
             return None
@@ -277,33 +288,33 @@ class LocalLauncher:
         cores, output = launch.cores or cores_of(slots), Path(command.output)
         kept = self.world_status_file(job, launch.launch)
         full = self.keeping_status(full, kept)
-        process = self._start(full, command.cwd, env, output, cores, Path(command.errors))
+        process = self.start(full, command.cwd, env, output, cores, Path(command.errors))
         return ManagedProcess(process.pid, process, kept)
 
     def _path(self, command: LaunchCommand) -> str:
-        """Return the search path of a launcher line, without what stands for launchers here."""
+        """Return the search path of a launcher line, without the daemon's own launchers."""
         parts = command.env.get("PATH", os.defpath).split(os.pathsep)
         return os.pathsep.join(part for part in parts if part and Path(part) != self.shims)
 
     def joins_launches(self, command: LaunchCommand) -> bool:
-        """Return whether the ranks of several launches can become one world here."""
+        """Return whether the ranks of several launches can become one world, with its MPI."""
         mpiexec = find_mpiexec(self._path(command))
         return mpiexec is not None and not is_open_mpi(mpiexec)
 
     def world_status_file(self, job: str, launch: int) -> Path:
-        """Return where a world leaves its exit status."""
+        """Return the file of a world's exit status."""
         return self.state / "jobs" / job / f"world-{launch}"
 
     def keeping_status(self, command: list[str], file: Path) -> list[str]:
-        """Return what runs a world and keeps its status for a daemon that was away at its end."""
+        """Return the command that runs a world and keeps its status for a later daemon."""
         file.unlink(missing_ok=True)
         return ["/bin/sh", "-c", KEEP_WORLD_STATUS, str(file), *command]
 
     def _world_env(self, job: str, launch: WorldLaunch, path: str) -> dict[str, str]:
-        """Return the environment of a world's ranks; forgets an earlier end of its step."""
+        """Return the environment of a world's ranks; remove the record of an earlier end."""
         record = self.completion_file(job, launch.step)
         env = {
-            # What a rank that has died leaves behind in its peers need not be reported to the user.
+            # Errors of UCX that follow from the death of another rank are not reported.
             "UCX_LOG_LEVEL": "error",
             **{key: value for key, value in launch.command.env.items() if key not in PER_WORLD},
             "PATH": path,
@@ -331,94 +342,30 @@ class LocalLauncher:
     def world_options(
         self, job: str, launch: int, slots: Sequence[str], env: dict[str, str]
     ) -> list[str]:
-        """Return how mpiexec is to reach the slots; may change the environment it is given."""
+        """Return mpiexec's options for the slots; may change the environment."""
         if not any(slot.startswith("gpu:") for slot in slots):
             env.setdefault(*NO_MEMORY_HOOKS)
         return []
 
-    def unheeded(self, own: Sequence[str]) -> list[str]:
-        """Return which of a script's options for sbatch have no effect here."""
-        return [word for word in own if word.partition("=")[0].removeprefix("--") not in WATCHED]
-
-    def longest_s(self, own: Sequence[str], env: Mapping[str, str]) -> float:
-        """Return the maximum time limit of a job: none on this machine."""
-        return math.inf
-
     def limit_memory(self, job: str, most_mib: float | None = None) -> int | None:
-        """Hold a job to so much memory, by its control group where it has one."""
+        """Limit a job's memory by its control group, if it has one."""
         return self._groups.limit_memory(job, most_mib)
 
-    # --- nodes that a resource manager gives and takes: here there is none ----------------------
-
-    def resize_refusal(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> str:
-        """Return why a running job cannot go over to other nodes: here it always can."""
-        return ""
-
-    def grant(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> PendingCall | None:
-        """Have a job hold the nodes it has and those it is to have."""
-        return None
-
-    def release(self, job: str, hosts: Sequence[str]) -> PendingCall | None:
-        """Have a job hold these nodes only."""
-        return None
-
-    def diagnose_failure(self, job: str, hosts: Sequence[str]) -> PendingCall | None:
-        """Ask whether a job died of its nodes."""
-        return None
-
-    def unavailable(self) -> Collection[str] | None:
-        """Return the nodes that are not to be had now; here that is never known."""
-        return None
-
-    def silent_s(self) -> float:
-        """Return 0: there is no resource manager to wait for."""
-        return 0.0
-
-    def leases(self) -> Leases | None:
-        """Return until when nodes are held: here they are there for good."""
-        return None
-
-    def follow(self, demand: Demand) -> Sequence[str]:
-        """Ask for no nodes: they are there."""
-        return ()
-
-    def job_details(self, job: str) -> SlurmRow:
-        """Return what else is to be said of a job: here nothing."""
-        return SlurmRow()
-
-    def shutdown_reason(self) -> str:
-        """Return why the daemon has to end now: here it never has."""
-        return ""
-
-    # --- frequencies -----------------------------------------------------------------------------
-
-    def frequency_refusal(self, slots: Sequence[str]) -> str:
-        """Return why the frequencies of slots cannot be set, "" where they can."""
-        return self._clocks.refusal(slots)
-
-    def clock_orders(self, node: str) -> ClockOrders:
-        """Return what a node, whose own process asks, is to be set to: here there is none."""
-        return ClockOrders()
-
-    def set_frequencies(self, shares: Shares, highest_mhz: float | None) -> None:
-        """Set the frequencies of this machine's cores and GPUs."""
-        self._clocks.set(shares, highest_mhz)
-
-    # --- what is left of a job ---------------------------------------------------------------
+    # --- processes of a job ------------------------------------------------------------------
 
     def completion_file(self, job: str, step: int) -> Path:
-        """Return where the completion record of a step goes."""
+        """Return the file of the completion record of a step."""
         return self.state / "jobs" / job / f"completion-{step}.json"
 
     def members(self, job: str | None = None, launch: int | None = None) -> list[int]:
         """Return the live processes of a launch, of a job, or of all jobs of this daemon."""
-        found = self._processes.of(job, None if launch is None else str(launch))
+        pids = self._processes.of(job, None if launch is None else str(launch))
         if job is None or launch is not None:
-            return found
-        return list(dict.fromkeys([*found, *self._groups.members(job)]))
+            return pids
+        return list(dict.fromkeys([*pids, *self._groups.members(job)]))
 
     def jobs(self) -> Collection[str]:
-        """Return the jobs of which processes are there, and the names of what reads meters."""
+        """Return the jobs with live processes, and the names of agents."""
         return self._processes.jobs()
 
     def terminate(self, job: str, worlds: Sequence[ManagedProcess]) -> None:
@@ -435,7 +382,7 @@ class LocalLauncher:
         """Send a signal to the processes of a job's worlds, as ranks or started by them.
 
         Args:
-            script: the shell around the job's script, where that is to get it instead.
+            script: the shell around the job's script, if the script gets it instead.
         """
         members = self.members(job)
         if script:
@@ -446,18 +393,18 @@ class LocalLauncher:
             send_signal(pid, number)
 
     def kill(self, job: str, launch: int | None = None) -> None:
-        """End whatever is left of a job, or of one of its launches, at once.
+        """End all processes of a job, or of one of its launches, at once.
 
-        The shells around scripts and worlds are left to end themselves, with what escaped.
+        The shells around scripts and worlds end themselves, after their escaped children.
         """
         for pid in self.members(job, launch):
             self.end_process(pid)
 
     def end_process(self, pid: int) -> None:
-        """End a process at once; it is asked for again and again until the process is gone."""
+        """End a process at once; the daemon repeats this until the process is gone."""
         send_signal(pid, signal.SIGCONT if runs_shell(pid) else signal.SIGKILL)
 
-    def _start(
+    def start(
         self,
         command: Sequence[str],
         cwd: str,
@@ -466,6 +413,11 @@ class LocalLauncher:
         cores: Sequence[int],
         errors: Path | None = None,
     ) -> subprocess.Popen[bytes]:
+        """Start a process in a session of its own, in the control group of its job.
+
+        Raises:
+            LaunchError: it could not be started.
+        """
         shell, job = is_shell(list(command)), env[INSTANCE_VARIABLE].partition(":")[2]
         group = self._groups.joined(job) if shell else None
 

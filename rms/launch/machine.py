@@ -53,8 +53,8 @@ def hardware() -> Machine:
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     gpus: list[str] = []
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        said = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=True)
-        gpus = [line.strip() for line in said.stdout.splitlines() if line.strip()]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=True)
+        gpus = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
     return Machine(model, os.cpu_count() or 1, tuple(gpus))
 
 
@@ -78,11 +78,11 @@ def from_file(path: Path, *, shared: bool = False) -> Cluster:
             slots.append(tuple(f"gpu:{next(devices)}" for _ in range(gpus)))
             continue
         width, of_node = (cluster.slots[n], cluster.cores[n]) if shared else (1, 1)
-        own = [cores[(first + each) % len(cores)] for each in range(of_node)]
-        slots.append(tuple(own[each % of_node] for each in range(width)))
+        own = [cores[(first + core) % len(cores)] for core in range(of_node)]
+        slots.append(tuple(own[slot % of_node] for slot in range(width)))
         first += of_node
-    given = cluster.power, cluster.bandwidth_gb_s, (), cluster.levels, cluster.processors
-    return Cluster(cluster.nodes, tuple(slots), *given)
+    columns = cluster.power, cluster.bandwidth_gb_s, (), cluster.levels, cluster.processors
+    return Cluster(cluster.nodes, tuple(slots), *columns)
 
 
 def with_levels(cluster: Cluster, env: Mapping[str, str]) -> Cluster:
@@ -91,11 +91,11 @@ def with_levels(cluster: Cluster, env: Mapping[str, str]) -> Cluster:
     Voltages are taken to be proportional to them.
     """
     gpus = any(slot.startswith("gpu:") for slot in cluster.slots[0])
-    found = [d for d in available(env) if d.name.startswith("gpu" if gpus else "cpu") and d.mhz]
-    if cluster.levels or not found:
+    devices = [d for d in available(env) if d.name.startswith("gpu" if gpus else "cpu") and d.mhz]
+    if cluster.levels or not devices:
         return cluster
-    mhz = found[0].mhz
-    return replace(cluster, levels=tuple((each / 1000.0, each / mhz[-1]) for each in mhz))
+    mhz = devices[0].mhz
+    return replace(cluster, levels=tuple((step / 1000.0, step / mhz[-1]) for step in mhz))
 
 
 def local_engine(cluster: Cluster, meters: MeterChoice = AUTO) -> Engine:

@@ -1,10 +1,11 @@
-"""Shells around scripts and worlds, which keep their status and are the parents of what they leave.
+"""Processes of jobs on this machine: contained by shells, found by environment and control group.
 
-A process may drop the environment and the session that it was given, but not its parent: when that
-ends, Linux gives it to the nearest ancestor that is a *subreaper* (``PR_SET_CHILD_SUBREAPER``,
-prctl(2)), and these shells are. So whatever a job has started is found below one of them, and ends
-with it: a shell ends its children, and then theirs, before it ends itself. It is left to do so
-where a job is killed. A process that kills its own shell is contained no more.
+Scripts and worlds run below shells that keep their exit status and adopt orphans: a process may
+drop its environment and its session, but not its parent. When that ends, Linux gives the process to
+the nearest ancestor that is a *subreaper* (``PR_SET_CHILD_SUBREAPER``, prctl(2)), and these shells
+are. So all processes of a job are below one of them and end with it: a shell ends its children, and
+then theirs, before it ends itself, also when its job is killed. Only a process that kills its own
+shell escapes.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ KEEP_STATUS = f"""trap : TERM
 code=$?
 echo $code > "$RMS_STATUS.part" && mv "$RMS_STATUS.part" "$RMS_STATUS"
 {_END_CHILDREN}"""
-"""Shell around a job script: writes down its status for a daemon that was away when it ended.
+"""Shell around a job script: saves its status for a daemon that was away when it ended.
 
-It outlives a SIGTERM that the script handles in its own time.
+It outlives a SIGTERM, which the script handles in its own time.
 """
 
 KEEP_WORLD_STATUS = f""""$@" &
@@ -50,7 +51,7 @@ while kill -0 $world 2>/dev/null; do {{ wait $world; }} 2>/dev/null; code=$?; do
 echo $code > "$0.part" && mv "$0.part" "$0"
 trap : TERM
 {_END_CHILDREN}"""
-"""The same around a world, which is told of a SIGTERM: not every program leaves a record."""
+"""The same around a world, which gets the SIGTERM: not every program leaves a record."""
 
 _SHELLS = KEEP_STATUS, KEEP_WORLD_STATUS
 
@@ -80,7 +81,7 @@ def is_shell(command: list[str]) -> bool:
 
 
 def hold_orphans() -> None:
-    """Make this process the parent of what its descendants leave; for a child about to exec."""
+    """Let this process adopt the orphans of its descendants; for a child about to exec."""
     if _prctl is not None:
         _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -96,49 +97,48 @@ def runs_shell(pid: int) -> bool:
 
 def descendants(pids: list[int]) -> list[int]:
     """Return the processes below these, but not these themselves."""
-    known, new = set(pids), list(pids)
-    found: list[int] = []
+    visited, new = set(pids), list(pids)
+    below: list[int] = []
     while new:
-        below = {child for pid in new for child in children(pid)}
-        new = sorted(below - known)
-        known.update(new)
-        found += new
-    return found
+        new = sorted({child for pid in new for child in children(pid)} - visited)
+        visited.update(new)
+        below += new
+    return below
 
 
 def children(pid: int) -> list[int]:
-    """Return the children of all threads of a process, none of one that has ended."""
-    found: list[int] = []
+    """Return the children of all threads of a process, none of an ended one."""
+    pids: list[int] = []
     try:
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            found += map(int, (thread / "children").read_text().split())
+            pids += map(int, (thread / "children").read_text().split())
     except OSError:
         pass
-    return found
+    return pids
 
 
-# FUSED rms.launch.processes: Which of this machine's processes belong to this daemon: found by what their environment says.
+# --- Processes of this daemon, by their environment -----------------------------------------------
 #
-# Every process of a job carries the daemon's instance id and the job's id in its environment, so that
-# a daemon which was killed and started again finds what still runs, and nothing of a job that is over
-# is left behind. One that has dropped its environment is found below those that have not.
+# Every process of a job has the daemon's instance id and the job's id in its environment, so that a
+# daemon that is started again after a kill finds the running ones, and no process of a job outlives
+# it. A process that has dropped its environment is found below those that have not.
 
 INSTANCE_VARIABLE = "RMS_MARK"
 """Environment variable of every process of a job: ``INSTANCE_ID:JOB``."""
 
 NO_ENVIRONMENT = ("", "")
 NO_ENVIRONMENT_S = 0.05
-"""A process without an environment: one of the kernel's, or one that is just about to get one."""
+"""A process without an environment: one of the kernel's, or one that is about to get one."""
 
 FOREIGN_S = 2.0
-"""How long a process that was not this daemon's is not read again: its pid may be given anew."""
+"""Time until a foreign process is read again: its pid may be reused."""
 
 
 class Processes:
     """The processes of one daemon, by job and launch.
 
-    Their environments are what is expensive to read (0.2 s for 3,000 processes), so all processes
-    of others are read only now and then.
+    Reading environments takes long (0.2 s for 3,000 processes), so foreign processes are read only
+    now and then.
     """
 
     def __init__(self, instance_id: str) -> None:
@@ -149,20 +149,20 @@ class Processes:
     def of(self, job: str | None, launch: str | None) -> list[int]:
         """Return the live processes of a job, of all for None, or of one launch."""
         self._scan()
-        found = []
-        for pid, known in list(self._own.items()):
-            if job not in (None, known[0]):
+        pids = []
+        for pid, before in list(self._own.items()):
+            if job not in (None, before[0]):
                 continue
-            now = self._read(pid)
-            if now is None:  # it has ended, or another has been given its pid
+            owner = self._read(pid)
+            if owner is None:  # it has ended, or its pid was reused
                 del self._own[pid]
                 continue
-            if now == NO_ENVIRONMENT:
-                now = known
-            self._own[pid] = now
-            if job in (None, now[0]) and launch in (None, now[1]) and alive(pid):
-                found.append(pid)
-        return found + [pid for pid in descendants(found) if alive(pid)]
+            if owner == NO_ENVIRONMENT:
+                owner = before
+            self._own[pid] = owner
+            if job in (None, owner[0]) and launch in (None, owner[1]) and alive(pid):
+                pids.append(pid)
+        return pids + [pid for pid in descendants(pids) if alive(pid)]
 
     def jobs(self) -> list[str]:
         """Return the jobs that live processes belong to, sorted."""
@@ -199,7 +199,7 @@ class Processes:
 
 
 def environment(pid: int) -> list[bytes] | None:
-    """Return what a process's environment was at its start, None where it cannot be read."""
+    """Return the environment of a process at its start, None if it cannot be read."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -207,7 +207,7 @@ def environment(pid: int) -> list[bytes] | None:
 
 
 def program_name(pid: int) -> str:
-    """Return the name of what a process runs, its first 15 characters; empty if it has ended."""
+    """Return the name of a process's program, its first 15 characters; "" if it has ended."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
     except OSError:
@@ -233,34 +233,34 @@ def alive(pid: int) -> bool:
 
 
 def has_live_children(pid: int) -> bool | None:
-    """Return whether a process has children that run; None where this cannot be told."""
+    """Return whether a process has running children; None if that is unknown."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
-        return None  # it has ended, or this kernel does not tell
+        return None  # it has ended, or this kernel has no such file
     return any(alive(int(child)) for child in children)
 
 
 def send_signal(pid: int, number: int) -> None:
     """Send a signal to a process; one that has ended, or is not ours to signal, gets none."""
     if pid <= 0:
-        return  # no process: to the system it would mean a whole group, our own
+        return  # no process: 0 is this process's own group
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
-# FUSED rms.launch.processes: Control groups of jobs (cgroups(7), version 2), where this user was given some of their own.
+# --- Control groups of jobs (cgroups(7), version 2), if this user has delegated ones -----------
 #
-# A process may drop its environment, its session and its parents, but it stays in its control group:
-# so whatever a job has started is found there. Groups may be made below one that was delegated to the
-# user: systemd marks those (``Delegate=yes``) by the attribute ``user.delegate``; elsewhere
+# A process may drop its environment, its session and its parents, but it stays in its control
+# group: so all processes of a job are found there. Groups may be made below one that was delegated
+# to the user: systemd marks those (``Delegate=yes``) by the attribute ``user.delegate``; elsewhere
 # :data:`GROUP_VARIABLE` names one.
 #
-# The kernel holds a job to its memory where the group above may give the memory controller to those
-# below it: where that controller is there, and no process is in that group itself ("no internal
-# processes" holds for groups that give controllers). So the daemon has to be in another one, such as
-# :data:`SUBGROUP` of a unit; it moves nobody, as a unit whose own group gives controllers is not
-# started again.
+# The kernel limits the memory of a job if the group above may delegate the memory controller: if it
+# has that controller, and no process is in that group itself ("no internal processes" holds for
+# groups that delegate controllers). So the daemon has to be in another group, such as
+# :data:`SUBGROUP` of a unit; it moves no process, as systemd does not start a unit again whose own
+# group delegates controllers.
 
 GROUP_VARIABLE = "RMS_CGROUP"
 """A folder of cgroup v2 below which the daemon may make its own."""
@@ -273,10 +273,10 @@ PROCESSES = "cgroup.procs"
 
 
 def find_delegated(env: Mapping[str, str]) -> Path | None:
-    """Return a group below which this process may make others, None where it was given none."""
+    """Return a group below which this process may make others, None without one."""
     if GROUP_VARIABLE in env:
-        found = Path(env[GROUP_VARIABLE])
-        return found if _writable(found) else None
+        named = Path(env[GROUP_VARIABLE])
+        return named if _writable(named) else None
     own = _own_group()
     if own is not None and own.name == SUBGROUP:
         own = own.parent
@@ -284,7 +284,7 @@ def find_delegated(env: Mapping[str, str]) -> Path | None:
 
 
 def escapes(env: Mapping[str, str]) -> str:
-    """Return what of a job may outlive it on this machine, "" where nothing may."""
+    """Return which processes of a job may outlive it on this machine, "" for none."""
     if find_delegated(env) is not None:
         return ""
     return uncontained() or (
@@ -322,12 +322,12 @@ def _writable(group: Path) -> bool:
 
 
 class Groups:
-    """A group for each job, in which all that is started for it begins.
+    """A control group for each job.
 
     Args:
-        above: where groups may be made, None where none may.
+        above: the group below which groups may be made, None for no groups.
         instance_id: of the daemon.
-        jobs: folder with one of each job, where a daemon that is started again finds its group.
+        jobs: folder with a folder of each job, in which its group is saved for a later daemon.
     """
 
     def __init__(self, above: Path | None, instance_id: str, jobs: Path) -> None:
@@ -353,7 +353,7 @@ class Groups:
         return group / PROCESSES
 
     def _give_memory(self, own: Path) -> None:
-        """Let the groups of jobs limit memory, where that can be; it is tried once."""
+        """Let the groups of jobs limit memory, if possible; it is tried once."""
         if not self._gives:
             self._gives = True
             with contextlib.suppress(OSError):
@@ -361,13 +361,13 @@ class Groups:
                     (group / "cgroup.subtree_control").write_text("+memory")
 
     def limit_memory(self, job: str, most_mib: float | None = None) -> int | None:
-        """Let the kernel end all of a job that comes to hold more memory; nothing is swapped.
+        """Let the kernel end a job that exceeds a limit of its memory; nothing is swapped.
 
         Args:
-            most_mib: None for what was said before.
+            most_mib: None for the limit of before.
 
         Returns:
-            How many of its processes were ended for that; None where the kernel cannot be asked.
+            How many of its processes were ended for that; None if the kernel cannot limit it.
         """
         group = self._find(job)
         if group is None or not (group / "memory.max").exists():
@@ -385,23 +385,23 @@ class Groups:
         return _kills(group)
 
     def members(self, job: str) -> list[int]:
-        """Return the live processes of a job's group; one that has none is removed."""
+        """Return the live processes of a job's group; an empty group is removed."""
         group = self._find(job)
         if group is None:
             return []
-        found: list[int] = []
+        pids: list[int] = []
         with contextlib.suppress(OSError):
             for file in group.rglob(PROCESSES):  # a job may make groups of its own
-                found += map(int, file.read_text().split())
-        found = [pid for pid in found if alive(pid)]
-        if not found:
+                pids += map(int, file.read_text().split())
+        pids = [pid for pid in pids if alive(pid)]
+        if not pids:
             if self._limits.pop(job, None) is not None:
                 self._kills[job] = _kills(group)
             with contextlib.suppress(OSError):
                 group.rmdir()
                 self._of.pop(job, None)
                 (self._jobs / job / "group").unlink()
-        return found
+        return pids
 
     def _find(self, job: str) -> Path | None:
         if job not in self._of:
@@ -415,14 +415,14 @@ class Groups:
         return self._of[job]
 
     def close(self) -> None:
-        """Remove the daemon's own group, if no job is in one of it."""
+        """Remove the daemon's own group, if no job has one in it."""
         if self._own is not None:
             with contextlib.suppress(OSError):
                 self._own.rmdir()
 
 
 def _kills(group: Path) -> int:
-    """Return how many processes of a group the kernel has ended for want of memory."""
+    """Return how many processes of a group the kernel has ended for lack of memory."""
     with contextlib.suppress(OSError, ValueError):
         for line in (group / "memory.events").read_text().splitlines():
             name, _, number = line.partition(" ")
@@ -432,13 +432,13 @@ def _kills(group: Path) -> int:
 
 
 def join(file: Path | None) -> None:
-    """Have this process join a group; for a child about to exec, which goes on where it cannot."""
+    """Let this process join a group, if possible; for a child about to exec."""
     if file is not None:
         with contextlib.suppress(OSError):
             file.write_text("0")
 
 
-# FUSED rms.launch.processes: What jobs may be started with: output that takes what is written, strings that exec takes.
+# --- Outputs and strings that a process can be started with ---------------------------------------
 
 KINDS = (
     (stat.S_ISFIFO, "a named pipe"),
@@ -459,7 +459,7 @@ MOST_LINKS = 40
 
 
 def check_output(place: Path | int, name: Path | None = None) -> None:
-    """Refuse an output that is neither a regular file, nor to be made, nor ``/dev/null``.
+    """Refuse an output that exists and is neither a regular file nor ``/dev/null``.
 
     Args:
         place: a path, or an open file, of this ``name``.
@@ -468,20 +468,20 @@ def check_output(place: Path | int, name: Path | None = None) -> None:
         ValueError: it is something else, or no path at all.
     """
     try:
-        found = os.fstat(place) if isinstance(place, int) else place.stat()
+        status = os.fstat(place) if isinstance(place, int) else place.stat()
     except OSError:
-        return  # there is none yet; whether one can be made shows when it is
-    if stat.S_ISREG(found.st_mode):
+        return  # it does not exist yet
+    if stat.S_ISREG(status.st_mode):
         return
-    if stat.S_ISCHR(found.st_mode) and found.st_rdev == Path(os.devnull).stat().st_rdev:
+    if stat.S_ISCHR(status.st_mode) and status.st_rdev == Path(os.devnull).stat().st_rdev:
         return
-    got = next((words for is_one, words in KINDS if is_one(found.st_mode)), "something else")
+    got = next((words for is_one, words in KINDS if is_one(status.st_mode)), "something else")
     where = place if name is None else name
     raise ValueError(f"expected a regular file as output, got {where}, which is {got}")
 
 
 def check_strings(path: str, env: Mapping[str, str]) -> None:
-    """Refuse what no process can be started with.
+    """Refuse a path and variables with which no process can be started.
 
     Raises:
         ValueError: the path is invalid (:func:`check_path`), a variable holds a NUL or cannot be

@@ -1,15 +1,20 @@
-"""A node's meters: ``python -m rms.power.agent`` on each node tells the daemon what was drawn.
+"""The agent of a node: ``python -m rms.power.agent`` reads its meters or sets its frequencies.
 
-It reads as often as its meters need it, and reports the sums, cumulative, once in a while. What the
-daemon has booked before it asks for at first, and goes on from there. Where nothing can be read,
-that is reported once, with the reason, and the daemon keeps to its model.
+The agent of the meters reads them as often as they need it and reports cumulative sums. Its first
+message asks for the sums that the daemon has booked, and it continues from those. A node without
+meters is reported once, with the reason, and the daemon uses its model there.
 
-Compute nodes import this, so it needs nothing but :mod:`rms.wire` and msgspec.
+With ``--clocks`` the agent polls the daemon for the frequencies of the node's cores and GPUs, sets
+them, and reports why they cannot be set. They are restored when the agent ends and while the daemon
+is away.
+
+Compute nodes import this module, so it needs only :mod:`rms.wire` and msgspec.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 import signal
@@ -19,25 +24,29 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from queue import SimpleQueue
+from typing import TypeVar
 
 import msgspec
 
 from rms.power.choice import MeterChoice
-from rms.power.meter import MeterError, NodeMeter, boottime
+from rms.power.frequency import Clocks, FrequencyError, Shares
+from rms.power.meter import MeterError, NodeMeter, boot_id, boottime
 from rms.wire.http import UnreachableError, request
 from rms.wire.messages import (
+    CLOCKS_PATH,
     METER_PATH,
     SERVER_VARIABLE,
     TOKEN_VARIABLE,
+    ClockOrders,
+    ClockReport,
     DeviceEnergy,
     MeterAnswer,
     Metered,
 )
 
 PATIENCE_S = 600.0
-"""How long a daemon may be away before the meters give up."""
+"""An agent ends when the daemon has been away for so long."""
 
 AGAIN_S = 1.0
 """Time between two tries to reach a daemon that is away."""
@@ -48,28 +57,55 @@ ANSWER_S = 30.0
 LAST_WORD_S = 2.0
 """How long the last report may take, once the agent is told to end."""
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+CLOCKS_EVERY_S = 0.5
+"""Time between two polls for frequencies."""
 
+AWAY_S = 10.0
+"""Frequencies are restored when the daemon has been away for so long."""
+
+Answer = TypeVar("Answer")
 Send = Callable[[Metered, float], MeterAnswer]
-"""Hands a report to the daemon, within so many seconds; raises UnreachableError or MeterError."""
+"""Sends a report to the daemon with a timeout; raises UnreachableError or MeterError."""
+
+Follow = Callable[[ClockReport], ClockOrders]
+"""Sends a report to the daemon; raises UnreachableError or MeterError."""
 
 
-def boot_id() -> str:
-    """Return what tells this boot of the machine from others, "" where it does not say."""
+def exchange(
+    env: Mapping[str, str], path: str, message: object, answer: type[Answer], timeout_s: float
+) -> Answer:
+    """Send a message to the daemon that the environment names; return its answer.
+
+    Raises:
+        KeyError: the environment names no daemon.
+        UnreachableError: the daemon does not answer, or has an internal error.
+        MeterError: another daemon has answered, or none.
+    """
+    server, token = env[SERVER_VARIABLE], env[TOKEN_VARIABLE]
+    body = msgspec.json.encode(message)
     try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
+        status, text = request(server, "POST", path, body, token=token, timeout_s=timeout_s)
+        if status == 200:
+            return msgspec.json.decode(text, type=answer)
+    except ValueError as error:  # the address, or the answer, is not a daemon's
+        raise MeterError(str(error)) from None
+    got = f"the daemon answered {status}: {text.decode(errors='replace')[:200]}"
+    if status >= 500:
+        raise UnreachableError(got)
+    raise MeterError(got)
+
+
+# --- meters ----------------------------------------------------------------------------------
 
 
 @dataclass
 class Mailbox:
-    """Reports on their way to the daemon, on a thread: reading goes on meanwhile.
+    """Sends reports to the daemon on a thread, so that readings go on meanwhile.
 
-    Reports are cumulative, so those that wait are delivered as one.
+    Reports are cumulative, so those that wait are merged into one.
 
     Attributes:
-        error: why no more is delivered, "" while that is not so.
+        error: why sending has ended, "" before.
     """
 
     send: Send
@@ -80,14 +116,14 @@ class Mailbox:
     _thread: threading.Thread | None = None
 
     def put(self, report: Metered) -> None:
-        """Have this delivered, with what was not yet."""
+        """Send a report with those that wait."""
         self._reports.put(report)
         if self._thread is None:
             self._thread = threading.Thread(target=self._deliver, daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Deliver what is left, if the daemon answers soon."""
+        """Send the last reports, if the daemon answers soon."""
         self._closing = True
         self._reports.put(None)
         if self._thread is not None:
@@ -125,7 +161,7 @@ class Agent:
 
     Attributes:
         every_s: time between two reports.
-        over: set when it is to end.
+        over: set when the agent is to end.
         clock, wall: :func:`boottime`, and seconds since the epoch.
         boot: :func:`boot_id`.
     """
@@ -142,10 +178,10 @@ class Agent:
     _number: int = 0
 
     def run(self) -> None:
-        """Report until it is over, or at once where nothing can be read.
+        """Report until it is over; a node without meters is reported once.
 
         Raises:
-            MeterError: the daemon takes no reports, or does not answer any more.
+            MeterError: the daemon refuses the reports, or has been away for :data:`PATIENCE_S`.
         """
         if not self._resume():
             return
@@ -161,7 +197,7 @@ class Agent:
                 box.put(self._report(fresh, failed))
                 due_s = now_s + self.every_s
             if nothing:
-                break  # there is nothing here, and that has been said
+                break  # a node without meters, which is reported now
             self.over.wait(max(0.0, min(self.meter.every_s, due_s - now_s)))
         if reported and not box.error:
             box.put(self._report(fresh, self._read(self.clock(), fresh)))
@@ -170,7 +206,7 @@ class Agent:
             raise MeterError(box.error)
 
     def _read(self, now_s: float, fresh: dict[str, DeviceEnergy]) -> str:
-        """Take in the news of all devices; return why there is none, or ""."""
+        """Read all devices into ``fresh``; return the reason if none can be read, or ""."""
         try:
             fresh.update((device.device, device) for device in self.meter.read(now_s))
         except MeterError as error:
@@ -178,21 +214,23 @@ class Agent:
         return ""
 
     def _report(self, fresh: dict[str, DeviceEnergy], failed: str) -> Metered:
-        """Return a report of all news."""
+        """Return a report of all fresh readings."""
         self._number += 1
         devices = list(fresh.values())
         fresh.clear()
-        return self._word(self._number, devices, failed or self.meter.reason)
+        return self._message(self._number, devices, failed or self.meter.reason)
 
-    def _word(self, number: int, devices: Sequence[DeviceEnergy] = (), reason: str = "") -> Metered:
+    def _message(
+        self, number: int, devices: Sequence[DeviceEnergy] = (), reason: str = ""
+    ) -> Metered:
         return Metered(self.node, self._id, number, self.wall(), self.boot, list(devices), reason)
 
     def _resume(self) -> bool:
-        """Ask what the daemon has booked, to go on from there; False where it is over before."""
+        """Continue from the sums that the daemon has booked; return False if it is over before."""
         until_s = time.monotonic() + PATIENCE_S
         while not self.over.is_set():
             try:
-                answer = self.send(self._word(0), ANSWER_S)
+                answer = self.send(self._message(0), ANSWER_S)
             except UnreachableError as error:
                 if time.monotonic() > until_s:
                     raise MeterError(str(error)) from None
@@ -206,54 +244,77 @@ class Agent:
 
 
 def _merged(before: Metered | None, after: Metered | None) -> Metered | None:
-    """Return one report for two, of each device the newest."""
+    """Return one report for two, with the newest reading of each device."""
     if before is None or after is None:
         return after or before
     devices = {device.device: device for device in (*before.devices, *after.devices)}
     return msgspec.structs.replace(after, devices=list(devices.values()))
 
 
-def sender(env: Mapping[str, str]) -> Send:
-    """Return what hands reports to the daemon that the environment names.
+# --- frequencies -----------------------------------------------------------------------------
 
-    Raises:
-        KeyError: it names none.
+
+@dataclass
+class ClockAgent:
+    """Sets the frequencies that the daemon orders.
+
+    Attributes:
+        cores: cores of this node that belong to the allocation.
+        over: set when the agent is to end.
     """
-    known = {name: env[name] for name in (SERVER_VARIABLE, TOKEN_VARIABLE)}
 
-    def send(report: Metered, timeout_s: float) -> MeterAnswer:
-        answer = exchange(known, METER_PATH, msgspec.json.encode(report), timeout_s)
+    node: str
+    poll: Follow
+    clocks: Clocks
+    cores: frozenset[int]
+    over: threading.Event
+    _orders: ClockOrders = field(default_factory=ClockOrders)
+    _reason: str = ""
+
+    def run(self) -> None:
+        """Follow the daemon until it is over.
+
+        Raises:
+            MeterError: the daemon refuses the reports, or has been away for :data:`PATIENCE_S`.
+        """
+        answered_s = time.monotonic()
         try:
-            return msgspec.json.decode(answer, type=MeterAnswer)
-        except ValueError as error:  # it is no daemon's answer
-            raise MeterError(str(error)) from None
+            while not self.over.wait(CLOCKS_EVERY_S):
+                try:
+                    self.follow(self.poll(ClockReport(self.node, self._reason)))
+                    answered_s = time.monotonic()
+                except UnreachableError as error:
+                    if time.monotonic() > answered_s + PATIENCE_S:
+                        raise MeterError(str(error)) from None
+                    if time.monotonic() > answered_s + AWAY_S:
+                        self.follow(ClockOrders())
+        finally:
+            with contextlib.suppress(FrequencyError):  # its guard has printed it
+                self.clocks.close()
 
-    return send
+    def follow(self, orders: ClockOrders) -> None:
+        """Set frequencies if the orders have changed."""
+        if orders == self._orders:
+            return
+        self._orders, self._reason = orders, ""
+        try:
+            self.clocks.set(self._here(orders.shares), orders.highest_mhz or None)
+        except FrequencyError as error:
+            self._reason = str(error)
+
+    def _here(self, shares: Shares) -> Shares:
+        """Return the shares of this node's devices; Slurm chooses the cores of a job."""
+        gpus = {slot: share for slot, share in shares.items() if slot.startswith("gpu:")}
+        cores = [share for slot, share in shares.items() if slot not in gpus and share is not None]
+        most = max(cores, default=None)
+        return {**gpus, **{f"cpu:{core}": most for core in self.cores}}
 
 
-def exchange(env: Mapping[str, str], path: str, body: bytes, timeout_s: float) -> bytes:
-    """Tell something to the daemon that the environment names; return what it answers.
-
-    Raises:
-        KeyError: it names none.
-        UnreachableError: it does not answer, or is in trouble.
-        MeterError: it is another daemon, or none.
-    """
-    server, token = env[SERVER_VARIABLE], env[TOKEN_VARIABLE]
-    try:
-        status, answer = request(server, "POST", path, body, token=token, timeout_s=timeout_s)
-    except ValueError as error:  # it is no daemon's address
-        raise MeterError(str(error)) from None
-    if status != 200:
-        got = f"the daemon answered {status}: {answer.decode(errors='replace')[:200]}"
-        if status >= 500:  # its trouble, not ours
-            raise UnreachableError(got)
-        raise MeterError(got)  # of another daemon: what is told here is for none
-    return answer
+# --- the program -----------------------------------------------------------------------------
 
 
 def main(argv: list[str]) -> int:
-    """Run until asked to end; 0 also where there is nothing to read."""
+    """Run until a signal; return 0 also for a node without meters."""
     parser = argparse.ArgumentParser(
         "rms.power.agent", description="Tells a daemon what a node draws."
     )
@@ -262,6 +323,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--meters", default="auto", metavar="NAME[,NAME]")
     parser.add_argument("--meter-command", metavar="CMD")
     parser.add_argument("--meter-limit", type=float, metavar="W")
+    parser.add_argument("--clocks", action="store_true", help="set frequencies, read no meters")
     arguments = parser.parse_args(argv)
     over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -269,17 +331,32 @@ def main(argv: list[str]) -> int:
     node = arguments.node
     if node is None:
         node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    meter = NodeMeter([])
     try:
-        chosen = arguments.meters, arguments.meter_command, arguments.meter_limit
-        meter = MeterChoice.parse(*chosen).open(os.environ)
-        Agent(node, meter, sender(os.environ), arguments.every, over).run()
+        (_run_clocks if arguments.clocks else _run_meters)(node, arguments, over)
     except (MeterError, KeyError) as error:
         print(f"rms.power.agent on {node or 'this machine'}: {error}", file=sys.stderr)
         return 1
+    return 0
+
+
+def _run_meters(node: str, arguments: argparse.Namespace, over: threading.Event) -> None:
+    choice = arguments.meters, arguments.meter_command, arguments.meter_limit
+    meter = MeterChoice.parse(*choice).open(os.environ)
+
+    def send(report: Metered, timeout_s: float) -> MeterAnswer:
+        return exchange(os.environ, METER_PATH, report, MeterAnswer, timeout_s)
+
+    try:
+        Agent(node, meter, send, arguments.every, over).run()
     finally:
         meter.close()
-    return 0
+
+
+def _run_clocks(node: str, _: argparse.Namespace, over: threading.Event) -> None:
+    def poll(report: ClockReport) -> ClockOrders:
+        return exchange(os.environ, CLOCKS_PATH, report, ClockOrders, ANSWER_S)
+
+    ClockAgent(node, poll, Clocks(), frozenset(os.sched_getaffinity(0)), over).run()
 
 
 if __name__ == "__main__":

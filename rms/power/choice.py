@@ -1,4 +1,4 @@
-"""Which meters a node has: chosen by the user, or all that can be read there."""
+"""The meters of a node: those that the user chooses, or all that can be read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from rms.power.command import Command, Replay
+from rms.power.command import Command, ReplayMeter
 from rms.power.meter import Ladder, Meter, MeterError, NodeMeter
 from rms.power.nvidia_smi import Devices
 from rms.power.nvml import Nvml
@@ -29,11 +29,11 @@ GPUS: Mapping[str, Callable[..., Meter]] = {"nvml": Nvml, "nvidia-smi": Devices}
 
 @dataclass(frozen=True)
 class MeterChoice:
-    """The meters that are to be read.
+    """The meters that are read.
 
     Attributes:
-        names: of meters.
-        auto: all that can be read.
+        names: names of meters.
+        auto: whether all are read that can be.
         command: a program of the user's that prints readings, "" for none.
         most_w: bound of the power of each device; None for twice its limit.
     """
@@ -68,7 +68,7 @@ class MeterChoice:
         for name in text.split(","):
             if name.startswith(REPLAY):
                 file = Path(name.removeprefix(REPLAY)).absolute()
-                Replay(file).open()
+                ReplayMeter(file).open()
                 names.append(f"{REPLAY}{file}")
             elif name == RAPL or name in GPUS:
                 names.append(name)
@@ -80,7 +80,7 @@ class MeterChoice:
         return cls(tuple(names), False, command, most_w)
 
     def check_command(self) -> None:
-        """Refuse a command whose program the shell does not find here.
+        """Refuse a command whose program the shell does not find.
 
         Raises:
             MeterError: the shell does not find it.
@@ -94,30 +94,30 @@ class MeterChoice:
 
     @property
     def none(self) -> bool:
-        """Whether nothing is to be read: the model speaks for all."""
+        """Whether nothing is read: the model is used for all."""
         return not (self.auto or self.names or self.command)
 
     @property
     def arguments(self) -> list[str]:
-        """The options by which an agent is told."""
+        """The options of an agent for this choice."""
         names = "auto" if self.auto else ",".join(self.names) or "none"
         command = ["--meter-command", self.command] if self.command else []
         limit = [] if self.most_w is None else ["--meter-limit", f"{self.most_w:g}"]
         return ["--meters", names, *command, *limit]
 
     def worth_starting(self, env: Mapping[str, str]) -> bool:
-        """Return whether an agent on this machine may find something to read."""
+        """Return whether an agent may find meters on this machine."""
         if not self.auto or self.command:
             return not self.none
         return has_gpus(env) or any(_powercap(env).glob("intel-rapl*:*"))
 
     def open(self, env: Mapping[str, str]) -> NodeMeter:
-        """Return this machine's meters; a command goes before all for the devices it names."""
+        """Return this machine's meters; a command comes first, for the devices that it names."""
         ladders: list[list[Meter]] = []
         if self.command:
             ladders.append([Command(self.command)])
         ladders += [
-            [Replay(Path(name.removeprefix(REPLAY)))]
+            [ReplayMeter(Path(name.removeprefix(REPLAY)))]
             for name in self.names
             if name.startswith(REPLAY)
         ]

@@ -1,8 +1,8 @@
-"""Energy from a recording, read back with its times: for tests and for trying things out.
+"""Meters of the user's own: a recording that is played back, and a program that prints readings.
 
-A CSV file with the columns ``at_s``, ``device`` and ``joules`` (cumulative) or ``watts``, in the
-order of time. Between two rows energy rises evenly, or under watts as a trapezoid; the recording
-begins with the first reading and is over with its last row.
+A recording is a CSV file with the columns ``at_s``, ``device`` and ``joules`` (cumulative) or
+``watts``, in the order of time. Between two rows energy rises evenly, or under watts as a
+trapezoid; the recording begins with the first reading and is over with its last row.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
-from rms.power.meter import MeterError, Tally, boottime
+from rms.power.meter import Continued, MeterError, Tally, boottime
 from rms.wire.messages import DeviceEnergy
+
+# --- A recording ----------------------------------------------------------------------------------
 
 COLUMNS = ("at_s", "device", "joules"), ("at_s", "device", "watts")
 
 
 @dataclass
 class Curve:
-    """A device: at these times (s since the recording's begin) so many joules, or watts."""
+    """The joules, or watts, of a device over time (s since the begin of the recording)."""
 
     unit: str
     at_s: list[float] = field(default_factory=list)
@@ -80,7 +82,7 @@ def read_recording(file: Path) -> dict[str, Curve]:
     """Return the devices of a recording.
 
     Raises:
-        MeterError: it is none; one sentence.
+        MeterError: it does not parse; one sentence.
     """
     curves: dict[str, Curve] = {}
     try:
@@ -119,8 +121,8 @@ def _numbers(row: Sequence[str], line: int) -> tuple[float, float]:
 
 
 @dataclass
-class Replay:
-    """Plays a recording once.
+class ReplayMeter(Continued):
+    """Plays a recording once; continues at its present time if an earlier agent has begun it.
 
     Attributes:
         file: the recording.
@@ -131,61 +133,55 @@ class Replay:
     every_s: float = 1.0
     trouble: str = ""
     _curves: dict[str, Curve] = field(default_factory=dict)
-    _known: dict[str, DeviceEnergy] = field(default_factory=dict)
-    _gap_s: float = 0.0
     _begun_s: float | None = None
     _over: set[str] = field(default_factory=set)
 
     def open(self) -> None:
-        """Read the recording, if that has not been done.
+        """Read the recording, unless it was read.
 
         Raises:
-            MeterError: it is none.
+            MeterError: it does not parse.
         """
         self._curves = self._curves or read_recording(self.file)
 
     def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return what was recorded up to now.
+        """Return the energy that was recorded up to now.
 
         Raises:
-            MeterError: it is over, or there is none.
+            MeterError: the recording is over, or does not parse.
         """
         self.open()
         if self._begun_s is None:
-            played_s = [known.counter for known in self._known.values() if known.counter]
+            known = [each for each in self._known.values() if each.source == "replay"]
+            played_s = [each.counter for each in known if each.counter]
             self._begun_s = now_s - (max(played_s) + self._gap_s if played_s else 0.0)
         at_s = now_s - self._begun_s
         if len(self._over) == len(self._curves):
             raise MeterError(f"the recording {self.file} is over")
-        found = []
+        devices = []
         for device, curve in self._curves.items():
             if device not in self._over and at_s >= curve.at_s[0]:
-                # As its counter: how far it has been played, s.
-                found.append(DeviceEnergy(device, "replay", curve.spent(at_s), counter=at_s))
+                # The counter is the time that was played, s.
+                devices.append(DeviceEnergy(device, "replay", curve.spent(at_s), counter=at_s))
                 if at_s >= curve.at_s[-1]:
                     self._over.add(device)
-        return found
-
-    def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
-        """Go on where it is by now, an earlier agent having begun it."""
-        self._known = {device.device: device for device in known if device.source == "replay"}
-        self._gap_s = gap_s
+        return devices
 
     def close(self) -> None:
         """There is nothing to end."""
 
 
-# FUSED rms.power.command: Energy by a program of the user's, which prints a line for each reading and goes on.
+# --- A program of the user's, which prints a line for each reading --------------------------------
 #
 # A line is such as ``node 4711 J``, where the program itself sums up, or ``node 61.7 W``, which is
 # integrated here over the times at which lines come.
 
 GAP_S = 10.0
-"""Between two powers further apart than this nothing is known."""
+"""After a longer time between two powers the energy is unknown."""
 
 FIRST_WAIT_S = 1.0
 MOST_WAIT_S = 60.0
-"""Before a program that has ended is started again: doubled each time, until it prints a line."""
+"""Pause before a program that has ended is started again; it doubles until the next line."""
 
 SILENT = "the meter command has printed no reading yet"
 
@@ -195,7 +191,7 @@ NOT_FOUND = (126, 127)
 
 @dataclass(frozen=True)
 class Line:
-    """A reading: of which device, joules or watts, and when it came (s, the meter's clock)."""
+    """A reading: the device, joules or watts, and its time (s, the meter's clock)."""
 
     device: str
     value: float
@@ -217,14 +213,14 @@ def parse_line(text: str, at_s: float) -> Line | None:
 
 @dataclass
 class _Device:
-    """A device, until when it was read, and its newest line, None after a gap."""
+    """A device, the time of its last reading, and its newest line, None after a gap."""
 
     tally: Tally
     seen_s: float
     last: Line | None = None
 
     def take(self, line: Line) -> bool:
-        """Take a line; return whether it is news, which a sum that stands still is not."""
+        """Take a line; return whether it is new, not the sum of before."""
         last = self.last
         if last is not None and line.unit == last.unit == "J" and line.value == last.value:
             return False
@@ -236,18 +232,21 @@ class _Device:
             # A trapezoid: in between it may have been at either end all the time.
             self.tally.joules += (line.value + last.value) / 2 * span_s
             self.tally.uncertainty_j += abs(line.value - last.value) / 2 * span_s
-        else:  # its first line, or it counts from 0 again, or has said nothing for long
+        else:  # its first line, or a sum from 0 again, or the first line after a gap
             self.tally.unseen_s += span_s
         return True
 
 
 @dataclass
-class Command:
-    """Runs the program, and again where it ends; what it does not tell is a gap.
+class Command(Continued):
+    """Runs the program, and starts it again when it ends; without lines there is a gap.
+
+    The program begins anew with its agent, and so may its counters: the time between two agents is
+    unseen.
 
     Attributes:
         command: for the shell.
-        clock: by which lines come; that of :meth:`read`.
+        clock: the clock of lines, and of :meth:`read`.
     """
 
     command: str
@@ -257,8 +256,6 @@ class Command:
     trouble: str = ""
     _lines: SimpleQueue[Line | str] = field(default_factory=SimpleQueue)
     _devices: dict[str, _Device] = field(default_factory=dict)
-    _known: dict[str, DeviceEnergy] = field(default_factory=dict)
-    _gap_s: float = 0.0
     _known_s: float | None = None
     _process: subprocess.Popen[str] | None = None
     _wait_s: float = FIRST_WAIT_S
@@ -266,7 +263,7 @@ class Command:
     _bad: bool = False
 
     def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return the devices that lines have come of since the last time.
+        """Return the devices with lines since the last reading.
 
         Raises:
             MeterError: it could not be started.
@@ -284,16 +281,8 @@ class Command:
             self.trouble = ""
         return [self._devices[name].tally.energy(name, "command") for name in fresh]
 
-    def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
-        """Go on from what an earlier agent has read; the time between is unseen.
-
-        The program begins anew with its agent, and so may what it counts.
-        """
-        self._known = {device.device: device for device in known}
-        self._gap_s = gap_s
-
     def close(self) -> None:
-        """End the program and what it has started."""
+        """End the program and its children."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:  # else its number may be another's
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -308,13 +297,13 @@ class Command:
         threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
-        """Pass on what it prints, on a thread of its own, each line with its time."""
+        """Queue its lines with their times, on a thread."""
         with process.stdout or contextlib.nullcontext(()) as lines:
             for text in lines:
                 self._lines.put(parse_line(text, self.clock()) or text.strip())
 
     def _ended(self, process: subprocess.Popen[str], now_s: float) -> None:
-        """Take in that it has ended: it is started again after a while."""
+        """Take in its end: it is started again after a pause."""
         self.close()
         for device in self._devices.values():
             device.last = None
@@ -327,7 +316,7 @@ class Command:
         self._wait_s = min(2 * self._wait_s, MOST_WAIT_S)
 
     def _take_lines(self) -> list[str]:
-        """Take in all lines that have come; return the devices they name, each once."""
+        """Take in all new lines; return their devices, once each."""
         fresh: dict[str, None] = {}
         while not self._lines.empty():
             line = self._lines.get()
@@ -345,7 +334,7 @@ class Command:
         return list(fresh)
 
     def _device(self, line: Line) -> _Device:
-        """Return the device of a line, new ones as an earlier agent had read them."""
+        """Return the device of a line, a new one with the tally of an earlier agent."""
         if line.device not in self._devices:
             before = self._known.get(line.device)
             known_s = line.at_s if before is None else self._known_s

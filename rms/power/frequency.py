@@ -1,11 +1,14 @@
-"""Frequencies of processors and GPUs: those there are, and one held for a while.
+"""Frequencies of a machine's cores and GPUs: what can be set, what is set, and how it is put back.
 
-Processors by cpufreq (``scaling_min_freq`` and ``scaling_max_freq`` of every policy), GPUs by
-NVML's locked clocks; both are for root, or for whom a site lets write those files. What was found
-is put back by a process of its own, which waits for the end of this one: however that comes, by
-``kill -9`` too. Where both are killed, it is put back by the next call of :func:`available` or
-:func:`locked`, out of a file that is there meanwhile; a restart of the machine makes all as
-configured. NVML does not tell of a lock that was there before, so GPUs are left unlocked.
+Cores are set by cpufreq (``scaling_min_freq`` and ``scaling_max_freq`` of a policy, which is a
+group of cores with one frequency), GPUs by NVML's locked clocks. Both need root, or write access to
+those files. :class:`Clocks` follows the users of cores and GPUs; :func:`locked` holds one domain at
+one frequency.
+
+A guard process of each domain saves the limits that it finds and restores them when this process
+ends, also by ``kill -9``. If both are killed, the next call of :func:`available` or a later guard
+restores them from the record that the guard wrote; after a restart of the machine the limits are
+those of its configuration. NVML does not report earlier locks, so GPUs are left unlocked.
 """
 
 from __future__ import annotations
@@ -17,14 +20,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
-from rms.power.meter import MeterError
+from rms.power.meter import MeterError, boot_id
 from rms.power.nvml import in_words, load, uuid_of
 
 CPUFREQ = Path("/sys/devices/system/cpu/cpufreq")
@@ -44,13 +47,13 @@ class FrequencyError(Exception):
 
 @dataclass(frozen=True)
 class Domain:
-    """What is set to one frequency together.
+    """Processors or a GPU that are set to one frequency together.
 
     Attributes:
         name: ``cpu``, all processors of this machine, or ``gpu-0`` and so on, as NVML counts.
         mhz: the frequencies it can be set to, MHz, ascending.
-        settable: whether this user may, as far as can be told without trying.
-        reason: why not.
+        settable: whether this user may set it, as far as the permissions tell.
+        reason: the reason if not.
     """
 
     name: str
@@ -62,17 +65,17 @@ class Domain:
 def available(env: Mapping[str, str] = os.environ) -> list[Domain]:
     """Return this machine's processors, whether they can be set or not, and its GPUs.
 
-    What a holder and its guard have left as they were killed is put back first.
+    Limits left by a holder and a guard that were both killed are restored first.
     """
     for record in _folder(env).glob(RECORD.format("*")):
         with contextlib.suppress(FrequencyError), _held(record):
-            pass  # that puts back what nobody else could
+            pass  # restores them
     return [_processors(env), *_gpus()]
 
 
 @contextlib.contextmanager
 def locked(domain: Domain, mhz: int, env: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Hold a domain at a frequency; afterwards it is as it was found, however this ends.
+    """Hold a domain at a frequency; its limits are restored afterwards, however this ends.
 
     Raises:
         FrequencyError: it cannot be set, or could not be put back.
@@ -92,14 +95,14 @@ def locked(domain: Domain, mhz: int, env: Mapping[str, str] = os.environ) -> Ite
         yield
 
 
-# ---------------------------------------------------------------- processors, by cpufreq
+# --- cores, by cpufreq ---------------------------------------------------------------------------
 
 
 def policies_of(env: Mapping[str, str]) -> list[Path]:
     """Return cpufreq's policies: processors that have one frequency together."""
     folder = Path(env.get(CPUFREQ_VARIABLE) or CPUFREQ)
-    found = folder.glob("policy*")
-    return sorted(path for path in found if (path / "scaling_max_freq").exists())
+    paths = folder.glob("policy*")
+    return sorted(path for path in paths if (path / "scaling_max_freq").exists())
 
 
 def _processors(env: Mapping[str, str]) -> Domain:
@@ -150,7 +153,11 @@ def set_limits(policy: Path, low_khz: int, high_khz: int) -> None:
 
 
 def check_limits(policy: Path, mhz: int) -> None:
-    """Drivers take what they like and say nothing: see what they took."""
+    """Refuse limits that the driver has changed: drivers do so without an error.
+
+    Raises:
+        FrequencyError: the limits are others.
+    """
     got = [khz // 1000 for khz in limits_of(policy)]
     if any(abs(limit - mhz) > STEP_MHZ // 2 for limit in got):
         raise FrequencyError(
@@ -167,7 +174,7 @@ def _khz(path: Path) -> int:
         raise FrequencyError(f"expected a frequency in {path}, got something else") from None
 
 
-# ---------------------------------------------------------------- GPUs, by NVML
+# --- GPUs, by NVML -------------------------------------------------------------------------------
 
 
 def _gpus() -> list[Domain]:
@@ -216,10 +223,10 @@ def _unlock(uuid: str) -> None:
 
 @contextlib.contextmanager
 def _nvml() -> Iterator[Any]:
-    """Give NVML, and say in a sentence what it refuses.
+    """Open NVML; raise its errors as a sentence.
 
     Raises:
-        FrequencyError: there is none, or it raised an error inside.
+        FrequencyError: NVML is missing or has raised an error.
     """
     try:
         nvml = load()
@@ -235,16 +242,177 @@ def _nvml() -> Iterator[Any]:
         nvml.nvmlShutdown()
 
 
-# ---------------------------------------------------------------- who puts back what was found
+# --- frequencies of slots, for their users -------------------------------------------------------
+
+Shares = Mapping[str, float | None]
+"""The frequency of each slot (``cpu:3``, ``gpu:0``) over the highest, None for unused slots."""
 
 
-class Found(msgspec.Struct, frozen=True):
-    """What was found.
+class Clocks:
+    """Frequencies of this machine's slots, set for their users.
+
+    A group of cores with one frequency runs at the highest share of its users. A group without
+    users, or with one at the highest frequency, keeps the limits of before. The first frequency
+    below the highest starts the guard process; it ends when no user has less than the highest.
 
     Attributes:
-        boot: of the machine, as nothing has to be put back after the next.
-        policies: of cpufreq, each with its limits, kHz.
-        gpus: by NVML's names, whose clocks are to be unlocked.
+        mhz: frequency of each slot that is set, MHz.
+    """
+
+    def __init__(self, env: Mapping[str, str] = os.environ) -> None:
+        self._env = env
+        self._guards: dict[str, contextlib.ExitStack] = {}
+        self._before: dict[Path, tuple[int, int]] = {}
+        self._set: dict[Path, int] = {}
+        self._gpu_mhz: dict[str, Sequence[int]] = {}
+        self.mhz: dict[str, int] = {}
+
+    def refusal(self, slots: Iterable[str]) -> str:
+        """Return why the frequencies of slots cannot be set, "" where they can."""
+        kinds = {slot.partition(":")[0] for slot in slots}
+        wanted = [d for d in available(self._env) if d.name.partition("-")[0] in kinds]
+        if not wanted:
+            return f"expected frequencies of {' and '.join(sorted(kinds))}, got none here"
+        return "; ".join(f"{d.name}: {d.reason}" for d in wanted if not d.settable)
+
+    def set(self, shares: Shares, highest_mhz: float | None = None) -> None:
+        """Set the frequencies of all slots of the machine.
+
+        Args:
+            highest_mhz: the frequency of a share of 1; None for the highest of the slot itself.
+
+        Raises:
+            FrequencyError: one could not be set; the limits of all are restored.
+        """
+        try:
+            cores = {slot: share for slot, share in shares.items() if slot.startswith("cpu:")}
+            self._set_cores(cores, highest_mhz)
+            for slot, share in shares.items():
+                if slot.startswith("gpu:"):
+                    self._set_gpu(slot, share, highest_mhz)
+        except FrequencyError:
+            with contextlib.suppress(FrequencyError):  # the first of them says why
+                self.close()
+            raise
+
+    def close(self) -> None:
+        """Restore all limits.
+
+        Raises:
+            FrequencyError: some could not be restored.
+        """
+        wrong = []
+        for guard in list(self._guards):
+            try:
+                self._release(guard)
+            except FrequencyError as error:
+                wrong.append(str(error))
+        self.mhz.clear()
+        if wrong:
+            raise FrequencyError("; ".join(wrong))
+
+    # --- cores -----------------------------------------------------------------------------------
+
+    def _set_cores(self, shares: Shares, highest_mhz: float | None) -> None:
+        slots = _by_policy(shares, self._env)
+        without = set(shares).difference(*slots.values())
+        if any((shares[slot] or 1.0) < 1.0 for slot in without):
+            reason = self.refusal(shares) or f"no frequencies of {', '.join(sorted(without))} here"
+            raise FrequencyError(reason)
+        wanted = {}
+        for policy, own in slots.items():
+            used = [share for slot in own if (share := shares[slot]) is not None]
+            if used and max(used) < 1.0:
+                wanted[policy] = _step(steps_of(policy), max(used), highest_mhz)
+        if not wanted:
+            self._release("cpu")
+        elif "cpu" not in self._guards:
+            self._guard(Domain("cpu"), list(slots))
+            self._before = {policy: limits_of(policy) for policy in slots}
+        for policy in self._set.keys() - wanted.keys():
+            set_limits(policy, *self._before[policy])
+            del self._set[policy]
+        for policy, mhz in wanted.items():
+            if self._set.get(policy) != mhz:
+                set_limits(policy, mhz * 1000, mhz * 1000)
+                check_limits(policy, mhz)
+                self._set[policy] = mhz
+        held = {slot: wanted[policy] for policy in wanted for slot in slots[policy]}
+        self.mhz = {**{s: mhz for s, mhz in self.mhz.items() if s not in shares}, **held}
+
+    # --- GPUs ------------------------------------------------------------------------------------
+
+    def _set_gpu(self, slot: str, share: float | None, highest_mhz: float | None) -> None:
+        name = slot.replace(":", "-")
+        if share is None or share >= 1.0:
+            self._release(name)
+            self.mhz.pop(slot, None)
+            return
+        if name not in self._guards:
+            domains = [d for d in available(self._env) if d.name == name and d.mhz]
+            if not domains:
+                raise FrequencyError(f"expected frequencies of {name}, got none here")
+            self._guard(domains[0], [])
+            self._gpu_mhz[name] = domains[0].mhz
+        mhz = _step(self._gpu_mhz[name], share, highest_mhz)
+        if self.mhz.get(slot) != mhz:
+            lock_gpu(int(slot.removeprefix("gpu:")), mhz)
+            self.mhz[slot] = mhz
+
+    # --- guards -----------------------------------------------------------------------------------
+
+    def _guard(self, domain: Domain, policies: list[Path]) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(restored(domain, policies, self._env))
+            self._guards[domain.name] = stack.pop_all()
+
+    def _release(self, name: str) -> None:
+        guard = self._guards.pop(name, None)
+        if guard is None:
+            return
+        if name == "cpu":
+            self._set.clear()
+        guard.close()
+
+
+def _by_policy(slots: Iterable[str], env: Mapping[str, str]) -> dict[Path, list[str]]:
+    """Return the slots of each policy of cpufreq."""
+    of_core: dict[int, Path] = {}
+    for policy in policies_of(env):
+        try:
+            cores = [int(core) for core in (policy / "related_cpus").read_text().split()]
+        except (OSError, ValueError):
+            cores = [int(policy.name.removeprefix("policy"))]  # as the kernel names it: its first
+        of_core.update(dict.fromkeys(cores, policy))
+    slots_of: dict[Path, list[str]] = {}
+    for slot in slots:
+        slot_policy = of_core.get(int(slot.removeprefix("cpu:")))
+        if slot_policy is not None:
+            slots_of.setdefault(slot_policy, []).append(slot)
+    return slots_of
+
+
+def _step(steps: Iterable[int], share: float, highest_mhz: float | None) -> int:
+    """Return the lowest step that is at least ``share`` of the highest frequency, MHz.
+
+    Args:
+        highest_mhz: frequency of a share of 1, None for the highest step.
+    """
+    rising = sorted(steps)
+    least = share * (highest_mhz or rising[-1])
+    return next((mhz for mhz in rising if mhz >= least - 0.5), rising[-1])
+
+
+# --- the guard process ---------------------------------------------------------------------------
+
+
+class SavedLimits(msgspec.Struct, frozen=True):
+    """Limits that a guard restores.
+
+    Attributes:
+        boot: the kernel's id of this boot; a later boot has the configured limits.
+        policies: the limits of each policy of cpufreq, kHz.
+        gpus: UUIDs of the GPUs whose clocks are unlocked.
     """
 
     boot: str
@@ -252,8 +420,8 @@ class Found(msgspec.Struct, frozen=True):
     gpus: list[str] = []
 
 
-class Task(msgspec.Struct, frozen=True):
-    """What a guard is to look after: policies or a GPU, and the file in which it notes them."""
+class GuardOrder(msgspec.Struct, frozen=True):
+    """Policies or a GPU that a guard restores, and the file for their saved limits."""
 
     record: str
     policies: list[str] = []
@@ -262,14 +430,14 @@ class Task(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def restored(domain: Domain, policies: Sequence[Path], env: Mapping[str, str]) -> Iterator[None]:
-    """Start the process that puts back what it finds, and have it do so at the end.
+    """Start the guard of a domain; it restores the limits at the end.
 
     Raises:
-        FrequencyError: it could not start, or something could not be put back.
+        FrequencyError: the guard could not start, or limits could not be restored.
     """
     record = _folder(env) / RECORD.format(domain.name)
     gpu = 0 if policies else int(domain.name.removeprefix("gpu-"))
-    task = Task(str(record), [str(policy) for policy in policies], gpu)
+    order = GuardOrder(str(record), [str(policy) for policy in policies], gpu)
     path = os.pathsep.join([str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
     guard = subprocess.Popen(
         [sys.executable, "-P", "-m", "rms.power.frequency"],
@@ -279,29 +447,29 @@ def restored(domain: Domain, policies: Sequence[Path], env: Mapping[str, str]) -
     assert guard.stdin is not None and guard.stdout is not None
     try:
         with contextlib.suppress(BrokenPipeError):
-            guard.stdin.write(msgspec.json.encode(task).decode() + "\n")
+            guard.stdin.write(msgspec.json.encode(order).decode() + "\n")
             guard.stdin.flush()
-        said = guard.stdout.readline().strip()
-        if said != READY:
-            raise FrequencyError(f"nothing was set: {said or 'no process could stand by'}")
+        answer = guard.stdout.readline().strip()
+        if answer != READY:
+            raise FrequencyError(f"nothing was set: {answer or 'no process could stand by'}")
         yield
     except BaseException as error:
-        if said := _end(guard, record):
-            error.add_note(said)
+        if trouble := _end(guard, record):
+            error.add_note(trouble)
         raise
-    if said := _end(guard, record):
-        raise FrequencyError(said)
+    if trouble := _end(guard, record):
+        raise FrequencyError(trouble)
 
 
 def _end(guard: subprocess.Popen[str], record: Path) -> str:
-    """Have all put back; return what went wrong, in a sentence, or nothing."""
+    """End a guard, which restores the limits; return its error, "" without one."""
     try:
-        said, _ = guard.communicate(timeout=END_S)  # closes its input, for which it waits
+        printed, _ = guard.communicate(timeout=END_S)  # closes its input, for which it waits
     except subprocess.TimeoutExpired:
         guard.kill()
-        said, _ = guard.communicate()
+        printed, _ = guard.communicate()
     if guard.returncode == 0:
-        return said.strip()
+        return printed.strip()
     try:  # it was killed, or failed
         with _held(record):
             return ""
@@ -310,9 +478,9 @@ def _end(guard: subprocess.Popen[str], record: Path) -> str:
 
 
 def _folder(env: Mapping[str, str]) -> Path:
-    """Return where records are: it need not outlive the machine, and is not for others to write."""
-    if given := env.get(CPUFREQ_VARIABLE):
-        return Path(given)
+    """Return the folder of the records, which a restart of the machine may empty."""
+    if named := env.get(CPUFREQ_VARIABLE):
+        return Path(named)
     if os.geteuid() == 0:
         return Path("/run")
     return Path(env.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
@@ -320,10 +488,10 @@ def _folder(env: Mapping[str, str]) -> Path:
 
 @contextlib.contextmanager
 def _held(record: Path) -> Iterator[BinaryIO]:
-    """Give a record to nobody else, after what an earlier holder has left there is put back.
+    """Lock a record, and restore the limits that an earlier holder has left in it.
 
     Raises:
-        FrequencyError: another process has it, or something could not be put back.
+        FrequencyError: another process has locked it, or limits could not be restored.
     """
     try:
         file = os.fdopen(os.open(record, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "rb+")
@@ -337,34 +505,27 @@ def _held(record: Path) -> Iterator[BinaryIO]:
         except OSError:
             raise FrequencyError(f"another process holds it, with {record}") from None
         with contextlib.suppress(msgspec.DecodeError):  # nothing is there, or half of it
-            left = msgspec.json.decode(file.read(), type=Found)
-            if left.boot == _boot():
+            left = msgspec.json.decode(file.read(), type=SavedLimits)
+            if left.boot == boot_id():
                 restore(left)
         file.seek(0)
         file.truncate()
         yield file
 
 
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def restore(found: Found) -> None:
-    """Put back what was found.
+def restore(saved: SavedLimits) -> None:
+    """Restore saved limits, all that can be.
 
     Raises:
-        FrequencyError: something could not be; the rest is put back nevertheless.
+        FrequencyError: some could not be restored.
     """
     wrong = []
-    for policy, limits in found.policies.items():
+    for policy, limits in saved.policies.items():
         try:
             set_limits(Path(policy), *limits)
         except FrequencyError as error:
             wrong.append(str(error))
-    for uuid in found.gpus:
+    for uuid in saved.gpus:
         try:
             _unlock(uuid)
         except FrequencyError as error:
@@ -374,26 +535,26 @@ def restore(found: Found) -> None:
 
 
 def guard() -> int:
-    """Wait for the end of who started this, then put back what was found; 0 if that went well."""
+    """Save the limits, wait for the end of the parent, restore them; return the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    set_yet = False
+    ready = False
     try:
-        task = msgspec.json.decode(sys.stdin.readline(), type=Task)
-        with _held(Path(task.record)) as record:
-            policies = {policy: limits_of(Path(policy)) for policy in task.policies}
-            found = Found(_boot(), policies, [] if policies else [_uuid(task.gpu)])
-            record.write(msgspec.json.encode(found))
+        order = msgspec.json.decode(sys.stdin.readline(), type=GuardOrder)
+        with _held(Path(order.record)) as record:
+            policies = {policy: limits_of(Path(policy)) for policy in order.policies}
+            saved = SavedLimits(boot_id(), policies, [] if policies else [_uuid(order.gpu)])
+            record.write(msgspec.json.encode(saved))
             record.flush()
             print(READY, flush=True)
-            set_yet = True
+            ready = True
             sys.stdin.read()  # until the other end is closed, by its end if by nothing else
-            restore(found)
+            restore(saved)
             record.truncate(0)
     except FrequencyError as error:
         with contextlib.suppress(OSError):
             print(error, flush=True)
-        return 1 if set_yet else 0
+        return 1 if ready else 0
     return 0
 
 

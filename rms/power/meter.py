@@ -1,4 +1,4 @@
-"""What reads energy: one interface for every kind of meter, and all of a node's together."""
+"""Meters of energy: their interface, all meters of a node, and energy from readings of power."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from rms.wire.messages import NODE_LIMIT_W, DeviceEnergy
 
 AGAIN_S = 60.0
-"""How long a meter that could not be read is left alone before it is tried again."""
+"""Time until a meter that could not be read is tried again."""
 
 ABOVE_LIMIT = 2.0
 """A power above this multiple of the limit of a device is implausible."""
@@ -24,9 +25,20 @@ SLACK_S = 1.0
 """A reading may exceed the bound of a device by the energy of this time at the bound."""
 
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
 def boottime() -> float:
     """Return seconds of a clock that never goes back and goes on while the machine sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def boot_id() -> str:
+    """Return the kernel's id of this boot of the machine, "" where there is none."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
 
 
 class MeterError(Exception):
@@ -37,9 +49,9 @@ class Meter(Protocol):
     """One kind of meter of this machine; opens what it reads at its first reading.
 
     Attributes:
-        sources: what it is called in the books, one name for each kind of device.
+        sources: its names in the books, one for each kind of device.
         every_s: the longest time between two readings at which it is right.
-        trouble: what it cannot read beside what it can, one sentence, or "".
+        trouble: the devices that it cannot read, one sentence, or "".
     """
 
     sources: Sequence[str]
@@ -47,36 +59,50 @@ class Meter(Protocol):
     trouble: str
 
     def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return the devices of which there is news; none while there is nothing yet.
+        """Return the devices with new readings; none before the first.
 
-        A device that cannot be read now is left out: the model speaks for it until it is back.
+        A device that cannot be read now is left out: the model is used for it until it is back.
 
         Args:
             now_s: by :func:`boottime`.
 
         Raises:
-            MeterError: there is nothing to read here, or no more.
+            MeterError: there is nothing to read here, or nothing any more.
         """
 
     def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
-        """Go on from what an earlier agent has read; called before the first reading, if at all.
+        """Continue from the readings of an earlier agent, before the first reading.
 
-        A counter that went on meanwhile has measured the time between, if it can be told how far
-        it went; else that time is added to ``unseen_s``.
+        A counter that went on meanwhile has measured the time between, if its progress is known;
+        else that time is added to ``unseen_s``.
 
         Args:
-            known: all devices that were read, of this meter and of others.
-            gap_s: how long ago that was at the next reading, s.
-            same_boot: whether counters are those of then.
+            known: all devices of the last report, of this meter and of others.
+            gap_s: time from that report to the next reading, s.
+            same_boot: whether counters have gone on since then.
         """
 
     def close(self) -> None:
-        """End what reads."""
+        """End its processes and connections."""
+
+
+@dataclass
+class Continued:
+    """A meter that keeps the last report of an earlier agent, to continue from it."""
+
+    _known: dict[str, DeviceEnergy] = field(default_factory=dict, kw_only=True)
+    _gap_s: float = field(default=0.0, kw_only=True)
+    _same_boot: bool = field(default=False, kw_only=True)
+
+    def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
+        """Continue from the readings of an earlier agent; see :class:`Meter`."""
+        self._known = {device.device: device for device in known}
+        self._gap_s, self._same_boot = gap_s, same_boot
 
 
 @dataclass
 class Tally:
-    """What a device has been read to have had, for meters to add to.
+    """The energy of a device so far, to which meters add.
 
     Attributes:
         joules, unseen_s, uncertainty_j: as in :class:`DeviceEnergy`.
@@ -88,20 +114,20 @@ class Tally:
 
     @classmethod
     def after(cls, known: DeviceEnergy | None) -> Tally:
-        """Return one that goes on from a report, or begins for None."""
+        """Return a tally that continues from a report, or a new one for None."""
         if known is None:
             return cls()
         return cls(known.joules, known.unseen_s, known.uncertainty_j)
 
     def energy(self, device: str, source: str, counter: float | None = None) -> DeviceEnergy:
-        """Return it as a report has it."""
+        """Return it as a part of a report."""
         figures = self.joules, self.unseen_s, self.uncertainty_j
         return DeviceEnergy(device, source, *figures, counter)
 
 
 @dataclass
 class Refusals:
-    """The devices of which a power was refused as implausible in the last minute."""
+    """The devices with a power that was refused as implausible in the last minute."""
 
     _newest: dict[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -122,11 +148,11 @@ class Refusals:
 class Ladder:
     """Meters of the same devices, the best first: the first that can be read is taken.
 
-    One that fails is left for the next; after a while the better ones are tried again.
+    After a failure the next is taken; after a while the better ones are tried again.
 
     Attributes:
-        current: the meter that was read last, None where none could be.
-        refused: why those could not be read that were tried, by their place.
+        current: the meter that was read last, None if none could be.
+        refused: reasons why meters could not be read, by their place.
     """
 
     meters: Sequence[Meter]
@@ -135,14 +161,14 @@ class Ladder:
     _failed_s: float = 0.0
 
     def read(self, now_s: float) -> tuple[Meter, list[DeviceEnergy]] | None:
-        """Return a meter and what it has read, None where none can be read."""
+        """Return a meter and its readings, None if none can be read."""
         if self.refused and now_s >= self._failed_s + AGAIN_S:
             self.refused.clear()
         for n, meter in enumerate(self.meters):
             if n in self.refused:
                 continue
             try:
-                found = meter.read(now_s)
+                devices = meter.read(now_s)
             except MeterError as error:
                 meter.close()
                 self.refused[n], self._failed_s = str(error), now_s
@@ -150,7 +176,7 @@ class Ladder:
             if self.current is not meter and self.current is not None:
                 self.current.close()
             self.current = meter
-            return meter, found
+            return meter, devices
         self.current = None
         return None
 
@@ -163,8 +189,8 @@ class Ladder:
 
 
 @dataclass
-class _Given:
-    """What was reported of a device, when, by which meter, and what earlier ones had read.
+class _Reported:
+    """The last report of a device: its time, its meter, and the tally of earlier meters.
 
     A reading of the same meter without new joules does not replace it: counters may be renewed less
     often than they are read.
@@ -175,15 +201,15 @@ class _Given:
     last: DeviceEnergy
     before: Tally
     left_j: float
-    """Energy that its next readings may have within the bound of its power."""
+    """Energy of its next readings that is within the bound of its power."""
 
 
 @dataclass
 class NodeMeter:
     """All meters of a node: each device is read by the first ladder that knows it.
 
-    A device that goes over from one meter to another keeps what it has had; the time since its last
-    new joules is unseen. So it is at an implausible reading.
+    A device that changes its meter keeps its tally; the time since its last new joules is unseen,
+    also after an implausible reading.
 
     Attributes:
         most_w: bound of the power of each device; None for the default.
@@ -193,7 +219,7 @@ class NodeMeter:
     most_w: float | None = None
     _refusals: Refusals = field(default_factory=Refusals)
     _read_s: float = 0.0
-    _given: dict[str, _Given] = field(default_factory=dict)
+    _last: dict[str, _Reported] = field(default_factory=dict)
 
     @property
     def every_s(self) -> float:
@@ -202,31 +228,27 @@ class NodeMeter:
         return min((meter.every_s for meter in current if meter is not None), default=AGAIN_S)
 
     def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
-        """Go on from what an earlier agent has read; see :meth:`Meter.resume`."""
+        """Continue from the readings of an earlier agent; see :meth:`Meter.resume`."""
         for ladder in self.ladders:
             for meter in ladder.meters:
                 meter.resume(known, gap_s, same_boot)
 
     def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return the devices of which there is news, each once; none while there is nothing yet.
+        """Return the devices with new readings, once each; none before the first.
 
         Raises:
             MeterError: there is nothing to read here.
         """
         self._read_s = now_s
-        found: dict[str, DeviceEnergy] = {}
-        readable = False
-        for ladder in self.ladders:
-            read = ladder.read(now_s)
-            if read is not None:
-                readable = True
-                meter, devices = read
-                for device in devices:
-                    if device.device not in found:
-                        found[device.device] = self._continued(meter, device, now_s)
-        if not readable:
+        devices: dict[str, DeviceEnergy] = {}
+        readings = [reading for ladder in self.ladders if (reading := ladder.read(now_s))]
+        if not readings:
             raise MeterError(self.reason or "no meter was chosen")
-        return list(found.values())
+        for meter, own in readings:
+            for device in own:
+                if device.device not in devices:
+                    devices[device.device] = self._continued(meter, device, now_s)
+        return list(devices.values())
 
     def close(self) -> None:
         """End all of them."""
@@ -245,8 +267,8 @@ class NodeMeter:
         return self.most_w or ABOVE_LIMIT * limit_w
 
     def _continued(self, meter: Meter, read: DeviceEnergy, now_s: float) -> DeviceEnergy:
-        """Return a reading with what other meters had read before."""
-        previous = self._given.get(read.device)
+        """Return a reading with the tally of earlier meters."""
+        previous = self._last.get(read.device)
         before, most_w = Tally() if previous is None else previous.before, self._most_w(read.device)
         left_j = most_w * SLACK_S
         if previous is not None:
@@ -272,45 +294,45 @@ class NodeMeter:
             before.uncertainty_j + read.uncertainty_j,
         ).energy(read.device, read.source, read.counter)
         if news:
-            self._given[read.device] = _Given(meter, now_s, whole, before, left_j - spent_j)
+            self._last[read.device] = _Reported(meter, now_s, whole, before, left_j - spent_j)
         return whole
 
 
-# FUSED rms.power.meter: Energy out of readings of power, with what is not known of it. Knows no device.
+# --- Energy from readings of power, and its uncertainty -------------------------------------------
 #
 # A sensor of power is not what it seems (Yang, Adamek, Armour: Part-time Power Measurements:
 # nvidia-smi's Lack of Attention, arXiv:2312.02741, and the same authors at SC24): it is read more
-# often than it changes, its readings are means over some time before, and on A100 and H100 that time
-# is a quarter of the whole, so three quarters of a run are in no reading. What that may amount to is
-# added up beside the energy, as half of an interval that holds the true value in about 95 of 100
-# cases. One thing no reading tells: a load that repeats with the very period of the sensor, or a
-# whole part of it.
+# often than it changes, its readings are means over some time before, and on A100 and H100 that
+# time is a quarter of the whole, so three quarters of a run are in no reading. The possible error
+# is summed beside the energy, as half of an interval that holds the true value in about 95 of 100
+# cases. Readings cannot show a load that repeats with the very period of the sensor, or a multiple
+# of it.
 
 GAIN = 0.05
 """The sensor's own error, as a part of the power: NVML's documentation states 5 % for Fermi and
 Kepler, and the same was found on later ones."""
 GAP_S = 2.0
-"""Longer than this between two readings nothing is taken to be known."""
+"""After a longer time between two readings the energy is unknown."""
 WINDOW_S = 1.0
-"""Over so long the range of the readings is taken for that of what is in none of them."""
+"""Time over which the range of the readings is taken for that of the power between them."""
 UNREAD = 0.4
 """The part of half of that range by which the mean of all the time may differ from the readings':
 of ten of them, each off by any part of it on its own (about 1 / sqrt(10)), and some more."""
 LONGEST_PERIOD_S = 1.0
-"""No sensor is known that brings new readings less often."""
+"""The longest known period of a sensor."""
 FEWEST_CHANGES = 4
 
 
 def gain_j(joules: float) -> float:
-    """Return by how much the true energy may be above what a sensor of this gain has told, J."""
+    """Return the possible error of an energy by the gain of its sensor, J."""
     return joules * GAIN / (1 - GAIN)
 
 
 @dataclass
 class UpdatePeriod:
-    """How often a sensor brings a new reading, from the times at which readings changed.
+    """The period of a sensor, from the times at which its readings changed.
 
-    It can be told no finer than readings are taken: then it is the time between two of them.
+    It is no shorter than the time between two readings.
     """
 
     _value: float | None = None
@@ -327,7 +349,7 @@ class UpdatePeriod:
 
     @property
     def seconds(self) -> float | None:
-        """The period, s; None before a few changes were seen.
+        """The period, s; None before a few changes.
 
         The lower quartile of the times between changes: readings in a row may be the same.
         """

@@ -1,4 +1,4 @@
-"""Power of GPUs by nvidia-smi, and the energy under such a curve. Knows nothing of jobs.
+"""Power of GPUs by nvidia-smi.
 
 If nvidia-smi prints no power of a GPU for :data:`SILENT_S` (it hangs in the driver, or prints
 ``[N/A]``), the GPU is reported as unseen and nvidia-smi is restarted. A power above twice the limit
@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import pairwise
 from queue import SimpleQueue
 
 from rms.power.meter import (
@@ -42,14 +41,14 @@ SILENT_S = 5.0
 """A GPU is silent after this time without a printed power."""
 EVERY_MS = 100
 AVERAGE_S = 1.0
-"""Over how long a reading is a mean, on Ampere and later; less on others."""
+"""Time over which a reading is a mean, on Ampere and later; less on others."""
 JUMP_S = 5.0
 LONGEST_PAUSE_S = 60.0
 PROBE_S = 30.0  # without persistence mode the driver takes seconds to wake
 
 
 @dataclass(frozen=True)
-class Reading:
+class PowerReading:
     """The power of one GPU (W) at one time (s since the epoch, by nvidia-smi's own clock).
 
     Attributes:
@@ -62,10 +61,10 @@ class Reading:
     limit_w: float | None = None
 
 
-def parse_line(line: str) -> Reading | None:
-    """Read ``2024/05/06 12:34:56.789, 0, 61.72, 400.00`` (local time, power and limit in W).
+def parse_line(line: str) -> PowerReading | None:
+    """Return the reading of ``2024/05/06 12:34:56.789, 0, 61.72, 400.00`` (local time, W, W).
 
-    Return None for anything else; the limit may be ``[N/A]`` or missing.
+    It is None for anything else; the limit may be ``[N/A]`` or missing.
 
     In the hour that repeats when summer time ends, times are taken to be its first pass.
     """
@@ -78,7 +77,7 @@ def parse_line(line: str) -> Reading | None:
     except (ValueError, OverflowError):
         return None
     limit_w = float(limit) if limit and limit[0].isdigit() else 0.0
-    return Reading(at_s, int(gpu), float(power), limit_w or None)
+    return PowerReading(at_s, int(gpu), float(power), limit_w or None)
 
 
 class NvidiaSmi:
@@ -99,7 +98,7 @@ class NvidiaSmi:
         self._closing = False
         self._running: tuple[subprocess.Popen[str], threading.Thread] | None = None
 
-    def start(self, on_reading: Callable[[Reading], None]) -> None:
+    def start(self, on_reading: Callable[[PowerReading], None]) -> None:
         """Start; ``on_reading`` is called on the sampler's thread and must not raise."""
         command = [self.program, *QUERY, "-lms", str(self.every_ms)]
         try:
@@ -141,7 +140,7 @@ class NvidiaSmi:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read(self, process: subprocess.Popen[str], tell: Callable[[Reading], None]) -> None:
+    def _read(self, process: subprocess.Popen[str], tell: Callable[[PowerReading], None]) -> None:
         with process:  # closes the pipe and reaps the child
             self._pass_on(process.stdout or (), tell)
         code = process.returncode
@@ -150,38 +149,13 @@ class NvidiaSmi:
             last = self.unreadable
             self.error = f"{self.program} ended on its own {how}{last and ': '}{last}"
 
-    def _pass_on(self, lines: Iterable[str], tell: Callable[[Reading], None]) -> None:
-        """Pass on every reading; keep the first sentence of the last line that is none."""
+    def _pass_on(self, lines: Iterable[str], tell: Callable[[PowerReading], None]) -> None:
+        """Pass on every reading; keep the first sentence of the last other line."""
         for line in lines:
             if reading := parse_line(line):
                 tell(reading)
             elif line.strip():
                 self.unreadable = line.strip().partition(". ")[0].rstrip(".")[:200]
-
-
-def integrate(readings: Sequence[Reading], start_s: float, end_s: float) -> dict[int, float]:
-    """Return the energy of each GPU (J) from start to end (s since the epoch; 0 J if reversed).
-
-    The trapezoidal rule over each GPU's readings, in any order (Iserte & Rojek, section 5.2:
-    energy by integrating power curves). Start and end are interpolated between readings; before
-    the first reading and after the last the power is held.
-    """
-    curves: dict[int, list[Reading]] = {}
-    for reading in sorted(readings, key=lambda r: r.at_s):
-        curves.setdefault(reading.gpu, []).append(reading)
-    return {gpu: _area(curve, start_s, end_s) for gpu, curve in sorted(curves.items())}
-
-
-def _area(curve: Sequence[Reading], start: float, end: float) -> float:
-    head_s, tail_s = min(end, curve[0].at_s) - start, end - max(start, curve[-1].at_s)
-    parts = [max(0.0, head_s) * curve[0].power_w, max(0.0, tail_s) * curve[-1].power_w]
-    for a, b in pairwise(curve):
-        low, high = max(a.at_s, start), min(b.at_s, end)
-        if low < high:
-            slope = (b.power_w - a.power_w) / (b.at_s - a.at_s)
-            middle_s = ((low - a.at_s) + (high - a.at_s)) / 2  # of a trapezoid: its mean height
-            parts.append((high - low) * (a.power_w + slope * middle_s))
-    return math.fsum(parts)
 
 
 @dataclass
@@ -197,7 +171,7 @@ class Devices:
     every_s: float = 1.0
     trouble: str = ""
     most_w: float | None = None
-    _readings: SimpleQueue[Reading] = field(default_factory=SimpleQueue)
+    _readings: SimpleQueue[PowerReading] = field(default_factory=SimpleQueue)
     _sampler: NvidiaSmi | None = None
     _curves: dict[int, PowerIntegral] = field(default_factory=dict)
     _printed_s: dict[int, float] = field(default_factory=dict)
@@ -209,16 +183,16 @@ class Devices:
     _tries: int = 0
 
     def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
-        """Go on from what an earlier agent has read; the time between nobody has seen."""
+        """Continue from the readings of an earlier agent; the time between is unseen."""
         for device in known:
             self._before[device.device] = Tally.after(device)
             self._before[device.device].unseen_s += gap_s
 
     def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return the GPUs with new readings, and those that are no longer seen.
+        """Return the GPUs with new readings, and silent ones.
 
         Raises:
-            MeterError: nvidia-smi tells of none.
+            MeterError: nvidia-smi prints no power.
         """
         if self._begun_s is None:
             self._begun_s = now_s
@@ -261,7 +235,7 @@ class Devices:
         return "; ".join(filter(None, (problem, *reasons)))
 
     def close(self) -> None:
-        """End nvidia-smi; a later reading starts it again, unless it still hangs, and goes on."""
+        """End nvidia-smi; a later reading starts it again, unless it still hangs."""
         if self._sampler is not None:
             self._sampler.close()
             if not self._sampler.hangs:
@@ -279,10 +253,10 @@ class Devices:
         self._started_s, self._tries = now_s, self._tries + 1
 
     def _take_all(self, now_s: float) -> list[int]:
-        """Take the readings that have come, at times of the caller's clock; return whose they are.
+        """Take the new readings, at times of the caller's clock; return their GPUs.
 
-        Its own times are the local time of day, which is set now and then: they tell how far apart
-        readings are, and where they jump they begin anew.
+        Its own times are the local time of day, which is set now and then: they give the distances
+        of readings, and begin anew after a jump.
         """
         readings = [self._readings.get_nowait() for _ in range(self._readings.qsize())]
         if not readings:
@@ -303,7 +277,7 @@ class Devices:
             self._printed_s[reading.gpu] = now_s
         return sorted({reading.gpu for reading in readings})
 
-    def _plausible(self, reading: Reading, now_s: float) -> bool:
+    def _plausible(self, reading: PowerReading, now_s: float) -> bool:
         """Return whether a power is plausible; record the refusal if it is not."""
         most_w = self.most_w or ABOVE_LIMIT * (reading.limit_w or GPU_LIMIT_W)
         if reading.power_w <= most_w:

@@ -6,7 +6,7 @@ the power is integrated: the instantaneous field where the driver has it, as the
 the mean of a second on Ampere and later, but GA100 (NVML API reference, nvmlDeviceGetPowerUsage).
 A GPU divided by MIG has one meter for all its parts.
 
-pynvml, of the package nvidia-ml-py, is imported when it is wanted and not before.
+pynvml, of the package nvidia-ml-py, is imported at its first use.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 from rms.power.meter import (
     ABOVE_LIMIT,
     GPU_LIMIT_W,
+    Continued,
     MeterError,
     PowerIntegral,
     Refusals,
@@ -31,18 +32,18 @@ from rms.wire.messages import DeviceEnergy
 
 COUNTER, POWER = "nvml-counter", "nvml-power"
 COUNTER_PERIOD_S = 0.1
-"""The longest time that is known between two changes of the counter (H100 and others)."""
+"""The longest known time between two changes of the counter (H100 and others)."""
 INSTANT_S, AVERAGE_S = 0.1, 1.0
-"""Over how long at most a reading of power is a mean, s."""
+"""The longest time over which a reading of power is a mean, s."""
 RETRY_S = 5.0
-"""How long a GPU that is lost is left alone."""
+"""Time until a lost GPU is tried again."""
 STUCK_S = 10.0
-"""A counter that stands still so long, of a GPU that draws power, counts nothing."""
+"""A counter that stands still for so long, of a GPU that draws power, counts nothing."""
 POWER_EVERY_S = 0.1
 COUNTER_LEAST_S, COUNTER_MOST_S = 0.45, 60.0
-"""A counter takes milliseconds to be read: not sooner again than after the first."""
+"""Shortest and longest time between two readings of a counter, which take milliseconds."""
 REFUSALS = (2, 3, 4, 13)
-"""Errors that say no for good: invalid argument, not supported, no permission, no such function."""
+"""Permanent errors: invalid argument, not supported, no permission, no such function."""
 WORDS = {
     1: "NVML is not initialised",
     3: "it is not supported on this GPU (a virtual one, or too old)",
@@ -58,7 +59,7 @@ WORDS = {
 
 
 def load() -> Any:
-    """Return pynvml, ready for use; call its ``nvmlShutdown`` when it is no more wanted.
+    """Return pynvml, ready for use; its ``nvmlShutdown`` is to be called after that.
 
     Raises:
         MeterError: it is not installed, or there is no driver.
@@ -78,24 +79,22 @@ def load() -> Any:
 
 
 def in_words(nvml: Any, error: Exception) -> str:
-    """Return what an error of NVML means."""
+    """Return an error of NVML in words."""
     code = getattr(error, "value", None)
     return WORDS.get(code if isinstance(code, int) else -1, f"NVML says: {error}")
 
 
 @dataclass
 class Counter:
-    """What a counter of joules has counted since it was first read.
+    """The joules of a counter since its first reading.
 
     A counter that rises implausibly fast belongs to another GPU, or was reset. It may be renewed
-    less often than it is read.
-
-    One that began anew and is beyond where it was by its next reading cannot be told from one that
-    went on.
+    less often than it is read. A reset counter that has passed its old value by the next reading
+    cannot be recognized.
 
     Attributes:
         joules: never falls.
-        unseen_s: how much of the time was lost, as the counter began anew.
+        unseen_s: time that was lost as the counter began anew.
         most_w: bound of the power.
     """
 
@@ -113,7 +112,7 @@ class Counter:
 
         Args:
             at_s: when, on a clock that never goes back, s.
-            counted_j: what the counter shows, J.
+            counted_j: value of the counter, J.
         """
         if self.at_s is None:
             self.at_s, self.counted_j, self.changed_s = at_s, counted_j, at_s
@@ -132,22 +131,22 @@ class Counter:
             mean_w = spent / max(read_s, 2 * COUNTER_PERIOD_S)
             self._behind_j += COUNTER_PERIOD_S * abs(mean_w - self._mean_w)
             self._mean_w = mean_w
-        else:  # the driver was loaded anew: how much it was before that, nobody has counted
+        else:  # the driver was loaded anew: its count until then is unknown
             self.unseen_s += seconds
         return spent <= most_j
 
     def uncertainty_j(self) -> float:
-        """Return half of the interval around the joules in which they truly are, J.
+        """Return half of the interval that holds the true joules, J.
 
-        The sensor's gain; and where the power has changed, that for as long as the counter may be
-        behind, so that what this rises by is that of the time between.
+        It is the sensor's gain, and each change of power for the time that the counter may be
+        behind, so that its rise is that of the time between.
         """
         return gain_j(self.joules) + self._behind_j
 
 
 @dataclass
 class _Gpu:
-    """One GPU: what it has had, by which of both ways, and how it is reached."""
+    """One GPU: its energy so far, the way in which it is read, and its handle."""
 
     name: str
     uuid: str
@@ -175,11 +174,11 @@ class _Gpu:
 
 
 @dataclass
-class Nvml:
+class Nvml(Continued):
     """The GPUs of this machine, each by its counter or else by its power.
 
-    What cannot be read for a while is left out meanwhile: a counter goes on by itself, and where it
-    began anew, or power was to be read, the time between is unseen.
+    A GPU that cannot be read is left out meanwhile: a counter goes on by itself; if it began anew,
+    or if power is read, the time between is unseen.
 
     Attributes:
         most_w: bound of the power of each GPU; None for twice its limit.
@@ -192,18 +191,10 @@ class Nvml:
     _refusals: Refusals = field(default_factory=Refusals)
     _nvml: Any = None
     _gpus: dict[str, _Gpu] = field(default_factory=dict)
-    _known: dict[str, DeviceEnergy] = field(default_factory=dict)
-    _gap_s: float = 0.0
-    _same_boot: bool = False
     _again_s: float = -math.inf
 
-    def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
-        """Go on from what an earlier agent has read; see :class:`rms.power.meter.Meter`."""
-        self._known = {device.device: device for device in known}
-        self._gap_s, self._same_boot = gap_s, same_boot
-
     def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return the GPUs of which there is news; none while they are lost.
+        """Return the GPUs with new readings; none while they are lost.
 
         Raises:
             MeterError: there is no NVML, or no GPU that it can read.
@@ -221,7 +212,7 @@ class Nvml:
         return found
 
     def close(self) -> None:
-        """Let NVML go; a later reading opens it again and goes on."""
+        """Close NVML; a later reading opens it again."""
         self._shut()
         self._again_s = -math.inf
 
@@ -234,7 +225,7 @@ class Nvml:
             gpu.handle = None
 
     def _open(self, now_s: float) -> None:
-        """Find the GPUs, anew where some were lost: by a reset, or as the driver was reloaded.
+        """Find the GPUs, again after some were lost by a reset, or by a reload of the driver.
 
         Raises:
             MeterError: there is no NVML, and never was.
@@ -265,7 +256,7 @@ class Nvml:
                 self.trouble = f"{name}: {in_words(nvml, error)}"
 
     def _choose(self, gpu: _Gpu) -> None:
-        """Take the first way of reading that this GPU has."""
+        """Take the first way in which this GPU can be read."""
         trouble = ""
         try:
             if COUNTER in self.sources:
@@ -283,7 +274,7 @@ class Nvml:
         gpu.trouble = trouble
 
     def _choose_power(self, gpu: _Gpu) -> str:
-        """Read its power from now on; return why not, if not."""
+        """Read its power from now on; return why that is impossible, or ""."""
         try:
             gpu.instant = instant_w(self._nvml, gpu.handle) is not None
             if not gpu.instant:
@@ -295,7 +286,7 @@ class Nvml:
         return ""
 
     def _read(self, gpu: _Gpu, now_s: float) -> bool:
-        """Read one GPU; return whether that brought anything."""
+        """Read one GPU; return whether there is a new reading."""
         if gpu.handle is None or not gpu.source:
             return False
         try:
@@ -313,7 +304,7 @@ class Nvml:
         return True
 
     def _count(self, gpu: _Gpu, now_s: float) -> bool:
-        """Read a counter, if the last time was long enough ago."""
+        """Read a counter, unless its last reading was just before."""
         counter = gpu.counter
         if counter.at_s is not None and now_s < counter.at_s + COUNTER_LEAST_S:
             return False
@@ -336,19 +327,19 @@ class Nvml:
 
 
 def uuid_of(nvml: Any, handle: Any) -> str:
-    """Return what tells a GPU from all others."""
+    """Return the UUID of a GPU."""
     uuid = nvml.nvmlDeviceGetUUID(handle)
     return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
 
 
 def power_w(nvml: Any, handle: Any, instant: bool) -> float:
-    """Return a GPU's power, W: the instantaneous field if that is wanted and there."""
+    """Return a GPU's power, W: on request of the instantaneous field, if there is one."""
     watts = instant_w(nvml, handle) if instant else None
     return nvml.nvmlDeviceGetPowerUsage(handle) / 1e3 if watts is None else watts
 
 
 def instant_w(nvml: Any, handle: Any) -> float | None:
-    """Return the instantaneous power, W; None where this GPU, driver or pynvml has no such field.
+    """Return the instantaneous power, W; None if GPU, driver or pynvml lack the field.
 
     Raises:
         NVMLError: the GPU cannot be reached.

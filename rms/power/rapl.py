@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rms.power.meter import ABOVE_LIMIT, MeterError, Refusals, Tally
+from rms.power.meter import ABOVE_LIMIT, Continued, MeterError, Refusals, Tally
 from rms.wire.messages import DeviceEnergy
 
 POWERCAP = Path("/sys/class/powercap")
@@ -35,15 +35,14 @@ FALLBACKS = ("intel-rapl", "intel-rapl-mmio")
 
 
 def counted(before: int, now: int, range_: int, most: float) -> int | None:
-    """Return what a counter has counted between two readings, None where that cannot be told.
+    """Return the count of a counter between two readings, None if it is unknown.
 
-    A counter that falls has wrapped around if it was so near its end that no more than ``most``
-    is in it; else it was reset. Where it may have wrapped around once more than it shows, too
-    much time has gone by.
+    A counter that falls has wrapped around if its count is then no more than ``most``; else it was
+    reset. If it may have wrapped around once more, the time between was too long.
 
     Args:
-        range_: where it wraps around, 0 where that is not known.
-        most: bound of what it can have counted, in its unit.
+        range_: the value at which it wraps around, 0 if unknown.
+        most: bound of its count, in its unit.
     """
     spent = now - before
     if spent < 0:
@@ -57,17 +56,17 @@ def counted(before: int, now: int, range_: int, most: float) -> int | None:
 
 @dataclass
 class Zone:
-    """A counter: where it is, and what it has counted.
+    """A counter: its place, and its count.
 
     Attributes:
         name: the kernel's, with the package's number for memory.
-        device, source: what it is called in the books.
-        range_uj: where it wraps around, 0 where that is not known.
+        device, source: its names in the books.
+        range_uj: the value at which it wraps around, 0 if unknown.
         most_w: bound of its power, W.
         twin: an earlier zone of the same package that it may mirror, until they differ.
         last_uj, last_s: its newest reading, None before the first.
-        counted_uj: what it has counted since it was first read, or gone on with.
-        tally: what earlier agents had read, and what was not seen.
+        counted_uj: its count since its first reading, or since that of an earlier agent.
+        tally: the readings of earlier agents, and the unseen time.
         refused: whether the newest reading was above the bound.
     """
 
@@ -85,14 +84,14 @@ class Zone:
 
     @property
     def source(self) -> str:
-        """What its meter is called in the books."""
+        """The name of its meter in the books."""
         return "rapl-dram" if self.name.startswith("dram") else "rapl"
 
     def read(self, now_s: float) -> bool:
         """Take a reading; return whether there was one."""
         now_uj = _number(self.path / "energy_uj")
         if now_uj is None:
-            return False  # the next one holds what this one would have
+            return False  # the next one holds its energy too
         if self.twin is not None and self.twin.last_s == now_s:
             self._compare(now_uj, self.twin)
         if self.last_uj is not None:
@@ -110,7 +109,7 @@ class Zone:
 
     @property
     def edges_j(self) -> float:
-        """What is not known of a span as the counter is not updated at its begin and end."""
+        """The uncertainty of a span, as the counter is not updated at its begin and end."""
         return self.most_w * UPDATE_S
 
     def _compare(self, now_uj: int, twin: Zone) -> None:
@@ -127,7 +126,7 @@ class Zone:
             self.twin = None
 
     def energy(self) -> DeviceEnergy:
-        """Return what it has counted, uncertain by its updates: of its gain nothing is stated."""
+        """Return its energy, uncertain by its updates: its gain is not stated."""
         tally = self.tally
         seen = Tally(
             tally.joules + self.counted_uj * 1e-6,
@@ -139,7 +138,7 @@ class Zone:
 
 
 @dataclass
-class Rapl:
+class Rapl(Continued):
     """The zones of this machine.
 
     Attributes:
@@ -156,16 +155,13 @@ class Rapl:
     _listed: list[str] = field(default_factory=list)
     _found: list[Zone] = field(default_factory=list)
     _zones: dict[Path, Zone] = field(default_factory=dict)
-    _known: dict[str, DeviceEnergy] = field(default_factory=dict)
     _known_s: float | None = None
-    _gap_s: float = 0.0
-    _same_boot: bool = False
 
     def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return what each zone has counted; a zone that cannot be read now is left out.
+        """Return the energy of the zones; a zone that cannot be read now is left out.
 
         Raises:
-            MeterError: there is no such counter, or none may be read by this user.
+            MeterError: there is no such counter, or this user may read none.
         """
         if self._known_s is None:
             self._known_s = now_s - self._gap_s
@@ -182,16 +178,11 @@ class Rapl:
         self.trouble = "; ".join(filter(None, (why_not, self._refusals.words(now_s))))
         return [zone.energy() for zone in counting]
 
-    def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
-        """Go on from what an earlier agent has read, and from its counters in the same boot."""
-        self._known = {device.device: device for device in known}
-        self._gap_s, self._same_boot = gap_s, same_boot
-
     def close(self) -> None:
         """There is nothing to end."""
 
     def _find(self, now_s: float) -> list[Zone]:
-        """Return the zones that count; they are looked for again where any has come or gone."""
+        """Return the zones that count; they are listed again if any has come or gone."""
         try:
             listed = sorted(os.listdir(self.folder))  # noqa: PTH208  (a tenth of the time of glob)
         except OSError:
@@ -210,7 +201,7 @@ class Rapl:
         return self._found
 
     def _zone(self, path: Path, now_s: float) -> Zone | None:
-        """Return a zone, known or new; None for what is part of another."""
+        """Return a zone, known or new; None for a part of another."""
         name = _text(path / "name") or ""
         if name == "dram":
             package = _text(path.with_name(path.name.rpartition(":")[0]) / "name") or ""
@@ -223,7 +214,7 @@ class Rapl:
         return known
 
     def _new(self, path: Path, name: str, now_s: float) -> Zone:
-        """Return a zone that was not there before, as it was when an earlier agent read it."""
+        """Return a new zone, as an earlier agent has read it."""
         whole = name.partition("-die-")[0]
         others = [zone for place, zone in self._zones.items() if place != path]
         twin = next((zone for zone in others if zone.name.partition("-die-")[0] == whole), None)
@@ -284,7 +275,7 @@ def _why_not(path: Path) -> str:
 
 
 def _text(path: Path) -> str | None:
-    """Return what a file says, None where it cannot be read now."""
+    """Return the text of a file, None if it cannot be read now."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,8 @@
-"""How fast processes run that share bandwidth, as time goes on (see :mod:`rms.core.model.contention`)."""
+"""Jobs on nodes whose processes share bandwidth, on the virtual clock.
+
+:class:`Contention` has the rates of processes as time goes on, by
+:mod:`rms.core.model.contention`; :class:`Beside` runs jobs on it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,10 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from rms.core.model.contention import Pools, dynamic_power, parts
+from rms.core.model.contention import Pools, parts
 from rms.core.model.events import Ended, ResizePoint
 from rms.core.model.jobs import Job, JobId
+from rms.core.model.speedup import dynamic_power
 from rms.core.state import State
 
 
@@ -63,7 +68,7 @@ class _Pool:
 
 
 class Contention:
-    """Who runs how fast on shared nodes, and when each job is over.
+    """The rates of processes on shared nodes, and when each job is over.
 
     Between two changes on a node all processes of a pool run at one rate, so a pool has a clock of
     its own on which ends do not move: a change costs its node's pools, however many processes and
@@ -73,7 +78,6 @@ class Contention:
 
     Attributes:
         energy: power times time of all processes that are over.
-        processor_s: time of them, idle waits for the job's last process left out.
         followed: jobs of which ``moved`` tells.
         moved: those of them whose rate may have changed since the driver last looked.
         now_s: when anything last changed.
@@ -86,7 +90,7 @@ class Contention:
         self._jobs: dict[str, _Job] = {}
         self._next: list[tuple[float, int, int, int]] = []
         self._number = 0
-        self.energy = self.processor_s = 0.0
+        self.energy = 0.0
         self.followed: set[str] = set()
         self.moved: set[str] = set()
         self.now_s = 0.0
@@ -202,9 +206,7 @@ class Contention:
         self._asked_gb_s[at] = left_gb_s if self._state[at].groups else 0.0
 
     def _book(self, group: _Group, now_s: float) -> None:
-        taken_s = group.part.processes * (now_s - group.begun_s)
-        self.processor_s += taken_s
-        self.energy += taken_s * group.part.power
+        self.energy += group.part.processes * (now_s - group.begun_s) * group.part.power
 
     def _share(self, node: int, now_s: float) -> None:
         """Set the rates of a node's pools by what is asked of it now."""
@@ -253,14 +255,14 @@ def processes(
     ]
 
 
-# FUSED rms.sim.contended: Jobs that run on nodes whose processes share bandwidth, on the virtual clock.
+# --- jobs ----------------------------------------------------------------------------------------
 
 
 class Beside:
-    """Runs jobs beside one another: what they have done is what their rates have brought so far.
+    """Runs jobs beside one another: their progress follows the rates of their processes.
 
     Attributes:
-        contention: who runs how fast; there are pools of processors in the state.
+        contention: the rates; there are pools of processors in the state.
     """
 
     def __init__(self, state: State) -> None:
@@ -291,8 +293,8 @@ class Beside:
         left_s = self.contention.left_s(job.spec.id, now)
         return max(0.0, 1.0 - left_s / whole_s), self.contention.rate(job.spec.id) / whole_s
 
-    def told(self, event: ResizePoint) -> ResizePoint:
-        """Return a resize point with what the job has done by then."""
+    def with_progress(self, event: ResizePoint) -> ResizePoint:
+        """Return a resize point with the share of its work that the job has done by then."""
         done, _ = self.progress(self._state.running[event.job], event.at_s)
         return ResizePoint(event.at_s, event.job, done)
 
@@ -305,9 +307,9 @@ class Beside:
         return None if over is None else Ended(over[0], JobId(over[1]), "COMPLETED")
 
     def moved(self) -> tuple[float, list[Job]]:
-        """Return whose rates have changed that come to resize points by their work, and when."""
-        found = sorted(self.contention.moved)
+        """Return the jobs with resize points by work whose rates have changed, and when."""
+        moved = sorted(self.contention.moved)
         self.contention.moved.clear()
         running = self._state.running
-        jobs = [running[JobId(job_id)] for job_id in found if self.contention.runs(job_id)]
+        jobs = [running[JobId(job_id)] for job_id in moved if self.contention.runs(job_id)]
         return self.contention.now_s, jobs

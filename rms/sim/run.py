@@ -1,4 +1,4 @@
-"""Nodes that fail in a simulation, and come back."""
+"""A workload or a trace on the virtual clock: its figures, rows per job, charts and failures."""
 
 from __future__ import annotations
 
@@ -21,69 +21,6 @@ from rms.core.policies import Policy, PolicyError, adjusted
 from rms.formats.config import FileError
 from rms.sim.simulator import Hooks, Passes, Simulation
 from rms.wire.files import csv_text, write_output
-
-
-def failing(
-    nodes: int, *, mtbf_s: float, repair_s: float, horizon_s: float, seed: int
-) -> list[NodeDown | NodeUp]:
-    """Return failures of nodes: each fails after exponentially distributed times.
-
-    Args:
-        mtbf_s: mean time between failures of one node.
-        repair_s: how long it stays down.
-        horizon_s: no failure begins after it.
-    """
-    draw = Random(seed)
-    found: list[NodeDown | NodeUp] = []
-    for node in range(nodes):
-        at_s = draw.expovariate(1.0 / mtbf_s)
-        while at_s < horizon_s:
-            found += [NodeDown(at_s, Node(node)), NodeUp(at_s + repair_s, Node(node))]
-            at_s += repair_s + draw.expovariate(1.0 / mtbf_s)
-    return sorted(found, key=attrgetter("at_s"))
-
-
-# FUSED rms.sim.run: A simulation with everything a chart needs: power over time, who held which node when.
-
-
-@dataclass
-class Recording:
-    """A simulation that is over: its sums, and what happened on its nodes (named by number)."""
-
-    timeline: Timeline
-    time_s: float = 0.0
-    busy_j: float = 0.0
-    idle_j: float = 0.0
-    cluster_j: float = 0.0
-    owned_j: float = 0.0
-    busy_node_s: float = 0.0
-    resizes: int = 0
-
-    def observe(self, simulation: Simulation) -> None:
-        """Take down how things are after an event."""
-        state, timeline = simulation.engine.state, self.timeline
-        simulation.ledger.follow(state)
-        timeline.power(state.now_s, simulation.ledger.power_w)
-        timeline.hold(state, state.now_s, [*timeline.holders(), *state.running])
-        timeline.switch(state, state.now_s)
-
-
-def record(specs: Sequence[JobSpec], site: Site, policy: Policy) -> Recording:
-    """Run jobs to their ends and take down what happens."""
-    found = Recording(Timeline([str(n + 1) for n in range(site.nodes)]))
-    simulation = Simulation(specs, site, policy, hooks=Hooks(record=False, observer=found.observe))
-    simulation.run()
-    ledger = simulation.ledger
-    ledger.check()
-    first = min(spec.submit_s for spec in specs)
-    found.time_s = max(job.end_s or 0.0 for job in simulation.engine.state.ended.values()) - first
-    found.busy_j, found.idle_j = sum(ledger.busy_j.values()), ledger.idle_j
-    found.cluster_j, found.owned_j = ledger.cluster_j, ledger.owned_j
-    found.busy_node_s, found.resizes = ledger.busy_node_s, simulation.resized
-    return found
-
-
-# FUSED rms.sim.run: A workload or a trace on the virtual clock, and its figures.
 
 COLUMNS = ("job", "submit_s", "start_s", "end_s", "nodes", "energy_j")
 
@@ -149,7 +86,7 @@ def figures(
     makespan = max((job.end_s or 0.0 for job in run), default=first) - first
     cap_w = simulation.engine.state.power_cap_w
     power = {} if cap_w is None else {"power_cap_w": cap_w, "peak_power_w": simulation.peak_w}
-    found = {
+    result = {
         "policy": policy.name,
         "jobs": len(jobs),
         "refused": len(jobs) - len(run),
@@ -173,7 +110,7 @@ def figures(
         "jobs_per_s": len(jobs) / wall_s if wall_s else 0.0,
         "peak_rss_mib": peak_rss_mib(),
     }
-    return found | power
+    return result | power
 
 
 def rows(simulation: Simulation, specs: Sequence[JobSpec]) -> list[dict[str, Any]]:
@@ -200,7 +137,7 @@ def bounded_slowdown(job: Job) -> float:
 
 
 def peak_rss_mib() -> float:
-    """Return the most memory this process has had."""
+    """Return the peak memory of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1024 if sys.platform != "darwin" else peak / 2**20
 
@@ -214,7 +151,7 @@ def chosen(
     passes: Passes = "per-event",
     ahead: bool = True,
 ) -> Policy:
-    """Return a policy as the options of ``rms simulate`` want it.
+    """Return a policy with the options of ``rms simulate``.
 
     Args:
         counted: processors are all alike, so nodes are counted and not placed (unless a cap is
@@ -231,8 +168,8 @@ def chosen(
         changes["admission"] = {"tail": "shortest" if order == "sjbf" else "queue"}
     if estimates is not None:
         changes.setdefault("admission", {})["estimates"] = estimates
-    if counted and policy.always_on and not hasattr(policy.placement, "cap_w"):
-        ahead = ahead and passes == "per-event" and hasattr(policy.admission, "estimates")
+    if counted and policy.always_on and not policy.placement.caps_nodes:
+        ahead = ahead and passes == "per-event" and policy.admission.estimates is not None
         changes["placement"] = {"part": "count", "ahead": ahead}
     try:
         return adjusted(policy, **changes) if changes else policy
@@ -245,3 +182,70 @@ def chosen(
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write the rows per job as CSV, whole or not at all."""
     write_output(path, csv_text([COLUMNS, *([row[name] for name in COLUMNS] for row in rows)]))
+
+
+# --- a simulation with the data of a chart -------------------------------------------------------
+
+
+@dataclass
+class Recording:
+    """The sums of a finished simulation, and the timeline of its nodes (named by number)."""
+
+    timeline: Timeline
+    time_s: float = 0.0
+    busy_j: float = 0.0
+    idle_j: float = 0.0
+    cluster_j: float = 0.0
+    owned_j: float = 0.0
+    busy_node_s: float = 0.0
+    resizes: int = 0
+
+    def observe(self, simulation: Simulation) -> None:
+        """Record the state after an event."""
+        state, timeline = simulation.engine.state, self.timeline
+        simulation.ledger.follow(state)
+        timeline.power(state.now_s, simulation.ledger.power_w)
+        timeline.hold(state, state.now_s, [*timeline.held, *state.running])
+        timeline.switch(state, state.now_s)
+
+
+def record(specs: Sequence[JobSpec], site: Site, policy: Policy) -> Recording:
+    """Run jobs to their ends and record what happens."""
+    recording = Recording(Timeline([str(n + 1) for n in range(site.nodes)]))
+    simulation = Simulation(
+        specs, site, policy, hooks=Hooks(record=False, observer=recording.observe)
+    )
+    simulation.run()
+    ledger = simulation.ledger
+    ledger.check()
+    first = min(spec.submit_s for spec in specs)
+    recording.time_s = (
+        max(job.end_s or 0.0 for job in simulation.engine.state.ended.values()) - first
+    )
+    recording.busy_j, recording.idle_j = sum(ledger.busy_j.values()), ledger.idle_j
+    recording.cluster_j, recording.owned_j = ledger.cluster_j, ledger.owned_j
+    recording.busy_node_s, recording.resizes = ledger.busy_node_s, simulation.resized
+    return recording
+
+
+# --- nodes that fail -----------------------------------------------------------------------------
+
+
+def failing(
+    nodes: int, *, mtbf_s: float, repair_s: float, horizon_s: float, seed: int
+) -> list[NodeDown | NodeUp]:
+    """Return failures of nodes: each fails after exponentially distributed times.
+
+    Args:
+        mtbf_s: mean time between failures of one node.
+        repair_s: how long it stays down.
+        horizon_s: no failure begins after it.
+    """
+    draw = Random(seed)
+    events: list[NodeDown | NodeUp] = []
+    for node in range(nodes):
+        at_s = draw.expovariate(1.0 / mtbf_s)
+        while at_s < horizon_s:
+            events += [NodeDown(at_s, Node(node)), NodeUp(at_s + repair_s, Node(node))]
+            at_s += repair_s + draw.expovariate(1.0 / mtbf_s)
+    return sorted(events, key=attrgetter("at_s"))

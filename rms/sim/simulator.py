@@ -1,4 +1,8 @@
-"""What is known beforehand: which jobs are handed in when, and what comes first at one time."""
+"""The engine on a virtual clock: a heap of events instead of processes.
+
+Submissions, ends, resize points and the like happen at their times; of one instant in the order of
+their ranks (:class:`rms.core.model.events.BaseEvent`). The same engine decides as in a daemon.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import floor, inf
 from operator import attrgetter
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -38,63 +42,31 @@ from rms.core.rules.powercap import expected_w
 from rms.core.scheduler.engine import Engine
 from rms.sim.contended import Beside
 
-
-class Phase(msgspec.Struct, frozen=True):
-    """From now on a job draws this share of its power."""
-
-    at_s: float
-    job: JobId
-    share: float
-
-
-RANK: dict[type, int] = {
-    Ended: 1,
-    Resized: 2,
-    NodeUp: 2,
-    NodeBooted: 2,
-    NodeDown: 2,
-    Ticked: 3,
-    ResizePoint: 4,
-    Phase: 5,
-}
-"""What comes first at one time, submissions aside: ends, nodes freed, ticks, resize points."""
-
-
-IDLE = frozenset((Ticked, NodeDown, NodeUp, NodeBooted))
-"""What matters to nobody once all jobs are over."""
-
-
-def submissions(specs: Sequence[JobSpec]) -> Iterator[Submitted]:
-    """Yield what is handed in together: the jobs of one array at one time, else one job."""
-    together: list[JobSpec] = []
-    for spec in specs:
-        if together and (spec.array, spec.submit_s) != (together[0].array, together[0].submit_s):
-            yield Submitted(together[0].submit_s, tuple(together))
-            together = []
-        if spec.array is None:
-            yield Submitted(spec.submit_s, (spec,))
-        else:
-            together.append(spec)
-    if together:
-        yield Submitted(together[0].submit_s, tuple(together))
-
-
-# FUSED rms.sim.simulator: The engine on a virtual clock: a heap of events instead of processes.
-
 Passes = Literal["per-event", "per-timestamp", "ends-first"]
-"""How often the policy is asked, and what comes first within an instant.
+"""How often the policy decides, and the order within an instant.
 
 ``per-event``: after every event, submissions before all else of their time. ``ends-first``: after
 every event, submissions after all else. ``per-timestamp``: once all of an instant are in.
 """
 
 
+class Phase(msgspec.Struct, frozen=True):
+    """A job draws this share of its power from now on."""
+
+    at_s: float
+    job: JobId
+    share: float
+
+    rank: ClassVar[int] = 5
+    needs_jobs: ClassVar[bool] = False
+
+
 @dataclass(frozen=True)
 class Hooks:
-    """What is kept and told of a simulation while it runs.
+    """Options and callbacks of a simulation.
 
     Attributes:
-        record: whether its events and decisions are kept.
+        record: events and decisions are kept.
         progress: called with the number of jobs that are over whenever one ends.
         observer: called after every event.
     """
@@ -111,18 +83,18 @@ class Simulation:
         specs: the jobs; all must have a run time or a speedup.
         power: one model per node; their number is the cluster's size. Or a site.
         policy: the policy.
-        passes: whether it is asked after every event, or once all of an instant are in; and
-            whether submissions come first or last within an instant.
-        hooks: what is kept and told of it while it runs.
-        failures: when nodes go down and come back, rising in time (:mod:`rms.sim.run`). What
-            runs on a node that goes down starts again from its beginning, elsewhere.
+        passes: whether it decides after every event, or once for all of an instant; and whether
+            submissions come first or last within an instant.
+        hooks: options and callbacks.
+        failures: when nodes go down and come back, rising in time (:mod:`rms.sim.run`). A job
+            on a node that goes down starts again from its beginning, elsewhere.
 
     On nodes that share bandwidth, jobs end when their processes do, whose rates change with their
     neighbours (:class:`rms.sim.contended.Contention`). One that is resized stands still meanwhile
     and goes on with what was left of all its processes. No node fails there.
 
     Attributes:
-        contention: who runs how fast where processes share bandwidth, else None.
+        contention: the rates of processes that share bandwidth, else None.
     """
 
     def __init__(
@@ -167,7 +139,7 @@ class Simulation:
         self.failed = 0
         self._failing = False
         for failure in failures:
-            if policy.counted:
+            if policy.placement.counted:
                 raise ValueError("expected a policy that places jobs, for nodes that fail")
             self._failing = True
             self._push(failure)
@@ -188,7 +160,7 @@ class Simulation:
                 self._phase(event)
                 continue
             if beside is not None and type(event) is ResizePoint:
-                event = beside.told(event)
+                event = beside.with_progress(event)
             if self._record:
                 self.events.append(event)
             if self._together:
@@ -213,7 +185,7 @@ class Simulation:
         ledger.advance(state, state.now_s)
 
     def _pop(self) -> Event | Phase | None:
-        """Return what happens next; submissions go before all else of their time, or after it."""
+        """Return the next event; submissions go before all else of their time, or after it."""
         heap, submission, last = self._heap, self._next_submission, self._submissions_last
         while True:
             if self._beside is not None and (over := self._first_end(self._beside)) is not None:
@@ -228,7 +200,7 @@ class Simulation:
             if not heap:
                 return None
             _, _, _, event, version = heapq.heappop(heap)
-            if type(event) in IDLE and submission is None and self._over:
+            if event.needs_jobs and submission is None and self._over:
                 continue  # nothing is left that it could matter to
             if not version or self._versions.get(event.job) == version:  # type: ignore[union-attr]
                 return event  # else the job's rate has changed since this was entered
@@ -249,7 +221,7 @@ class Simulation:
                 return over
 
     def _new_version(self, job: Job) -> int:
-        """Let what is in the heap about a job count no more."""
+        """Invalidate the events of a job in the heap."""
         version = self._versions[job.spec.id] = self._versions.get(job.spec.id, 0) + 1
         return version
 
@@ -260,7 +232,7 @@ class Simulation:
 
     @property
     def _goes_on(self) -> bool:
-        """Whether anything is still to happen: else who waits now waits for ever."""
+        """Whether anything is still to happen: else the waiting jobs wait for ever."""
         state = self._state
         if state.running or state.booting or self._heap:
             return True
@@ -276,7 +248,7 @@ class Simulation:
         return submits or bool(heap and heap[0][0] == now)
 
     def _instant(self, event: Event) -> None:
-        """Take in all that happens at one time, then decide once."""
+        """Apply all events of one time, then decide once."""
         events = [event]
         self._apply(event)
         while self._more(event.at_s):
@@ -295,13 +267,13 @@ class Simulation:
         self._follow(events[-1], decisions)
 
     def _apply(self, event: Event) -> None:
-        """Take in an event of an instant that goes on; who ends comes to no resize point in it."""
+        """Apply an event of an instant that goes on; a job that ends has no resize point in it."""
         self.engine.apply(event)
         if type(event) is Ended:
             self._versions.pop(event.job, None)
 
     def _follow(self, event: Event, decisions: list[Decision]) -> None:
-        """Let happen what an event and the decisions on it lead to."""
+        """Enter the events that follow from an event and from the decisions on it."""
         kind, running = type(event), self._state.running
         if kind is Resized:
             self._schedule_end(running[event.job], event.at_s)  # type: ignore[union-attr]
@@ -343,7 +315,7 @@ class Simulation:
             self._resize_or_go_on(running[event.job], event.at_s)  # type: ignore[union-attr]
 
     def _free(self, now: float) -> None:
-        """Let jobs start whose time has come; look again when the next one's has."""
+        """Release held jobs whose time has come; look again at the time of the next one."""
         if found := transition.due(self._state, now):
             freed = Freed(now, found)
             if self._record:
@@ -355,7 +327,7 @@ class Simulation:
             self._push(Ticked(next_s))
 
     def _fail(self, event: NodeDown) -> None:
-        """Requeue what ran on a node that went down."""
+        """Requeue the jobs on a node that went down."""
         lost = set(self._state.together(event.node))
         for job in list(self._state.running.values()):
             if not lost.isdisjoint(job.held):
@@ -393,7 +365,7 @@ class Simulation:
             self._phases(job, now, left)
 
     def _reschedule(self, now: float) -> None:
-        """Let jobs end and come to resize points when they do at the frequencies they have now."""
+        """Enter ends and resize points anew, at the present frequencies of jobs."""
         reclocked = self._state.reclocked
         for job_id, job in reclocked.items():
             if not job.resize_begun and job_id in self._versions:  # else once it is over
@@ -401,7 +373,7 @@ class Simulation:
         reclocked.clear()
 
     def _phase(self, phase: Phase) -> None:
-        """Let a job draw another share of its power; nobody who decides hears of it."""
+        """Let a job draw another share of its power; no policy sees it."""
         job = self._state.running.get(phase.job)
         if job is not None:
             self.ledger.scale(job, phase.share)
@@ -431,7 +403,7 @@ class Simulation:
             self._push(ResizePoint(at_s, spec.id), self._versions[spec.id])
 
     def _await(self, now: float) -> None:
-        """Let the jobs come to their next resize points that the policy waits for there."""
+        """Enter the next resize points of the jobs that the policy waits for."""
         for job_id, job in self._state.awaited.items():
             if job_id in self._due_points or job.resize_begun or job.end_s is not None:
                 continue
@@ -475,4 +447,19 @@ class Simulation:
 
     def _push(self, event: Event | Phase, version: int = 0) -> None:
         self._number += 1
-        heapq.heappush(self._heap, (event.at_s, RANK[type(event)], self._number, event, version))
+        heapq.heappush(self._heap, (event.at_s, event.rank, self._number, event, version))
+
+
+def submissions(specs: Sequence[JobSpec]) -> Iterator[Submitted]:
+    """Yield the jobs that are submitted together: those of one array at one time, else one."""
+    together: list[JobSpec] = []
+    for spec in specs:
+        if together and (spec.array, spec.submit_s) != (together[0].array, together[0].submit_s):
+            yield Submitted(together[0].submit_s, tuple(together))
+            together = []
+        if spec.array is None:
+            yield Submitted(spec.submit_s, (spec,))
+        else:
+            together.append(spec)
+    if together:
+        yield Submitted(together[0].submit_s, tuple(together))

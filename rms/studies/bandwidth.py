@@ -36,10 +36,9 @@ import numpy as np
 from rms.client.commands import jobs, script_of, submit
 from rms.client.connection import ask
 from rms.core.model.jobs import Mode
-from rms.formats.jobscript import Options
 from rms.formats.profiles import Bandwidth, SideBySide
 from rms.studies.profile import LOOK_S, RESIZE_S, ProfilingError, ProfilingSetup
-from rms.wire.users import OVER, IdPattern, JobIds, JobRow
+from rms.wire.users import OVER, JobIds, JobRow, JobSelection, Options
 
 ROUNDS = 5
 PROBE_S = 1.0
@@ -122,7 +121,7 @@ def _run(setup: ProfilingSetup, server: str, case: Case) -> Ran:
         end_s, took_s = time.time(), 0.0
     rates = [rate(path.read_text(), begin_s, end_s) for _, path in started]
     for job, _ in started:
-        ask(JobIds, server, "POST", "/cancel", IdPattern(job))
+        ask(JobIds, server, "POST", "/cancel", JobSelection(job))
     for job, path in started:
         _over(server, [job])
         path.unlink()

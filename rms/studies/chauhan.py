@@ -26,17 +26,18 @@ from itertools import pairwise
 from math import inf
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from msgspec import structs
 
 from rms.core.model.contention import Processors, SharedNode
-from rms.core.model.events import PowerOff, PowerOn, Resize
+from rms.core.model.events import Decision, PowerOff, PowerOn, Resize
 from rms.core.model.jobs import JobId, JobSpec, Mode, Node, NodePower, Site
 from rms.core.model.speedup import OperatingPoint, Speedup
 from rms.core.policies import Policy, adjusted, named
 from rms.core.policies.node_power import Consolidate, Host, feasible, migrations
-from rms.core.policies.placement import Lowest
+from rms.core.policies.placement import Lowest, Placement
+from rms.core.rules.powercap import PowerBudget
 from rms.core.rules.transition import set_clocks
 from rms.core.state import State
 from rms.plots import Panel, draw_panels
@@ -271,16 +272,26 @@ class _Spread(Lowest):
         self._nodes = iter([node for _, _, node in sorted(order)])
 
 
-class _Starts:
+class _Starts(Placement):
     """A placement that starts jobs spread out, and moves them as another does."""
 
-    shared = True
+    shared: ClassVar[bool] = True
+    migrates: ClassVar[bool] = True
 
-    def __init__(self, other: Any) -> None:
-        self.migrations = getattr(other, "migrations", None)
+    def __init__(self, other: Placement) -> None:
+        self._other = other
 
     def __call__(self, state: State) -> Lowest:
         return _Spread(state)
+
+    def migrations(
+        self,
+        state: State,
+        free: Sequence[Node],
+        decided: Sequence[Decision],
+        budget: PowerBudget | None,
+    ) -> list[Resize]:
+        return self._other.migrations(state, free, decided, budget)
 
 
 def policy(way: Way, variant: Unstated) -> Policy:

@@ -32,6 +32,7 @@ import msgspec
 
 from rms.core.model.jobs import Job, JobSpec, Node, NodePower, Site
 from rms.core.policies import adjusted, named
+from rms.core.policies.placement import Placement, Room
 from rms.core.state import TASK, State
 from rms.plots import lines as draw_lines
 from rms.sim.simulator import Hooks, Simulation
@@ -51,7 +52,7 @@ Profile = Sequence[tuple[float, float]]
 # --- The paper's placement: policies p-fifo and p-bff ---------------------------------------------
 
 
-class PowerRoom:
+class PowerRoom(Room):
     """Free slots during one pass, and the power of each node or rack by equation 1."""
 
     __slots__ = (
@@ -66,6 +67,9 @@ class PowerRoom:
         "free",
         "passed",
     )
+
+    free: int
+    passed: int
 
     def __init__(self, state: State, cap_w: float, per: str) -> None:
         site = state.site
@@ -144,7 +148,7 @@ class PowerRoom:
         return selected
 
 
-class PowerSlot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PowerSlot(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The node with the smallest power slot left.
 
     Attributes:
@@ -159,6 +163,7 @@ class PowerSlot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shared: bool = False
 
     pooled: ClassVar[bool] = False
+    caps_nodes: ClassVar[bool] = True
 
     def refusal(self, site: Site, spec: JobSpec) -> str | None:
         """Return the reason why a job can never start: its power alone passes the cap."""

@@ -24,11 +24,20 @@ from rms.client.commands import read_script, submit
 from rms.client.connection import ask
 from rms.core.books.spans import BalanceError, check_balance
 from rms.core.model.jobs import Mode
-from rms.formats.jobscript import Options, parse_script
+from rms.formats.jobscript import parse_script
 from rms.formats.values import parse_array
 from rms.studies.embedded import EmbeddedError, embedded_daemon, wait_until_over
 from rms.wire.terminal import columns
-from rms.wire.users import OVER, Books, BooksAnswer, HistoryEntry, JobRow, NodeRow, NodeSpan
+from rms.wire.users import (
+    OVER,
+    Books,
+    BooksAnswer,
+    HistoryEntry,
+    JobRow,
+    NodeRow,
+    NodeSpan,
+    Options,
+)
 
 WARM_UP = "warm-up"
 

@@ -27,7 +27,7 @@ from rms.core.model.events import Reason, Resize
 from rms.core.model.jobs import Job, JobSpec, Mode, NodePower, Site, Speedup
 from rms.core.model.speedup import fit_law
 from rms.core.policies import Policy, adjusted, named
-from rms.core.policies.placement import Room
+from rms.core.policies.placement import Room, Sizing
 from rms.core.policies.policy import Ticks
 from rms.core.state import State
 from rms.plots import History, Panel, draw_panels, gantt, power_over_time
@@ -48,7 +48,7 @@ ARITHMETIC = "arithmetic on tables 1 and 2"
 # --- The paper's system: the sizing of policy array-share-paper -----------------------------------
 
 
-class PaperShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PaperShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Jobs start large and are shrunk at resize points while others wait.
 
     Attributes:

@@ -38,8 +38,9 @@ from rms.core.model.events import (
 )
 from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, Site, Speedup
 from rms.core.policies import DEFAULT, Policy, named
+from rms.core.policies.admission import Admission
 from rms.core.policies.order import Fcfs
-from rms.core.policies.placement import FirstFit, Plan, Room
+from rms.core.policies.placement import FirstFit, Plan, Room, Sizing
 from rms.core.state import State
 from rms.formats.config import FileError
 from rms.plots import lines as draw_lines
@@ -316,7 +317,7 @@ class _Plan:
         ]
 
 
-class Sharing:
+class Sharing(Sizing):
     """Part ``sizing`` of the malleable strategies, for one simulation.
 
     Attributes:
@@ -397,7 +398,7 @@ class Sharing:
                     self.changes += 1
 
 
-class AsPreferred:
+class AsPreferred(Sizing):
     """Part ``sizing`` of the rigid strategies: all at the preferred size.
 
     Attributes:
@@ -446,10 +447,13 @@ class StrategyPasses:
         return self.triggers
 
 
-def _as_planned(state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
+class AsPlanned(Admission):
     """Part ``admission``: the starts of the plan, which is one of the sizings above."""
-    assert isinstance(plan, _Plan)
-    return plan.starts
+
+    def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
+        """Return the starts of this pass."""
+        assert isinstance(plan, _Plan)
+        return plan.starts
 
 
 KEEPING: tuple[Keeping, ...] = ("agreement", "steal_agreement", "common_pool")
@@ -459,7 +463,7 @@ MALLEABLE = tuple(f"{rule}_{keeping}" for rule in RULES for keeping in KEEPING)
 
 def strategy(name: str) -> Policy:
     """Return a strategy by its published name (``RIGID``, ``MALLEABLE``), for one simulation."""
-    sizing: Callable[[State, Iterable[Job], Room], _Plan]
+    sizing: Sizing
     if name in RIGID:
         sizing = AsPreferred(overtake=name == "rigid_backfill")
     else:
@@ -470,7 +474,7 @@ def strategy(name: str) -> Policy:
         name=name,
         order=Fcfs(),
         sizing=sizing,
-        admission=_as_planned,
+        admission=AsPlanned(),
         placement=FirstFit(),
         passes=StrategyPasses(),
         text=f'{{"name": "{name}"}}',

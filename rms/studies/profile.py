@@ -32,7 +32,6 @@ from rms.client.commands import jobs, script_of, submit
 from rms.client.connection import ask
 from rms.core.books.spans import MODEL
 from rms.core.model.jobs import Mode
-from rms.formats.jobscript import Options
 from rms.formats.profiles import (
     MALLEABLE,
     PROFILES_VARIABLE,
@@ -48,13 +47,14 @@ from rms.studies.experiment import tabulate
 from rms.wire.terminal import columns
 from rms.wire.users import (
     OVER,
-    Accounts,
+    AcctAnswer,
     BooksAnswer,
     EnergyRow,
-    IdPattern,
     JobIds,
     JobRow,
+    JobSelection,
     NodeRow,
+    Options,
     ResizeAnswer,
     ResizeCommand,
 )
@@ -309,10 +309,10 @@ def malleable(setup: ProfilingSetup) -> tuple[list[Point], int]:
                 setup.say(f"{size} nodes, turn {turn + 1} of {setup.repeat} ...")
                 _go_to(server, number, size)
                 windows.append(_time_steps(server, number, size, setup.window_s))
-        ask(JobIds, server, "POST", "/cancel", IdPattern(number))
+        ask(JobIds, server, "POST", "/cancel", JobSelection(number))
         wait_until_over(server)
         (over,) = settle(server)
-        energy = ask(Accounts, server, "GET", f"/acct?id={number}").rows
+        energy = ask(AcctAnswer, server, "GET", f"/acct?id={number}").rows
         books = ask(BooksAnswer, server, "GET", "/books")
     return [
         _of_windows([w for w in windows if w.size == size], over, energy, books)

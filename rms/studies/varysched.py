@@ -19,18 +19,22 @@ from statistics import median
 from typing import Any
 
 from rms.kernels.model import (
-    Device,
-    Finished,
+    Affinity,
     Governor,
     GovernorSet,
-    Registered,
-    Run,
+    KernelSpec,
+    Resource,
+    TaskDevice,
     TaskEvent,
+    TaskFinished,
     TaskId,
+    TaskRegistered,
+    TaskRun,
     TaskSpec,
     Woken,
 )
 from rms.kernels.scheduler import (
+    STRATEGIES,
     Banking,
     Constraint,
     LongTerm,
@@ -38,7 +42,6 @@ from rms.kernels.scheduler import (
     Strategy,
     TaskScheduler,
 )
-from rms.kernels.wire import Affinity, KernelSpec, Resource
 from rms.plots import Panel, draw_panels
 from rms.studies import experiment
 from rms.studies.experiment import Data, Result, StudyReport
@@ -47,17 +50,17 @@ from rms.wire.terminal import columns
 # --- Tasks on the devices of one machine, on a virtual clock --------------------------------------
 
 DEVICES = (
-    Device("gpu", Resource.GPU, (0,)),
-    Device("cores", Resource.CORES, (1,)),
-    Device("core", Resource.CORE, (2,)),
+    TaskDevice("gpu", Resource.GPU, (0,)),
+    TaskDevice("cores", Resource.CORES, (1,)),
+    TaskDevice("core", Resource.CORE, (2,)),
 )
 AFFINITIES = (Affinity.HIGH, Affinity.MED, Affinity.LOW)
 NAMES = tuple(device.name for device in DEVICES)
 
 
 @dataclass(frozen=True)
-class TasksOutcome:
-    """The outcome of one simulation; times in s.
+class SimulatedTasks:
+    """The result of one simulation; times in s.
 
     Attributes:
         makespan_s: from the registration of all tasks to the end of the last one.
@@ -87,7 +90,7 @@ def simulate(
     machine: Mapping[str, Any],
     *,
     known: bool = False,
-) -> TasksOutcome:
+) -> SimulatedTasks:
     """Run tasks, all registered at time 0, to their end.
 
     Kernels on the CPU share its cores: where they keep more of them busy than there are, they run
@@ -101,19 +104,13 @@ def simulate(
         known: the scheduler knows the run times.
     """
     scheduler, now_s = TaskScheduler(DEVICES, strategy), 0.0
-    left, begun, runs, count = (
-        dict[int, float](),
-        dict[int, float](),
-        list[float](),
-        dict[str, int](),
-    )
-    running: dict[int, str] = {}
+    left, begun, running = dict[TaskId, float](), dict[TaskId, float](), dict[TaskId, str]()
+    runs, count, last = list[float](), dict[str, int](), ""
     spans: list[tuple[float, tuple[str, ...]]] = []
-    last = ""
 
     def feed(event: TaskEvent) -> None:
         for decision in scheduler.handle(event):
-            if isinstance(decision, Run):
+            if isinstance(decision, TaskRun):
                 device = decision.device
                 left[decision.task], begun[decision.task] = times[device], now_s
                 running[decision.task] = device
@@ -128,7 +125,7 @@ def simulate(
         for names in map(frozenset, allowed)
     }
     for number, names in enumerate(allowed):
-        scheduler.apply(Registered(0.0, TaskId(number), specs[frozenset(names)]))
+        scheduler.apply(TaskRegistered(0.0, TaskId(number), specs[frozenset(names)]))
     feed(GovernorSet(0.0, governor))
     while scheduler.state.tasks:
         busy = sum(machine["host"][device] for device in running.values())
@@ -150,8 +147,8 @@ def simulate(
         else:
             last = running.pop(first)
             runs.append(now_s - begun[first])
-            feed(Finished(now_s, TaskId(first)))
-    return TasksOutcome(now_s, median(runs), count, last, spans)
+            feed(TaskFinished(now_s, first))
+    return SimulatedTasks(now_s, median(runs), count, last, spans)
 
 
 # --- The study ------------------------------------------------------------------------------------
@@ -159,9 +156,6 @@ def simulate(
 ENERGY = (("system_j", 0), ("application_j", 0), ("mean_w", 1), ("time_s", 0))
 """Columns of table 1, and their decimals; the paper prints all but the time."""
 
-STRATEGIES: Mapping[str, Strategy] = {
-    each.name: each for each in (ShortTerm(), LongTerm(), Banking(), Constraint())
-}
 VARIANTS: Mapping[str, Strategy] = {
     "long-term, run times known": LongTerm(),
     "constraint, 9 credits pay for the GPU": Constraint(gpu_when_low=True),
@@ -181,7 +175,7 @@ ENERGY_NOTES = (
     "the row VarySched the scheduler too. There, kernels share six threads, and copying takes",
     "neither time nor a thread, as far as run times of one device do not contain it.",
 )
-Results = Mapping[tuple[str, Governor, str], TasksOutcome]
+Results = Mapping[tuple[str, Governor, str], SimulatedTasks]
 """Outcomes by application, governor and strategy."""
 
 HIGH, LOW = Governor.HIGH, Governor.LOW
@@ -236,7 +230,7 @@ def outcomes(
     data: Data,
     strategies: Mapping[str, Strategy],
     factors: Mapping[tuple[str, str], float] | None = None,
-) -> dict[tuple[str, Governor, str], TasksOutcome]:
+) -> dict[tuple[str, Governor, str], SimulatedTasks]:
     """Run both applications under each strategy and governor.
 
     Args:

@@ -1,7 +1,7 @@
-"""The page's server: on this machine alone, between a browser and the daemon's socket.
+"""Server of the live page, on this machine only, between browsers and the daemon's socket.
 
-It keeps nothing: what a page shows is asked of the daemon anew each time, and a page that has lost
-its connection says by ``Last-Event-ID`` which entry of the journal it has heard of last.
+It has no state: it queries the daemon for each update. A page that has lost its connection sends
+the number of its newest journal entry as ``Last-Event-ID``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from rms import drawings
+from rms import plots
 from rms.client.connection import ServerError, ask
 from rms.daemon.ask.http import PEER, Peer
-from rms.web.content import Asked, Sent, query
+from rms.web.content import PageQuery, PageState, query
 from rms.web.views import content
 from rms.wire.live import LIVE_PATH, Live
+from rms.wire.terminal import clock
 from rms.wire.users import (
     JobIds,
     JobSelection,
@@ -38,16 +39,16 @@ from rms.wire.users import (
 )
 
 HOLD_S = 1.0
-"""How often a page is told of what is no event: steps, power, the time."""
+"""Interval of updates without an event: steps, power, the time."""
 
 PAUSE_S = 0.2
-"""From one update to the next at least."""
+"""Shortest time between two updates."""
 
 SEARCH_PAUSE_S = 2.0
-"""The same of a search, which goes through all jobs."""
+"""The same for a search, which goes through all jobs."""
 
 AGAIN_S = 0.5
-"""How long after it did not answer the daemon is asked again."""
+"""Time until the next query if the daemon does not answer."""
 
 MOST_PAGES = 16
 MOST_BYTES = 1 << 16
@@ -81,16 +82,16 @@ ACTIONS: Mapping[str, tuple[str, Any, Any]] = {
     "resume": ("/resume", NodePattern, NodeNames),
     "policy": ("/policy", PolicyName, PolicyName),
 }
-"""What can be done: the daemon's path, what is sent there, what it answers."""
+"""Actions of the page: the daemon's path, the type of the request and of the answer."""
 
 
 @dataclass
 class Bridge:
-    """Between pages and a daemon.
+    """Connects pages to a daemon.
 
     Args:
         server: the daemon's address.
-        token: what a page shows.
+        token: the token of the pages.
     """
 
     server: str
@@ -105,7 +106,7 @@ class Bridge:
         files = [
             Route(path, partial(_file, _static(name), kind)) for path, (name, kind) in FILES.items()
         ]
-        style = Route("/drawings.css", partial(_file, drawings.STYLE.encode(), "text/css"))
+        style = Route("/drawings.css", partial(_file, plots.STYLE.encode(), "text/css"))
         own = [
             Route("/stream", self._checked(self.stream)),
             Route("/do/{what}", self._checked(self.act), methods=["POST"]),
@@ -115,18 +116,19 @@ class Bridge:
     def _checked(
         self, call: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Return what answers those alone who show the token, at an address of this machine."""
+        """Return a handler that requires the token, and an address of this machine."""
 
         async def answer(request: Request) -> Response:
             host = request.headers.get("host", "").rpartition(":")[0]
-            given = request.headers.get("authorization", "").encode()
-            if host not in HOSTS or not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
-                return _said(401, "expected the address that rms web has printed, with its token")
+            header = request.headers.get("authorization", "").encode()
+            expected = f"Bearer {self.token}".encode()
+            if host not in HOSTS or not hmac.compare_digest(header, expected):
+                return _error(401, "expected the address that rms web has printed, with its token")
             _peer(request).verified = True
             try:
                 return await call(request)
             except (ValueError, msgspec.MsgspecError) as error:
-                return _said(400, str(error))
+                return _error(400, str(error))
 
         return answer
 
@@ -135,26 +137,26 @@ class Bridge:
         return await asyncio.get_running_loop().run_in_executor(self.threads, partial(ask, *words))
 
     async def stream(self, request: Request) -> Response:
-        """Send what a view shows, and what changes of it, as server-sent events."""
-        asked = Asked.parse(request.query_params)
+        """Send a view, and its changes, as server-sent events."""
+        page = PageQuery.parse(request.query_params)
         last = request.headers.get("last-event-id", "-1")
         if not last.lstrip("-").isdigit() or len(last) > 18:
             raise ValueError(f"expected the number of an entry as Last-Event-ID, got {last[:60]!r}")
         if self.pages >= MOST_PAGES:
-            return _said(503, f"expected at most {MOST_PAGES} open pages, got more")
+            return _error(503, f"expected at most {MOST_PAGES} open pages, got more")
         _peer(request).endless = True
         return StreamingResponse(
-            self._events(asked, int(last)), media_type="text/event-stream", headers=HEADERS
+            self._events(page, int(last)), media_type="text/event-stream", headers=HEADERS
         )
 
-    async def _events(self, asked: Asked, last: int) -> AsyncIterator[bytes]:
-        """Yield events until the page goes away; the last of an update has its number."""
-        sent, after, hold_s, now_s = Sent(), last, 0.0, 0.0
+    async def _events(self, page: PageQuery, last: int) -> AsyncIterator[bytes]:
+        """Yield events until the page disconnects; the last event of an update has its number."""
+        sent, after, hold_s, now_s = PageState(), last, 0.0, 0.0
         self.pages += 1
         try:
             while True:
                 try:
-                    body = query(asked, after, hold_s, now_s)
+                    body = query(page, after, hold_s, now_s)
                     live: Live = await self._ask(Live, self.server, "POST", LIVE_PATH, body)
                 except ServerError as error:
                     yield _event(msgspec.json.encode({"lost": str(error)}))
@@ -166,17 +168,17 @@ class Bridge:
                     after, hold_s = 0, 0.0
                     continue
                 after = live.seq
-                messages = list(sent.update(content(asked, live), _news(live)))
+                messages = list(sent.update(content(page, live), _news(live)))
                 for message in messages[:-1]:
                     yield _event(message)
                 yield _event(messages[-1], live.seq)
                 hold_s, now_s = HOLD_S, live.now_s
-                await asyncio.sleep(SEARCH_PAUSE_S if asked.find else PAUSE_S)
+                await asyncio.sleep(SEARCH_PAUSE_S if page.find else PAUSE_S)
         finally:
             self.pages -= 1
 
     async def act(self, request: Request) -> Response:
-        """Do something on the user's behalf, as the commands do."""
+        """Carry out an action of the user, as the commands do."""
         what = request.path_params["what"]
         if what not in ACTIONS:
             raise ValueError(f"expected one of {', '.join(ACTIONS)}, got {what[:60]!r}")
@@ -185,12 +187,11 @@ class Bridge:
         if len(body) > MOST_BYTES:
             raise ValueError(f"expected at most {MOST_BYTES} bytes, got {len(body)}")
         try:
-            found = await self._ask(
-                answer, self.server, "POST", path, msgspec.json.decode(body, type=kind)
-            )
+            message = msgspec.json.decode(body, type=kind)
+            result = await self._ask(answer, self.server, "POST", path, message)
         except ServerError as error:
-            return _said(409, str(error))
-        return Response(msgspec.json.encode(found), 200, HEADERS, "application/json")
+            return _error(409, str(error))
+        return Response(msgspec.json.encode(result), 200, HEADERS, "application/json")
 
 
 def _static(name: str) -> bytes:
@@ -202,31 +203,31 @@ async def _file(data: bytes, kind: str, request: Request) -> Response:
 
 
 def _peer(request: Request) -> Peer:
-    found: Peer | None = request.scope.get("state", {}).get(PEER)
-    return found or Peer()
+    peer: Peer | None = request.scope.get("state", {}).get(PEER)
+    return peer or Peer()
 
 
-def _said(status: int, sentence: str) -> Response:
+def _error(status: int, sentence: str) -> Response:
     headers = {**HEADERS, "Connection": "close"} if status == 401 else HEADERS
     return Response(msgspec.json.encode({"error": sentence}), status, headers, "application/json")
 
 
 def _news(live: Live) -> dict[str, Any]:
-    """Return what has happened, as a page tells it."""
-    told = [
+    """Return the events since the last update, for the page's script."""
+    entries = [
         {
-            "n": each.seq,
-            "at": drawings.clock(each.at_s) if each.at_s else "",
-            "say": each.words[:300],
+            "n": entry.seq,
+            "at": clock(entry.at_s) if entry.at_s else "",
+            "say": entry.words[:300],
         }
-        for each in live.news
+        for entry in live.news
     ]
-    found: dict[str, Any] = {"seq": live.seq}
-    if told:
-        found["news"] = told
+    news: dict[str, Any] = {"seq": live.seq}
+    if entries:
+        news["news"] = entries
     if live.missed:
-        found["missed"] = live.missed
-    return found
+        news["missed"] = live.missed
+    return news
 
 
 def _event(data: bytes, number: int | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""Files that a reader sees whole or not at all, and the folder that the daemon keeps its own in."""
+"""Files that are written whole or not at all, and the daemon's folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def open_own(mode: int = 0o666) -> Callable[[str, int], int]:
 
 
 def write_whole(path: Path, content: str | bytes, *, sync: bool = False, mode: int = 0o666) -> None:
-    """Replace a file by new content; who reads it meanwhile gets the old or the new one, whole.
+    """Replace a file by new content; readers get the old or the new one, whole.
 
     Args:
         content: text is written as UTF-8.
@@ -30,7 +30,7 @@ def write_whole(path: Path, content: str | bytes, *, sync: bool = False, mode: i
         mode: of the file, less the umask.
 
     Raises:
-        OSError: it cannot be written; what was there before is unchanged.
+        OSError: it cannot be written; the old file is unchanged.
     """
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     data = content.encode() if isinstance(content, str) else content
@@ -47,7 +47,7 @@ def write_whole(path: Path, content: str | bytes, *, sync: bool = False, mode: i
 
 
 def check_finite(value: object, where: str = "") -> None:
-    """Refuse numbers in nested lists and dicts, as read from a file, that are not finite.
+    """Refuse infinite numbers and NaN in nested lists and dicts.
 
     Raises:
         ValueError: there is one; the sentence names its place.
@@ -71,7 +71,7 @@ class OutputError(OSError):
 
 
 def regular_file(path: Path) -> Path | None:
-    """Return the file that a path leads to, which may not exist yet; None for a device or pipe.
+    """Return the file of a path, which may not exist yet; None for a device or pipe.
 
     Symbolic links are followed.
 
@@ -99,7 +99,7 @@ def _open_existing(name: str, _: int) -> int:
 
 
 def write_output(path: Path, content: str | bytes, *, sync: bool = False) -> None:
-    """Write a file that a user names: a regular one is replaced, a device or pipe is written to.
+    """Write a file of the user's: a regular one is replaced, a device or pipe is written to.
 
     Raises:
         OutputError: it cannot be written; a regular file that was there before is unchanged.
@@ -116,7 +116,7 @@ def write_output(path: Path, content: str | bytes, *, sync: bool = False) -> Non
 
 
 def remove_output(path: Path) -> None:
-    """Delete the regular file that a path leads to, if there is one.
+    """Delete the regular file of a path, if there is one.
 
     Raises:
         OutputError: it cannot be deleted.
@@ -146,11 +146,23 @@ def _without_formula(cell: object) -> object:
     return cell
 
 
-def sync_folder(folder: Path) -> None:
-    """Return only once it is on the disk which files a folder has.
+def tail(path: Path, most_bytes: int) -> list[str]:
+    """Return the last lines of a file.
 
     Raises:
-        OSError: it cannot be.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - most_bytes))
+        return file.read(most_bytes).decode(errors="replace").splitlines()
+
+
+def sync_folder(folder: Path) -> None:
+    """Write a folder's list of files to the disk.
+
+    Raises:
+        OSError: it cannot be written.
     """
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -160,7 +172,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def state_folder(env: Mapping[str, str]) -> Path:
-    """Return where the daemon keeps its state: ``RMS_STATE``, else the user's state folder."""
+    """Return the folder of the daemon's state: ``RMS_STATE``, else the user's state folder."""
     if "RMS_STATE" in env:
         return Path(env["RMS_STATE"]).absolute()
     base = env.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")

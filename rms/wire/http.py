@@ -25,14 +25,14 @@ from rms.wire.signing import (
 )
 
 RETRY_S = 0.02
-"""After which a daemon is tried again that has more to accept than it can hold."""
+"""Time until the next attempt if the daemon's backlog is full."""
 
 MOST_HELLO_BYTES = 1 << 10
 _HELLO = re.compile(rb"(?i)\r\n%s: ([0-9a-f]{32}) ([0-9a-f]{64})\r\n" % HELLO.encode())
 
 
 class UnreachableError(OSError):
-    """Nobody answers at the server's address."""
+    """The server does not answer at its address."""
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -48,7 +48,7 @@ class _UnixConnection(http.client.HTTPConnection):
             try:
                 self.sock.connect(self._path)
                 break
-            except BlockingIOError:  # too many others wait to be accepted: over TCP it would wait
+            except BlockingIOError:  # the backlog is full: TCP would wait
                 if time.monotonic() >= until:
                     raise
                 time.sleep(RETRY_S)
@@ -56,7 +56,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _check_owner(connected: socket.socket, path: str) -> None:
-    """See that whoever listens is this user, before anything is said: not all systems can tell."""
+    """Check that the listening process is of this user, on systems that tell."""
     if not hasattr(socket, "SO_PEERCRED"):
         return
     size = struct.calcsize("3i")
@@ -71,9 +71,9 @@ def _check_owner(connected: socket.socket, path: str) -> None:
 class Connection:
     """A connection to ``unix:PATH`` or ``http://HOST:PORT`` that is kept between requests.
 
-    For one thread. It is opened by the first request, and again where the server has closed it
-    meanwhile: a request may then arrive twice. Over TCP each side proves that it has the token
-    (:mod:`rms.wire.signing`), the daemon before it is sent anything; the token is not sent.
+    One thread may use it. The first request opens it, and a later one opens it again if the server
+    has closed it; a request may then arrive twice. Over TCP each side proves that it has the token
+    (:mod:`rms.wire.signing`), the daemon before the first request; the token is never sent.
 
     Raises:
         ValueError: an address of another form.
@@ -91,8 +91,8 @@ class Connection:
         """Send a request; return status and body, as :func:`request` does.
 
         Raises:
-            UnreachableError: no connection, it broke off, or the other side has not proven that it
-                has the token.
+            UnreachableError: no connection, the connection broke, or the other side has not proven
+                that it has the token.
         """
         used, self._used = self._used, False
         try:
@@ -183,8 +183,8 @@ def request(
     """Send a request over a new :class:`Connection`; return status and body.
 
     Raises:
-        UnreachableError: no connection, it broke off, or the other side has not proven that it has
-            the token.
+        UnreachableError: no connection, the connection broke, or the other side has not proven that
+            it has the token.
         ValueError: an address of another form.
     """
     connection = Connection(server, timeout_s)

@@ -1,45 +1,45 @@
-"""What a page that follows a daemon asks again and again, and is answered: :class:`Live`.
+"""Queries of pages that follow a daemon, and their answer: :class:`Live`.
 
-All of it is cut to size by the daemon, so that it is small however many jobs and nodes there are.
+The daemon limits every part of it, so that it is small with any number of jobs and nodes.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from rms.wire.users import Books, HistoryEntry, JobRow, NodeSpan
+from rms.wire.users import Books, HistoryEntry, JobRow, NodeSpan, ResizeRow
 
 LIVE_PATH = "/live"
 
 MOST_ROWS = 200
 SORTS = ("id", "name", "nodes", "time", "energy")
-"""By what jobs that wait or run can be sorted."""
+"""Orders of pending and running jobs."""
 
 MOST_LANES = 48
-MOST_NEWS = 50
+MOST_ENTRIES = 50
 MOST_HISTORY = 40
 LONGEST_HOLD_S = 20.0
-"""How long an answer is waited for at most."""
+"""Longest time to hold a query."""
 
 
 class LiveQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What of the present and the past is wanted; nothing of what is not asked for.
+    """The parts of the present and the past that a page shows; the answer has no others.
 
     Attributes:
-        after: number of a journal's entry: the answer has what was entered since, -1 for nothing.
-        hold_s: how long to wait for a newer entry than ``after``, s.
-        jobs: ``active`` for those that wait or run, ``over`` for the others, the newest first.
-        find: a text that the ids or names of these jobs hold.
-        offset, limit: which rows of them.
-        lanes: into how many lanes at most the nodes are drawn, 0 for none.
-        end_s: the end of the time that lanes and curves show, 0 for the present.
-        span_s: how long that is, s.
-        power: whether the curve of power is wanted.
-        array: whose tasks' states are wanted.
-        job: of which all is wanted that is known, with its history.
-        sort: by which of :data:`SORTS` jobs that wait or run are sorted, ``-`` before it for the
-            largest first; "" for those that run, then the others as they are queued.
-        unfold: arrays whose waiting tasks are a row each.
+        after: number of a journal's entry; the answer has the events since, none for -1.
+        hold_s: time to wait for an entry newer than ``after``, s.
+        jobs: ``active`` for pending and running jobs, ``over`` for ended ones, the newest first.
+        find: a text that the ids or names of these jobs contain.
+        offset, limit: the rows of the list.
+        lanes: most lanes for the nodes, 0 for none.
+        end_s: end of the window of lanes and curves, 0 for the present.
+        span_s: length of the window, s.
+        power: whether the answer has the curve of power.
+        array: the answer has the states of its tasks.
+        job: the answer has its row and its history.
+        sort: order of pending and running jobs, one of :data:`SORTS`, with ``-`` before it for the
+            largest first; "" for running jobs, then pending ones in the order of the queue.
+        unfold: arrays whose pending tasks have a row each.
     """
 
     after: int = -1
@@ -59,11 +59,11 @@ class LiveQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class JobLine(msgspec.Struct, frozen=True):
-    """A row of a list of jobs: one job, or all waiting tasks of an array by the first of them.
+    """A row of a list of jobs: one job, or the pending tasks of an array by the first of them.
 
     Attributes:
         ids: ``7`` or ``8_[3-10]``.
-        tasks: how many.
+        tasks: number of jobs.
     """
 
     ids: str
@@ -72,7 +72,7 @@ class JobLine(msgspec.Struct, frozen=True):
 
 
 class JobPage(msgspec.Struct, frozen=True):
-    """Some rows of a list of jobs, and how many rows it has."""
+    """Some rows of a list of jobs, and the number of all rows."""
 
     lines: list[JobLine]
     offset: int
@@ -80,7 +80,7 @@ class JobPage(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """A resize of a job: when it ended, and what it took; sizes are in ranks."""
+    """A resize of a job: when it ended, its sizes in ranks, and its cost."""
 
     job: str
     at_s: float
@@ -90,16 +90,29 @@ class Mark(msgspec.Struct, frozen=True):
     stall_s: float
     bytes: int
 
+    @classmethod
+    def of(cls, job: str, row: ResizeRow) -> Mark:
+        """Return the mark of a row."""
+        return cls(
+            job=job,
+            at_s=row.at_s,
+            before=row.from_ranks,
+            after=row.to_ranks,
+            strategy=row.strategy,
+            stall_s=row.stall_s,
+            bytes=row.bytes,
+        )
+
 
 class Lane(msgspec.Struct, frozen=True):
-    """A node, or several in a row of the cluster, in the time that is shown.
+    """A node, or several neighbouring ones, in the window.
 
     Attributes:
         name: the node's, or the first one's and the last one's (``n1 - n40``).
-        nodes: how many.
-        state: by sinfo's words; of several, how many are in which.
-        spans: who held it when, off and boot included, by rising begin; of several nodes none.
-        held: ``(time, share of the nodes that jobs hold from then on)``; of one node none.
+        nodes: number of nodes.
+        state: in the words of sinfo; of several nodes, the number in each state.
+        spans: of jobs, off and boot, by rising begin; empty for several nodes.
+        held: ``(time, share of the nodes that jobs hold from then on)``; empty for one node.
     """
 
     name: str
@@ -110,7 +123,7 @@ class Lane(msgspec.Struct, frozen=True):
 
 
 class Lanes(msgspec.Struct, frozen=True):
-    """The nodes over a time, and the resizes of the jobs there."""
+    """The nodes in the window, and the resizes of their jobs."""
 
     begin_s: float
     end_s: float
@@ -119,13 +132,13 @@ class Lanes(msgspec.Struct, frozen=True):
 
 
 class Power(msgspec.Struct, frozen=True):
-    """The power of the cluster over a time, and its energy so far.
+    """The power of the cluster in the window, and its energy so far.
 
     Attributes:
         points: ``(time, power from then on, of it by idle nodes, by nodes that are off, that
-            boot)``, all W; these three by the model, the rest is that of jobs and tasks.
-        sources: what says so: ``model``, or which meters.
-        cap_w: what the cluster is to draw at most, or None.
+            boot)``, all W; these three by the model, the rest is the power of jobs and tasks.
+        sources: ``model``, or the names of meters.
+        cap_w: the power cap, or None.
     """
 
     begin_s: float
@@ -136,8 +149,8 @@ class Power(msgspec.Struct, frozen=True):
     cap_w: float | None
 
 
-class News(msgspec.Struct, frozen=True):
-    """Something that has happened: the number of its entry, when, to which job (or ""), words."""
+class FeedEntry(msgspec.Struct, frozen=True):
+    """An event: the number of its entry, its time, its job (or ""), and words."""
 
     seq: int
     at_s: float
@@ -145,20 +158,20 @@ class News(msgspec.Struct, frozen=True):
     words: str
 
 
-class Live(msgspec.Struct, frozen=True):
-    """The present of a daemon, and what else was asked for.
+class Live(msgspec.Struct, frozen=True, kw_only=True):
+    """The present state of a daemon, and the other parts of a query.
 
     Attributes:
         seq: number of its journal's newest entry.
-        start_s: when the first thing happened, None before.
-        waiting, running, over: how many jobs.
-        held, nodes: how many nodes jobs hold, and how many there are.
-        news: what has happened since ``after``, by rising number; ``missed`` is how many earlier
-            entries of it were left out.
-        job: the one that was asked for, None where there is none of that id.
-        history: what was decided about it, the newest last.
-        tasks: of the array that was asked for, ``(index, state)`` by rising index.
-        policy_text: what the policy is composed of, as JSON.
+        start_s: time of the first event, or None.
+        waiting, running, over: number of jobs: pending, running, ended.
+        held, nodes: number of nodes that jobs hold, and of all nodes.
+        news: events since ``after``, by rising number; ``missed`` is the number of earlier ones
+            left out.
+        job: row of the job in the query, None if the id is unknown.
+        history: decisions about it, the newest last.
+        tasks: ``(index, state)`` of the array in the query, by rising index.
+        policy_text: composition of the policy, as JSON.
     """
 
     seq: int
@@ -175,7 +188,7 @@ class Live(msgspec.Struct, frozen=True):
     lanes: Lanes | None = None
     power: Power | None = None
     tasks: list[tuple[int, str]] = []
-    news: list[News] = []
+    news: list[FeedEntry] = []
     missed: int = 0
     job: JobRow | None = None
     history: list[HistoryEntry] = []

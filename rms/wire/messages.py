@@ -1,4 +1,8 @@
-"""Numbers and texts that messages may hold, so that no sum, loop or file grows out of hand."""
+"""Messages between a daemon, its jobs and the agents of nodes: typed and bounded.
+
+The first section bounds numbers and texts, so that no sum, loop or file grows out of hand. Compute
+nodes import this module, so it needs only msgspec and :mod:`rms.wire.files`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ Count = Annotated[int, Meta(ge=0, le=10**9)]
 """Ranks, nodes, launches, resizes."""
 
 Nodes = Annotated[int, Meta(ge=1, le=100_000)]
-"""That a job asks for."""
+"""Nodes of a job."""
 
 Priority = Annotated[int, Meta(ge=-2_147_483_645, le=2_147_483_645)]
 """Priority of a job, within the bounds of sbatch --nice."""
@@ -26,7 +30,7 @@ Seconds = Annotated[float, Meta(ge=0.0, le=1e11)]
 """Spans, and times since 1970."""
 
 Figure = Annotated[float, Meta(ge=-1e15, le=1e15)]
-"""What a job has measured, by clocks that may be set back."""
+"""A job's measurement, by clocks that may be set back."""
 
 Amount = Annotated[float, Meta(ge=0.0, le=1e12)]
 """Watts, GB/s."""
@@ -40,10 +44,10 @@ Name = Annotated[str, Meta(max_length=1024)]
 """Names, ids, words that select."""
 
 Text = Annotated[str, Meta(max_length=10_000)]
-"""Paths, and what stands in a line."""
+"""Paths and lines."""
 
 Selection = Annotated[str, Meta(max_length=1 << 18)]
-"""Lists of nodes, of an array's tasks."""
+"""Lists of nodes, or of tasks of an array."""
 
 Words = Annotated[tuple[Text, ...], Meta(max_length=10_000)]
 """Of a command line."""
@@ -54,15 +58,13 @@ Script = Annotated[str, Meta(max_length=1 << 22)]
 """A file: as long as Slurm's own may be (``max_script_size``)."""
 
 
-# FUSED rms.wire.messages: What a job and its launcher tell each other: typed, versioned messages.
-#
-# Compute nodes import this module, so it needs nothing but msgspec and what writes files.
+# --- the completion record of a job --------------------------------------------------------------
 
 COMPLETION_FORMAT = 1
 """Version of :class:`CompletionRecord`; raise it with every change of meaning."""
 
 COMPLETION_VARIABLE = "DMR_COMPLETION"
-"""Environment variable by which a launcher says where the record is to be written."""
+"""Environment variable with the path of the record."""
 
 EndState = Literal["COMPLETED", "FAILED", "CANCELLED"]
 
@@ -90,7 +92,7 @@ class Resize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CompletionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a job ended, written by its last world.
+    """The end of a job, written by its last world.
 
     mpiexec's exit status cannot tell: once the first world has left, a spawned rank that dies
     still gives 0. A job is COMPLETED only if this record says so; no record means it died.
@@ -103,7 +105,7 @@ class CompletionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     generation: int
     ranks: int
     answer: str = ""
-    """What the application states of its result, a hash for instance."""
+    """The application's statement of its result, a hash for instance."""
     format: int = COMPLETION_FORMAT
 
 
@@ -139,9 +141,6 @@ def read_completion(path: Path) -> CompletionRecord:
 
 
 # --- what a running job and its daemon say to each other -------------------------------------
-#
-# Names on the wire are those of 0.1.0 (``rename``): a daemon that is updated while jobs run goes on
-# with them, and with the resizes that its journal holds.
 
 SERVER_VARIABLE = "RMS_SERVER"
 JOB_VARIABLE = "RMS_JOB_ID"
@@ -154,7 +153,7 @@ PROCESSORS_VARIABLE = "RMS_PROCESSORS"
 each slot, in rank order, such as ``cpu cpu gpu``."""
 
 STRATEGIES = ("warm", "spawn", "merge", "restart")
-"""How a world may be replaced; which of them a job uses it says itself."""
+"""Ways to replace a world; a job states its own."""
 
 JOIN_VARIABLE = "DMR_JOIN"
 """Set for the ranks of a world that is to take over from, or to join, a running one: the number of
@@ -173,15 +172,10 @@ nodes without a new world. Set for the ranks of such a start: ``LAUNCH:RANKS ...
 PER_NODE = "node"
 
 LISTENER_VARIABLE = "DMR_LISTENER"
-"""Where a world started by the old one itself is to connect (``host:port:token``)."""
+"""Address for a world that the old one has started itself (``host:port:token``)."""
 
 
-class BootedWorld(
-    msgspec.Struct,
-    frozen=True,
-    forbid_unknown_fields=True,
-    rename={"launch": "world", "address": "line"},
-):
+class BootedWorld(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A world that was booted for a resize request and waits for the running one to connect.
 
     ``launch`` is the number of its launch, ``address`` that of its control channel, ``port`` its
@@ -208,12 +202,7 @@ class ResizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     worlds: tuple[BootedWorld, ...] = ()
 
 
-class Poll(
-    msgspec.Struct,
-    frozen=True,
-    forbid_unknown_fields=True,
-    rename={"launches": "groups", "restartable": "restarts"},
-):
+class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Job to daemon: how far it is, and ``known``, the number of the newest resize request it has.
 
     Answered by a :class:`PollAnswer`: at once if there is a newer request, else after a while.
@@ -232,25 +221,14 @@ class Poll(
     restartable: bool = False
 
 
-class PollAnswer(
-    msgspec.Struct,
-    frozen=True,
-    forbid_unknown_fields=True,
-    rename={"request": "wish", "pause_s": "again_s"},
-):
+class PollAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Daemon to job: the newest resize request, or None, and how long to wait before polling."""
 
     request: ResizeRequest | None = None
     pause_s: float = 0.0
 
 
-class Ready(
-    msgspec.Struct,
-    frozen=True,
-    forbid_unknown_fields=True,
-    tag=True,
-    rename={"launch": "world", "address": "line"},
-):
+class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """New world to daemon: it is booted and its control channel and MPI port are these."""
 
     number: Count
@@ -259,13 +237,7 @@ class Ready(
     port: Text
 
 
-class Failed(
-    msgspec.Struct,
-    frozen=True,
-    forbid_unknown_fields=True,
-    tag=True,
-    rename={"launch": "world", "reason": "why"},
-):
+class Failed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """New world to daemon: it cannot take over, and why."""
 
     number: Count
@@ -279,13 +251,7 @@ class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     number: Count
 
 
-class Done(
-    msgspec.Struct,
-    frozen=True,
-    forbid_unknown_fields=True,
-    tag=True,
-    rename={"launches": "worlds"},
-):
+class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """Job to daemon: the new world has taken over; the old one's ranks leave.
 
     It is sent again before the new world's first step, with the total stall: the program's setup
@@ -298,9 +264,7 @@ class Done(
     launches: tuple[Count, ...] = ()
 
 
-class RolledBack(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, rename={"reason": "why"}
-):
+class RolledBack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """Job to daemon: the old world goes on; ``strategy`` is how it wants to be resized now."""
 
     number: Count
@@ -317,7 +281,7 @@ class ApplicationResizeRequest(msgspec.Struct, frozen=True, forbid_unknown_field
 Report = Begun | Done | RolledBack | Ready | Failed | ApplicationResizeRequest
 
 
-# --- what a launcher line of a job script and the daemon say to each other ----------------------
+# --- a launcher line of a job script and its daemon --------------------------------------------
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -348,15 +312,14 @@ class StepState(msgspec.Struct, frozen=True):
     message: str
 
 
-# --- what a node's power meters say to the daemon -----------------------------------------------
+# --- the meters of a node --------------------------------------------------------------------
 
-METER_PATH = "/meter"
-CLOCKS_PATH = "/clocks"
-"""Where a daemon takes readings of energy, from its own meters on the nodes."""
+METER_PATH, CLOCKS_PATH = "/meter", "/clocks"
+"""Paths of a daemon for reports of meters and polls for frequencies, by its own agents."""
 
 
 class DeviceEnergy(msgspec.Struct, frozen=True):
-    """What a meter has read of one device, cumulative: a lost report loses nothing.
+    """The cumulative energy of one device: a lost report loses nothing.
 
     Attributes:
         device: ``package-0``, ``dram-0``, ``psys``, ``gpu-0``, or ``node`` for all of it.
@@ -378,17 +341,17 @@ class DeviceEnergy(msgspec.Struct, frozen=True):
 
 
 class Metered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node's agent to the daemon: all that was read so far; answered by a :class:`MeterAnswer`.
+    """A node's agent to the daemon: all readings so far; answered by a :class:`MeterAnswer`.
 
     Attributes:
         node: its name; "" for the daemon's own machine, whose cores and devices are nodes.
         agent: a random id of this run of the agent.
         number: rises with each report of this agent, so that a repeated one counts once; 0 is its
-            first word, which brings no devices and asks what is known.
-        at_s: when that was read, wall clock, s since the epoch.
+            first message, which has no devices and asks for the booked sums.
+        at_s: time of the readings, wall clock, s since the epoch.
         boot: the kernel's id of this boot: counters begin anew with it.
-        devices: those that can be read now; of others the last report holds.
-        reason: why nothing, or something, cannot be read: the model speaks for it.
+        devices: those that can be read now; for others the last report holds.
+        reason: why nothing, or something, cannot be read: the model is used for it.
     """
 
     node: Name
@@ -401,10 +364,10 @@ class Metered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MeterAnswer(msgspec.Struct, frozen=True):
-    """The daemon to an agent; to its first word: what was booked of this node last, to go on from.
+    """The daemon to an agent; after its first message with the sums booked last for its node.
 
     Attributes:
-        known: the devices as they were reported then.
+        known: the devices of the last report that was booked.
         boot, at_s: of that report.
     """
 
@@ -413,14 +376,14 @@ class MeterAnswer(msgspec.Struct, frozen=True):
     at_s: float = 0.0
 
 
-# --- frequencies of a node -----------------------------------------------------------------------
+# --- the frequencies of a node ---------------------------------------------------------------
 
 
 class ClockReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What sets a node's frequencies to the daemon; answered by :class:`ClockOrders`.
+    """A node's agent to the daemon: a poll for frequencies; answered by :class:`ClockOrders`.
 
     Attributes:
-        reason: why what was wanted last could not be set, or "".
+        reason: why the last orders could not be carried out, or "".
     """
 
     node: Name
@@ -428,11 +391,11 @@ class ClockReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClockOrders(msgspec.Struct, frozen=True):
-    """What a node's slots are to be set to.
+    """The frequencies of a node's slots.
 
     Attributes:
-        shares: of each slot, over the highest frequency; None where nobody uses it.
-        highest_mhz: what they are shares of; 0 for the highest of each device itself.
+        shares: the frequency of each slot over the highest; None for unused slots.
+        highest_mhz: the frequency of a share of 1; 0 for the highest of each device itself.
     """
 
     shares: dict[str, float | None] = {}

@@ -1,4 +1,4 @@
-"""mpiexec's command line: the one way in which ranks are started, by the RMS and without one."""
+"""mpiexec's command line, by which ranks are started with and without the RMS."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+LAUNCHERS = ("srun", "mpirun", "mpiexec")
+"""Programs by which a script starts a parallel program."""
 
 
 def find_mpiexec(path: str | None) -> str | None:
@@ -25,16 +28,16 @@ def is_program(name: str, folder: Path, path: str) -> bool:
 def mpiexec_command(
     mpiexec: str, ranks: int, command: Sequence[str], where: Sequence[str] = ()
 ) -> list[str]:
-    """Return the command line that starts so many ranks of a command.
+    """Return the command line that starts ranks of a command.
 
     Args:
-        where: options that say how the nodes are reached, and which.
+        where: options for the nodes.
     """
     return [mpiexec, *_needed(mpiexec), *where, "-n", str(ranks), *command]
 
 
 def is_open_mpi(mpiexec: str) -> bool:
-    """Return whether a mpiexec is Open MPI's, of which two launches cannot meet."""
+    """Return whether a mpiexec is Open MPI's, whose launches cannot connect."""
     places = {Path(mpiexec).parent, Path(mpiexec).resolve().parent}
     return any((place / "ompi_info").exists() for place in places)
 

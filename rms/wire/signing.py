@@ -1,12 +1,12 @@
-"""How a client and the daemon authenticate each other over TCP.
+"""Mutual authentication of a client and the daemon over TCP.
 
-A connection begins with a handshake, before which the client sends nothing else::
+A connection begins with a handshake::
 
     GET /hello                                  200
     Authorization: RMS-Hello NAME C             RMS-Hello: S PROOF
 
-``NAME`` tells which token the client has (``user``, ``meter``, ``job-7``); ``C`` and ``S`` are 16
-random bytes in hexadecimal, new for each connection. Both sides derive a key from them, and the
+``NAME`` is the name of the client's token (``user``, ``meter``, ``job-7``); ``C`` and ``S`` are 16
+random bytes in hexadecimal, new for every connection. Both sides derive a key from them, and the
 daemon proves by it that it has the token::
 
     K = HMAC-SHA256(token, "connection" NAME HOST PORT C S)        PROOF = HMAC-SHA256(K, "daemon")
@@ -40,7 +40,8 @@ HELLO = "RMS-Hello"
 SCHEME = "RMS-HMAC"
 ANSWER_HEADER = "RMS-Signature"
 
-USER, METER = "user", "meter"
+USER_TOKEN, METER_TOKEN = "user", "meter"
+"""Names of the tokens of users and of meters."""
 
 
 def job_name(job: str) -> str:
@@ -49,10 +50,10 @@ def job_name(job: str) -> str:
 
 
 def token_name(target: str) -> str:
-    """Return the name of the token that requests of a path are signed with."""
+    """Return the name of the token that signs requests of a path."""
     if target.startswith("/jobs/"):
         return job_name(target.split("/")[2])
-    return METER if target in (METER_PATH, CLOCKS_PATH) else USER
+    return METER_TOKEN if target in (METER_PATH, CLOCKS_PATH) else USER_TOKEN
 
 
 def nonce() -> str:

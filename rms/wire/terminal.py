@@ -1,4 +1,4 @@
-"""What all three commands share: one-sentence errors, ``--json``, ``--version``, exit codes.
+"""Shared by all three commands: one-sentence errors, ``--json``, ``--version``, exit codes.
 
 Standard library only, so that ``dmr`` and ``mpdata`` can use it on compute nodes.
 """
@@ -37,7 +37,7 @@ RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID
 
 
 class CommandError(Exception):
-    """A command cannot do what was asked: one sentence, expected and got, and an exit status."""
+    """A command has failed: one sentence, expected and got, and an exit status."""
 
     def __init__(self, sentence: str, exit_code: int = 2) -> None:
         super().__init__(sentence)
@@ -175,7 +175,7 @@ class _PrintCompletion(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         """Print it and exit."""
-        import shtab  # nobody else needs it
+        import shtab  # only here
 
         _complete(parser, shtab)
         parser._print_message(f"{shtab.complete(parser, values)}\n", sys.stdout)
@@ -239,7 +239,7 @@ def add_common(command: argparse.ArgumentParser) -> None:
 
 
 def is_first_rank(env: Mapping[str, str]) -> bool:
-    """Return whether this process should speak, judged by what its launcher set."""
+    """Return whether this process prints, by the variables of its launcher."""
     return all(env.get(name, "0") == "0" for name in RANK_VARIABLES)
 
 
@@ -304,12 +304,12 @@ def _discard_output() -> None:
 
 
 def tell(line: str) -> None:
-    """Tell the user, beside what is printed for scripts."""
+    """Print a line for the user on standard error."""
     print(f"rms: {printable(line)}", file=sys.stderr, flush=True)
 
 
 def publish(target: str | None, result: Any, lines: Sequence[str]) -> None:
-    """Write a result as JSON if that is asked for; print its lines unless JSON is printed."""
+    """Write a result as JSON to ``target``, if any; print its lines unless JSON is printed."""
     if target is not None:
         emit_json(target, result)
     if target != "-" and lines:
@@ -317,7 +317,7 @@ def publish(target: str | None, result: Any, lines: Sequence[str]) -> None:
 
 
 def printable(text: str) -> str:
-    """Return a text as a terminal can show it: what would steer it is written out, as ``\\x1b``."""
+    """Return a text with control characters written out, as ``\\x1b``."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -334,7 +334,7 @@ def columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def say(text: str) -> None:
-    """Tell the operator something, with the time of day, on standard error."""
+    """Print a line with the time of day on standard error."""
     print(f"{time.strftime('%H:%M:%S')} {printable(text)}", file=sys.stderr, flush=True)
 
 
@@ -384,3 +384,37 @@ def check_writable(target: str | Path | None, option: str, *, regular: bool = Fa
     if not os.access(folder, os.W_OK):
         return f"expected a writable folder for {option}, got {target}"
     return None
+
+
+# --- times in words -----------------------------------------------------------------------------
+
+_UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
+
+
+def clock(at_s: float, *, day: bool = False) -> str:
+    """Return the local time of day, with the date if ``day`` is set."""
+    return time.strftime("%Y-%m-%d %H:%M:%S" if day else "%H:%M:%S", time.localtime(at_s))
+
+
+def duration(seconds: float, units: int = 2) -> str:
+    """Return a length of time in its two largest units, ``3 min 5 s``, or in one, ``3.08 min``."""
+    if units == 1:
+        for unit, name, _, _ in _UNITS:
+            if seconds >= unit:
+                return f"{seconds / unit:.3g} {name}"
+        return f"{seconds:.3g} s"
+    if seconds < 59.95:  # 60.0 s is a minute
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    unit, name, small, rest = next(row for row in _UNITS if whole >= row[0])
+    return f"{whole // unit} {name} {whole % unit // small} {rest}"
+
+
+def slurm_duration(seconds: float) -> str:
+    """Return a length of time in the format of squeue: ``2-03:04:05``, ``3:04:05``, ``4:05``."""
+    minutes, seconds = divmod(max(0, int(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}-{hours:02d}:{minutes:02d}:{seconds:02d}"
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

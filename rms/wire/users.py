@@ -1,11 +1,12 @@
-"""What users' commands and the daemon say to each other: one Struct for each message.
+"""Messages between users' commands and the daemon: one Struct for each message.
 
-What a command prints with ``--json`` is these, by these names (see the command-line contract).
+``--json`` of a command prints these Structs under these names (see the command-line contract).
 """
 
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from rms.wire.messages import (
     Amount,
@@ -14,31 +15,16 @@ from rms.wire.messages import (
     Name,
     Nodes,
     Priority,
+    Resize,
     Script,
     Seconds,
     Selection,
     Text,
     Words,
 )
-from rms.wire.rows import Accounts as Accounts
-from rms.wire.rows import Books as Books
-from rms.wire.rows import BooksAnswer as BooksAnswer
-from rms.wire.rows import EnergyPart as EnergyPart
-from rms.wire.rows import EnergyRow as EnergyRow
-from rms.wire.rows import HistoryEntry as HistoryEntry
-from rms.wire.rows import JobRow as JobRow
-from rms.wire.rows import NodeRow as NodeRow
-from rms.wire.rows import NodesHeld as NodesHeld
-from rms.wire.rows import NodeSpan as NodeSpan
-from rms.wire.rows import PowerCapRow as PowerCapRow
-from rms.wire.rows import ResizeRow as ResizeRow
-from rms.wire.rows import SeenSteps as SeenSteps
-from rms.wire.rows import SlurmRow as SlurmRow
-from rms.wire.rows import Snapshot as Snapshot
-from rms.wire.rows import TaskRow as TaskRow
 
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY")
-"""States of jobs that will not change any more."""
+"""States of jobs that have ended."""
 
 ALIVE = "PENDING,CONFIGURING,RUNNING"
 
@@ -56,27 +42,33 @@ SHORT_STATES = {
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
-    """Why a request was refused, in one sentence."""
+    """Reason of a refusal, in one sentence."""
 
     error: str
 
 
 class Nothing(msgspec.Struct, frozen=True):
-    """The answer where there is nothing to say but that it was done."""
+    """Empty answer."""
 
 
-# --- jobs ----------------------------------------------------------------------------------------
+# --- requests about jobs --------------------------------------------------------------------------
 
 
-class SubmitOptions(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
-):
-    """What the command line sets; it wins over the script. None where it does not say."""
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Options of a job, as a script or a command line states them; None where it does not.
+
+    Attributes:
+        time_s: 0 for no limit.
+        arguments: of the script itself.
+        memory_mib: on each node; 0 for all of a node.
+        ntasks: ranks, one on each slot of the job's nodes.
+    """
 
     array: Selection | None = None
     nodes: tuple[Nodes, Nodes] | None = None
     preferred: Count | None = None
     ntasks: Count | None = None
+    ntasks_per_node: Count | None = None
     requeue: bool | None = None
     priority: Priority | None = None
     mode: Name | None = None
@@ -103,45 +95,50 @@ class SubmitOptions(
     nodelist: Text | None = None
     exclude: Text | None = None
 
+    def over(self, other: Options) -> Options:
+        """Return both sets of options; those of this one win."""
+        stated = {name: getattr(self, name) for name in self.__struct_fields__}
+        own = {name: value for name, value in stated.items() if value is not None}
+        return msgspec.structs.replace(other, **own)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The fewest and the most nodes, where nodes are cores."""
+        return self.nodes or (self.ntasks or 1, self.ntasks or 1)
+
 
 class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What ``rms submit`` sends: the script as it is now, and where and how to run it.
+    """A job script with folder, environment and options: ``rms submit``.
 
-    ``command`` are the words of its one launcher line and ``program`` the hash of its file, by
-    which a measured profile is found; ``profile`` is the text of the profile's file where one is
-    named: the daemon opens no file for others.
+    ``command`` are the words of its only launcher line and ``program`` the hash of its file, which
+    identify a measured profile. ``profile`` is the text of the profile that an option names: the
+    daemon opens no files of users.
     """
 
     text: Script
     name: Name
     cwd: Text
     env: Environment
-    options: SubmitOptions
+    options: Options
     command: list[str] = []
     program: Name = ""
     profile: Script = ""
 
 
 class JobIds(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Jobs that were made, or that a command has changed; sentences on what has no effect."""
+    """New jobs, or jobs that a command has changed; warnings about options without effect."""
 
     ids: list[str]
     warnings: list[str] = []
 
 
-class IdPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Jobs a command is about: ``7``, ``7_3`` or ``7_[1-3]``."""
-
-    id: Selection
-
-
 class JobSelection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Jobs of which all this is true; several ids, states, names have commas between.
+    """Jobs that match all filters; each filter is a comma-separated list.
 
     Attributes:
         id: as ``7,8_3,9_[1-3]``.
-        state: by Slurm's names, long or short, or ``ALL``.
-        user: whose they are; all are those of the daemon's owner.
+        state: Slurm's names, long or short, or ``ALL``.
+        user: owners; all jobs belong to the daemon's owner.
     """
 
     id: Selection | None = None
@@ -154,11 +151,11 @@ WAIT_PATH = "/wait"
 
 
 class WaitQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether jobs are over, held for a while until they are.
+    """Request that the daemon holds until jobs have ended, or for a while.
 
     Attributes:
-        lines: they are over only once the last lines of their outputs are written.
-        hold_s: how long the question may be held.
+        lines: a job counts as unfinished until the last line of its output is written.
+        hold_s: longest time to hold the request.
     """
 
     id: Selection
@@ -167,15 +164,15 @@ class WaitQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WaitAnswer(msgspec.Struct, frozen=True):
-    """How many of the jobs are not over yet, at most."""
+    """Number of unfinished jobs, at most."""
 
     left: int
 
 
 class ResizeCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``rms resize``: to so many nodes, or over to those named (``on``, comma-separated).
+    """``rms resize``: to a number of nodes, or to the named ones (``on``, comma-separated).
 
-    None gives the choice of its size back to the policy.
+    Without a number the policy chooses the size again.
     """
 
     id: Name
@@ -195,11 +192,216 @@ class ResizeAnswer(msgspec.Struct, frozen=True):
     reason: str
 
 
-# --- nodes, policy, energy -----------------------------------------------------------------------
+# --- rows of jobs ---------------------------------------------------------------------------------
+
+
+class ResizeRow(msgspec.Struct, frozen=True):
+    """A completed resize: its end, and the fields of :class:`rms.wire.messages.Resize`.
+
+    Attributes:
+        number: of the decision among the job's resizes, 0 if unknown.
+        energy_j: energy of the job while it did not step, on the nodes of both worlds.
+        saved_j: energy that the rest of the job saves at its new size, by the model; None if the
+            run time at that size is unknown.
+    """
+
+    at_s: float
+    step: int
+    from_ranks: int = msgspec.field(name="from")
+    to_ranks: int = msgspec.field(name="to")
+    strategy: str
+    boot_s: float
+    stall_s: float
+    move_s: float
+    bytes: int
+    gb_per_s: float
+    number: int = 0
+    energy_j: float | None = None
+    saved_j: float | None = None
+
+    @classmethod
+    def of(cls, at_s: float, resize: Resize, number: int) -> ResizeRow:
+        """Return the row of a resize that ended at this time."""
+        return msgspec.structs.replace(cls(at_s, *msgspec.structs.astuple(resize)), number=number)
+
+
+class NodesHeld(msgspec.Struct, frozen=True):
+    """Nodes that a job holds in Slurm from a time on."""
+
+    at_s: float
+    nodes: list[str]
+
+
+class SlurmRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Slurm's facts about a job of the engine ``slurm``; unset for other engines.
+
+    ``waits`` is Slurm's reason. ``consumed_energy_j`` is Slurm's own count, which is not verified;
+    ``consumed_energy_ratio`` is its ratio to ours.
+    """
+
+    slurm_job: int | UnsetType | None = UNSET
+    waits: str | UnsetType = UNSET
+    held: list[NodesHeld] | UnsetType = UNSET
+    consumed_energy_j: float | UnsetType = UNSET
+    consumed_energy_ratio: float | UnsetType = UNSET
+
+
+class EnergyPart(msgspec.Struct, frozen=True):
+    """Energy from one source.
+
+    Attributes:
+        source: ``model``, or the name of a meter.
+        uncertainty_j: half-width of the measured energy, about 95 %; for a part of a shared
+            device the largest possible error of the split is added. 0 for the model.
+        estimate: a part is a share of a device that several nodes use.
+    """
+
+    source: str
+    joules: float
+    uncertainty_j: float = 0.0
+    estimate: bool = False
+
+
+class EnergyRow(msgspec.Struct, frozen=True):
+    """Energy of a device of a node while it had one owner; all rows add up to the cluster's.
+
+    Attributes:
+        owner: a job's id, ``task:PROGRAM[PID]``, ``idle``, ``off`` or ``boot``.
+        world: number of the job's launch, or None.
+        resize: number of the job's resize during that time, 0 for none.
+        device: such as ``package-0`` or ``gpu-0``; ``node`` for the model.
+        joules: for the model, the energy that no measurement replaces.
+        uncertainty_j, estimate: as in :class:`EnergyPart`.
+        replaced_j: for the model, the energy that a measurement replaces.
+    """
+
+    owner: str
+    world: int | None
+    resize: int
+    node: str
+    device: str
+    source: str
+    begin_s: float
+    end_s: float
+    joules: float
+    uncertainty_j: float
+    estimate: bool
+    replaced_j: float
+
+
+class SeenSteps(msgspec.Struct, frozen=True):
+    """Steps that a job made on a number of nodes, and their duration."""
+
+    nodes: int
+    steps: int
+    seconds: float
+
+
+class JobRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A job, for queue, show, acct, top and reports.
+
+    Attributes:
+        size: number of nodes that it holds, or held last; ``nodes`` are their names while it
+            runs. On shared nodes both are slots (``n1/0``).
+        reason: reason that it is pending, or of the last decision.
+        step, steps: progress of its program.
+        restartable: whether it resumes from a checkpoint when its script runs again; None until
+            its program reports that.
+        energy_source: ``model``, or the names of meters.
+        energy: by source; the sum is ``energy_j``.
+        answer: the application's statement of its result.
+        resizing: state of the resize in flight, or "".
+        resize_to: target size of a requested or running resize, in the unit of ``size``.
+        output: file of its standard output.
+        summary: the last line of the output of an ended job; "" until it is written, None if there
+            will be none.
+        seen: measured speed at each size.
+        profile: the measured profile for planning, and its date; or "".
+        frequency: lowest frequency of its nodes, relative to the highest possible; None if not set.
+        exit_code: of its script, 128 plus the number of the signal that ended it; None before the
+            end, or if it never started.
+        account: account for the usage of nodes.
+        user: name of its owner.
+        limit_s: time limit, or None.
+        nodelist, exclude: names of the only permitted nodes, and of the excluded ones.
+        priority: ``--priority``; for a pending job in the order ``multifactor`` the sum.
+        expected_start_s: expected start of a pending job, or None.
+    """
+
+    id: str
+    name: str
+    state: str
+    mode: str
+    submit_s: float
+    start_s: float | None
+    end_s: float | None
+    nodes: list[str]
+    size: int
+    nodes_min: int
+    nodes_max: int
+    reason: str
+    step: int
+    steps: int
+    energy_j: float
+    energy_source: str
+    energy: list[EnergyPart] = []
+    answer: str
+    resizes: list[ResizeRow]
+    resizing: str
+    resize_to: int | None = None
+    output: str
+    slurm: SlurmRow
+    summary: str | None = None
+    seen: list[SeenSteps] = []
+    profile: str = ""
+    frequency: float | None = None
+    exit_code: int | None = None
+    account: str = ""
+    user: str = ""
+    limit_s: float | None = None
+    priority: float | None = None
+    expected_start_s: float | None = None
+    nodelist: list[str] = []
+    exclude: list[str] = []
+    restartable: bool | None = None
+
+    @property
+    def nodes_words(self) -> str:
+        """Number of nodes, with the target of a resize; the range of sizes before the start."""
+        if self.size:
+            return str(self.size) + ("" if self.resize_to is None else f"->{self.resize_to}")
+        low, high = self.nodes_min, self.nodes_max
+        return str(high) if low == high else f"{low}-{high}"
+
+
+def restart_words(restartable: bool | None, step: int, steps: int) -> str:
+    """Return a clause on the progress that a job keeps or loses when its script runs again."""
+    if restartable:
+        return "it resumes from its newest checkpoint, or from step 0 without one"
+    if restartable is None:
+        return "its script starts again from the beginning"
+    lost = f"; {step:,} of {steps:,} steps are lost" if step else ""
+    return f"it has no checkpoint folder to restart from and starts again from step 0{lost}"
+
+
+class HistoryEntry(msgspec.Struct, frozen=True):
+    """A decision about a job, for ``rms explain``: its kind, the code and the words of its reason;
+    for a start or resize also the number of slots and the nodes.
+    """
+
+    at_s: float
+    kind: str
+    code: str
+    reason: str
+    size: int = 0
+    nodes: list[str] = []
+
+
+# --- nodes, policy, energy ------------------------------------------------------------------------
 
 
 class NodePattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nodes a command is about, in Slurm's bracket form: ``n[1-3]``."""
+    """Nodes of a command, in Slurm's bracket form: ``n[1-3]``."""
 
     node: Selection
 
@@ -211,14 +413,14 @@ class NodeNames(msgspec.Struct, frozen=True):
 
 
 class PolicyName(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The policy that decides, or is to: a name, or the text of a policy file; "" for as before.
+    """The present policy, or a new one: a name, or the text of a policy file; "" for no change.
 
     Attributes:
-        strategy: what decides on tasks: a name, or a file's.
-        governor: how much of the machine they may use: ``high`` or ``low``; to set it also
-            ``price``, ``co2`` (perhaps with ``:LIMIT``) or ``cap``.
-        governor_rule: which of these sets it, "" where none does.
-        text: of the strategy's file, for the daemon opens none for others.
+        strategy: strategy of tasks: a name, or the path of a file.
+        governor: share of the machine for tasks: ``high`` or ``low``; a request may also have the
+            rules ``price``, ``co2`` (perhaps with ``:LIMIT``) or ``cap``.
+        governor_rule: the rule that sets the governor, or "".
+        text: text of the strategy's file; the daemon opens no files of users.
     """
 
     name: Script = ""
@@ -229,6 +431,127 @@ class PolicyName(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class PowerCap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the cluster is to draw at most, None for any power."""
+    """Power cap of the cluster, or None."""
 
     cap_w: Amount | None
+
+
+class NodeRow(msgspec.Struct, frozen=True):
+    """A node: its slots, its state in the words of sinfo, its jobs, the source of its power.
+
+    Attributes:
+        job: job on the node; on a shared node several, separated by commas.
+        allocated: number of allocated slots.
+        kinds: number of slots and of allocated ones by kind of processor; empty if all are alike.
+        frequency: relative to the highest possible; None if not set.
+        reason: reason that the state may be out of date, "" if it is current.
+    """
+
+    name: str
+    slots: list[str]
+    state: str
+    job: str | None
+    power_source: str
+    allocated: int = 0
+    frequency: float | None = None
+    reason: str = ""
+    kinds: dict[str, tuple[int, int]] = {}
+
+
+class TaskRow(msgspec.Struct, frozen=True):
+    """A task with kernels: its process, its state, and its device or queue.
+
+    A task that stops at its next yield point is ``STOPPING``.
+    """
+
+    pid: int
+    name: str
+    state: str
+    device: str
+    queue: str
+
+
+class PowerCapRow(msgspec.Struct, frozen=True):
+    """The power cap with the expected and the measured power of the cluster.
+
+    Attributes:
+        idle_w: part of ``expected_w``: the power of all nodes when idle.
+        measured_w: last readings, with the model for nodes without a meter; None without meters.
+    """
+
+    cap_w: float | None
+    expected_w: float
+    idle_w: float
+    measured_w: float | None
+
+
+class Books(msgspec.Struct, frozen=True):
+    """Energy of the cluster from the first event up to ``at_s``, by owner.
+
+    ``tasks_j`` is the energy of tasks with kernels, which hold nodes beside jobs.
+    ``sources`` are those of ``cluster_j``; closed books have none.
+    """
+
+    at_s: float | None
+    busy_j: float
+    idle_j: float
+    off_j: float
+    boot_j: float
+    cluster_j: float
+    busy_node_s: float
+    power_source: str
+    sources: list[EnergyPart] = []
+    tasks_j: float = 0.0
+
+
+class NodeSpan(msgspec.Struct):
+    """The time in which a job held a node, from ``start_s`` to ``end_s``; None for the present.
+
+    ``job`` is ``off`` or ``boot`` for a node that is off or boots.
+    """
+
+    node: str
+    job: str
+    start_s: float
+    end_s: float | None
+
+
+class BooksAnswer(msgspec.Struct, frozen=True):
+    """Energy so far, the spans in which jobs held nodes, and the power after each event.
+
+    ``closed`` are the books at the end of the last job; ``power_spans`` are the spans in which
+    nodes were off or booted.
+    """
+
+    energy: Books
+    spans: list[NodeSpan]
+    nodes: list[str]
+    now_s: float
+    policy: str
+    power_w: list[tuple[float, float]]
+    closed: Books | None
+    power_spans: list[NodeSpan] = []
+
+
+class AcctAnswer(msgspec.Struct, frozen=True):
+    """Jobs and energy at one time: ``rms acct``.
+
+    ``rows`` belong to the jobs and, in a query for all jobs, to the other owners too.
+    """
+
+    jobs: list[JobRow]
+    energy: Books
+    rows: list[EnergyRow]
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Present and past of a daemon: ``rms top``, ``rms report``.
+
+    ``rows`` and ``decisions`` (by job) are for reports only.
+    """
+
+    jobs: list[JobRow]
+    nodes: list[NodeRow]
+    books: BooksAnswer
+    rows: list[EnergyRow] = []
+    decisions: dict[str, list[HistoryEntry]] = {}

@@ -28,8 +28,9 @@ import uvloop
 from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import NodePower
 from rms.daemon.ask import routes
-from rms.daemon.serve import ServeOptions, run_daemon
-from rms.daemon.store.context import Log
+from rms.daemon.serve import StderrLog, run_daemon
+from rms.daemon.store.context import Settings
+from rms.daemon.store.snapshots import KEEP
 from rms.launch.base import Engine, ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import LocalLauncher
 from rms.wire.http import RETRY_S
@@ -94,10 +95,16 @@ def serve(
     routes.HOLD_S, routes.POLLS_PER_S = 0.0, polls_per_s
     names = tuple(f"n{n}" for n in range(1, nodes + 1))
     cluster = Cluster(names, tuple((f"{name}/cpu:0",) for name in names), (POWER,) * nodes)
-    options = ServeOptions(policy, f"unix:{state / 'socket'}", parent=os.getppid())
+    settings = Settings(
+        policy=policy,
+        say=StderrLog("info", {}),
+        listen=f"unix:{state / 'socket'}",
+        parent=os.getppid(),
+        keep_entries=KEEP,
+    )
 
     def run() -> None:
-        run_daemon(state, Engine(cluster, Launcher), options, Log("info", {}))
+        run_daemon(state, Engine(cluster, Launcher), settings)
 
     run() if profile is None else cProfile.runctx("run()", {}, {"run": run}, profile)
 

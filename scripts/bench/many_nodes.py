@@ -31,17 +31,17 @@ from rms.core.model.events import Decision, Event, Resize, ResizeRolledBack, Sta
 from rms.core.model.jobs import JobId
 from rms.daemon.ask.routes import WATCH_S, holding_s
 from rms.daemon.heart import Daemon
-from rms.daemon.jobs.submit import admit
 from rms.daemon.restart.recover import resume
-from rms.daemon.store.context import Context, Settings
+from rms.daemon.store.context import Context, Notes, Settings
 from rms.daemon.store.journal import Journal
 from rms.launch.base import LaunchCommand, ManagedProcess, WorldLaunch
 from rms.launch.slurm import commands
 from rms.launch.slurm.commands import Executor, Slurm
-from rms.launch.slurm.jobs import JobsLauncher
+from rms.launch.slurm.jobs import SlurmJobs
+from rms.launch.slurm.launcher import SlurmLauncher
 from rms.wire.messages import Begun, CompletionRecord, Done, Poll, Ready, write_completion
 from rms.wire.messages import Resize as Moved
-from rms.wire.users import Submission, SubmitOptions
+from rms.wire.users import Options, Submission
 
 BOOT_S, MOVE_S, LEAVE_S, SCRIPT_S = 0.9, 0.03, 0.3, 0.2
 """A world's boot, its move, the end of an old one; a script up to its line: as on the test bed."""
@@ -68,10 +68,9 @@ class World(ManagedProcess):
 
 
 @dataclass
-class StoodIn(JobsLauncher):
-    """Engine ``slurm`` without processes."""
+class StoodIn(SlurmLauncher):
+    """Engine ``slurm`` without processes, and without meters."""
 
-    meter_token: str = ""  # no meters either
     booted: list[tuple[str, int, World]] = field(default_factory=list)
 
     def boot_world(self, job: str, launch: WorldLaunch) -> ManagedProcess:
@@ -94,11 +93,11 @@ class Counted(Daemon):
         self.refused: Counter[str] = Counter()
         super().__init__(context)
 
-    def _handle(self, event: Event) -> list[Decision]:
+    def _enter(self, event: Event, notes: Notes, number: int | None) -> list[Decision]:
         self.events[type(event).__name__] += 1
         if isinstance(event, ResizeRolledBack):
             self.refused[event.reason[:60]] += 1
-        return super()._handle(event)
+        return super()._enter(event, notes, number)
 
     def _act(self, decision: Decision) -> None:
         if isinstance(decision, Start):
@@ -146,21 +145,15 @@ class Site:
     def __init__(self, nodes: int, folder: Path, seed: int = 1) -> None:
         names = tuple(f"n{n}" for n in range(1, nodes + 1))
         self.controller = Controller(names)
-        slurm = Slurm(
-            {"PATH": os.environ["PATH"]},
-            os.environ.get("USER", "root"),
-            self._run,
-            json_offered={"squeue": False, "sinfo": False, "sacct": False},
-        )
+        slurm = Slurm({"PATH": os.environ["PATH"]}, os.environ.get("USER", "root"), self._run)
         self.own_s = 0.0  # of the stand-in's threads, not the engine's
-        self.launcher = StoodIn(
-            folder, "feedfacefeedface", "unix:none", Executor(slurm), default="all"
-        )
+        self.launcher = StoodIn(folder, "feedfacefeedface", "unix:none", Executor(slurm))
+        self.launcher.nodes = self.launcher.scripts = SlurmJobs(self.launcher, default="all")
         cluster = Cluster(
             names, tuple((f"{n}/core:0",) for n in names), (NodePower(2.0, 2.0, 8.0),) * nodes
         )
         self.said: Counter[str] = Counter()
-        settings = Settings("array-share", time.time, self._count_words, 10.0, 60.0)
+        settings = Settings(policy="array-share", now=time.time, say=self._count_words)
         journal = Journal.open(folder / "journal.sqlite")
         self.daemon = resume(cluster, journal, self.launcher, settings, Counted)
         self.folder, self._draw = folder, random.Random(seed)
@@ -202,16 +195,16 @@ class Site:
 
     def submit(self, tasks: int) -> None:
         """Hand in an array of flexible jobs."""
-        options = SubmitOptions(array=f"1-{tasks}", nodes=(1, WIDEST), preferred=8, mode="flexible")
+        options = Options(array=f"1-{tasks}", nodes=(1, WIDEST), preferred=8, mode="flexible")
         body = Submission("#!/bin/sh\nmpiexec x\n", "wide", str(self.folder), {}, options)
-        self.ask("submit", asyncio.run, admit(self.daemon, body))
+        self.ask("submit", asyncio.run, self.daemon.admission.submit(body))
 
     def drive(self, run_s: float, wave: int) -> None:
         """Let it run; every few seconds come more jobs."""
         begun = time.perf_counter()
         next_wave_s = WAVE_S
         while (now := time.perf_counter()) < begun + run_s:
-            self.ask("watch", self.daemon.watch)
+            self.ask("watch", self.daemon.tick)
             if now - begun > next_wave_s:
                 next_wave_s += WAVE_S
                 self.submit(wave)
@@ -239,7 +232,8 @@ class Site:
 
     def _line(self, ranks: Ranks) -> None:
         line = LaunchCommand(["x"], str(self.folder), {}, str(self.folder / "out"), "")
-        self.ask("launch", self.daemon.launch, JobId(ranks.job), line, f"key-{ranks.number}")
+        job = self.daemon.jobs[JobId(ranks.job)]
+        self.ask("launch", self.daemon.worlds.launch, job, line, f"key-{ranks.number}")
 
     def _booted(self, job: str, request: int, world: World) -> None:
         ranks = self.ranks[job]
@@ -247,7 +241,7 @@ class Site:
             return
         if request:
             word = Ready(request, world.launch, "host:1:word", "port")
-            self.ask("report", self.daemon.report, JobId(job), word)
+            self.ask("report", self.daemon.worlds.report, self.daemon.jobs[JobId(job)], word)
             if ranks.world is not None:
                 self._poll(ranks)
             return
@@ -278,14 +272,15 @@ class Site:
             return
         groups = ((world.launch, world.ranks),)
         poll = Poll(int(1e6 - ranks.work), 10**6, ranks.known, "warm", groups)
-        request = self.ask("poll", self.daemon.poll, JobId(ranks.job), poll)
+        job = self.daemon.jobs[JobId(ranks.job)]
+        request = self.ask("poll", self.daemon.worlds.poll, job, poll)
         if request is None:
             hold_s = holding_s(len(self.daemon.context.state.running))
             left_s = max(0.0, ranks.end_s() - now)
             self.later(min(hold_s, left_s), lambda: self._poll(ranks, question))
             return
         ranks.known = request.number
-        self.ask("report", self.daemon.report, JobId(ranks.job), Begun(request.number))
+        self.ask("report", self.daemon.worlds.report, job, Begun(request.number))
         self.later(MOVE_S, lambda: self._moved(ranks, request.number, request.worlds[0].launch))
 
     def _moved(self, ranks: Ranks, number: int, launch: int) -> None:
@@ -299,7 +294,7 @@ class Site:
         ranks.world, ranks.since_s = new, time.perf_counter()
         moved = Moved(1, old.ranks, new.ranks, "warm", BOOT_S, MOVE_S, MOVE_S, 1, 1.0)
         self._running(ranks.job, "resize")
-        self.ask("report", self.daemon.report, JobId(ranks.job), Done(number, moved, (launch,)))
+        self.ask("report", self.daemon.worlds.report, job, Done(number, moved, (launch,)))
         self.later(LEAVE_S, lambda: setattr(old, "code", 0))
         self._poll(ranks)
 

@@ -31,7 +31,6 @@ SchedulerParameters     = permit_job_expansion
 SelectType              = select/linear
 TaskPlugin              = task/none
 """
-NO_JSON = "unrecognized option '--json'"
 OVER = ("COMPLETED", "CANCELLED", "FAILED")
 
 
@@ -156,9 +155,6 @@ class Controller:
         return "scontrol ping" if "ping" in command else "scontrol show"
 
     def _answer(self, name: str, words: list[str], environment: Mapping[str, str]) -> CommandResult:
-        if "--json" in words:
-            self._pause(self.costs.call_s)
-            return CommandResult(1, "", f"{name}: {NO_JSON}\n")
         if name == "salloc":
             return CommandResult(0, "", self._allocate(words))
         if name == "scontrol":

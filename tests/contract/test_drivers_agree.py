@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 from msgspec import structs
+from submissions import hand_in
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import (
@@ -42,9 +43,6 @@ class NoProcesses(LocalLauncher):
 
     def start_script(self, *_: Any) -> ManagedProcess:
         return ManagedProcess(0)
-
-    def grant(self, *_: Any) -> None:
-        return None
 
 
 def spec(number: int, at: float, size: int, array: str | None) -> JobSpec:
@@ -209,24 +207,15 @@ def agree(
     simulation = Simulation(specs, cluster.site, named(policy))
     simulation.run()
     clock = [0.0]
-    note = {
-        "env": {},
-        "cwd": "/",
-        "output": "/dev/null",
-        "index": None,
-        "array": "1",
-        "name": "x",
-        "requeue": False,
-    }
     with Journal.open(tmp_path / "journal.sqlite") as journal:
-        settings = Settings(policy, lambda: clock[0], print)
+        settings = Settings(policy=policy, now=lambda: clock[0], say=print)
         # A daemon looks at its idle nodes as it starts; a simulation begins with the first job.
         with mock.patch.object(Daemon, "look_at_idle_nodes"):
             daemon = resume(cluster, journal, NoProcesses(tmp_path), settings)
         for event in simulation.events:
             clock[0] = event.at_s
             if isinstance(event, Submitted):
-                daemon.submit(list(event.specs), {s.id: dict(note) for s in event.specs})
+                hand_in(daemon, event.specs)
             elif not isinstance(event, Started):  # the daemon reports its own starts
                 daemon.handle(event)
         seen = [entry for entry in journal.read() if isinstance(entry, Seen)]

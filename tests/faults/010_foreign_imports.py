@@ -15,7 +15,7 @@ from daemon import LocalRms, closing
 from processes import MPIEXEC, ROOT, Run
 
 from dmr.boot.bootstrap import bootstrap_command
-from rms.daemon.kernels import FileStrategy
+from rms.daemon.store.sandbox import FileStrategy
 
 ALLOWED = {
     "dmr/boot/environment.py: (sys.executable, *sys.orig_argv[1:])": "as the user started it",

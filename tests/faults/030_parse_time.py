@@ -18,7 +18,6 @@ from dmr.plan import parse_resizes
 from mpdata.options import parse_boundaries
 from rms.client.commands import launcher_words
 from rms.daemon.jobs.submit import exported
-from rms.daemon.kernels import GovernorRule
 from rms.formats import jobscript, prices
 from rms.formats.config import parse_criteria
 from rms.formats.joblog import Clock, records
@@ -34,6 +33,7 @@ from rms.formats.values import (
     parse_ids,
     parse_signal,
 )
+from rms.kernels.served import GovernorRule
 
 SHORT, LONG = 15_000, 60_000
 """Characters: a parser of linear time takes 4 times as long for the second, a quadratic one 16."""

@@ -6,11 +6,13 @@ import base64
 import hashlib
 import re
 
-from rms.client.report import page, paragraph
+from rms.client.report import Report, page
 
 
 def test_a_report_permits_its_own_script_and_style_only() -> None:
-    text = page("<title>", [paragraph("<script>alert(1)</script>")])
+    report = Report("<title>")
+    report.say("<script>alert(1)</script>")
+    text = page(report.title, report.parts)
     (rules,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)
     assert text.index("Content-Security-Policy") < text.index("<style>")
     assert "default-src 'none'" in rules and "unsafe" not in rules

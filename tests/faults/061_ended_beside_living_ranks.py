@@ -30,21 +30,21 @@ def begun(bench: Bench, strategy: str, to: int, *launches: int) -> None:
     env = {LAUNCHES_VARIABLE: PER_NODE} if len(launches) > 1 else {}
     bench.submit("1", (1, 2, len(launches)), Mode.MALLEABLE)
     command = LaunchCommand(COMMAND.command, "/", env, "/dev/null", "/dev/null")
-    bench.daemon.launch(ONE, command, "key")
+    bench.daemon.worlds.launch(bench.daemon.jobs[ONE], command, "key")
     ranks = tuple((launch, 1) for launch in launches)
-    bench.daemon.poll(ONE, Poll(1, 100, 0, strategy, ranks))
+    bench.daemon.worlds.poll(bench.daemon.jobs[ONE], Poll(1, 100, 0, strategy, ranks))
     if to:
         bench.daemon.resize(ONE, to)
         for launch in () if to < len(launches) else (1,):
-            bench.daemon.report(ONE, Ready(1, launch, "address", "port"))
-        bench.daemon.report(ONE, Begun(1))
+            bench.daemon.worlds.report(bench.daemon.jobs[ONE], Ready(1, launch, "address", "port"))
+        bench.daemon.worlds.report(bench.daemon.jobs[ONE], Begun(1))
 
 
 def ended(bench: Bench, later_s: float) -> bool:
     """Return whether job 1 counts as ended after a while, in which the daemon looks at it."""
     for _ in range(10):
         bench.now_s += later_s / 10
-        bench.daemon.watch()
+        bench.daemon.tick()
     return bench.daemon.jobs[ONE].steps[0].exit_code is not None
 
 
@@ -53,7 +53,9 @@ def test_new_ranks_may_be_silent_while_they_live(bench: Bench) -> None:
     bench.machine.end("1", 0)  # the old ranks leave
     assert not ended(bench, 4 * UNTOLD_S)
     assert bench.machine.of("1", 1)
-    bench.daemon.report(ONE, Done(1, Resize(5, 1, 2, "warm", 1.0, 0.5, 0.1, 8, 1.0), (1,)))
+    bench.daemon.worlds.report(
+        bench.daemon.jobs[ONE], Done(1, Resize(5, 1, 2, "warm", 1.0, 0.5, 0.1, 8, 1.0), (1,))
+    )
     assert not ended(bench, 4 * UNTOLD_S)
     assert [row.size for row in views.jobs(bench.daemon.context)] == [2]
     bench.machine.end("1", 1, 1)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from killed import Bench, bench
+from submissions import filler
 
 from rms.core.model.jobs import JobId, JobState, Mode
 from rms.daemon.store.record import REQUEUED
@@ -23,7 +24,7 @@ def full(tmp_path: Path) -> Iterator[Bench]:
         opened.journal._db.execute("PRAGMA max_page_count = 1")
         numbers = count()
         while opened.journal.caught_up():
-            opened.journal.note(f"filler/{next(numbers)}", {"text": "x" * 2000})
+            opened.journal.note(filler(next(numbers)))
         yield opened
 
 
@@ -38,17 +39,17 @@ def watch(opened: Bench) -> None:
     """Let the daemon look at its jobs after a time longer than the grace period."""
     opened.now_s += 30.0
     for _ in range(3):
-        opened.daemon.watch()
+        opened.daemon.tick()
 
 
 def make_room(opened: Bench) -> None:
     """Let the journal grow again, so that it writes what it holds."""
     opened.journal._db.execute("PRAGMA max_page_count = 100000")
-    opened.daemon.watch()
+    opened.daemon.tick()
 
 
 REQUESTS: list[Callable[[Bench], None]] = [
-    lambda opened: opened.daemon.cancel(ONE),
+    lambda opened: opened.daemon.scripts.cancel(opened.daemon.jobs[ONE], if_journalled=True),
     lambda opened: opened.daemon.scripts.cancel(
         opened.daemon.jobs[ONE], REQUEUED, if_journalled=True
     ),
@@ -84,7 +85,7 @@ def test_the_cancel_is_carried_out_once_there_is_room_unless_the_job_has_ended(
     state: JobState,
 ) -> None:
     signalled = signals(full, monkeypatch)
-    full.daemon.cancel(ONE)
+    full.daemon.scripts.cancel(full.daemon.jobs[ONE], if_journalled=True)
     if ends_first:
         full.machine.end("1", None)
     watch(full)
@@ -101,7 +102,7 @@ def test_a_requeue_does_not_replace_a_cancel(
     full: Bench, monkeypatch: pytest.MonkeyPatch, if_journalled: bool
 ) -> None:
     sent, job = signals(full, monkeypatch), full.daemon.jobs[ONE]
-    full.daemon.cancel(ONE)
+    full.daemon.scripts.cancel(full.daemon.jobs[ONE], if_journalled=True)
     full.daemon.scripts.cancel(job, REQUEUED, if_journalled=if_journalled)
     make_room(full)
     assert sent == ["1"]

@@ -21,6 +21,7 @@ from rms.daemon.heart import Daemon
 from rms.daemon.jobs.scripts import COPIED
 from rms.daemon.restart.recover import open_journal, own_mark, restore_notes, resume, settle
 from rms.daemon.store.context import Settings
+from rms.daemon.store.notes import ScriptNote
 from rms.launch.base import ManagedProcess, ScriptLaunch
 from rms.launch.local import LocalLauncher
 from rms.launch.processes import INSTANCE_VARIABLE, Groups, environment
@@ -60,7 +61,7 @@ def served(folder: Path) -> Iterator[Served]:
     with open_journal(folder / "journal.sqlite", messages.append) as journal:
         restore_notes(journal, folder / "jobs")
         launcher = Adopting(folder, own_mark(journal, folder), "unix:none")
-        settings = Settings("fifo", lambda: 1_000.0, messages.append)
+        settings = Settings(policy="fifo", now=lambda: 1_000.0, say=messages.append)
         daemon = resume(CLUSTER, journal, launcher, settings)
         settle(daemon)
         yield Served(daemon, launcher, messages)
@@ -89,7 +90,7 @@ def original(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
             assert time.monotonic() < end
             time.sleep(0.001)
         with open_journal(folder / "journal.sqlite", print) as journal:
-            journal.note("script/1", {"pid": process.pid})
+            journal.note(ScriptNote("1", process.pid))
         yield folder, process
     finally:
         process.kill()
@@ -107,7 +108,7 @@ def test_a_copy_leaves_the_processes_of_the_original_alone(
         assert f"job 1 FAILED: {COPIED}" in copy.messages
         assert any("is a copy of another state folder" in line for line in copy.messages)
         assert copy.launcher.scripts == [tmp_path / "copy" / "jobs" / "2" / "script"]
-        copy.daemon.watch()
+        copy.daemon.tick()
         copy.daemon.endings.close()
         assert process.poll() is None and (tmp_path / "rms-1.out").read_text() == "of the original"
     with served(tmp_path / "copy") as again:
@@ -127,7 +128,7 @@ def test_a_renamed_folder_adopts_its_jobs_and_finds_their_scripts(
         process.kill()
         process.wait()
         for _ in range(3):
-            back.daemon.watch()
+            back.daemon.tick()
         assert back.launcher.scripts == [renamed / "jobs" / "2" / "script"]
 
 
@@ -152,23 +153,6 @@ def test_a_file_system_that_has_another_id_after_a_reboot_keeps_the_jobs(
     shutil.copy(folder / "old", folder / "journal.sqlite")  # restored from a backup
     with served(folder) as back:
         assert "job 1: adopted, 1 processes still run" in back.messages
-
-
-def test_a_folder_of_a_version_that_did_not_record_its_place_keeps_its_jobs(
-    original: tuple[Path, subprocess.Popen[bytes]], tmp_path: Path
-) -> None:
-    folder, process = original
-    with open_journal(folder / "journal.sqlite", print) as journal:
-        mark = journal.notes("mark")["mark"]["mark"]
-        journal.keep({"mark": {"mark": mark}, "port": {"port": 40000}})
-        journal.flush()
-    with served(folder) as back:
-        assert "job 1: adopted, 1 processes still run" in back.messages
-        assert back.launcher.instance_id == mark
-        assert back.daemon.journal.notes("port")["port"] == {"port": 40000}
-    shutil.copytree(folder, tmp_path / "copy")  # by now its place is recorded
-    with served(tmp_path / "copy") as copy:
-        assert copy.state_of(ONE) is JobState.FAILED and process.poll() is None
 
 
 def test_a_copied_control_group_is_not_the_copys_own(tmp_path: Path) -> None:

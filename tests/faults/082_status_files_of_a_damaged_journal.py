@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from killed import NOTE, Bench, Outliving, bench
+from killed import Bench, Outliving, bench
+from submissions import hand_in
 
 from rms.core.model.jobs import JobId, JobSpec, JobState, Mode
 
@@ -13,7 +14,7 @@ from rms.core.model.jobs import JobId, JobSpec, JobState, Mode
 def look(opened: Bench) -> None:
     for _ in range(3):
         opened.now_s += 0.1
-        opened.daemon.watch()
+        opened.daemon.tick()
 
 
 def cut(opened: Bench, size: int) -> None:
@@ -35,8 +36,7 @@ def test_jobs_that_ran_do_not_run_again(
         live = opened.machine.live
         for name in names:
             spec = JobSpec(JobId(name), opened.now_s, 4, 4, 4, Mode.FIXED)
-            note = NOTE | {"array": name, "requeue": requeue}
-            opened.daemon.submit([spec], {name: note})
+            hand_in(opened.daemon, [spec], requeue=requeue)
         opened.journal.flush()
         size = (tmp_path / "journal-wal").stat().st_size
         for name, status in zip(names[:3], (0, 0, 3), strict=True):

@@ -12,15 +12,14 @@ from killed import COMMAND, bench
 from processes import called
 
 from rms.cli.main import main
-from rms.cli.queue import known_lines
+from rms.cli.queue import job_lines
 from rms.client.commands import actions
 from rms.core.model.jobs import JobId, JobState, Mode
 from rms.daemon.ask import views
 from rms.daemon.store.record import REQUEUED
 from rms.launch.base import NODES_LOST
 from rms.wire.messages import Poll
-from rms.wire.rows import JobRow
-from rms.wire.users import JobIds
+from rms.wire.users import JobIds, JobRow
 
 ONE = JobId("1")
 LOST = (
@@ -41,10 +40,10 @@ def test_a_requeue_is_announced(
 ) -> None:
     with bench(tmp_path) as opened:
         opened.submit("1", (1, 1, 1), Mode.FIXED)
-        opened.daemon.launch(ONE, COMMAND, "key")
+        opened.daemon.worlds.launch(opened.daemon.jobs[ONE], COMMAND, "key")
         if restartable is not None:
             poll = Poll(1012, 3000, 0, "warm", ((0, 1),), restartable=restartable)
-            opened.daemon.poll(ONE, poll)
+            opened.daemon.worlds.poll(opened.daemon.jobs[ONE], poll)
         (row,) = views.jobs(opened.daemon.context)
     sentence = f"Requeue job 1 (a): {SENTENCES[restartable]}"
     assert [each.say for each in actions(row, "1") if each.do == "requeue"] == [sentence]
@@ -68,7 +67,7 @@ def test_a_requeue_is_announced(
     assert calls == ["GET", f"requeue of job 1 (a): {words}", "POST", "GET"]
     running = msgspec.structs.replace(row, start_s=0.0)
     words = words.partition("; ")[2]
-    (line,) = [line for line in known_lines(running) if line.startswith("if requeued")]
+    (line,) = [line for line in job_lines(running) if line.startswith("if requeued")]
     assert line.partition("  ")[2].strip() == words
 
 
@@ -85,9 +84,9 @@ def test_a_requeued_job_has_what_is_lost_in_log_and_history(
 ) -> None:
     with bench(tmp_path) as opened:
         opened.submit("1", (1, 1, 1), Mode.FIXED)
-        opened.daemon.launch(ONE, COMMAND, "key")
+        opened.daemon.worlds.launch(opened.daemon.jobs[ONE], COMMAND, "key")
         poll = Poll(1012, 3000, 0, "warm", ((0, 1),), restartable=restartable)
-        opened.daemon.poll(ONE, poll)
+        opened.daemon.worlds.poll(opened.daemon.jobs[ONE], poll)
         daemon = opened.daemon
         script = daemon.jobs[ONE].script
         assert script is not None
@@ -99,7 +98,7 @@ def test_a_requeued_job_has_what_is_lost_in_log_and_history(
         opened.machine.end("1", None, 143)
         for _ in range(3):
             opened.now_s += 0.1
-            daemon.watch()
+            daemon.tick()
         assert f"job 1: {cause}; requeued: {words}" in opened.said
         assert daemon.context.state.running[ONE].state is JobState.RUNNING
         opened.start()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rms.power.meter import AGAIN_S, Ladder, MeterError
-from rms.power.nvidia_smi import PROBE_S, SILENT_S, Devices, NvidiaSmi, Reading
+from rms.power.nvidia_smi import PROBE_S, SILENT_S, Devices, NvidiaSmi, PowerReading
 from rms.wire.messages import DeviceEnergy
 
 DEADLINE_S = 60.0
@@ -32,7 +32,7 @@ def samplers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Samplers]:
     samplers = Samplers()
 
     class Fake(NvidiaSmi):
-        def start(self, on_reading: Callable[[Reading], None]) -> None:
+        def start(self, on_reading: Callable[[PowerReading], None]) -> None:
             samplers.started_s.append(samplers.now_s)
             samplers.newest = self
 
@@ -54,7 +54,7 @@ def test_silence_is_detected_within_10_s(
         for gpu in gpus:
             for tenth in range(10):
                 at_s = 1.7e9 + samplers.now_s - 1.0 + tenth / 10
-                meter._readings.put(Reading(at_s, gpu, 75.0, 400.0))
+                meter._readings.put(PowerReading(at_s, gpu, 75.0, 400.0))
         devices = meter.read(samplers.now_s)
         news.update((device.device, device) for device in devices)
         return {device.device for device in devices}
@@ -124,7 +124,7 @@ def test_only_one_process_hangs_in_the_driver(monkeypatch: pytest.MonkeyPatch) -
     class Hanging(NvidiaSmi):
         """A stand-in whose process outlives SIGKILL as long as the driver hangs."""
 
-        def start(self, on_reading: Callable[[Reading], None]) -> None:
+        def start(self, on_reading: Callable[[PowerReading], None]) -> None:
             started.append(self)
 
         def close(self) -> None:
@@ -146,5 +146,5 @@ def test_only_one_process_hangs_in_the_driver(monkeypatch: pytest.MonkeyPatch) -
         now_s += 1.0
         ladder.read(now_s)
         assert now_s < 50.0 + 11 * (PROBE_S + AGAIN_S)
-    meter._readings.put(Reading(1.7e9, 0, 75.0, 400.0))
+    meter._readings.put(PowerReading(1.7e9, 0, 75.0, 400.0))
     assert ladder.read(now_s + 1.0) is not None and ladder.reason == ""

@@ -28,7 +28,7 @@ class Reports:
     def report(self, *devices: DeviceEnergy) -> None:
         now_s = self.server.clock[0]
         metered = Metered(self.host, "a", self.number, now_s, "boot", list(devices))
-        self.server.daemon.meters.node(metered)
+        self.server.daemon.meters.take_report(metered)
         self.number += 1
         self.server.daemon.context.scheduler.energy.check(now_s)
 
@@ -53,7 +53,7 @@ class Reports:
         return next(row.power_source for row in rows if row.name == node)
 
     def watts(self, node: str) -> float | None:
-        return self.server.daemon.meters.node_w(node)
+        return self.server.daemon.scheduler.energy.measured.node_w.get(node)
 
 
 def test_a_device_that_was_not_seen_is_the_models(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_device_that_was_not_seen_is_the_models(tmp_path: Path) -> None:
         reports.seconds(3, package=30.0, gpu=-1.0)
         assert (reports.source("g1"), reports.watts("g1")) == (MODEL, None)
         assert reports.watts("n1") == pytest.approx(30.0)
-        assert server.daemon.meters.cluster_w == pytest.approx(30.0 + 50.0)
+        assert server.daemon.scheduler.energy.power_w == pytest.approx(30.0 + 50.0)
         reports.seconds(2, package=30.0, gpu=75.0)
         assert (reports.source("g1"), reports.watts("g1")) == ("nvidia-smi", pytest.approx(75.0))
 

@@ -17,13 +17,13 @@ from rms.power.choice import MeterChoice
 from rms.power.command import Command
 from rms.power.command import parse_line as parse_command
 from rms.power.meter import GPU_LIMIT_W, Ladder, MeterError, NodeMeter
-from rms.power.nvidia_smi import Devices, NvidiaSmi, Reading, parse_line
+from rms.power.nvidia_smi import Devices, NvidiaSmi, PowerReading, parse_line
 from rms.power.nvml import Counter, Nvml, limit_w
 from rms.power.rapl import Rapl
 from rms.wire.messages import NODE_LIMIT_W, DeviceEnergy, Metered
 
 
-def line(second: float, watts: str) -> Reading:
+def line(second: float, watts: str) -> PowerReading:
     reading = parse_line(f"2026/11/23 12:00:{second:06.3f}, 0, {watts}, 700.00")
     assert reading is not None
     return reading
@@ -142,7 +142,7 @@ def report(server: Routed, number: int, joules: float) -> float:
     server.clock[0] += 1.0
     energy = DeviceEnergy("package-0", "rapl", joules)
     metered = Metered("n1", "a", number, server.clock[0], "boot", [energy] if number else [])
-    server.daemon.meters.node(metered)
+    server.daemon.meters.take_report(metered)
     server.daemon.context.scheduler.energy.check(server.clock[0])
     return server.daemon.context.scheduler.books(server.clock[0]).cluster_j
 
@@ -163,7 +163,7 @@ def test_a_report_of_more_is_refused_and_logged(
         assert after_j - before_j < 100.0  # of both nodes by the model, 5 W each
         assert sum("refused energy of package-0" in words for words in server.messages) == 1
         assert report(server, 7, 280.0 + extra_j) - after_j == pytest.approx(40.0 + 5.0)
-        assert server.daemon.meters.node_w("n1") == pytest.approx(40.0)
+        assert server.daemon.scheduler.energy.measured.node_w["n1"] == pytest.approx(40.0)
         report(server, 8, 280.0 + 2.1 * extra_j)  # and again
         assert sum("refused energy of package-0" in words for words in server.messages) == 2
 

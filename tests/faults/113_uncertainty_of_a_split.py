@@ -15,9 +15,9 @@ from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import NodePower
 from rms.core.policies import adjusted, named
 from rms.daemon.ask import views
-from rms.formats.energy import accounts, check_accounts
+from rms.formats.energy import check_energies, owner_energies
 from rms.wire.messages import DeviceEnergy, Metered
-from rms.wire.rows import EnergyPart
+from rms.wire.users import EnergyPart
 
 SHARED = Cluster(
     ("n1",), (("cpu:0", "cpu:1"),), (NodePower(idle_w=20.0, static_w=40.0),), (10.0,)
@@ -31,7 +31,7 @@ def measure(server: Routed, watts: float, begin: int = 0) -> None:
         energy = DeviceEnergy("package-0", "rapl", watts * second)
         devices = [energy] if second > begin or begin else []
         metered = Metered("n1", "a", second, server.clock[0], "boot", devices)
-        server.daemon.meters.node(metered)
+        server.daemon.meters.take_report(metered)
         server.clock[0] += 1.0
     server.clock[0] -= 1.0
 
@@ -55,7 +55,7 @@ def test_the_true_energy_is_within_the_uncertainty(
             assert abs(energy.joules - true_j) <= energy.uncertainty_j + 1e-6
         context = server.daemon.context
         accounting = views.acct(context)
-        check_accounts(accounting, accounts(accounting.rows), whole=True)
+        check_energies(accounting, owner_energies(accounting.rows), whole=True)
         whole = next(part for part in accounting.energy.sources if part.source == "rapl")
         assert whole.uncertainty_j == 0.0  # the sum was measured, whichever job drew it
 

@@ -21,7 +21,7 @@ def test_the_parts_of_a_node_are_not_added_to_it(tmp_path: Path) -> None:
             metered = Metered("n1", "a", second, server.clock[0], "boot", devices if second else [])
             if second == 1:
                 devices.append(DeviceEnergy("node", "command", 50.0))
-            server.daemon.meters.node(metered)
+            server.daemon.meters.take_report(metered)
             server.clock[0] += 1.0
         server.clock[0] -= 1.0
         books = server.daemon.context.scheduler.books(server.clock[0])

@@ -9,7 +9,7 @@ import msgspec
 from processes import ROOT
 from routed import routed
 
-from rms.web.content import Asked, query
+from rms.web.content import PageQuery, query
 from rms.web.views import content
 from rms.wire.live import Live
 
@@ -19,7 +19,7 @@ def test_buttons_name_what_they_do_and_the_other_one_is_keep(tmp_path: Path) -> 
         job = server.submit(nodes=[1, 2], mode="flexible")
         array = server.submit(array="1-3").partition("_")[0]
         names = set[str]()
-        for view in (Asked("overview"), Asked("job", job), Asked("array", array)):
+        for view in (PageQuery("overview"), PageQuery("job", job), PageQuery("array", array)):
             body = msgspec.to_builtins(query(view, 0, 0.0, server.clock[0]))
             live = msgspec.convert(server.ask("POST", "/live", body)[1], Live)
             parts = content(view, live).parts.values()

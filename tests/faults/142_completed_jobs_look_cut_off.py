@@ -19,7 +19,7 @@ def run_to(server: Routed, step: int) -> str:
     job = server.daemon.jobs[job_id]
     command = LaunchCommand([], "", {}, "", "")
     job.steps.append(Step(command, {0: ManagedProcess(0)}, current=(0,)))
-    server.daemon.poll(job_id, Poll(known=0, step=62, steps=100))
+    server.daemon.worlds.poll(server.daemon.jobs[job_id], Poll(known=0, step=62, steps=100))
     record = CompletionRecord("COMPLETED", 0, "", step, 0, 1)
     write_completion(server.daemon.launcher.completion_file(job_id, 0), record)
     server.daemon.worlds.conclude(job, 0, 0)

@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 from routed import Routed, routed
 
-from rms.cli.queue import known_lines
+from rms.cli.queue import job_lines
 from rms.cli.screen import cells
-from rms.web.content import Asked, query
+from rms.web.content import PageQuery, query
 from rms.web.views import content
 from rms.wire.live import JobLine, Live
 
 
 def live(server: Routed) -> Live:
-    body = msgspec.to_builtins(query(Asked("jobs"), 0, 0.0, server.clock[0]))
+    body = msgspec.to_builtins(query(PageQuery("jobs"), 0, 0.0, server.clock[0]))
     return msgspec.convert(server.ask("POST", "/live", body)[1], Live)
 
 
@@ -26,7 +26,7 @@ def test_the_row_of_a_job_shows_the_size_that_it_will_have(tmp_path: Path) -> No
         now = live(server)
         assert now.jobs is not None
         (line,) = now.jobs.lines
-        row = content(Asked("jobs"), now).parts[f"jobs/{job}"]
-    assert line.job.resize_to == 2 and f'<td class="n">{line.job.size} -> 2 pending</td>' in row
+        row = content(PageQuery("jobs"), now).parts[f"jobs/{job}"]
+    assert line.job.resize_to == 2 and f'<td class="n">{line.job.size} -&gt; 2 pending</td>' in row
     assert cells(JobLine(job, 1, line.job), now.now_s)[3] == f"{line.job.size}->2"
-    assert any("RUNNING, resize to 2: pending" in each for each in known_lines(line.job))
+    assert any("RUNNING, resize to 2: pending" in each for each in job_lines(line.job))

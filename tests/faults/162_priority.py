@@ -18,7 +18,7 @@ from rms.formats.jobscript import Options, ScriptError, read_option
 PLAIN = sorted(
     name
     for name in POLICIES
-    if not (named(name).shared or named(name).clocked or named(name).counted)
+    if not (named(name).placement.shared or named(name).clocked or named(name).placement.counted)
 )
 
 

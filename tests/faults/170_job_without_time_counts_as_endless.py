@@ -9,7 +9,7 @@ from driven import Driven, job
 
 from rms.core.model.events import Ticked
 from rms.core.model.jobs import Job, JobId, JobSpec
-from rms.daemon.jobs.watch import Limits
+from rms.daemon.jobs.watch import due_s
 from rms.daemon.store.record import JobRuntime
 
 ASSUMED_S = 3600.0
@@ -50,9 +50,8 @@ def test_past_its_assumed_time_it_is_expected_to_run_as_long_again() -> None:
 
 
 def test_no_job_is_ended_for_an_assumed_time() -> None:
-    limits = Limits(None, None)  # type: ignore[arg-type]
     running = Job(unlimited(1, 1), start_s=0.0)
-    assert limits.due_s(JobRuntime(JobId("1"), {}), running) == inf
+    assert due_s(JobRuntime(JobId("1")), running) == inf
 
 
 def test_time_limits_and_run_times_take_precedence() -> None:

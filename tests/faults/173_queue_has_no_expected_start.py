@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from routed import routed
 
-from rms.cli.queue import FIELDS, known_lines
+from rms.cli.queue import FIELDS, job_lines
 from rms.wire.users import JobRow
 
 
@@ -21,4 +21,4 @@ def test_a_row_of_a_job_that_waits_has_its_expected_start(tmp_path: Path) -> Non
     assert starts == {first: None, second: 1100.0}
     at = time.localtime(1100.0)
     assert FIELDS["S"][1](second, rows[1]) == time.strftime("%Y-%m-%dT%H:%M:%S", at)
-    assert any(line.startswith("expected start") for line in known_lines(rows[1]))
+    assert any(line.startswith("expected start") for line in job_lines(rows[1]))

@@ -23,7 +23,8 @@ from rms.daemon.store.context import Settings
 from rms.daemon.store.journal import Journal
 from rms.launch.slurm import commands, queue
 from rms.launch.slurm.commands import CommandResult, Executor, Slurm
-from rms.launch.slurm.jobs import JobsLauncher
+from rms.launch.slurm.jobs import SlurmJobs
+from rms.launch.slurm.launcher import SlurmLauncher
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts" / "bench"))
 
@@ -45,12 +46,11 @@ class Site:
         self.controller, self.away, self.back = standin.Controller(NAMES), "", threading.Event()
         self.messages: list[str] = []
         slurm = Slurm({"PATH": ""}, "root", self.run)
-        launcher = JobsLauncher(
-            folder, "feedface", "unix:none", Executor(slurm), default="all", meter_token=""
-        )
+        launcher = SlurmLauncher(folder, "feedface", "unix:none", Executor(slurm))
+        launcher.nodes = launcher.scripts = SlurmJobs(launcher, default="all")
         slots = tuple((f"{name}/core:0",) for name in NAMES)
         cluster = Cluster(NAMES, slots, (NodePower(2.0, 2.0),) * 2)
-        settings = Settings("fifo", time.time, self.messages.append)
+        settings = Settings(policy="fifo", now=time.time, say=self.messages.append)
         self.server = Routed(resume(cluster, journal, launcher, settings), [0.0])
         self.launcher = launcher
 
@@ -68,7 +68,7 @@ class Site:
         end = time.monotonic() + DEADLINE_S
         while not happens():
             assert time.monotonic() < end, self.messages
-            self.server.daemon.watch()
+            self.server.daemon.tick()
             self.controller.advance()
             time.sleep(0.01)
 
@@ -109,7 +109,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 def test_it_is_logged_and_shown_until_the_controller_is_back(
     slurm: Site, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    slurm.until(lambda: slurm.launcher.unavailable() is not None)
+    slurm.until(lambda: slurm.launcher.nodes.unavailable() is not None)
     assert "REASON" not in slurm.nodes()
     slurm.away = how
     starts, waits = slurm.server.submit(nodes=[1, 1]), slurm.server.submit(nodes=[2, 2])

@@ -10,7 +10,8 @@ import pytest
 
 from mpdata.numerics.numba import machine_code
 from rms.power import frequency
-from rms.power.frequency import Found, FrequencyError
+from rms.power.frequency import FrequencyError, SavedLimits
+from rms.power.meter import boot_id
 
 KEPT = "symbol", b"code"
 
@@ -52,7 +53,7 @@ def test_a_record_of_another_user_is_refused(
     for name in ("scaling_min_freq", "scaling_max_freq"):
         (limits / name).write_text("1000")
     record = tmp_path / "rms-frequency-processors.json"
-    left = Found(frequency._boot(), {str(limits): (7, 7)})
+    left = SavedLimits(boot_id(), {str(limits): (7, 7)})
     record.write_bytes(msgspec.json.encode(left))
     monkeypatch.setattr(os, "geteuid", lambda: record.stat().st_uid + 1)
     with pytest.raises(FrequencyError, match="a record of this user"), frequency._held(record):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from terminals import Terminal
 
-from rms.cli.queue import known_lines
+from rms.cli.queue import job_lines
 from rms.cli.screen import cells
 from rms.client.commands import jobs
 from rms.wire.live import JobLine
@@ -26,7 +26,7 @@ def test_a_resize_under_way_leaves_the_state_running(terminal: Terminal) -> None
     terminal.run("submit", "good.sh")
     (job,) = jobs("unix:in-process")
     job = msgspec.structs.replace(job, resize_to=2, resizing="leaving")
-    (state,) = (line for line in known_lines(job) if line.startswith("state"))
+    (state,) = (line for line in job_lines(job) if line.startswith("state"))
     assert state.split() == ["state", "RUNNING,", "resize", "to", "2:", "leaving"]
     assert cells(JobLine("1", 1, job), 0.0)[2] == "RUNNING"
 

@@ -12,7 +12,8 @@ from rms.core.model.events import ResizeAsked, ResizePoint, Started, Submitted
 from rms.core.model.jobs import JobId, JobSpec, Mode
 from rms.core.policies import POLICIES
 from rms.core.scheduler.engine import Engine
-from rms.formats.jobscript import Options, ScriptError, nodes_of_tasks
+from rms.formats.jobscript import ScriptError, nodes_of_tasks
+from rms.wire.users import Options
 
 A = JobId("1")
 

@@ -8,7 +8,7 @@ from killed import bench
 
 from rms.core.model.jobs import Mode
 from rms.daemon.restart.recover import open_journal
-from rms.daemon.store.file import Count
+from rms.daemon.store.file import CountFiles
 
 
 def test_what_is_left_of_the_journal_goes_on(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_what_is_left_of_the_journal_goes_on(tmp_path: Path) -> None:
         opened.close()
         path = opened.journal.path
         path.write_bytes(bytes(4096) + path.read_bytes()[4096:])
-        for count in filter(Path.exists, Count(path).paths):
+        for count in filter(Path.exists, CountFiles(path).paths):
             count.write_bytes(bytes(512))
         messages: list[str] = []
         with open_journal(path, messages.append):

@@ -16,7 +16,7 @@ from rms.core.model.jobs import JobId
 from rms.daemon.jobs.scripts import end_words
 from rms.formats.jobscript import ScriptError, read_option
 from rms.wire.messages import Resize
-from rms.wire.rows import ResizeRow
+from rms.wire.users import ResizeRow
 
 
 def resized(number: int, old: int, new: int) -> ResizeRow:

@@ -15,7 +15,7 @@ import dmr
 from dmr.checkpoint_file import FORMAT
 
 
-@pytest.mark.parametrize("version", [1, 2, FORMAT + 1])
+@pytest.mark.parametrize("version", [0, FORMAT + 1])
 def test_it_is_refused_in_one_sentence(tmp_path: Path, version: int) -> None:
     def go(*, restart: bool) -> None:
         plan = dmr.Plan(checkpoint=dmr.Schedule(tmp_path, 2), restart=restart)

@@ -30,7 +30,7 @@ class Chain:
 
     def report(self, devices: Sequence[DeviceEnergy] = ()) -> None:
         now_s = self.server.clock[0]
-        self.server.daemon.meters.node(
+        self.server.daemon.meters.take_report(
             Metered("n1", "a", self.number, now_s, "boot", list(devices), self.node.reason)
         )
         self.number += 1
@@ -59,7 +59,7 @@ def test_all_of_it_is_booked(tmp_path: Path, period: int, most_w: float | None) 
             for renewal in range(300 // period):
                 chain.seconds(period - 1, renewal * period * 1200.0)
                 chain.seconds(1, (renewal + 1) * period * 1200.0)
-                assert server.daemon.meters.node_w("n1") == pytest.approx(1200.0)
+                assert server.daemon.scheduler.energy.measured.node_w["n1"] == pytest.approx(1200.0)
         finally:
             chain.node.close()
         assert chain.cluster_j - begun_j == pytest.approx(360e3 + 300 * 5.0)  # n2 by the model
@@ -125,7 +125,7 @@ def test_the_bound_of_a_report_counts_from_the_last_change(tmp_path: Path) -> No
             server.clock[0] += 1.0
             device = DeviceEnergy("package-0", "rapl", second // 60 * 60 * 80.0)
             report = Metered("n1", "a", second, server.clock[0], "boot", [device] if second else [])
-            server.daemon.meters.node(report)
+            server.daemon.meters.take_report(report)
         energy.check(server.clock[0])
         books = energy.books(server.clock[0])
         assert sum(p.joules for p in books.sources if p.source == "rapl") == 300 * 80.0

@@ -24,7 +24,7 @@ def test_the_next_daemon_starts_them(
     with monkeypatch.context() as busy, routed(tmp_path) as server:
         started = server.submit(nodes=[1, 1])
         busy.setattr(scripts, "START_S", -1.0)  # the time for starts is over
-        server.daemon.launcher.requeue_on_shutdown = requeues
+        server.daemon.launcher.nodes.requeue_on_shutdown = requeues
         waiting, state = server.submit(nodes=[1, 1]), server.daemon.context.state
         assert set(state.running) == {started, waiting}
         assert server.daemon.jobs[waiting].script is None
@@ -45,7 +45,9 @@ def test_the_next_daemon_on_other_nodes_starts_them(
         busy.setattr(scripts, "START_S", -1.0)
         waiting = server.submit(nodes=[1, 1])
         server.daemon.stop()
-    settings = Settings("fifo", lambda: 2_000.0, lambda _: None, where="another allocation")
+    settings = Settings(
+        policy="fifo", now=lambda: 2_000.0, say=lambda _: None, where="another allocation"
+    )
     with Journal.open(tmp_path / "journal") as journal:
         daemon = resume(OTHERS, journal, Idle(tmp_path, "instance", "unix:none"), settings)
         assert daemon.jobs[waiting].script is not None

@@ -30,16 +30,11 @@ class Replaced(Still):
     supports_merge = False
 
 
-class ReplacedAsIn010(Still):
-    stays = False
-
-
-@pytest.mark.parametrize("kind", [Replaced, ReplacedAsIn010])
 def test_ranks_that_cannot_go_on_in_another_world_are_not_merged(
-    world: MPI.Intracomm, together: Together, kind: type[dmr.Application]
+    world: MPI.Intracomm, together: Together
 ) -> None:
     plan = dmr.Plan(strategy="merge")
     dmr.run(Still(), runtime_on(world), plan)
     with pytest.raises(dmr.UsageError, match="strategy merge keeps ranks in their loop"):
-        dmr.run(kind(), runtime_on(world), plan)
+        dmr.run(Replaced(), runtime_on(world), plan)
     together(True)

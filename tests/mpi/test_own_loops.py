@@ -51,7 +51,7 @@ def test_a_resize_point_within_a_loop_of_the_library_is_refused() -> None:
 def test_state_is_read_by_name_and_says_what_it_lacks() -> None:
     with dmr.malleable(runtime_on(MPI.COMM_SELF), state={"time": 0.5}) as run:
         run.state.time += 1
-        assert run.values["time"] == 1.5 and run.comm is run.world.comm
+        assert run.state["time"] == 1.5 and run.comm is run.world.comm
         with pytest.raises(AttributeError, match=r"expected 'tine' in run.state, got time: give"):
             run.state.tine  # noqa: B018
         with pytest.raises(AttributeError, match=r"run.state\['items'\]"):

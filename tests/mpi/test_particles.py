@@ -276,5 +276,5 @@ def test_arrays_with_gaps_or_of_another_shape_are_refused() -> None:
     with pytest.raises(ValueError, match="without gaps"):
         field.rebind(np.zeros((4, 8)).T)
     other = np.ones((8, 4))
-    field.hold(other)  # the name of 0.1.0
+    field.rebind(other)
     assert field.padded is not None and np.shares_memory(field.padded, other)

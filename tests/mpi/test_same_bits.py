@@ -141,5 +141,5 @@ def test_a_checkpoint_of_another_grid_is_refused(
 
 def test_what_one_rank_finds_all_ranks_raise(world: MPI.Intracomm, together: Together) -> None:
     with pytest.raises(dmr.UsageError, match="found by the last"):
-        dmr.agree(world, "found by the last" if world.rank == world.size - 1 else None)
+        dmr.raise_on_all(world, "found by the last" if world.rank == world.size - 1 else None)
     together(True)

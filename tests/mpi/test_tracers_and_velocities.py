@@ -284,4 +284,4 @@ def test_durations_kept_are_bounded(
     monkeypatch.setattr("mpdata.parallel.answer.DURATIONS", 5)
     wanted = config(shared_folder, world, "periodic")
     run = dmr.run(Advection(wanted), runtime_on(world))
-    together(len(run.values["step_s"]) == 5, f"{run.values['step_s']}")
+    together(len(run.state["step_s"]) == 5, f"{run.state['step_s']}")

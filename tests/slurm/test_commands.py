@@ -10,18 +10,22 @@ import pytest
 from slurm_bed import NODES, brought_up
 from slurm_bed import Slurm as Bed
 
-from rms.launch.slurm import output, site
+from rms.launch.slurm import site
 from rms.launch.slurm.commands import Meaning, Slurm, SlurmError
 
 
-def commands(bed: Bed, **json_offered: bool) -> Slurm:
-    return Slurm(bed.environment, getpass.getuser(), json_offered=json_offered)
+def commands(bed: Bed) -> Slurm:
+    return Slurm(bed.environment, getpass.getuser())
 
 
 def donors(slurm: Slurm) -> list[str]:
     """Return the states of donors that have not ended."""
     live = ("PENDING", "RUNNING", "COMPLETING")
-    return [j.state for j in slurm.queue() if j.name.startswith("rms-donor") and j.state in live]
+    return [
+        j.state
+        for j in slurm.jobs("--states=all")
+        if j.name.startswith("rms-donor") and j.state in live
+    ]
 
 
 @pytest.mark.promise("slurm-check")
@@ -43,29 +47,22 @@ def test_trying_it_leaves_nothing(slurm: Bed) -> None:
     assert donors(commands(slurm)) == []
 
 
-def test_json_and_text_agree(slurm: Bed) -> None:
+def test_an_array_in_the_queue_and_in_accounting(slurm: Bed) -> None:
     read = commands(slurm)
     job = read.submit(
         *["--nodes=2", "--exclusive", "--time=10", "--array=0-5", "--output=/dev/null"],
         *["--wrap", "sleep 600"],
     )
     slurm.wait_until(lambda: len(slurm.idle()) == 0, "two run")
-    plain = commands(slurm, squeue=False, sinfo=False, sacct=False)
-
-    def queue(of: Slurm) -> list[output.QueuedJob]:
-        rows = [row for row in of.queue() if row.array_id == job]
-        return sorted(rows, key=lambda row: row.task or 0)
-
-    slurm.wait_until(lambda: queue(read) == queue(plain), "both say the same")
-    assert [row.task for row in queue(read)] == [0, 1, 2, 3, 4, 5]
-    assert read.nodes() == plain.nodes()
-    raw = [row.job_id for row in queue(read) if row.state == "RUNNING"]
+    rows = [row for row in read.jobs("--states=all") if row.array_id == job]
+    assert sorted(row.task or 0 for row in rows) == [0, 1, 2, 3, 4, 5]
+    assert len(read.nodes()) == NODES
+    raw = [row.job_id for row in rows if row.state == "RUNNING"]
 
     def known() -> bool:  # accounting hears of a job when it is submitted and when it begins
         return [record.state for record in read.records(raw)] == ["RUNNING"] * 2
 
     slurm.wait_until(known, "accounting has both")
-    assert read.records(raw) == plain.records(raw)
 
 
 def test_growing_and_shrinking(slurm: Bed) -> None:
@@ -151,7 +148,7 @@ def test_a_controller_that_is_away(asked: None) -> None:
         slurm.stop("slurmctld")
         assert not read.ping()
         with pytest.raises(SlurmError) as refused:
-            read.queue()
+            read.jobs("--states=all")
         assert refused.value.meaning is Meaning.UNREACHABLE
         slurm.repair()
         assert read.ping()

@@ -24,8 +24,8 @@ from processes import MARK, RMS, called, started
 
 from rms.cli.main import main
 from rms.client.connection import ServerError, ask
-from rms.formats.energy import accounts, check_accounts
-from rms.wire.users import OVER, Accounts
+from rms.formats.energy import check_energies, owner_energies
+from rms.wire.users import OVER, AcctAnswer
 
 POWER = "{ idle_w = 3.0, static_w = 5.0, dynamic_w = 7.0 }"
 DEADLINE_S = 180.0
@@ -247,8 +247,8 @@ class Rms:
     def accounts_balance(self) -> None:
         """All rows are the jobs' energies and the cluster's, to 1e-9; if a daemon runs."""
         if self.process is not None and self.process.poll() is None:
-            found = ask(Accounts, self.server, "GET", "/acct")
-            check_accounts(found, accounts(found.rows), whole=True)
+            found = ask(AcctAnswer, self.server, "GET", "/acct")
+            check_energies(found, owner_energies(found.rows), whole=True)
 
     def replays(self) -> None:
         """The journal leads to the same decisions again; the daemon has ended."""

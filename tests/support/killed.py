@@ -16,25 +16,19 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from submissions import hand_in
+
 from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.daemon.heart import Daemon
 from rms.daemon.restart.recover import resume
 from rms.daemon.store.context import Settings
 from rms.daemon.store.journal import Journal
-from rms.launch.base import LaunchCommand, ManagedProcess, ScriptLaunch, WorldLaunch
+from rms.launch.base import EngineNodes, LaunchCommand, ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import LocalLauncher
 
 NAMES = ("n1", "n2", "n3", "n4")
 COMMAND = LaunchCommand(["a.out"], "/", {}, "/dev/null", "/dev/null")
-NOTE: dict[str, Any] = {
-    "array": "x",
-    "cwd": "/",
-    "env": {},
-    "output": "/dev/null",
-    "index": None,
-    "name": "a",
-}
 
 
 class KilledError(BaseException):
@@ -100,10 +94,24 @@ class Machine:
 
 
 @dataclass
+class Refusing(EngineNodes):
+    """Nodes that jobs cannot move to if their machine refuses."""
+
+    machine: Machine
+
+    def resize_refusal(self, job: str, have: Any, wanted: Any) -> str:
+        return self.machine.refusal
+
+
+@dataclass
 class Outliving(LocalLauncher):
     """Starts numbers on a machine."""
 
     machine: Machine = field(default_factory=Machine, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.nodes = Refusing(self.machine)
 
     def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
         return self.machine.start(job, None, self.status_file(job))
@@ -123,9 +131,6 @@ class Outliving(LocalLauncher):
 
     def terminate(self, job: str, worlds: Any) -> None:
         pass
-
-    def resize_refusal(self, job: str, have: Any, wanted: Any) -> str:
-        return self.machine.refusal
 
 
 class Bench:
@@ -167,7 +172,10 @@ class Bench:
         )
         self.launcher = Outliving(self.folder, "instance", "unix:none", machine=self.machine)
         settings = Settings(
-            self.policy, lambda: self.now_s, self.said.append, keep_entries=self.keep
+            policy=self.policy,
+            now=lambda: self.now_s,
+            say=self.said.append,
+            keep_entries=self.keep,
         )
         self.restarts += 1
         self.daemon = resume(cluster, journal, self.launcher, settings)
@@ -186,7 +194,7 @@ class Bench:
     def submit(self, name: str, sizes: tuple[int, int, int], mode: Mode, **more: Any) -> None:
         """Hand in a job of so many nodes: least, most, preferred."""
         spec = JobSpec(JobId(name), self.now_s, *sizes, mode, **more)
-        self.daemon.submit([spec], {spec.id: NOTE | {"array": name, "requeue": True}})
+        hand_in(self.daemon, [spec], requeue=True)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from rms.core.model.cluster import Cluster
-from rms.core.model.jobs import JobId, NodePower
+from rms.core.model.jobs import NodePower
 from rms.daemon.ask.http import PEER, Peer
 from rms.daemon.ask.routes import Routes
 from rms.daemon.heart import Daemon
@@ -156,8 +156,7 @@ class Routed:
 
     def token(self, job: str) -> str:
         """Return what a job shows."""
-        note = self.daemon.jobs[JobId(job)].note
-        return self.daemon.context.private.token(job, note)
+        return self.daemon.context.private.token(job)
 
 
 @contextlib.contextmanager
@@ -170,7 +169,7 @@ def routed(folder: Path, cluster: Cluster | None = None, policy: str = "fifo") -
     launcher = Idle(folder, "instance", "unix:none")
     with Journal.open(folder / "journal") as journal:
         clock = [1_000.0]
-        settings = Settings(policy, lambda: clock[0], messages.append)
+        settings = Settings(policy=policy, now=lambda: clock[0], say=messages.append)
         server = Routed(resume(cluster, journal, launcher, settings), clock, messages=messages)
         try:
             yield server

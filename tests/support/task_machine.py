@@ -5,41 +5,49 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
+from msgspec.structs import replace
+
 from rms.kernels.model import (
     OTHERS,
+    Affinity,
     Choice,
-    Device,
-    Finished,
-    GoOn,
     Governor,
     GovernorSet,
+    KernelSpec,
     OwnerGone,
-    Phase,
-    Registered,
-    Resized,
-    Run,
-    Stop,
+    Resource,
     TaskDecision,
+    TaskDevice,
     TaskEvent,
+    TaskFinished,
+    TaskGoOn,
     TaskId,
+    TaskPhase,
+    TaskRegistered,
+    TaskResized,
+    TaskRun,
     TaskSpec,
     TaskState,
+    TaskStop,
+    TaskYielded,
     UnitsFreed,
     UnitsTaken,
     Woken,
-    Yielded,
 )
 from rms.kernels.scheduler import ShortTerm, Strategy, TaskScheduler
-from rms.kernels.wire import Affinity, KernelSpec, Resource
 
 CORE, CORES, GPU = Resource.CORE, Resource.CORES, Resource.GPU
 DEVICES = (
-    Device("gpu", GPU, (2,)),
-    Device("cores", CORES, (0, 1)),
-    Device("core0", CORE, (0,)),
-    Device("core1", CORE, (1,)),
+    TaskDevice("gpu", GPU, (2,)),
+    TaskDevice("cores", CORES, (0, 1)),
+    TaskDevice("core0", CORE, (0,)),
+    TaskDevice("core1", CORE, (1,)),
 )
-APART = (Device("gpu", GPU, (0,)), Device("cores", CORES, (1,)), Device("core", CORE, (2,)))
+APART = (
+    TaskDevice("gpu", GPU, (0,)),
+    TaskDevice("cores", CORES, (1,)),
+    TaskDevice("core", CORE, (2,)),
+)
 
 
 def kernels(*resources: Resource) -> tuple[KernelSpec, ...]:
@@ -54,7 +62,7 @@ ALL = kernels(GPU, CORES, CORE)
 class Machine:
     """A scheduler that is driven at random, and what must hold after every event."""
 
-    def __init__(self, strategy: Strategy, devices: tuple[Device, ...] = DEVICES) -> None:
+    def __init__(self, strategy: Strategy, devices: tuple[TaskDevice, ...] = DEVICES) -> None:
         self.said: list[str] = []
         self.scheduler = TaskScheduler(devices, strategy, self.said.append)
         self.state, self.now_s, self.registered, self.over = self.scheduler.state, 0.0, 0, 0
@@ -64,15 +72,15 @@ class Machine:
     def feed(self, event: TaskEvent) -> list[TaskDecision]:
         before = set(self.state.tasks)
         decisions = self.scheduler.handle(event)
-        came = {event.task} if isinstance(event, Registered) else set()
+        came = {event.task} if isinstance(event, TaskRegistered) else set()
         self.registered += len(came)
         self.over += len((before | came) - set(self.state.tasks))
         for decision in decisions:
-            if isinstance(decision, Stop):
+            if isinstance(decision, TaskStop):
                 self.asked.add(decision.task)
-            elif isinstance(decision, GoOn):
+            elif isinstance(decision, TaskGoOn):
                 self.told[decision.task] = decision.device
-            elif isinstance(decision, Run):
+            elif isinstance(decision, TaskRun):
                 assert self.state.running[decision.task].device.name == decision.device  # type: ignore[union-attr]
             else:
                 assert decision.task not in self.state.tasks
@@ -87,7 +95,7 @@ class Machine:
         return decisions
 
     def add(self, spec: TaskSpec) -> list[TaskDecision]:
-        return self.feed(Registered(self.now_s, TaskId(self.registered), spec))
+        return self.feed(TaskRegistered(self.now_s, TaskId(self.registered), spec))
 
     def check(self) -> None:
         state = self.state
@@ -101,7 +109,7 @@ class Machine:
         assert all(state.holder[unit] == task for unit, task in held)
         queued = [task.id for queue in state.queues.values() for task in queue]
         waiting = [task.id for task in state.waiting]
-        blocked = [t.id for t in state.tasks.values() if t.phase is Phase.BLOCKED]
+        blocked = [t.id for t in state.tasks.values() if t.phase is TaskPhase.BLOCKED]
         assert sorted([*state.running, *queued, *waiting, *blocked]) == sorted(state.tasks)
         assert all(len(state.queues.get(kind, ())) <= most for kind, most in state.capacity.items())
         assert [task.order for task in state.waiting] == sorted(t.order for t in state.waiting)
@@ -125,12 +133,12 @@ class Machine:
             )
             self.add(spec)
         elif kind < 8 and running:
-            self.feed(Finished(self.now_s, random.choice(running), random.random() < 0.2))
+            self.feed(TaskFinished(self.now_s, random.choice(running), random.random() < 0.2))
         elif kind == 8 and self.asked:
-            self.feed(Yielded(self.now_s, TaskId(random.choice(sorted(self.asked)))))
+            self.feed(TaskYielded(self.now_s, TaskId(random.choice(sorted(self.asked)))))
         elif kind == 8 and self.told:
             task_id = random.choice(sorted(self.told))
-            self.feed(Resized(self.now_s, task_id, self.told[task_id]))
+            self.feed(TaskResized(self.now_s, task_id, self.told[task_id]))
         elif kind == 9:
             self.feed(OwnerGone(self.now_s, random.randrange(3)))
         elif kind == 10:
@@ -154,16 +162,8 @@ class Machine:
         for task_id, task in sorted(old.tasks.items()):
             spec, device = task.spec, "" if task.device is None else task.device.name
             after = tuple(each for each in spec.after if each in old.tasks)
-            spec = TaskSpec(
-                spec.owner,
-                spec.kernels,
-                spec.priority,
-                after,
-                spec.interruptible,
-                spec.name,
-                spec.malleable,
-            )
-            self.scheduler.apply(Registered(self.now_s, task_id, spec, device))
+            spec = replace(spec, after=after)
+            self.scheduler.apply(TaskRegistered(self.now_s, task_id, spec, device))
         self.feed(Woken(self.now_s))
         assert {i: t.device for i, t in old.running.items()}.items() <= {
             i: t.device for i, t in self.state.running.items()
@@ -178,7 +178,7 @@ class Machine:
             if not self.state.tasks:
                 return
             for task_id in list(self.state.running):
-                self.feed(Finished(self.now_s, task_id))
+                self.feed(TaskFinished(self.now_s, task_id))
             if self.scheduler.wake_s is not None:
                 self.now_s = self.scheduler.wake_s
                 self.feed(Woken(self.now_s))

@@ -30,7 +30,7 @@ def test_a_look_and_a_report() -> None:
 
         look = rms.rms("top")
         assert look.returncode == 0, look.stderr
-        assert "1 jobs run, 1 wait, 1 are over" in look.stdout
+        assert "Running 1, Pending 1, Completed 1" in look.stdout
         assert "n1,n2" in look.stdout and "long" in look.stdout
         assert "(Resources" in look.stdout and "<short>" not in look.stdout
         assert [job["id"] for job in rms.ask("top")["jobs"]] == [over, long, waits]

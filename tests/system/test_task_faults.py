@@ -19,8 +19,8 @@ from processes import program, started
 
 from rms.kernels import Affinity, Kernel, KernelCollection, Resource, on_device, place, wire
 from rms.kernels import connection as link
+from rms.kernels.model import KernelSpec, TaskFinished, TaskId, TaskRegistered, TaskSpec
 from rms.kernels.scheduler import STRATEGIES
-from rms.kernels.wire import KernelSpec
 from rms.wire.terminal import columns
 
 CORE, CORES = Resource.CORE, Resource.CORES
@@ -247,10 +247,10 @@ def a_daemon_killed(bed: Bed) -> None:
 
 
 def a_process_that_talks_nonsense(bed: Bed) -> None:
-    twice = wire.frame(wire.Register(1, (KernelSpec(CORE),))) * 2
+    twice = wire.frame(TaskRegistered(0.0, TaskId(1), TaskSpec(0, (KernelSpec(CORE),)))) * 2
     for words, said in (
         ("no message", b"\xff" * 8),
-        ("of a task there is not", wire.frame(wire.Finished(7))),
+        ("of a task there is not", wire.frame(TaskFinished(0.0, TaskId(7)))),
         ("a task twice", twice),
     ):
         process = socket.socket(socket.AF_UNIX)
@@ -261,15 +261,20 @@ def a_process_that_talks_nonsense(bed: Bed) -> None:
         bed.row("any", f"process says {words}", "not listened to")
 
 
-SHORT_TERM = "from rms.kernels.scheduler import ShortTerm\nfrom rms.kernels.model import Start\n"
+SHORT_TERM = (
+    "from rms.kernels.scheduler import ShortTerm\nfrom rms.kernels.model import TaskStart\n"
+)
 WRONG = {
     "raises": ("    raise KeyError('queue')", "it raised KeyError('queue')"),
     "loops for ever": ("    while state.tasks: pass", "expected an answer within 2 s, got none"),
     "answers a taken device": (
-        "    return [Start(state.waiting[0].id, 'cores')]",
+        "    return [TaskStart(state.waiting[0].id, 'cores')]",
         "expected a free device for task",
     ),
-    "answers nonsense": ("    return [17]", "expected choices (Start, Enqueue, ...), got 17"),
+    "answers nonsense": (
+        "    return [17]",
+        "expected choices (TaskStart, TaskEnqueue, ...), got 17",
+    ),
     "ends its interpreter": ("    import os; os._exit(3)", "got the end of its process"),
     "raises after a while": (
         "    if len(state.tasks) < 3: raise KeyError('few')\n    return ShortTerm()(state)",

@@ -288,7 +288,7 @@ def contiguous_face(
         spread += (cs[x + ss] - cs[x]) + (cs[w + ss] - cs[w])
     rl = None if r is None else r[w]
     rr = None if r is None else r[x]
-    # The last argument swaps products where there are third-order terms: the bits of 0.1.0.
+    # The last argument swaps products where there are third-order terms.
     return pseudo_velocity(
         P, y, y - ONE, W, up, up - ONE, down, down - ONE, y + ONE, y - ONE - ONE,
         cc[x], md, me, rl, rr, spread, eps, infinite, third, divergent, third,

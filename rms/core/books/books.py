@@ -1,7 +1,7 @@
-"""The energy books as they are shown: the model's, and what measurements put in its place.
+"""The energy books: the model's, and measurements in their place.
 
-The model's books (:mod:`rms.core.books.ledger`) follow from events alone, so that a replay has the same.
-To them is added, owner by owner and node by node, what was measured less what the model had said
+The model's books (:mod:`rms.core.books.ledger`) follow from events alone, so that a replay has the
+same. To them is added, owner by owner and node by node, the measured energy less the model's energy
 of the same time (:mod:`rms.core.books.measured`).
 """
 
@@ -12,20 +12,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rms.core.books.ledger import Ledger, drawing
+from rms.core.books.ledger import Ledger
 from rms.core.books.measured import Measured
-from rms.core.books.spans import BOOT, IDLE, MODEL, OFF, PAST, check_balance
+from rms.core.books.spans import BOOT, IDLE, MODEL, OFF, PAST, Share, check_balance
 from rms.core.model.cluster import Cluster
-from rms.core.model.events import Event, Reopened, ResizeBegun, Resized, ResizeRolledBack
+from rms.core.model.events import Event, Reopened, ResizeBegun, ResizeEvent
 from rms.core.model.jobs import Job, JobId, Node
 from rms.core.state import State, as_job, is_task
-from rms.wire.messages import Metered
 from rms.wire.users import Books, EnergyPart, EnergyRow
 
-_OF_RESIZES = (ResizeBegun, Resized, ResizeRolledBack)
-
 ROUNDING = 1e-9
-"""Of an owner's energy: less than that is left of the model's where all was measured."""
+"""A smaller share of an owner's energy that was not measured counts as none."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +30,8 @@ class ResizeEnergy:
     """Energy of a resize, by the model.
 
     Attributes:
-        job_j: what the job had from the moment it stopped stepping until it went on.
-        saved_j: what the rest of the job costs less at its new size, None where its run time
+        job_j: energy of the job from the moment it stopped stepping until it went on.
+        saved_j: energy that the rest of the job saves at its new size, None where its run time
             there is not known.
     """
 
@@ -77,7 +74,7 @@ class EnergyBooks:
         self.closed_by_model: Books | None = None
 
     def _use(self, cluster: Cluster) -> None:
-        """Book by the names of these nodes."""
+        """Book under the names of these nodes."""
         self._names, self._shared = cluster.names, bool(cluster.shared)
         self._index = {name: host for host, name in enumerate(cluster.hosts)}
         self._hosts = {cluster.nodes_of[name][0]: name for name in cluster.hosts}
@@ -86,7 +83,7 @@ class EnergyBooks:
             idle_w[name] = model.idle_w
         self.measured.idle_w = idle_w
 
-    # --- what happens ------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
     def advance(self, state: State, at_s: float) -> None:
         """Book the time until an event that is about to happen."""
@@ -97,14 +94,14 @@ class EnergyBooks:
     def follow(
         self, state: State, event: Event, jobs: Iterable[JobId], numbers: Mapping[JobId, int]
     ) -> None:
-        """Enter what an event and the decisions on it have changed.
+        """Enter the changes by an event and the decisions on it.
 
         Args:
-            jobs: whom that concerns.
+            jobs: the jobs that have changed.
             numbers: of each job, that of its newest resize.
         """
         at_s, spans = event.at_s, self.measured.spans
-        if isinstance(event, _OF_RESIZES):
+        if isinstance(event, ResizeEvent):
             self._resizing(state.running[event.job], event, numbers.get(event.job, 0))
         switched = [n for n in sorted(state.switched) if n in self._hosts] if state.switched else ()
         for node in switched:
@@ -139,24 +136,13 @@ class EnergyBooks:
         if at_s is not None:
             self._open(event.at_s)
 
-    def report(self, said: Metered, now_s: float, nodes: Mapping[str, Sequence[str]]) -> bool:
-        """Take in a report of meters; return whether it is news.
-
-        Args:
-            nodes: those that each device belongs to.
-
-        Raises:
-            ReplacedAgentError: another agent reports in its place.
-        """
-        return self.measured.take(said, now_s, lambda device: nodes.get(device, ()))
-
     def restore(self, sums: Iterable[EnergyRow], rows: Iterable[EnergyRow]) -> None:
-        """Go on from what was written, after all events have been followed again.
+        """Go on from the written rows, after all events have been followed again.
 
         The hosts of meters are back already.
 
         Args:
-            sums: of all rows that were written, as :meth:`Totals.load` takes them.
+            sums: of all written rows, as :meth:`Totals.load` takes them.
             rows: the newest ones, see :meth:`Spans.restore`.
         """
         measured, spans = self.measured, self.measured.spans
@@ -173,7 +159,7 @@ class EnergyBooks:
             spans.split(booked_s, spans.totals.since_s)
 
     def forget(self, jobs: Collection[JobId]) -> None:
-        """Tell jobs that are over no more apart: their energy stays in all sums."""
+        """Drop the own sums of finished jobs: their energy stays in all others."""
         totals = self.measured.spans.totals
         for job in jobs:
             self.ledger.forget(job)
@@ -185,27 +171,27 @@ class EnergyBooks:
             del totals.resize_j[name]
 
     def owners(self) -> set[JobId]:
-        """Return the jobs whose energy is told apart."""
+        """Return the jobs that have sums of their own."""
         totals = self.measured.spans.totals
-        found = {*self.ledger.busy_j, *totals.owner_j, *totals.measured, *totals.since_j}
-        others = (IDLE, OFF, BOOT, PAST)
-        return {JobId(each) for each in found if each not in others and not is_task(each)}
+        owners = {*self.ledger.busy_j, *totals.owner_j, *totals.measured, *totals.since_j}
+        owners.difference_update((IDLE, OFF, BOOT, PAST))
+        return {JobId(owner) for owner in owners if not is_task(owner)}
 
     def _open(self, at_s: float) -> None:
         self.measured.spans.open(at_s, self.measured.idle_w)
 
     def _node_w(self, name: str) -> float:
-        """Return what the model says of a node (of a shared host: without its jobs)."""
+        """Return the power of a node by the model (of a shared host: without its jobs)."""
         host = self._index[name]
         return self.ledger.base_w(host) if self._shared else self.ledger.node_w(Node(host))
 
     def _slot_w(self, jobs: Iterable[JobId]) -> Callable[[str], float]:
-        """Return what says how much jobs add on each slot to the power of its host."""
-        found: dict[str, float] = {}
+        """Return a function of the power that jobs add on a slot to that of its host."""
+        powers: dict[str, float] = {}
         for job_id in jobs:
             for node, watts in self.ledger.slots_w(job_id).items():
-                found[self._names[node]] = watts
-        return lambda name: found.get(name, 0.0)
+                powers[self._names[node]] = watts
+        return lambda name: powers.get(name, 0.0)
 
     def _holding(
         self, job: Job | None, numbers: Mapping[JobId, int]
@@ -213,10 +199,10 @@ class EnergyBooks:
         if job is None or job.start_s is None:
             return (), 0
         number = numbers.get(job.spec.id, 0) if job.resize_begun else 0
-        return tuple(self._names[node] for node in drawing(job)), number
+        return tuple(self._names[node] for node in job.busy_nodes), number
 
-    def _resizing(self, job: Job, event: Event, number: int) -> None:
-        """Enter the beginning of a resize, or what it has cost and will save."""
+    def _resizing(self, job: Job, event: ResizeEvent, number: int) -> None:
+        """Enter the beginning of a resize, or its cost and the energy that it will save."""
         job_id, job_j = job.spec.id, self.ledger.job_j(job.spec.id, event.at_s)
         if isinstance(event, ResizeBegun):
             self.begun_resizes[job_id] = ResizeBefore(job_j, job.nodes)
@@ -230,13 +216,13 @@ class EnergyBooks:
         self.resizes[job_id, number] = ResizeEnergy(job_j - before.job_j, saved_j)
 
     def _to_go_j(self, job: Job, nodes: Sequence[Node], now_s: float) -> float | None:
-        """Return the energy of what is left of a job on these nodes, None where unknown."""
+        """Return the energy of the rest of a job on these nodes, None where unknown."""
         if job.speedup is None or not job.speedup.allows(len(nodes)):
             return None
         left_s = job.remaining_s(len(nodes), now_s) or 0.0
         return left_s * self.ledger.job_w(job, nodes)
 
-    # --- what is asked -----------------------------------------------------------------------
+    # --- answers ---------------------------------------------------------------------------------
 
     @property
     def begun(self) -> bool:
@@ -245,7 +231,7 @@ class EnergyBooks:
 
     @property
     def power_w(self) -> float:
-        """What the cluster draws: measured nodes as last read, the others by the model."""
+        """Power of the cluster: measured nodes as last read, the others by the model."""
         measured_w = self.measured.node_w
         if not measured_w:
             return self.ledger.power_w
@@ -258,7 +244,7 @@ class EnergyBooks:
 
     @property
     def power_source(self) -> str:
-        """Where power comes from now: what measures nodes, ``model`` where not all are."""
+        """The present sources of power: the meters of nodes, ``model`` where not all have any."""
         sources = self.measured.sources
         names = {
             source
@@ -273,25 +259,25 @@ class EnergyBooks:
         return modelled + self.measured.spans.totals.owner_j.get(job_id, 0.0)
 
     def resize_j(self, job_id: JobId, number: int) -> float | None:
-        """Return what a job had while it was being resized, None where that is not known."""
-        found = self.resizes.get((job_id, number))
-        if found is None:
+        """Return the energy of a job in a resize, None where that is not known."""
+        energy = self.resizes.get((job_id, number))
+        if energy is None:
             return None
-        return found.job_j + self.measured.spans.totals.resize_j.get((job_id, number), 0.0)
+        return energy.job_j + self.measured.spans.totals.resize_j.get((job_id, number), 0.0)
 
     def books(self, now_s: float) -> Books:
         """Return the energy books up to a time, should nothing happen until then."""
         if not self.begun:
             return self.ledger.books(now_s, self.power_source)
         model = self.ledger.books(max(now_s, self.measured.until_s))
-        found = self._corrected(model, {})
-        parts = self._parts(self.measured.spans.totals.measured, found.cluster_j)
+        books = self._corrected(model, {})
+        parts = self._parts(self.measured.spans.totals.measured, books.cluster_j)
         errors_j = self.measured.errors_j  # without the uncertainty of the split
         parts = [
             msgspec.structs.replace(part, uncertainty_j=errors_j.get(part.source, 0.0))
             for part in parts
         ]
-        return msgspec.structs.replace(found, sources=parts)
+        return msgspec.structs.replace(books, sources=parts)
 
     @property
     def closed(self) -> Books | None:
@@ -340,17 +326,14 @@ class EnergyBooks:
         )
 
     def _parts(self, owners: Iterable[str], whole_j: float) -> list[EnergyPart]:
-        found: dict[str, EnergyPart] = {}
+        sums: dict[str, Share] = {}
         for owner in owners:
             for source, share in self.measured.spans.totals.measured.get(owner, {}).items():
-                so_far = found.get(source, EnergyPart(source, 0.0))
-                found[source] = EnergyPart(
-                    source,
-                    so_far.joules + share.joules,
-                    so_far.uncertainty_j + share.uncertainty_j,
-                    so_far.estimate or share.estimate,
-                )
-        parts = [found[source] for source in sorted(found)]
+                sums.setdefault(source, Share()).add(share)
+        parts = [
+            EnergyPart(source, share.joules, share.uncertainty_j, share.estimate)
+            for source, share in sorted(sums.items())
+        ]
         left_j = whole_j - sum(part.joules for part in parts)
         if not parts or abs(left_j) > ROUNDING * max(1.0, abs(whole_j)):
             parts.append(EnergyPart(MODEL, left_j))
@@ -358,10 +341,10 @@ class EnergyBooks:
 
 
 def _holder(state: State, owner: JobId) -> Job | None:
-    """Return a running job, or what the tasks of a program hold."""
+    """Return a running job, or the tasks of a program as one."""
     return as_job(state, owner) if is_task(owner) else state.running.get(owner)
 
 
 def _owner(state: State, node: Node) -> str:
-    """Return the owner of a node's energy that no job holds."""
+    """Return the owner of the energy of a node without a job."""
     return OFF if node in state.off else BOOT if node in state.booting else IDLE

@@ -1,10 +1,9 @@
 """The energy books by the model of power. Every joule has an owner, the sums are kept twice.
 
 Once by owner: each running job, each program with tasks, idle nodes, nodes that are off or booting.
-Once node by node (of counted nodes: all together), knowing nothing of owners. The two must agree.
-Only what changed is booked at an event: a job's power when it starts, ends or is resized, never
-that of all nodes.
-They follow from events alone; what meters say is beside them (:mod:`rms.core.books.measured`).
+Once node by node (of counted nodes: all together), without owners. The two must agree. An event
+books changes only: a job's power when it starts, ends or is resized, never that of all nodes.
+The books follow from events alone; measurements are beside them (:mod:`rms.core.books.measured`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 
 from rms.core.books.spans import PAST, check_balance
 from rms.core.model.jobs import Job, JobId, Node, NodePower, Site
-from rms.core.rules.transition import host_powers, node_powers
+from rms.core.model.speedup import drawn
 from rms.core.state import State, is_task
 from rms.wire.users import Books
 
@@ -24,9 +23,10 @@ _NO_HOSTS: Mapping[int, float] = {}
 
 @dataclass(slots=True)
 class Draw:
-    """What a job draws since when: total power, on which nodes, or on how many counted ones.
+    """Power of a job since a time, and its nodes, or the number of counted ones.
 
-    Of shared hosts ``hosts`` says how much of it is drawn on each.
+    Attributes:
+        hosts: power on each host, where hosts are shared.
     """
 
     since_s: float
@@ -156,20 +156,20 @@ class Ledger:
 
     @property
     def power_w(self) -> float:
-        """What the cluster draws, as of the last :meth:`follow` or :meth:`advance`."""
+        """Power of the cluster as of the last :meth:`follow` or :meth:`advance`."""
         return self._watts
 
     def node_w(self, node: Node) -> float:
-        """Return what a node (or host) draws, as of the last :meth:`follow`; of placed ones."""
+        """Return the power of a placed node (or host) as of the last :meth:`follow`."""
         return self._node_w[node]
 
     def base_w(self, host: int) -> float:
-        """Return what a host draws without its jobs."""
+        """Return the power of a host without its jobs."""
         model, boots = self.power[host], self._asleep.get(host)
         return model.idle_w if boots is None else model.boot_w if boots else model.off_w
 
     def slots_w(self, job_id: JobId) -> dict[Node, float]:
-        """Return what a job adds on each of its slots to what their hosts draw."""
+        """Return the power that a job adds on each of its slots."""
         draw = self._draws.get(job_id)
         if draw is None:
             return {}
@@ -178,13 +178,13 @@ class Ledger:
         return {node: of_host[self.host[node]] for node in draw.nodes}
 
     def job_w(self, job: Job, nodes: Sequence[Node]) -> float:
-        """Return what a job would draw on these nodes."""
+        """Return the power that a job would draw on these nodes."""
         if self.host:
             return sum(self._by_host(job, nodes).values())
-        return sum(node_powers(self.power, self.levels, job, nodes))
+        return sum(self._by_node(job, nodes))
 
     def follow(self, state: State) -> None:
-        """Enter what has changed in the instant of the books, so that they can be looked at."""
+        """Enter the changes of the books' instant, so that the sums are up to date."""
         if self.at_s is not None:
             self._enter(state, self.at_s)
 
@@ -207,7 +207,7 @@ class Ledger:
 
         Args:
             now_s: a time no earlier than that of the books; else that of the books.
-            power_source: what to say of where the power comes from.
+            power_source: source of the power, for the answer.
         """
         if self.at_s is None:
             return Books(now_s, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, power_source)
@@ -246,15 +246,15 @@ class Ledger:
         self._rescaled[job.spec.id] = job
 
     def forget(self, job_id: JobId) -> None:
-        """Let the energy of a job that is over be in one sum with that of others."""
+        """Add the energy of a finished job to the sum of forgotten jobs."""
         if job_id in self._busy_j:
             past = JobId(PAST)
             self._busy_j[past] = self._busy_j.get(past, 0.0) + self._busy_j.pop(job_id)
 
-    # --- what changed ------------------------------------------------------------------------
+    # --- changes -----------------------------------------------------------------------------
 
     def _enter(self, state: State, at: float) -> None:
-        """Enter what changed in the instant ``at``, which is over (or being looked at)."""
+        """Enter the changes of the instant ``at``."""
         if len(state.changed) == 1 and not (self._rescaled or state.switched):  # most frequent
             job_id, job = state.changed.popitem()
             self._leave_job(job_id, at)
@@ -276,7 +276,7 @@ class Ledger:
             self._enter_job(job, at)
 
     def _switch(self, state: State, slot: Node, at: float) -> None:
-        """Enter that a node (or the host of a slot), held by nobody, is off, boots, or is up."""
+        """Enter that a free node (or the host of a slot) is off, boots, or is up."""
         node = self.host[slot] if self.host else slot
         model, booted = self.power[node], self._asleep.pop(node, None)
         if booted is None:
@@ -321,11 +321,12 @@ class Ledger:
             return
         unknown = job.spec.speedup is None and job.spec.power_w is None
         if unknown and self._unpowered and (self._counted or self.host):
-            self._powerless[job_id] = size = _holds(job)  # nodes, and costs nothing
+            # It has nodes, and draws no power.
+            self._powerless[job_id] = size = job.size + job.gain if job.resize_begun else job.size
             self._busy += size
             return
         if self._counted:
-            size = _holds(job)
+            size = job.size + job.gain if job.resize_begun else job.size
             model = self.power[0]
             watts = size * model.busy_w(job.spec, size)
             self._draws[job_id] = Draw(at, watts, (), size)
@@ -333,7 +334,7 @@ class Ledger:
             self._idle_w -= size * model.idle_w
             self._watts += watts - size * model.idle_w
             return
-        nodes = drawing(job)
+        nodes = job.busy_nodes
         hosts = _NO_HOSTS
         if self._alike and not job.frequencies:
             own = self.power[0].busy_w(job.spec, len(nodes))
@@ -349,7 +350,7 @@ class Ledger:
                 self._set_nodes((host,), self._node_w[host] + own, at)
                 self.peak_w[host] = max(self.peak_w[host], self._node_w[host])
         else:
-            each = node_powers(self.power, self.levels, job, nodes)
+            each = self._by_node(job, nodes)
             watts = sum(each)
             self._watts += watts
             for node, own in zip(nodes, each, strict=True):
@@ -359,12 +360,29 @@ class Ledger:
         self._draws[job_id] = Draw(at, watts, nodes, len(nodes), hosts)
         self._busy += len(nodes)
 
+    def _by_node(self, job: Job, nodes: Sequence[Node]) -> list[float]:
+        """Return the power of each of a job's nodes, where nodes are not shared."""
+        spec, size, clocks, powers = job.spec, len(nodes), _clocks(job), []
+        for node in nodes:
+            model = self.power[node]
+            watts, share = model.busy_w(spec, size), clocks.get(node, 1.0)
+            if share != 1.0:
+                dynamic = drawn(self.levels, spec.operating_points, share)
+                watts = model.idle_w + (watts - model.idle_w) * dynamic
+            powers.append(watts)
+        return powers
+
     def _by_host(self, job: Job, nodes: Sequence[Node]) -> dict[int, float]:
-        """Return what a job adds to the idle power of each of its hosts."""
-        share = self._shares.get(job.spec.id, 1.0)
-        where = {node: (self.host[node], self._slots[self.host[node]]) for node in nodes}
-        found = host_powers(self.power, self.levels, job, where)
-        return {host: own * share for host, own in found.items()}
+        """Return the power that a job adds to the idle power of each of its hosts."""
+        spec, size, clocks, powers = job.spec, len(nodes), _clocks(job), dict[int, float]()
+        slots = Counter([(self.host[node], clocks.get(node, 1.0)) for node in nodes])
+        for (host, share), number in slots.items():
+            own_w = self.power[host].slot_w(spec, size, self._slots[host])
+            if share != 1.0:
+                own_w *= drawn(self.levels, spec.operating_points, share)
+            powers[host] = powers.get(host, 0.0) + number * own_w
+        phase = self._shares.get(spec.id, 1.0)
+        return {host: own_w * phase for host, own_w in powers.items()}
 
     def _book(self, job_id: JobId, draw: Draw, at: float) -> None:
         books = self._busy_j
@@ -402,11 +420,6 @@ class Ledger:
             powers[node] = watts
 
 
-def _holds(job: Job) -> int:
-    """Return how many nodes a job holds: while it is being resized, those of both worlds."""
-    return job.size + job.gain if job.resize_begun else job.size
-
-
-def drawing(job: Job) -> tuple[Node, ...]:
-    """Return the nodes a job keeps busy: while it is being resized, both worlds'."""
-    return job.held if job.resize_begun else job.nodes
+def _clocks(job: Job) -> dict[Node, float]:
+    """Return the frequencies of a job's nodes that are not the highest one."""
+    return dict(zip(job.nodes, job.frequencies, strict=True)) if job.frequencies else {}

@@ -1,20 +1,20 @@
 """Measured energy: meters' reports, and which of the model's joules they stand for.
 
-The books of :mod:`rms.core.books.ledger` are the model's, from events alone. A report of a node's meters
-tells the energy of its devices since the one before (cumulative, so that a lost one loses nothing).
-For that time the measurement takes the place of the model, and both are split over those who held
-the node (:mod:`rms.core.books.spans`): a device's energy in proportion to the modelled one, or to time
-where the model says 0 W. A device that several nodes share is split by nothing but the model, so
-each owner's part is uncertain (:meth:`Measured.split_errors`). The model supplies the energy for
-the time that a device was unseen, in proportion to the device's share of the measured energy there,
-and for the time since the last report. Energy above the bound of a device is refused. No I/O, no
-clock.
+The books of :mod:`rms.core.books.ledger` are the model's, from events alone. A report of a node's
+meters has the energy of its devices since the one before (cumulative, so that a lost one loses
+nothing). For that time the measurement takes the place of the model, and both are split over the
+owners of the node (:mod:`rms.core.books.spans`): a device's energy in proportion to the modelled
+one, or to time where the model has 0 W. A device that several nodes share is split by the model
+alone, so each owner's part is uncertain (:meth:`Measured.split_errors`). The model supplies the
+energy for the time that a device was unseen, in proportion to the device's share of the measured
+energy there, and for the time since the last report. Energy above the bound of a device is refused.
+No I/O, no clock.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -42,21 +42,18 @@ ROUNDING = 1e-9
 AGENTS_KEPT = 8
 """How many agents of a host are remembered that another one has replaced."""
 
-NodesOf = Callable[[str], Sequence[str]]
-"""Says which nodes a device belongs to; several share it, none is not in the books."""
-
 
 class ReplacedAgentError(ValueError):
     """A report of an agent in whose place another one reports now."""
 
 
 class Device(msgspec.Struct):
-    """What is known of a device.
+    """A device with its last report.
 
     Attributes:
         energy: as last reported.
         at_s: when.
-        booked_j: what of it is in the books.
+        booked_j: its energy in the books.
         errors_j: its uncertainty in the books, by source, without that of its split.
         agent: the agent that reported it last.
         taken_s: receipt of its last report with new joules, in the books' time.
@@ -73,10 +70,10 @@ class Device(msgspec.Struct):
 
 
 class Host(msgspec.Struct):
-    """What is known of the meters of a host: all that a restarted daemon needs.
+    """The meters of a host: all that a restarted daemon needs.
 
     Attributes:
-        agent: who reports now.
+        agent: the id of the agent that reports now.
         number: of its newest report.
         heard_s: when that was, by the daemon's clock at most.
         boot, at_s: of the newest report that was booked, as it says.
@@ -96,20 +93,20 @@ class Host(msgspec.Struct):
 
     @property
     def answer(self) -> MeterAnswer:
-        """What an agent is told that asks where to go on."""
+        """The answer to an agent that asks where to go on."""
         known = [device.energy for device in self.devices.values()]
         return MeterAnswer(known, self.boot, self.at_s)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a device has had since its last report.
+    """The energy of a device since its last report.
 
     Attributes:
         device: the device, with this report included.
         nodes: those it belongs to.
         since_s: when that was.
-        share: what was measured, with its uncertainty.
+        share: the measured energy, with its uncertainty.
         unseen_s: how much of the time nothing was measured.
         watts: its mean power by node, W; empty if nothing was measured.
     """
@@ -138,10 +135,10 @@ class Measured:
     """Takes reports in and keeps the sums.
 
     Attributes:
-        spans: who held which node; the sums.
+        spans: the owners of nodes; the sums.
         hosts: by the name under which they report.
         node_w: newest mean power of nodes that are measured, W.
-        sources: what measures them.
+        sources: their meters.
         until_s: when the newest report was made.
         idle_w: idle power of each node in the model, W.
         errors_j: uncertainty of all measured energy, by source.
@@ -161,12 +158,12 @@ class Measured:
         self.idle_w: dict[str, float] = {}
         self.errors_j: dict[str, float] = {}
 
-    def take(self, report: Metered, now_s: float, nodes_of: NodesOf) -> bool:
-        """Take in a report; return whether it is news. One heard already changes nothing.
+    def take(self, report: Metered, now_s: float, nodes: Mapping[str, Sequence[str]]) -> bool:
+        """Take in a report; return whether it is news. A repeated one changes nothing.
 
         Args:
             now_s: the books' time; of a report from later, their clocks differ.
-            nodes_of: which nodes a device belongs to.
+            nodes: the nodes that each device belongs to; several share it.
 
         Raises:
             ReplacedAgentError: another agent reports in its place.
@@ -188,11 +185,15 @@ class Measured:
         since_s, host.heard_s = host.heard_s, max(host.heard_s, at_s)
         if report.number:
             host.boot, host.at_s = report.boot, report.at_s
-            self._book(host, report, (since_s, now_s), nodes_of)
+            self._book(host, report, (since_s, now_s), nodes)
         return True
 
     def _book(
-        self, host: Host, report: Metered, times_s: tuple[float, float], nodes_of: NodesOf
+        self,
+        host: Host,
+        report: Metered,
+        times_s: tuple[float, float],
+        nodes: Mapping[str, Sequence[str]],
     ) -> None:
         (since_s, now_s), at_s = times_s, host.heard_s
         self.until_s = max(self.until_s, at_s)
@@ -207,7 +208,8 @@ class Measured:
                     device.energy = energy
                 host.devices[energy.device] = device
             device.agent = host.agent
-            readings.append(self._reading(device, energy, (at_s, now_s), nodes_of(energy.device)))
+            own = nodes.get(energy.device, ())
+            readings.append(self._reading(device, energy, (at_s, now_s), own))
         by_node: dict[str, list[Reading]] = {}
         for reading in readings:
             for node in reading.nodes:
@@ -289,7 +291,7 @@ class Measured:
             self.spans.replaced(span, share * span.watts * seconds, until_s)
 
     def _spread(self, reading: Reading) -> None:
-        """Split what a device has had over those who held its nodes."""
+        """Split the energy of a device over the owners of its nodes."""
         at_s, since_s, whole = reading.device.at_s, reading.since_s, reading.share
         pieces = [
             piece for node in reading.nodes for piece in self.spans.pieces(node, since_s, at_s)
@@ -356,10 +358,10 @@ class Measured:
             for (span, _), share in zip(pieces, weights, strict=True)
         ]
 
-    # --- who is silent, and what is kept -----------------------------------------------------
+    # --- silent meters, and the time from which spans are kept -------------------------------
 
     def forget_power(self, host: str) -> None:
-        """Let the model say what a host's nodes draw: its meters have fallen silent."""
+        """Take the power of a host's nodes from the model: its meters have fallen silent."""
         self._newest.pop(host, None)
         for node in self.hosts[host].nodes:
             self.node_w.pop(node, None)
@@ -393,21 +395,19 @@ class Measured:
     @property
     def kept_s(self) -> dict[str, float]:
         """From when on spans are kept, by node: a report may tell of a time since then."""
-        found = {}
+        kept_s: dict[str, float] = {}
         for host in self.hosts.values():
             times = [device.at_s for device in host.devices.values()]
             from_s = max(min(times, default=host.heard_s), host.heard_s - KEPT_S)
-            found.update(dict.fromkeys(host.nodes, from_s))
-        return found
+            kept_s.update(dict.fromkeys(host.nodes, from_s))
+        return kept_s
 
 
 def _weights(pieces: Sequence[tuple[Span, float]]) -> list[float]:
     """Return shares of pieces of time: by energy of the model, by time, else equal ones."""
-    for found in (
-        [span.watts * seconds for span, seconds in pieces],
-        [seconds for _, seconds in pieces],
-    ):
-        whole = sum(found)
+    by_energy = [span.watts * seconds for span, seconds in pieces]
+    for parts in (by_energy, [seconds for _, seconds in pieces]):
+        whole = sum(parts)
         if whole > 0.0:
-            return [each / whole for each in found]
+            return [part / whole for part in parts]
     return [1.0 / len(pieces)] * len(pieces)

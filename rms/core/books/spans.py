@@ -1,4 +1,11 @@
-"""Energy of a node in one pair of hands, modelled and measured, and the sums of it."""
+"""Who held which node when, with the energy of each such span, modelled and measured, and the sums.
+
+A span is a node with one owner: a job (and one of its worlds, and a resize while that lasts), or
+idle, off, booting. It begins and ends with a change of owners, so there are as many as there are
+changes, however often a meter reports. Its model energy is power times time; a measurement takes
+the place of that (:mod:`rms.core.books.measured`). The energy of each owner and that of each node
+are summed apart, so that the two sums can be compared.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +18,22 @@ from rms.core.state import State
 from rms.wire.users import EnergyRow, NodeSpan
 
 IDLE = "idle"
-"""Owner of what nobody's nodes draw."""
+"""Owner of the energy of idle nodes."""
 
 OFF = "off"
-"""Owner of what nodes draw that are powered off."""
+"""Owner of the energy of nodes that are powered off."""
 
 BOOT = "boot"
-"""Owner of what nodes draw while they boot."""
+"""Owner of the energy of nodes that boot."""
 
 PAST = "past"
-"""Owner of what jobs have had that are no more told apart."""
+"""Owner of the energy of forgotten jobs, whose own sums are dropped."""
 
 MODEL = "model"
-"""Source of what was not measured."""
+"""Source of energy that was not measured."""
 
 WHOLE = "node"
-"""Device of a span as a whole, of which the model speaks."""
-
+"""Device of a span as a whole, for the model."""
 
 BALANCE = 1e-9
 """Sums of one energy in two ways may differ by this much of the cluster's."""
@@ -62,7 +68,7 @@ class Share:
     estimate: bool = False
 
     def add(self, more: Share) -> None:
-        """Add what was measured beside it."""
+        """Add another measured energy."""
         self.joules += more.joules
         self.uncertainty_j += more.uncertainty_j
         self.estimate |= more.estimate
@@ -70,7 +76,7 @@ class Share:
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """A node in one pair of hands.
+    """The time in which a node has one owner.
 
     Attributes:
         owner: a job's id, or :data:`IDLE`.
@@ -79,11 +85,11 @@ class Span:
         watts: power by the model.
         end_s: None while it lasts.
         booked_s: until when meters have reported.
-        replaced_j: what of the model's energy a measurement stands for.
+        replaced_j: the part of the model's energy that measurements replace.
         measured: by device and source.
         saved: rows of it were written.
         at_once_j: energy of the model that took no time: of a boot of a node that is up at once.
-        lasted_s: how long it has lasted by what was written, where it was read back.
+        lasted_s: its length in the journal, where it was read back.
     """
 
     node: str
@@ -101,15 +107,15 @@ class Span:
     lasted_s: float = 0.0
 
     def seconds(self, since_s: float, until_s: float) -> float:
-        """Return how much of a time it lasts."""
+        """Return its share of a time, in s."""
         end = until_s if self.end_s is None else min(self.end_s, until_s)
         return max(0.0, end - max(self.begin_s, since_s))
 
     def rows(self, now_s: float | None = None) -> Iterable[EnergyRow]:
-        """Yield its rows: the model's, less what was replaced, and each device's.
+        """Yield its rows: the model's, less the replaced part, and one for each device.
 
         Args:
-            now_s: until when the model speaks of one that lasts; None for as long as meters have.
+            now_s: the end of the model's row of an open span; None for the last report.
         """
         end_s = self.end_s
         if end_s is None:
@@ -142,7 +148,7 @@ class Span:
 
 @dataclass
 class Totals:
-    """What measurements add to the model's books, and take from them.
+    """Energy that measurements add to the model's books, and take from them.
 
     Attributes:
         measured: of each owner, by source.
@@ -166,7 +172,7 @@ class Totals:
         self.since_j.clear()
 
     def enter(self, span: Span, joules: float) -> None:
-        """Add to a span's owner what a measurement adds to (or takes from) the model's energy."""
+        """Add a measurement's difference to the model's energy to the sums of a span's owner."""
         owner = span.owner
         self.owner_j[owner] = self.owner_j.get(owner, 0.0) + joules
         if span.resize:
@@ -180,11 +186,11 @@ class Totals:
         self.node_j[node] = self.node_j.get(node, 0.0) + joules
 
     def enter_source(self, owner: str, source: str, more: Share) -> None:
-        """Add to what was measured of an owner from a source."""
+        """Add to the measured energy of an owner from a source."""
         self.measured.setdefault(owner, {}).setdefault(source, Share()).add(more)
 
     def forget(self, owner: str) -> None:
-        """Let an owner that is over be one of those of before, all of whom have one sum."""
+        """Merge a finished owner's energy into the sum of forgotten jobs."""
         for sums in (self.owner_j, self.since_j):
             if owner in sums:
                 sums[PAST] = sums.get(PAST, 0.0) + sums.pop(owner)
@@ -192,7 +198,7 @@ class Totals:
             self.enter_source(PAST, source, share)
 
     def load(self, row: EnergyRow) -> None:
-        """Take in a row that was written, or the sum of several of one owner, node and resize."""
+        """Add a written row, or the sum of several of one owner, node and resize."""
         span = Span(row.node, row.owner, None, row.resize, 0.0, row.begin_s)
         joules = -row.replaced_j
         if row.source != MODEL:
@@ -203,135 +209,9 @@ class Totals:
         self.enter_node(row.node, joules)
 
 
-# FUSED rms.core.books.spans: Who held which node when, and the cluster's power over time: of a daemon and of a simulation.
-
-MOST = 20_000
-"""How many points and spans are kept at least when older ones are forgotten."""
-
-RESOLUTION_S = 1.0
-"""Of readings that follow one another faster than this, the first and the newest are kept."""
-
-_NONE: frozenset[Node] = frozenset()
-
-
-class Timeline:
-    """What has happened on the nodes of a cluster.
-
-    Args:
-        names: the nodes.
-
-    Attributes:
-        spans: in the order in which they began.
-        past: those of them that are over, in the order in which they ended.
-        power_spans: of nodes that were off or booted, in that order too.
-        power_w: ``(time, power of the cluster from then on)``, rising in time, each time once.
-        open, asleep: of each node, its span that lasts, of ``spans`` and ``power_spans``.
-        held: the nodes of each job.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = names
-        self.spans: list[NodeSpan] = []
-        self.past: list[NodeSpan] = []
-        self.power_spans: list[NodeSpan] = []
-        self.power_w: list[tuple[float, float]] = []
-        self.open: dict[Node, NodeSpan] = {}
-        self.held: dict[JobId, frozenset[Node]] = {}
-        self.asleep: dict[Node, NodeSpan] = {}
-        self._ends_with_reading = False
-
-    def hold(self, state: State, now_s: float, jobs: Iterable[JobId]) -> None:
-        """Enter who holds which node now, after something has happened to ``jobs``.
-
-        A job holds its nodes; while it is being resized, those of both worlds.
-        """
-        now: dict[JobId, frozenset[Node]] = {}
-        for job_id in dict.fromkeys(jobs):
-            job = state.running.get(job_id)
-            nodes = () if job is None else job.held if job.resize_begun else job.nodes
-            now[job_id] = frozenset(nodes)
-            for node in self.held.get(job_id, frozenset()) - now[job_id]:
-                span = self.open.pop(node)
-                span.end_s = now_s
-                self.past.append(span)
-        for job_id, held in now.items():
-            for node in sorted(held - self.held.get(job_id, _NONE)):
-                span = NodeSpan(self.names[node], str(job_id), now_s, None)
-                self.open[node] = span
-                self.spans.append(span)
-            if held:
-                self.held[job_id] = held
-            else:
-                self.held.pop(job_id, None)
-
-    def switch(self, state: State, now_s: float) -> None:
-        """Enter which nodes are off or boot now."""
-        now = dict.fromkeys(sorted(state.off), OFF) | dict.fromkeys(sorted(state.booting), BOOT)
-        for node, span in list(self.asleep.items()):
-            if now.get(node) == span.job:
-                del now[node]
-            else:
-                self.asleep.pop(node).end_s = now_s
-        for node, what in now.items():
-            self.asleep[node] = NodeSpan(self.names[node], what, now_s, None)
-            self.power_spans.append(self.asleep[node])
-
-    def present(self) -> list[NodeSpan]:
-        """Return the spans of jobs that last."""
-        return list(self.open.values())
-
-    def holders(self) -> list[JobId]:
-        """Return the jobs that held nodes when they were last looked at."""
-        return list(self.held)
-
-    def power(self, now_s: float, watts: float) -> None:
-        """Enter what the cluster draws from now on, after an event."""
-        self._ends_with_reading = False
-        if self.power_w and self.power_w[-1][0] == now_s:
-            self.power_w[-1] = now_s, watts
-        else:
-            self.power_w.append((now_s, watts))
-
-    def reading(self, now_s: float, watts: float) -> None:
-        """Enter what the cluster draws from now on, after a meter was read."""
-        curve = self.power_w
-        if self._ends_with_reading and len(curve) > 1 and now_s < curve[-2][0] + RESOLUTION_S:
-            curve.pop()
-        self.power(now_s, watts)
-        self._ends_with_reading = True
-
-    def forget(self, jobs: Collection[str]) -> None:
-        """Drop what jobs that are over held, and what is longest ago of all else."""
-        self.spans = [span for span in self.spans if span.job not in jobs or span.end_s is None]
-        del self.past[:-MOST]
-        del self.power_w[:-MOST]
-        old = self.power_spans[:-MOST]
-        if old:
-            left = [span for span in old if span.end_s is None]
-            self.power_spans = left + self.power_spans[-MOST:]
-
-    def reopen(self, names: Sequence[str], at_s: float | None) -> None:
-        """Go on with the nodes of another cluster; nothing holds those before after ``at_s``."""
-        for span in (*self.open.values(), *self.asleep.values()):
-            span.end_s = at_s
-        self.past += self.open.values()
-        self.open.clear()
-        self.asleep.clear()
-        self.held.clear()
-        self.names = names
-
-
-# FUSED rms.core.books.spans: Who held which node when, with the energy of each such span: modelled, measured, and the sums.
-#
-# A span is a node in one pair of hands: those of a job (and of one of its worlds, and of a resize
-# while that lasts) or nobody's. It begins and ends with a change of hands, so there are as many as
-# there are changes, however often a meter reports. By the model it has its power times its time; what
-# was measured takes the place of that (:mod:`rms.core.books.measured`). All that is said of one owner and
-# all that is said of one node are summed apart, so that the two sums can be compared.
-
 Carry = tuple[float, float] | None
-"""Until when meters have reported after the end of a span, and what share of the model's energy
-they replaced: the next span's from its beginning."""
+"""The time until which meters have reported after the end of a span, and the share of the model's
+energy that they replaced: both count for the next span from its beginning."""
 
 
 class Spans:
@@ -351,17 +231,17 @@ class Spans:
         self._worlds: dict[JobId, dict[str, int]] = {}
         self._over: set[str] = set()
 
-    # --- changes of hands --------------------------------------------------------------------
+    # --- changes of owners ---------------------------------------------------------------------
 
     def open(self, at_s: float, watts: Mapping[str, float]) -> None:
-        """Begin with nodes that nobody holds, which draw this power."""
+        """Begin with idle nodes, which draw this power."""
         self.held.clear()
         self._worlds.clear()
         for node, power_w in watts.items():
             self._begin(Span(node, IDLE, None, 0, power_w, at_s), None)
 
     def close(self, at_s: float) -> None:
-        """End all spans: these nodes are gone, or nobody's concern any more."""
+        """End all spans: these nodes are gone."""
         for spans in self._of.values():
             if spans and spans[-1].end_s is None:
                 self._end(spans[-1], at_s)
@@ -372,7 +252,7 @@ class Spans:
         holdings: Mapping[JobId, tuple[Sequence[str], int]],
         watts: Callable[[str], float],
     ) -> None:
-        """Enter which nodes some jobs hold from now on, and in which resize (0 for none).
+        """Enter the nodes that some jobs hold from now on, and the resize (0 for none).
 
         Args:
             watts: power of a node by the model.
@@ -394,9 +274,9 @@ class Spans:
                 self._replace(now, Span(node, owner, world, resize, power_w, at_s))
 
     def switch(self, at_s: float, owners: Mapping[str, str], watts: Callable[[str], float]) -> None:
-        """Enter that nodes were powered off or on, or have booted: by whom each is owned now.
+        """Enter that nodes were powered off or on, or have booted, with their owners now.
 
-        Those that a job holds by now are left as they are.
+        Nodes that a job holds by now are left as they are.
 
         Args:
             owners: of each node :data:`IDLE`, :data:`OFF` or :data:`BOOT`.
@@ -415,7 +295,7 @@ class Spans:
         self.changed[span] = None
 
     def launched(self, at_s: float, job: JobId, worlds: Mapping[str, int]) -> None:
-        """Enter which launch of a job is on which node; on others it is the newest."""
+        """Enter the launches of a job by node; on other nodes it is the newest."""
         self._worlds.setdefault(job, {}).update(worlds)
         for node in self.held.get(job, ()):
             now, world = self._of[node][-1], self._world(job, node)
@@ -425,7 +305,7 @@ class Spans:
                 self._replace(now, Span(node, job, world, now.resize, now.watts, at_s))
 
     def split(self, nodes: Iterable[str], at_s: float) -> None:
-        """Let a new span begin on each of these nodes, in the same hands."""
+        """Begin a new span on each of these nodes, with the same owner."""
         for node in nodes:
             spans = self._of.get(node)
             if spans and spans[-1].end_s is None and spans[-1].begin_s < at_s:
@@ -446,7 +326,7 @@ class Spans:
         self._begin(new, carry)
 
     def _end(self, span: Span, at_s: float) -> Carry:
-        """End a span, even at a time that a meter has already spoken of."""
+        """End a span, even at a time of which a meter has reported already."""
         span.end_s = end_s = max(span.begin_s, at_s)
         self.changed[span] = None
         self._over.add(span.node)
@@ -476,11 +356,11 @@ class Spans:
             self.replaced(span, share * span.watts * (until_s - span.begin_s), until_s)
 
     def kept(self) -> Iterable[Span]:
-        """Return all spans that are kept in mind, those of a node rising."""
+        """Return all spans in memory, those of a node rising."""
         return [span for spans in self._of.values() for span in spans]
 
     def keep(self, span: Span, *, changed: bool) -> None:
-        """Keep a span in mind again, the next of its node."""
+        """Add a span of a snapshot, the next of its node."""
         self._of.setdefault(span.node, []).append(span)
         if changed:
             self.changed[span] = None
@@ -522,7 +402,7 @@ class Spans:
         return found[::-1]
 
     def replaced(self, span: Span, joules: float, until_s: float) -> None:
-        """Take from a span what of the model's energy a measurement stands for."""
+        """Take the model's energy that a measurement replaces from a span."""
         span.replaced_j += joules
         span.booked_s = max(span.booked_s, until_s)
         self.totals.enter(span, -joules)
@@ -530,7 +410,7 @@ class Spans:
         self.changed[span] = None
 
     def measured(self, span: Span, device: str, source: str, more: Share) -> None:
-        """Add to a span, and to its owner, what was measured; its node is summed apart."""
+        """Add measured energy to a span and its owner; its node is summed apart."""
         span.measured.setdefault((device, source), Share()).add(more)
         self.totals.enter(span, more.joules)
         self.totals.enter_source(span.owner, source, more)
@@ -539,11 +419,11 @@ class Spans:
     # --- rows --------------------------------------------------------------------------------
 
     def on(self, node: str) -> Sequence[Span]:
-        """Return the spans of a node that are kept in mind, rising."""
+        """Return the spans of a node in memory, rising."""
         return self._of.get(node, ())
 
     def present(self, now_s: float, jobs: Iterable[str] | None = None) -> list[EnergyRow]:
-        """Return the rows of spans that are not written as they are now, up to now.
+        """Return the rows of spans that differ from the written ones, up to now.
 
         Args:
             jobs: of these only; of all owners where None.
@@ -558,10 +438,10 @@ class Spans:
         return [row for span in found for row in span.rows(now_s)]
 
     def rows(self, now_s: float | None = None) -> list[EnergyRow]:
-        """Return the rows that are new or have changed since they were last asked for.
+        """Return the rows that are new or have changed since the last call.
 
         Args:
-            now_s: spans that last have rows too, up to then; None for those that meters spoke of.
+            now_s: open spans have rows too, up to then; None for those with reports only.
         """
         if now_s is not None:
             lasting = (spans[-1] for spans in self._of.values() if spans)
@@ -591,9 +471,9 @@ class Spans:
                 self._over.discard(node)
 
     def restore(self, rows: Iterable[EnergyRow], booked_s: Mapping[str, float]) -> None:
-        """Go on from the newest rows that were written, after all events were followed again.
+        """Go on from the newest written rows, after all events were followed again.
 
-        What was written has worlds, which no event has; before it nothing is of interest any more.
+        Written rows have worlds, which no event has; spans before them are not needed any more.
 
         Args:
             rows: of each node the last span's at least; rising in time. They are in ``totals``.
@@ -614,7 +494,7 @@ class Spans:
                 self._restore_node(node, [_written(rows, booked) for rows in known])
 
     def _restore_node(self, node: str, written: Sequence[Span]) -> None:
-        """Let what was written of a node take the place of what was followed of that time."""
+        """Replace the followed spans of a node by the written ones of that time."""
         followed, known, carry = self._of[node], list[Span](), None
         self._of[node] = known
         under = {span: _at(followed, span.begin_s) for span in written}
@@ -667,3 +547,113 @@ def _at(spans: Sequence[Span], at_s: float) -> Span | None:
         if span.begin_s <= at_s:
             return span if span.end_s is None or span.end_s > at_s else None
     return None
+
+
+# --- the timeline of a daemon, and of a simulation -----------------------------------------------
+
+MOST = 20_000
+"""How many points and spans are kept at least when older ones are forgotten."""
+
+RESOLUTION_S = 1.0
+"""Of readings that follow one another faster than this, the first and the newest are kept."""
+
+_NONE: frozenset[Node] = frozenset()
+
+
+class Timeline:
+    """Which jobs held which nodes when, and the power of the cluster over time, for charts.
+
+    Args:
+        names: the nodes.
+
+    Attributes:
+        spans: in the order in which they began.
+        past: the finished ones of them, in the order in which they ended.
+        power_spans: of nodes that were off or booted, in the order in which they began.
+        power_w: ``(time, power of the cluster from then on)``, rising in time, each time once.
+        open, asleep: of each node, its span that lasts, of ``spans`` and ``power_spans``.
+        held: the nodes of each job.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self.spans: list[NodeSpan] = []
+        self.past: list[NodeSpan] = []
+        self.power_spans: list[NodeSpan] = []
+        self.power_w: list[tuple[float, float]] = []
+        self.open: dict[Node, NodeSpan] = {}
+        self.held: dict[JobId, frozenset[Node]] = {}
+        self.asleep: dict[Node, NodeSpan] = {}
+        self._ends_with_reading = False
+
+    def hold(self, state: State, now_s: float, jobs: Iterable[JobId]) -> None:
+        """Enter the nodes that ``jobs`` hold now, after an event of them."""
+        now: dict[JobId, frozenset[Node]] = {}
+        for job_id in dict.fromkeys(jobs):
+            job = state.running.get(job_id)
+            now[job_id] = frozenset(() if job is None else job.busy_nodes)
+            for node in self.held.get(job_id, frozenset()) - now[job_id]:
+                span = self.open.pop(node)
+                span.end_s = now_s
+                self.past.append(span)
+        for job_id, held in now.items():
+            for node in sorted(held - self.held.get(job_id, _NONE)):
+                span = NodeSpan(self.names[node], str(job_id), now_s, None)
+                self.open[node] = span
+                self.spans.append(span)
+            if held:
+                self.held[job_id] = held
+            else:
+                self.held.pop(job_id, None)
+
+    def switch(self, state: State, now_s: float) -> None:
+        """Enter which nodes are off or boot now."""
+        now = dict.fromkeys(sorted(state.off), OFF) | dict.fromkeys(sorted(state.booting), BOOT)
+        for node, span in list(self.asleep.items()):
+            if now.get(node) == span.job:
+                del now[node]
+            else:
+                self.asleep.pop(node).end_s = now_s
+        for node, what in now.items():
+            self.asleep[node] = NodeSpan(self.names[node], what, now_s, None)
+            self.power_spans.append(self.asleep[node])
+
+    def present(self) -> list[NodeSpan]:
+        """Return the spans of jobs that last."""
+        return list(self.open.values())
+
+    def power(self, now_s: float, watts: float) -> None:
+        """Enter the power of the cluster from now on, after an event."""
+        self._ends_with_reading = False
+        if self.power_w and self.power_w[-1][0] == now_s:
+            self.power_w[-1] = now_s, watts
+        else:
+            self.power_w.append((now_s, watts))
+
+    def reading(self, now_s: float, watts: float) -> None:
+        """Enter the power of the cluster from now on, after a meter was read."""
+        curve = self.power_w
+        if self._ends_with_reading and len(curve) > 1 and now_s < curve[-2][0] + RESOLUTION_S:
+            curve.pop()
+        self.power(now_s, watts)
+        self._ends_with_reading = True
+
+    def forget(self, jobs: Collection[str]) -> None:
+        """Drop the spans of these finished jobs, and the oldest of all other entries."""
+        self.spans = [span for span in self.spans if span.job not in jobs or span.end_s is None]
+        del self.past[:-MOST]
+        del self.power_w[:-MOST]
+        old = self.power_spans[:-MOST]
+        if old:
+            left = [span for span in old if span.end_s is None]
+            self.power_spans = left + self.power_spans[-MOST:]
+
+    def reopen(self, names: Sequence[str], at_s: float | None) -> None:
+        """Go on with the nodes of another cluster; the spans on those before end at ``at_s``."""
+        for span in (*self.open.values(), *self.asleep.values()):
+            span.end_s = at_s
+        self.past += self.open.values()
+        self.open.clear()
+        self.asleep.clear()
+        self.held.clear()
+        self.names = names

@@ -1,10 +1,10 @@
-"""The nodes that jobs run on, by name: what stands behind the numbers the engine gives them."""
+"""The nodes of a cluster by name, behind the numbers that the engine gives them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rms.core.model.contention import Processors, SharedNode, shared_nodes
@@ -15,17 +15,17 @@ from rms.core.model.jobs import Node, NodePower, Site
 class Cluster:
     """Nodes with the slots they hold (``cpu:3``, ``gpu:0``), and power models if any.
 
-    Where jobs share nodes, what is given to one job at a time is a slot: each has an entry of its
-    own in ``names`` (``n1/0``) and ``slots`` then, and those of a host follow one another.
+    Where jobs share nodes, a job is given slots: each slot then has an entry of its own in
+    ``names`` (``n1/0``) and ``slots``, and the slots of a host follow one another.
 
     Attributes:
-        power: of each host; empty where nothing is known.
+        power: model of each host; empty where there is none.
         bandwidth_gb_s: memory bandwidth of each host, ``inf`` where it is not stated; empty where
-            that of none is.
+            none is stated.
         shared: the hosts whose slots are given one by one; empty where nodes are given whole.
         levels: frequencies (GHz) and voltages that nodes can be set to, rising; empty for none.
-        processors: kinds of processors of each host, in the order of its slots; empty where those
-            of each host are alike.
+        processors: kinds of processors of each host, in the order of its slots; empty where the
+            processors of each host are alike.
     """
 
     names: tuple[str, ...]
@@ -43,7 +43,7 @@ class Cluster:
 
     @property
     def site(self) -> Site:
-        """What the engine knows of it."""
+        """The cluster as the engine sees it."""
         names, shared = self.names, self.shared
         return Site(len(names), self.power, shared=shared, levels=self.levels, names=names)
 
@@ -54,13 +54,13 @@ class Cluster:
 
     @cached_property
     def nodes_of(self) -> dict[str, tuple[Node, ...]]:
-        """What a name stands for: a node, or a slot, or all slots of a host."""
-        found: dict[str, tuple[Node, ...]] = {name: (Node(n),) for n, name in enumerate(self.names)}
+        """The nodes behind a name: a node, or a slot, or all slots of a host."""
+        nodes: dict[str, tuple[Node, ...]] = {name: (Node(n),) for n, name in enumerate(self.names)}
         if self.shared:
             for node in range(len(self.names)):
                 host = self.host_of(node)
-                found[host] = (*found.get(host, ()), Node(node))
-        return found
+                nodes[host] = (*nodes.get(host, ()), Node(node))
+        return nodes
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -82,10 +82,10 @@ class Cluster:
         return tuple(self.kinds[node] for node in nodes) if self.kinds else ()
 
     def booked(self, host: str) -> tuple[str, ...]:
-        """Return by which names the energy of a host is booked.
+        """Return the names under which the energy of a host is booked.
 
-        Of one that jobs share: its own, for its idle power, and those of its slots, for what jobs
-        add to that.
+        For a host that jobs share: its own name, for its idle power, and the names of its slots,
+        for the power that jobs add.
         """
         if not self.shared:
             return (host,)
@@ -109,17 +109,21 @@ class Cluster:
         shared: tuple[SharedNode, ...] = (),
         levels: tuple[tuple[float, float], ...] = (),
     ) -> Cluster:
-        """Return nodes as a journal knows them: how many slots they had, not which."""
-        each = widths or (1,) * len(names)
-        slots = tuple((f"{name}/",) * n for name, n in zip(names, each, strict=True))
+        """Return nodes as a journal records them: with the number of their slots, not their ids."""
+        pairs = zip(names, widths or (1,) * len(names), strict=True)
+        slots = tuple((f"{name}/",) * width for name, width in pairs)
         return cls(names, slots, power, shared=shared, levels=levels)
 
     def first(self, number: int) -> Cluster:
         """Return the first nodes of those that are given whole."""
-        known = self.power[:number], self.bandwidth_gb_s[:number]
-        kinds = self.processors[:number]
-        own = self.names[:number], self.slots[:number]
-        return Cluster(*own, *known, levels=self.levels, processors=kinds)
+        return Cluster(
+            self.names[:number],
+            self.slots[:number],
+            self.power[:number],
+            self.bandwidth_gb_s[:number],
+            levels=self.levels,
+            processors=self.processors[:number],
+        )
 
     def split(self) -> Cluster:
         """Return the same hosts, their slots to be given one by one.
@@ -132,9 +136,8 @@ class Cluster:
             for host, node in zip(self.names, shared, strict=True)
             for slot in _slot_names(node)
         )
-        slots = tuple((slot,) for each in self.slots for slot in each)
-        given = names, slots, self.power, self.bandwidth_gb_s, shared, self.levels
-        return Cluster(*given, self.processors)
+        slots = tuple((slot,) for of_host in self.slots for slot in of_host)
+        return replace(self, names=names, slots=slots, shared=shared)
 
     def slots_of(self, nodes: Iterable[Node]) -> tuple[str, ...]:
         """Return the slots of nodes, in order."""

@@ -183,17 +183,3 @@ def parts(
     if not frequencies:
         return {(pool, 1.0): number for pool, number in Counter(at).items()}
     return Counter(zip(at, frequencies, strict=True))
-
-
-def dynamic_power(levels: Sequence[tuple[float, float]], share: float) -> float:
-    """Return V^2 f of a processor over that at its highest level: energy is c V^2 f t.
-
-    Args:
-        levels: frequencies and voltages, rising; empty where frequencies are not set.
-        share: its frequency over the highest one, which is that of a level.
-    """
-    if not levels:
-        return share
-    highest, most_v = levels[-1]
-    ghz, volt = min(levels, key=lambda level: abs(level[0] - share * highest))
-    return (volt / most_v) ** 2 * ghz / highest

@@ -1,203 +1,282 @@
-"""What happens and what is decided: small typed values that a journal can hold.
+"""Events and decisions: small typed values that a journal holds.
 
-An event is observed; a decision is wanted. A start or resize is planned by a policy, requested
-when the engine takes the decision, and true only once an event says so.
+An event is observed; a decision is wanted. A policy plans a start or a resize, the engine requests
+it when it takes the decision, and an event makes it true.
+
+What follows from an event is a class variable of its type. Everything that asks "does this event
+free nodes, does it decide, does it concern a job?" reads it there.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import ClassVar, Literal, get_args
 
 import msgspec
 
 from rms.core.model.contention import SharedNode
 from rms.core.model.jobs import JobId, JobSpec, Node, NodePower
 
+# --- events --------------------------------------------------------------------------------------
 
-class Submitted(msgspec.Struct, frozen=True, tag=True):
-    """Jobs have been handed in: one, or a whole array, which a policy sees as a whole."""
+
+class BaseEvent(msgspec.Struct, frozen=True, tag=True):
+    """The time of an event, and the facts of its type.
+
+    Attributes:
+        at_s: time on the engine's clock.
+        decides: a policy that decides after events decides after it.
+        needs_pass: waiting jobs that could not start before may start after it. Else only the
+            jobs that it submits may.
+        enqueues: jobs enter the queue by it; a policy sees it as a submission of these jobs.
+        renews_queue: jobs enter or leave the queue by it without a submission, start or end.
+        changes_holds: another held job may be the next one whose time comes.
+        changes_nodes: it changes the number of nodes that are there for jobs.
+        switches_nodes: nodes are up, or fail, after they were powered off or on.
+        lowers_power: jobs and tasks may draw less after it than meters have read before.
+        rank: its place among the events of one instant in a simulation, submissions aside: ends,
+            freed nodes, ticks, resize points.
+        needs_jobs: it matters only while there are jobs.
+    """
 
     at_s: float
-    specs: tuple[JobSpec, ...]
+
+    decides: ClassVar[bool] = False
+    needs_pass: ClassVar[bool] = True
+    enqueues: ClassVar[bool] = False
+    renews_queue: ClassVar[bool] = False
+    changes_holds: ClassVar[bool] = False
+    changes_nodes: ClassVar[bool] = False
+    switches_nodes: ClassVar[bool] = False
+    lowers_power: ClassVar[bool] = False
+    rank: ClassVar[int] = 2
+    needs_jobs: ClassVar[bool] = False
 
 
-class Started(msgspec.Struct, frozen=True, tag=True):
-    """The first world of a job runs."""
+class JobEvent(BaseEvent, frozen=True):
+    """An event of one job."""
 
-    at_s: float
     job: JobId
 
 
-class ResizePoint(msgspec.Struct, frozen=True, tag=True):
-    """A job stands where it could be resized; a job of a daemon says so once for each world.
+class ResizeEvent(JobEvent, frozen=True):
+    """A step of the resize that a job was requested to make."""
+
+
+class Submitted(BaseEvent, frozen=True):
+    """Users submit jobs: one, or a whole array, which a policy sees as a whole."""
+
+    specs: tuple[JobSpec, ...]
+
+    decides: ClassVar[bool] = True
+    needs_pass: ClassVar[bool] = False
+    changes_holds: ClassVar[bool] = True
+
+
+class Started(JobEvent, frozen=True):
+    """The first world of a job runs."""
+
+    needs_pass: ClassVar[bool] = False
+
+
+class ResizePoint(JobEvent, frozen=True):
+    """A job reaches a point at which it can be resized; under a daemon, once for each world.
 
     ``done`` is the share of its work that it has done, where that does not follow from its rate.
     """
 
-    at_s: float
-    job: JobId
     done: float | None = None
 
+    decides: ClassVar[bool] = True
+    needs_pass: ClassVar[bool] = False
+    rank: ClassVar[int] = 4
 
-class Stepped(msgspec.Struct, frozen=True, tag=True):
+
+class Stepped(JobEvent, frozen=True):
     """A job has made ``steps`` steps in ``span_s`` at its present size, none of it in a resize.
 
-    It is at ``step`` of ``total``. A daemon says so after a while at a size, then ever more seldom.
+    It is at ``step`` of ``total``. A daemon enters it some time after a resize, then ever more
+    rarely.
     """
 
-    at_s: float
-    job: JobId
     step: int
     total: int
     steps: int
     span_s: float
 
+    decides: ClassVar[bool] = True
 
-class ResizeAsked(msgspec.Struct, frozen=True, tag=True):
-    """A user wants a job at another size, or on these ``nodes``; the rules decide, no policy.
 
-    One that ``holds`` waits for the job's first :class:`ResizePoint`; no policy changes its size
-    afterwards but for a job that waits. Journals of before have none.
+class ResizeAsked(JobEvent, frozen=True):
+    """A user requests another size of a job, or these ``nodes``; the rules decide, no policy.
 
-    One that is ``auto`` gives the choice back to the policy, which decides at once.
+    A request that ``holds`` waits for the job's first :class:`ResizePoint`; afterwards policies
+    change the size only for a waiting job.
+
+    A request that is ``auto`` returns the choice to the policy, which decides at once.
     """
 
-    at_s: float
-    job: JobId
     size: int
     nodes: tuple[Node, ...] = ()
     holds: bool = False
     auto: bool = False
 
-
-class ResizeBegun(msgspec.Struct, frozen=True, tag=True):
-    """A job has stopped stepping for the resize that was requested."""
-
-    at_s: float
-    job: JobId
+    needs_pass: ClassVar[bool] = False
 
 
-class Resized(msgspec.Struct, frozen=True, tag=True):
+class ResizeBegun(ResizeEvent, frozen=True):
+    """A job stops stepping for the requested resize."""
+
+
+class Resized(ResizeEvent, frozen=True):
     """The new world of a job steps; the nodes it gave up are free.
 
-    One that ``rests`` (a cooldown) is not asked again before its next :class:`ResizePoint`.
+    A job that ``rests`` (a cooldown) is not resized again before its next :class:`ResizePoint`.
     """
 
-    at_s: float
-    job: JobId
     rests: bool = False
 
+    decides: ClassVar[bool] = True
+    lowers_power: ClassVar[bool] = True
 
-class ResizeRolledBack(msgspec.Struct, frozen=True, tag=True):
-    """The old world goes on; nodes held for the new one are free again.
 
-    Its size is not asked for again, unless it may go through ``later``.
+class ResizeRolledBack(ResizeEvent, frozen=True):
+    """The old world goes on; the nodes held for the new one are free again.
+
+    The size is not requested again, unless the resize may succeed ``later``.
     """
 
-    at_s: float
-    job: JobId
-    reason: str = msgspec.field(default="", name="why")
+    reason: str = ""
     rests: bool = False
     later: bool = False
 
+    decides: ClassVar[bool] = True
+    lowers_power: ClassVar[bool] = True
 
-class Requeued(msgspec.Struct, frozen=True, tag=True):
+
+class Requeued(JobEvent, frozen=True):
     """A job whose processes are gone waits again, from the beginning or its checkpoint."""
 
-    at_s: float
-    job: JobId
     reason: str = ""
 
+    decides: ClassVar[bool] = True
+    renews_queue: ClassVar[bool] = True
+    lowers_power: ClassVar[bool] = True
 
-class HeldByUser(msgspec.Struct, frozen=True, tag=True):
-    """A user holds jobs that wait (``held``): they do not start; or lets them go again."""
 
-    at_s: float
+class HeldByUser(BaseEvent, frozen=True):
+    """A user holds waiting jobs (``held``), which then do not start, or releases them."""
+
     jobs: tuple[JobId, ...]
     held: bool
 
+    enqueues: ClassVar[bool] = True
+    renews_queue: ClassVar[bool] = True
+    changes_holds: ClassVar[bool] = True
 
-class Freed(msgspec.Struct, frozen=True, tag=True):
-    """What these jobs waited for before they may start has come (:mod:`rms.core.rules.transition`)."""
 
-    at_s: float
+class Freed(BaseEvent, frozen=True):
+    """The time or the dependency that these held jobs wait for has come."""
+
     jobs: tuple[JobId, ...]
 
+    enqueues: ClassVar[bool] = True
+    renews_queue: ClassVar[bool] = True
+    changes_holds: ClassVar[bool] = True
 
-class Withdrawn(msgspec.Struct, frozen=True, tag=True):
-    """Jobs that wait are cancelled, all at once."""
 
-    at_s: float
+class Withdrawn(BaseEvent, frozen=True):
+    """Waiting jobs are cancelled, all at once."""
+
     jobs: tuple[JobId, ...]
 
-
-class Ticked(msgspec.Struct, frozen=True, tag=True):
-    """Time has come for a policy that looks at regular times, whatever happens."""
-
-    at_s: float
+    decides: ClassVar[bool] = True
+    renews_queue: ClassVar[bool] = True
+    changes_holds: ClassVar[bool] = True
 
 
-class NodeDown(msgspec.Struct, frozen=True, tag=True):
-    """A node has failed or is drained: it is given to nobody; who runs on it is told apart.
+class Ticked(BaseEvent, frozen=True):
+    """The time has come for a policy that decides at regular times, whatever happens."""
+
+    decides: ClassVar[bool] = True
+    needs_pass: ClassVar[bool] = False
+    rank: ClassVar[int] = 3
+    needs_jobs: ClassVar[bool] = True
+
+
+class NodeDown(BaseEvent, frozen=True):
+    """A node fails or is drained: no job is given it; jobs that run on it have their own events.
 
     This and the next three name one slot of a shared host, and are about all of it.
     """
 
-    at_s: float
     node: Node
 
+    changes_nodes: ClassVar[bool] = True
+    needs_jobs: ClassVar[bool] = True
 
-class NodeUp(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+
+class NodeUp(BaseEvent, frozen=True, omit_defaults=True):
     """A node is back.
 
     Attributes:
         more: whether other nodes come back in the same instant: the policy decides after the last.
     """
 
-    at_s: float
     node: Node
     more: bool = False
 
+    decides: ClassVar[bool] = True
+    changes_nodes: ClassVar[bool] = True
+    needs_jobs: ClassVar[bool] = True
 
-class NodeBooted(msgspec.Struct, frozen=True, tag=True):
-    """A node that was powered on has booted: it may be given to jobs."""
 
-    at_s: float
+class NodeBooted(BaseEvent, frozen=True):
+    """A node that was powered on has booted: jobs can be given it."""
+
     node: Node
 
+    decides: ClassVar[bool] = True
+    switches_nodes: ClassVar[bool] = True
+    needs_jobs: ClassVar[bool] = True
 
-class NodePowerFailed(msgspec.Struct, frozen=True, tag=True):
+
+class NodePowerFailed(BaseEvent, frozen=True):
     """A node could not be powered off, or was not up in time: it is down and counts as on."""
 
-    at_s: float
     node: Node
-    reason: str = msgspec.field(default="", name="why")
+    reason: str = ""
+
+    decides: ClassVar[bool] = True
+    switches_nodes: ClassVar[bool] = True
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
+class Ended(JobEvent, frozen=True):
     """A job is over."""
 
-    at_s: float
-    job: JobId
     state: Literal["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY"]
 
+    decides: ClassVar[bool] = True
+    changes_holds: ClassVar[bool] = True
+    lowers_power: ClassVar[bool] = True
+    rank: ClassVar[int] = 1
 
-class Reopened(msgspec.Struct, frozen=True, tag=True):
-    """The cluster is another one from here on; nothing runs that ran on the one before.
 
-    Its jobs wait again, in the order of the queue, but those that ``failed`` with it. Jobs too wide
-    for the new one are kept for a wider one.
+class Reopened(BaseEvent, frozen=True):
+    """The scheduler continues on another cluster; nothing runs that ran on the one before.
+
+    Its jobs wait again, in the order of the queue, except those that ``failed`` with it. Jobs too
+    wide for the new cluster are kept for a wider one.
 
     Attributes:
-        where: what tells it from others with the same nodes (an allocation's id).
+        where: an identifier that tells the cluster from others with the same nodes (an
+            allocation's id).
         nodes, power, widths: names, power models, and numbers of slots of its nodes.
         down: nodes that are drained.
         shared: hosts whose slots are given one by one, as ``nodes``; ``power`` is theirs then.
         levels: frequencies that nodes can be set to, with voltages.
     """
 
-    at_s: float
     where: str
     nodes: tuple[str, ...]
     power: tuple[NodePower, ...] = ()
@@ -207,60 +286,73 @@ class Reopened(msgspec.Struct, frozen=True, tag=True):
     shared: tuple[SharedNode, ...] = ()
     levels: tuple[tuple[float, float], ...] = ()
 
+    decides: ClassVar[bool] = True
+    changes_holds: ClassVar[bool] = True
+    lowers_power: ClassVar[bool] = True
 
-class PowerCapSet(msgspec.Struct, frozen=True, tag=True):
-    """From here on the cluster is to draw no more than ``watts``, None for any power."""
 
-    at_s: float
+class PowerCapSet(BaseEvent, frozen=True):
+    """The cluster is to draw at most ``watts`` from here on, None for any power."""
+
     watts: float | None
 
+    decides: ClassVar[bool] = True
 
-class PowerMeasured(msgspec.Struct, frozen=True, tag=True):
-    """What the cluster draws by its meters (by the model where there are none), under a cap.
 
-    Entered only when it has changed by enough to matter: what follows from it is decided again
-    when the events are fed to another engine.
+class PowerMeasured(BaseEvent, frozen=True):
+    """Power of the cluster by its meters (by the model where there are none), under a cap.
+
+    A driver enters it only when it has changed by enough to matter: decisions that follow from it
+    are made again when the events are fed to another engine.
     """
 
-    at_s: float
     watts: float
 
+    decides: ClassVar[bool] = True
 
-class FrequenciesSettable(msgspec.Struct, frozen=True, tag=True):
-    """From here on frequencies can be set, or, for a ``reason``, cannot: all run at the highest."""
 
-    at_s: float
+class FrequenciesSettable(BaseEvent, frozen=True):
+    """Frequencies can be set from here on or, for a ``reason``, cannot: all are the highest."""
+
     settable: bool
-    reason: str = msgspec.field(default="", name="why")
+    reason: str = ""
 
 
-class TasksHold(msgspec.Struct, frozen=True, tag=True):
-    """From here on tasks (:mod:`rms.kernels`) hold these nodes and no others; jobs get none.
+class TasksHold(BaseEvent, frozen=True):
+    """Tasks (:mod:`rms.kernels`) hold these nodes and no others from here on; jobs get none.
 
     Attributes:
         owners: of each node, the program whose tasks run there, "" where none does just now; empty
-            where that is not known (journals of formats before 5).
+            where no owner is stated.
     """
 
-    at_s: float
     nodes: tuple[Node, ...]
     owners: tuple[str, ...] = ()
 
+    decides: ClassVar[bool] = True
+    renews_queue: ClassVar[bool] = True
+    changes_nodes: ClassVar[bool] = True
+    lowers_power: ClassVar[bool] = True
 
-class NodesLeased(msgspec.Struct, frozen=True, tag=True):
-    """From here on these nodes are held for a time (:mod:`rms.core.rules.checks`); the others for good.
+
+class NodesLeased(BaseEvent, frozen=True):
+    """From here on these nodes are held until a time, the others for good.
+
+    See :mod:`rms.core.rules.checks`.
 
     Attributes:
-        nodes, until_s: which, and when jobs on each are told to end.
+        nodes, until_s: the nodes, and when jobs on each are asked to end.
         most: how many nodes there are to be at once at most.
         longest_s: how long a job may run on nodes that have just come.
     """
 
-    at_s: float
     nodes: tuple[Node, ...]
     until_s: tuple[float, ...]
     most: int
     longest_s: float
+
+    decides: ClassVar[bool] = True
+    renews_queue: ClassVar[bool] = True
 
 
 Event = (
@@ -289,6 +381,13 @@ Event = (
     | TasksHold
     | NodesLeased
 )
+
+EVENTS: tuple[type[BaseEvent], ...] = get_args(Event)
+
+TRIGGERS: frozenset[type] = frozenset(kind for kind in EVENTS if kind.decides)
+"""Events after which there may be something to decide."""
+
+# --- decisions -----------------------------------------------------------------------------------
 
 
 class Reason(StrEnum):

@@ -1,4 +1,8 @@
-"""Names of jobs and nodes, what jobs allow, and the states that they are in."""
+"""Jobs, nodes and power models: the view that a policy has of them.
+
+Times are seconds on the engine's clock, which is part of the state: nothing here reads a clock. A
+job's progress is the integral of its present rate, so a rate may change while it runs.
+"""
 
 from __future__ import annotations
 
@@ -60,12 +64,6 @@ class JobState(StrEnum):
     CANCELLED = "CANCELLED"
     TIMEOUT = "TIMEOUT"
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
-
-
-# FUSED rms.core.model.jobs: Jobs, nodes and what is known of them: the view a policy sees.
-#
-# Times are seconds on the engine's clock, which is part of the state: nothing here reads a clock.
-# A job's progress is the integral of its present rate, so a rate may change while it runs.
 
 
 class Dependency(msgspec.Struct, frozen=True):
@@ -297,6 +295,11 @@ class Job(msgspec.Struct, gc=False):
         return tuple(sorted({*self.nodes, *self.requested_nodes}))
 
     @property
+    def busy_nodes(self) -> tuple[Node, ...]:
+        """The nodes that it keeps busy: those of both worlds while it is being resized."""
+        return self.held if self.resize_begun else self.nodes
+
+    @property
     def gain(self) -> int:
         """How many nodes a resize under way brings, held for the job already."""
         if self.requested_size is None:
@@ -319,6 +322,10 @@ class Job(msgspec.Struct, gc=False):
             and self.state is JobState.RUNNING
             and self.spec.mode.resizable
         )
+
+    def forget_resize(self) -> None:
+        """Drop the resize under way."""
+        self.requested_nodes, self.requested_size, self.resize_begun = None, None, False
 
     def next_larger(self, size: int) -> int | None:
         """Return the next size above ``size`` that it was not refused, None if there is none."""

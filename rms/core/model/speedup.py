@@ -1,4 +1,4 @@
-"""Run time and power of a job against its number of nodes."""
+"""Run time and power of a job against its number of nodes, and against their frequency."""
 
 from __future__ import annotations
 
@@ -7,33 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
-
-
-class OperatingPoint(NamedTuple):
-    """A row of a job's PET matrix (Chauhan et al., section III): what it does at one frequency.
-
-    Attributes:
-        ghz: the frequency.
-        time, power: run time, and power above idle, over those at the highest frequency.
-    """
-
-    ghz: float
-    time: float
-    power: float
-
-
-def at_frequency(points: Sequence[OperatingPoint], ghz: float) -> OperatingPoint:
-    """Return a row between those that were measured (rising), linear; at most the outer ones."""
-    at = bisect_left(points, ghz, key=lambda point: point.ghz)
-    if at == 0 or at == len(points):
-        return points[min(at, len(points) - 1)]
-    low, high = points[at - 1], points[at]
-    share = (ghz - low.ghz) / (high.ghz - low.ghz)
-    return OperatingPoint(
-        ghz,
-        low.time + share * (high.time - low.time),
-        low.power + share * (high.power - low.power),
-    )
 
 
 @dataclass(frozen=True)
@@ -154,3 +127,72 @@ def corrected(
         for n in nodes
     )
     return Speedup(tuple(nodes), time_s, interpolate=True)
+
+
+# --- frequency -----------------------------------------------------------------------------------
+
+Levels = Sequence[tuple[float, float]]
+"""Frequencies (GHz) and voltages (V), rising."""
+
+
+class OperatingPoint(NamedTuple):
+    """A row of a job's PET matrix (Chauhan et al., section III): what it does at one frequency.
+
+    Attributes:
+        ghz: the frequency.
+        time, power: run time, and power above idle, over those at the highest frequency.
+    """
+
+    ghz: float
+    time: float
+    power: float
+
+
+def at_frequency(points: Sequence[OperatingPoint], ghz: float) -> OperatingPoint:
+    """Return a row between those that were measured (rising), linear; at most the outer ones."""
+    at = bisect_left(points, ghz, key=lambda point: point.ghz)
+    if at == 0 or at == len(points):
+        return points[min(at, len(points) - 1)]
+    low, high = points[at - 1], points[at]
+    share = (ghz - low.ghz) / (high.ghz - low.ghz)
+    return OperatingPoint(
+        ghz,
+        low.time + share * (high.time - low.time),
+        low.power + share * (high.power - low.power),
+    )
+
+
+def longer(levels: Levels, points: Sequence[OperatingPoint], share: float) -> float:
+    """Return run time at a frequency over that at the highest level; 1 without operating points.
+
+    Args:
+        share: the frequency over the highest one.
+    """
+    if not points or not levels or share == 1.0:
+        return 1.0
+    highest = levels[-1][0]
+    return at_frequency(points, share * highest).time / at_frequency(points, highest).time
+
+
+def drawn(levels: Levels, points: Sequence[OperatingPoint], share: float) -> float:
+    """Return power above idle at a frequency over that at the highest; V^2 f if not measured."""
+    if share == 1.0:
+        return 1.0
+    if not points or not levels:
+        return dynamic_power(levels, share)
+    highest = levels[-1][0]
+    return at_frequency(points, share * highest).power / at_frequency(points, highest).power
+
+
+def dynamic_power(levels: Levels, share: float) -> float:
+    """Return V^2 f of a processor over that at its highest level: energy is c V^2 f t.
+
+    Args:
+        levels: frequencies and voltages, rising; empty where frequencies are not set.
+        share: its frequency over the highest one, which is that of a level.
+    """
+    if not levels:
+        return share
+    highest, most_v = levels[-1]
+    ghz, volt = min(levels, key=lambda level: abs(level[0] - share * highest))
+    return (volt / most_v) ** 2 * ghz / highest

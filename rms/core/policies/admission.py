@@ -1,4 +1,8 @@
-"""Part ``admission``: who starts now."""
+"""Part ``admission``: which jobs start now.
+
+In order, first fit, or with reservations: EASY reserves nodes for the first waiting job only,
+``conservative`` for every one.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,41 @@ import msgspec
 
 from rms.core.model.events import Later, Reason, Start, free_words, node_words
 from rms.core.model.jobs import Job, JobId
-from rms.core.policies.placement import Plan, Room, budget_of, expected_slowdown, take
+from rms.core.policies.placement import Plan, Room
 from rms.core.state import End, State
 
 
-class InOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Admission:
+    """Part ``admission``: which jobs start now, and why the others do not."""
+
+    __slots__ = ()
+
+    @property
+    def estimates(self) -> Literal["requested", "exact"] | None:
+        """Whether expected run times are the requested or the known ones; None without a choice."""
+        return None
+
+    def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
+        """Return the starts of this pass."""
+        raise NotImplementedError
+
+    def explain(
+        self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room
+    ) -> Later:
+        """Return why a job waits."""
+        return Later(job.spec.id, "Resources: its turn has not come", Reason.RESOURCES)
+
+    def reservation(
+        self, state: State, queue: Iterable[Job], plan: Plan, room: Room
+    ) -> tuple[JobId, float] | None:
+        """Return the job that has a reservation and its time, or None."""
+        return None
+
+
+# --- in order, and first fit ---------------------------------------------------------------------
+
+
+class InOrder(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Jobs start in order; the first that does not fit holds up those behind it.
 
     Attributes:
@@ -40,7 +74,7 @@ class InOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return _waits(job, next(iter(queue)), plan, room)
 
 
-class FirstFitting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FirstFitting(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Backfill first fit: whoever fits starts, in order, whether or not others are overtaken.
 
     Without a reservation the first waiting job may be overtaken for ever (Chiesi et al., section
@@ -65,7 +99,10 @@ class FirstFitting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return _waits(job, job, plan, room)
 
 
-class Easy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+# --- EASY: a reservation for the first waiting job ----------------------------------------------
+
+
+class Easy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """EASY backfilling: a job may overtake if it does not delay the first waiting one.
 
     The first job that does not fit gets a reservation at the earliest time at which, by what is
@@ -100,7 +137,7 @@ class Easy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         exact, now = state.exact, state.now_s
         size = plan.start(head, room.free)
         budget, watts, extra_w = None, 0.0, inf
-        if state.power_cap_w is not None and (budget := budget_of(room)) is not None:
+        if state.power_cap_w is not None and (budget := room.budget) is not None:
             watts = budget.start_w(head, size)
         shadow, extra = reservation(state, room, starts, size, watts)
         if budget is not None:
@@ -153,7 +190,7 @@ class Easy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ) -> Later:
         """Return why a job waits."""
         head = next(iter(queue))
-        size, budget = plan.start(head, room.free), budget_of(room)
+        size, budget = plan.start(head, room.free), room.budget
         watts = 0.0 if budget is None else budget.start_w(head, size)
         at, _ = reservation(state, room, [], size, watts)
         when = "" if at == inf else f", reserved for it in {at - state.now_s:.0f} s"
@@ -207,7 +244,7 @@ def reservation(
         watts: how much of the power cap is to be free then too, where there is one.
     """
     free, now = room.free, state.now_s
-    budget = budget_of(room) if watts else None
+    budget = room.budget if watts else None
     left_w = 0.0 if budget is None else budget.for_reservation_w
     ends = _ends(state, room, starts) if starts else islice(state.ends, room.passed, None)
     for end, _, job in ends:
@@ -230,7 +267,7 @@ def reservation(
 
 def power_then(state: State, room: Room, starts: list[Start], at_s: float) -> float:
     """Return how much of the power cap will be left at a time, in W."""
-    budget = budget_of(room)
+    budget = room.budget
     if budget is None:
         return inf
     ends = _ends(state, room, starts)
@@ -255,7 +292,7 @@ def _ends(state: State, room: Room, starts: list[Start]) -> Iterator[End]:
 def _waits(job: Job, head: Job, plan: Plan, room: Room) -> Later:
     if job is head:
         size, there = plan.start(job, room.free), node_words(room.free, verb=True)
-        if size <= room.free and hasattr(room, "tiers"):
+        if size <= room.free and room.contended:
             text = f"Resources: {there} free, but too little memory bandwidth there"
             return Later(job.spec.id, text, Reason.RESOURCES)
         if size <= room.free:
@@ -268,18 +305,18 @@ def _waits(job: Job, head: Job, plan: Plan, room: Room) -> Later:
 
 def start(job: Job, size: int, room: Room, reason: str, code: Reason) -> Start:
     """Return the start of a job that fits, its nodes taken."""
-    if not hasattr(room, "take"):  # the most frequent case
+    if not room.varies:  # the most frequent case
         nodes = room.place(job, size)
         return Start(job.spec.id, nodes, reason, code, 0 if nodes else size)
-    slowdown = expected_slowdown(room, job, size)
-    nodes, frequencies = take(room, job, size)
+    slowdown = room.slowdown(job, size)
+    nodes, frequencies = room.take(job, size)
     return Start(job.spec.id, nodes, reason, code, 0 if nodes else size, slowdown, frequencies)
 
 
 def _expected_s(job: Job, size: int, room: Room, exact: bool) -> float:
     """Return how long a job is expected to run where it would start now."""
     span = job.spec.expected_s(size, exact=exact)
-    return span * expected_slowdown(room, job, size) if hasattr(room, "slowdown") else span
+    return span * room.slowdown(job, size) if room.varies else span
 
 
 def within_limits(state: State, queue: Iterable[Job]) -> Iterator[Job]:
@@ -292,11 +329,11 @@ def within_limits(state: State, queue: Iterable[Job]) -> Iterator[Job]:
             yield job
 
 
-# FUSED rms.core.policies.admission: Admission ``conservative``: a reservation for every waiting job.
+# --- conservative backfilling: a reservation for every waiting job ------------------------------
 #
-# A job may overtake only if that delays no one before it (Mu'alem & Feitelson, IEEE TPDS 12(6),
-# 2001, 529-543). Reservations are worked out anew in every pass, in the queue's order, on the
-# profile of free nodes over time that running jobs' expected ends give.
+# A job may overtake only if that delays no job before it (Mu'alem & Feitelson, IEEE TPDS 12(6),
+# 2001, 529-543). Reservations are computed anew in every pass, in the queue's order, on the profile
+# of free nodes over time that the expected ends of running jobs give.
 
 
 class Profile:
@@ -313,7 +350,7 @@ class Profile:
 
     def __init__(self, state: State, room: Room, ends: Iterable[End] | None = None) -> None:
         self.at_s, self.free = [state.now_s], [room.free]
-        budget = budget_of(room)
+        budget = room.budget
         self.left_w = [] if budget is None else [budget.for_reservation_w]
         for end, _, job in islice(state.ends, room.passed, None) if ends is None else ends:
             if end == inf:
@@ -418,7 +455,7 @@ def _by_limit_s(job: Job) -> float:
     return inf if limit_s is None or job.start_s is None else job.start_s + limit_s
 
 
-class Conservative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Conservative(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every waiting job has a reservation, and starts when it has come.
 
     Attributes:
@@ -451,12 +488,12 @@ class Conservative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self, state: State, queue: Iterable[Job], plan: Plan, room: Room
     ) -> Iterable[tuple[Job, int, float]]:
         """Yield each job with its size and the time of its reservation."""
-        profile, budget = Profile(state, room), budget_of(room)
+        profile, budget = Profile(state, room), room.budget
         left, watts = room.free, 0.0
         for job in islice(queue, self.depth):
             size = plan.start(job, left)
             span_s = job.spec.expected_s(size, exact=state.exact)
-            span_s *= expected_slowdown(room, job, size)
+            span_s *= room.slowdown(job, size)
             if budget is not None:
                 watts = budget.start_w(job, size)
             at_s = profile.earliest(size, span_s, watts)

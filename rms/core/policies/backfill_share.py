@@ -1,13 +1,13 @@
 """Sizing ``backfill-share`` and admission ``planned``: the default policy, for a stream of jobs.
 
-1. Jobs that EASY would have started by now, were all jobs rigid, are *due* (:mod:`rms.core.scheduler.twin`).
-   They start before all others, in the order in which they became due, at their least sizes. The
-   first that cannot start has a reservation, by the requests of the running jobs at their least
-   sizes, that no later job may delay.
+1. Jobs that EASY would have started by now, were all jobs rigid, are *due*
+   (:mod:`rms.core.scheduler.twin`). They start before all others, in the order in which they became
+   due, at their least sizes. The first that cannot start has a reservation, by the requests of the
+   running jobs at their least sizes, that no later job may delay.
 2. Other jobs start in the queue's order, if they do not delay the first waiting job that is not
    flexible or, once a job is due and cannot start, that one.
-3. Running jobs can be shrunk to their least sizes, so nodes above these count as free. Who gives
-   nodes, and who is given idle ones, is decided by one measure, the *worth* of a job: ``w /
+3. Running jobs can be shrunk to their least sizes, so nodes above these count as free. One measure
+   decides which jobs give nodes, and which get idle ones: the *worth* of a job, ``w /
    (a left^a)``, with ``left`` the time to its end, a = ``short`` and ``w`` = 1 + waiting jobs x its
    least size / nodes, since a job that ends sooner frees its least nodes for those who wait, too.
    For a close to 0 this is weighted proportional fairness (Kelly, European Transactions on
@@ -33,8 +33,8 @@ import msgspec
 from rms.core.model.events import Later, Reason, Start, node_words
 from rms.core.model.jobs import Job, JobId, Mode
 from rms.core.model.speedup import Speedup, some_sizes
-from rms.core.policies.admission import Easy, InOrder, start, within_limits
-from rms.core.policies.placement import CappedPlan, ListedPlan, Plan, Room, budget_of
+from rms.core.policies.admission import Admission, Easy, InOrder, start, within_limits
+from rms.core.policies.placement import Plan, Room, Sizing, plan_of_sizing
 from rms.core.policies.share import EqualShare, SharePlan, balanced, freeing
 from rms.core.rules.powercap import PowerBudget, never_fits, why_power
 from rms.core.state import End, RunningKey, State
@@ -58,7 +58,7 @@ GAIN = 2.0
 """How many times its cost a resize of a running job must bring."""
 
 
-class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """EASY backfilling over least sizes; what is left is lent to running jobs.
 
     Attributes:
@@ -111,7 +111,7 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not (state.needs_pass or state.new_jobs or state.reached_resize_point):
             return plan
         found = plan.found = self.backfilled(state, queue, room)
-        budget = budget_of(room)
+        budget = room.budget
         if budget is not None:
             budget = budget.plus(0.0)
         spare, starting, short, short_w = room.free, [], 0, 0.0
@@ -143,7 +143,7 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return Backfilled()  # nobody asks what there would be for one
         base = room.free + state.releasing
         found = Backfilled(free=base + state.callable)
-        budget = budget_of(room)
+        budget = room.budget
         if budget is not None:
             lent_w = [budget.drawn_w(j) - budget.at_w(j, _least(j)) for *_, j in state.shrinkable]
             found.budget = budget.plus(budget.releasing_w + sum(lent_w))
@@ -470,14 +470,12 @@ class BackfillPlan(SharePlan):
     Attributes:
         sizing: that has made it.
         found: None until that is worked out.
-        easy: EASY decides who starts; no job is resized.
-        queue: what it is in the order of, then.
+        easy: EASY decides who starts, in the order of ``queue``; no job is resized.
     """
 
     sizing: BackfillShare = field(default_factory=BackfillShare)
     found: Backfilled | None = None
     easy: bool = False
-    queue: Iterable[Job] | None = None
 
     def start(self, job: Job, free: int) -> int:
         """Return the size at which a waiting job should start."""
@@ -793,7 +791,7 @@ def _shrunk(job: Job, short: int, short_w: float, budget: PowerBudget | None) ->
     return smaller[max(0, at - 1)]
 
 
-class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Planned(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whoever the sizing wants to start, starts.
 
     Attributes:
@@ -876,8 +874,7 @@ def _backfilled(plan: BackfillPlan, state: State, queue: Iterable[Job], room: Ro
 
 def _share(plan: Plan) -> BackfillPlan | None:
     """Return a plan that says who starts, None where jobs start in order."""
-    while isinstance(plan, CappedPlan | ListedPlan):
-        plan = plan.plan
+    plan = plan_of_sizing(plan)
     return plan if isinstance(plan, BackfillPlan) and not plan.in_order else None
 
 

@@ -20,8 +20,11 @@ from rms.core.policies import (
     policy,
     share,
     shared,
-    strategy,
 )
+from rms.core.policies.admission import Admission
+from rms.core.policies.node_power import FrequencyPart, NodePowerPart
+from rms.core.policies.order import Order
+from rms.core.policies.placement import Placement, Sizing
 from rms.core.policies.policy import MissingPartError, Policy, PolicyError
 from rms.wire.files import check_finite
 
@@ -38,7 +41,6 @@ PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
         "conservative": admission.Conservative,
         "first-fit": admission.FirstFitting,
         "planned": backfill_share.Planned,
-        "strategy": strategy.ByStrategy,
     },
     "sizing": {
         "as-asked": placement.AsAsked,
@@ -64,8 +66,8 @@ PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
 
 
 @dataclass(frozen=True)
-class UserPart:
-    """A user's function with its parameters."""
+class UserPart(Order, Admission, Sizing, Placement, FrequencyPart, NodePowerPart):
+    """A user's function with its parameters, as a part of any kind."""
 
     function: Callable[..., Any]
     parameters: tuple[tuple[str, Any], ...]
@@ -142,7 +144,7 @@ def placing(name: str, modules: Modules = None) -> Policy:
         PolicyError: also if it only counts nodes.
     """
     policy = named(name, modules)
-    if policy.counted:
+    if policy.placement.counted:
         raise PolicyError(f"expected a placement that says which nodes, got count in {policy.name}")
     return policy
 
@@ -198,19 +200,21 @@ def _compose(raw: dict[str, Any], name: str, modules: Modules = None) -> Policy:
     made: dict[str, Any] = {}
     for kind, known in PARTS.items():
         made[kind] = _part(kind, raw.get(kind, {"part": next(iter(known))}), modules)
-    if isinstance(made["frequency"], node_power.PowerAware):
-        _check_shared(made["placement"], raw)
-    always_on = isinstance(made["node_power"], node_power.AlwaysOn)
-    if always_on and isinstance(made["placement"], node_power.Consolidate):
+    places, got = made["placement"], raw.get("placement", {"part": "first-fit"})["part"]
+    if isinstance(made["frequency"], node_power.PowerAware) and not places.shared:
+        expected = "placement of first-fit-shared, less-consume for frequency power-aware"
+        raise PolicyError(f"expected {expected}, got {got}")
+    if made["node_power"].always_on and places.migrates:
         expected = "node_power of off-when-idle for placement consolidate"
         raise PolicyError(f"expected {expected}, which frees hosts to go off, got always-on")
-    if not always_on:
-        _check_powered(made["placement"], raw)
+    if not made["node_power"].always_on and places.counted:
+        expected = "a placement that says which nodes, for nodes that go off"
+        raise PolicyError(f"expected {expected}, got {got}")
     text = msgspec.json.encode({"name": name, **raw}).decode()
-    if getattr(made["sizing"], "twin", False):
+    if made["sizing"].twin:
         made["twin"] = Policy(
             name="easy",
-            order=getattr(made["order"], "twin", made["order"]),
+            order=made["order"].of_twin,
             sizing=placement.AsAsked(),
             admission=admission.Easy(),
             placement=placement.Count(),
@@ -221,23 +225,6 @@ def _compose(raw: dict[str, Any], name: str, modules: Modules = None) -> Policy:
         return Policy(name=name, text=text, **made)
     except Exception as error:  # a user's own part need not have what it is asked for
         raise PolicyError(f"expected parts of a policy, got one with {error!r}") from None
-
-
-def _check_shared(placement: object, raw: Mapping[str, Any]) -> None:
-    """Refuse to set a frequency for each process where processes do not share bandwidth."""
-    if not getattr(placement, "shared", False):
-        got = raw.get("placement", {"part": "first-fit"})["part"]
-        raise PolicyError(
-            "expected placement of first-fit-shared, less-consume for frequency power-aware, got "
-            f"{got}"
-        )
-
-
-def _check_powered(placement: object, raw: Mapping[str, Any]) -> None:
-    """Refuse a placement that does not say which nodes are idle."""
-    if getattr(placement, "counted", False):
-        expected = "a placement that says which nodes, for nodes that go off"
-        raise PolicyError(f"expected {expected}, got {raw['placement']['part']}")
 
 
 def _part(kind: str, table: Any, modules: Modules) -> Callable[..., Any]:

@@ -1,39 +1,56 @@
-"""Part ``node_power``: which idle nodes are powered off, and which are powered on again.
+"""Parts that save energy: ``node_power``, placement ``consolidate`` and ``frequency``.
+
+Part ``node_power``: which idle nodes are powered off, and which are powered on again.
 
 The other parts decide as if every node that is off or booting were on already: sizes, reservations
 and the order of starts are those of a cluster that is always on. What they decide on nodes that
 are off is put off until those have booted, and decided anew then; nobody else is given the nodes
 that it needs meanwhile. So a job waits longer by a boot, and no policy knows of it.
 Chauhan et al., figures 11 (power off) and 12 (power on).
-
-Where a part looks at the time, it has a method ``look_s``: drivers let the policy decide then.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import msgspec
 
 from rms.core.model.events import Decision, Never, PowerOff, PowerOn, Reason, Resize, Start
 from rms.core.model.jobs import Job, JobId, Node
-from rms.core.policies.placement import Lowest, Room, expected_slowdown, take
+from rms.core.model.speedup import drawn, longer
+from rms.core.policies.placement import Lowest, Placement, Room, RoomWithin
 from rms.core.policies.shared import SharedRoom
 from rms.core.rules.powercap import PowerBudget, boot_extra_w, growth_w, mean_w
-from rms.core.rules.transition import drawn, longer
 from rms.core.state import State
 
 Switches = tuple[Sequence[Node], Sequence[Node]]
 """Nodes to be powered off, and on."""
 
 
-class PowerPart(Protocol):
-    """Part ``node_power``."""
+class NodePowerPart:
+    """Part ``node_power``: which nodes are powered off and on.
+
+    Attributes:
+        always_on: no node is powered off.
+    """
+
+    __slots__ = ()
+
+    always_on: ClassVar[bool] = False
+
+    @property
+    def ahead(self) -> bool:
+        """Whether nodes are powered on before the end of a job after which they will be needed."""
+        return False
+
+    def look_s(self, state: State) -> float:
+        """Return when the policy is to decide even if nothing happens before, inf for never."""
+        return inf
 
     def __call__(
         self, state: State, idle: Sequence[Node], needed: Sequence[Node], until_s: float
@@ -47,10 +64,13 @@ class PowerPart(Protocol):
             needed: nodes that are off and wanted now.
             until_s: the earliest time at which idle nodes may be needed, as far as is known.
         """
+        raise NotImplementedError
 
 
-class AlwaysOn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AlwaysOn(NodePowerPart, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No node is powered off; those that another policy has left off are powered on."""
+
+    always_on: ClassVar[bool] = True
 
     def __call__(
         self, state: State, idle: Sequence[Node], needed: Sequence[Node], until_s: float
@@ -62,7 +82,7 @@ class AlwaysOn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 ALWAYS_ON = AlwaysOn()
 
 
-class OffWhenIdle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OffWhenIdle(NodePowerPart, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nodes go off as soon as that saves energy, and come back when a job waits for them.
 
     Attributes:
@@ -158,7 +178,7 @@ def after_ends(state: State, wanted: Sequence[Decision]) -> State | None:
     view.take(tuple(used))
     view.free_count -= len(used)
     view.asleep = tuple(node for node in view.asleep if node not in used)
-    view.only({name: job for name, job in state.pending.items() if name not in gone})
+    view.set_pending({name: job for name, job in state.pending.items() if name not in gone})
     view.running = {name: job for name, job in state.running.items() if name not in over}
     view.ends = [entry for entry in state.ends if entry[2].spec.id not in over]
     view.keep_sizes()
@@ -171,7 +191,7 @@ def after_ends(state: State, wanted: Sequence[Decision]) -> State | None:
 
 
 def switched(
-    part: PowerPart,
+    part: NodePowerPart,
     state: State,
     wanted: Sequence[Decision],
     *,
@@ -269,23 +289,23 @@ def _within_cap(
     return found
 
 
-# FUSED rms.core.policies.node_power: Placement ``consolidate``: jobs are moved together, so that hosts can go off (Chauhan et al.).
+# --- placement ``consolidate``: jobs are moved together, so that hosts can go off ----------------
 #
-# After every event at which a policy decides (the paper: at submissions and ends of jobs), hosts with
-# free slots are gone through as figure 9 has it: those of one are moved to another wherever they fit,
-# by figure 10 to the one whose operating point matches best. A migration is a resize to the same size
-# on other slots. The host that is left goes off by part ``node_power`` (figures 11 and 12). Only
-# programs that use dmr can be moved; the paper moves any program with DMTCP.
+# After every event at which a policy decides (the paper: at submissions and ends of jobs), hosts
+# with free slots are gone through as in figure 9: the jobs of one host move to another wherever
+# they fit, by figure 10 to the one whose operating point matches best. A migration is a resize to
+# the same size on other slots. The emptied host goes off by part ``node_power`` (figures 11, 12).
+# Only programs that use dmr can be moved; the paper moves any program with DMTCP.
 #
-# How the pseudocode is read, which has slips. Figure 9: ``top`` and ``bottom`` are the ends of what
-# is left of the sorted list. ``Migration_feasibility`` takes a node and a list: the bottom one and
-# those above it, not the top one and one node. The ELSE with "Set top to 0" is that of a destination
-# that still has free cores: it stays in the list, which is sorted anew. The ELSE after the loop is
-# that of a bottom node for which nothing is feasible: it leaves the list. Figure 10: where the bottom
-# node could both give and take, it gives, as printed; ``ovfs`` of a host is the highest frequency
-# that its jobs ask for; raising the destination's needs no step of its own, as a host runs at the
-# highest one asked for there. M. Chauhan, N. Parveen, S. K. Saurav, Ganga Prasad G. L.: "Energy
-# Efficient Rescheduling Algorithm for High Performance Computing".
+# The pseudocode has slips and is read like this. Figure 9: ``top`` and ``bottom`` are the ends of
+# the rest of the sorted list. ``Migration_feasibility`` takes a node and a list: the bottom one and
+# those above it, not the top one and one node. The ELSE with "Set top to 0" is that of a
+# destination that still has free cores: it stays in the list, which is sorted anew. The ELSE after
+# the loop is that of a bottom node for which nothing is feasible: it leaves the list. Figure 10:
+# where the bottom node could both give and take, it gives, as printed; ``ovfs`` of a host is the
+# highest frequency that its jobs ask for; raising the destination's needs no step of its own, as a
+# host runs at the highest one asked for there. M. Chauhan, N. Parveen, S. K. Saurav, Ganga Prasad
+# G. L.: "Energy Efficient Rescheduling Algorithm for High Performance Computing".
 
 
 @dataclass(slots=True)
@@ -353,7 +373,7 @@ def _match(other: Host, host: Host) -> tuple[float, bool, int, int]:
     return abs(other.clock - host.clock), other.clock < host.clock, len(other.free), other.at
 
 
-class Consolidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Consolidate(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The lowest free slots; jobs that run are moved together where a host can go off for that.
 
     A migration has to save more, by what is known of ends, than it and a boot cost.
@@ -368,6 +388,7 @@ class Consolidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     narrow: bool = False
 
     shared: ClassVar[bool] = True
+    migrates: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.moves < 0:
@@ -542,16 +563,29 @@ def _narrow_pays(state: State, host: Host, smaller: dict[JobId, tuple[Node, ...]
     return model.off_pays(off_s) and (model.idle_w - model.off_w) * off_s - model.boot_j > cost_j
 
 
-# FUSED rms.core.policies.node_power: Part ``frequency``: at which frequency jobs start, where that of nodes can be set.
+# --- part ``frequency``: at which frequency jobs start, where nodes have several -----------------
 #
-# A part is asked for the room of each pass: it returns one whose starts have frequencies. What a job
-# gets is the highest that anyone on its host asks for (:mod:`rms.core.rules.transition`).
-
-FrequencyPart = Callable[[State, Room], Room]
-"""Part ``frequency``."""
+# A part takes the room of each pass and returns one whose starts have frequencies. A job gets the
+# highest frequency that a job on its host asks for (:mod:`rms.core.rules.transition`).
 
 
-class Nominal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FrequencyPart:
+    """Part ``frequency``: at which frequency jobs start.
+
+    Attributes:
+        sets: it sets frequencies, which nodes have to state.
+    """
+
+    __slots__ = ()
+
+    sets: ClassVar[bool] = True
+
+    def __call__(self, state: State, room: Room) -> Room:
+        """Return a room whose starts have frequencies."""
+        raise NotImplementedError
+
+
+class Nominal(FrequencyPart, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every job at the highest frequency."""
 
     sets: ClassVar[bool] = False
@@ -564,14 +598,12 @@ class Nominal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 NOMINAL = Nominal()
 
 
-class PowerAware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PowerAware(FrequencyPart, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Processes that would wait for slower ones of their job run slower (Guim et al., IV-A-2).
 
     On nodes whose processes share bandwidth, each of which has a frequency of its own: what
     ``power_aware = true`` of a placement there does too.
     """
-
-    sets: ClassVar[bool] = True
 
     def __call__(self, state: State, room: Room) -> Room:
         """Let the room of shared nodes set frequencies."""
@@ -580,7 +612,7 @@ class PowerAware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return room
 
 
-class OptimalOperatingPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OptimalOperatingPoint(FrequencyPart, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every job at the frequency at which it needs least energy (Chauhan et al., section III).
 
     By its time and power over frequency; one of which these are not known asks for the highest.
@@ -590,8 +622,6 @@ class OptimalOperatingPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=T
     """
 
     slowdown: float = inf
-
-    sets: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.slowdown >= 1.0:
@@ -622,44 +652,23 @@ class OptimalOperatingPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=T
         return found
 
 
-class ClockedRoom:
+class ClockedRoom(RoomWithin):
     """A room in which every start has a frequency."""
 
-    __slots__ = ("_part", "_room", "_state")
+    __slots__ = ("_part", "_state")
 
     def __init__(self, room: Room, state: State, part: OptimalOperatingPoint) -> None:
-        self._room, self._state, self._part = room, state, part
-
-    @property
-    def free(self) -> int:
-        """How many nodes are left."""
-        return self._room.free
-
-    @property
-    def passed(self) -> int:
-        """How many running jobs are over by expectation."""
-        return self._room.passed
-
-    def fits(self, job: Job, size: int) -> bool:
-        """Return whether the job may start on ``size`` nodes now."""
-        return self._room.fits(job, size)
-
-    def place(self, job: Job, size: int) -> tuple[Node, ...]:
-        """Take nodes for a job that fits."""
-        return self._room.place(job, size)
-
-    def resize(self, job: Job, size: int) -> tuple[Node, ...]:
-        """Return the nodes of a running job at another size."""
-        return self._room.resize(job, size)
+        super().__init__(room, varies=True)
+        self._state, self._part = state, part
 
     def slowdown(self, job: Job, size: int) -> float:
         """Return how much longer the job is expected to run."""
         share = self._part.asks(self._state, job)
         own = longer(self._state.site.levels, job.spec.operating_points, share)
-        return own * expected_slowdown(self._room, job, size)
+        return own * self._room.slowdown(job, size)
 
     def take(self, job: Job, size: int) -> tuple[tuple[Node, ...], tuple[float, ...]]:
         """Take nodes for a job that fits; return the frequency on each too."""
-        nodes, _ = take(self._room, job, size)
+        nodes, _ = self._room.take(job, size)
         share = self._part.asks(self._state, job)
         return nodes, () if share == 1.0 else (share,) * len(nodes)

@@ -1,4 +1,4 @@
-"""Part ``order``: who is served first."""
+"""Part ``order``: which jobs are served first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,33 @@ from rms.core.model.jobs import Job
 from rms.core.state import State
 
 
-class Fcfs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Order:
+    """Part ``order``: the waiting jobs, the first to be served first.
+
+    Attributes:
+        ranks: it includes the priorities of jobs.
+    """
+
+    __slots__ = ()
+
+    ranks: ClassVar[bool] = False
+
+    @property
+    def half_life_s(self) -> float | None:
+        """The half-life of the usage of accounts by which it goes, None where it does not."""
+        return None
+
+    @property
+    def of_twin(self) -> Order:
+        """The order of the twin (:mod:`rms.core.scheduler.twin`), if a sizing has one."""
+        return self
+
+    def __call__(self, state: State) -> Iterable[Job]:
+        """Return the queue: a view or a list, which can be iterated again, no generator."""
+        raise NotImplementedError
+
+
+class Fcfs(Order, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """First come, first served; jobs of one instant in the order they were handed in."""
 
     def __call__(self, state: State) -> Iterable[Job]:
@@ -23,7 +49,7 @@ class Fcfs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return state.pending.values()
 
 
-class ShortestFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ShortestFirst(Order, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The shortest expected run time first; of equal ones the first that came."""
 
     def __call__(self, state: State) -> Iterable[Job]:
@@ -31,7 +57,7 @@ class ShortestFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [job for _, _, job in state.by_estimate]
 
 
-class SmallestFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SmallestFirst(Order, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Due jobs first, then small ones; of these, first accounts that hold less than their share.
 
     Small by the least nodes a job can start on times the square root of the time it requests (one
@@ -44,7 +70,7 @@ class SmallestFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     depth: int = 200
-    twin: ClassVar[Fcfs] = Fcfs()
+    of_twin: ClassVar[Fcfs] = Fcfs()
 
     def __post_init__(self) -> None:
         if self.depth < 1:
@@ -93,9 +119,9 @@ class SmallestQueue:
 
 
 def _full_arrays(state: State) -> set[str | None]:
-    """Return the arrays of which as many jobs run as may: those that wait are not to be looked at.
+    """Return the arrays of which as many jobs run as may.
 
-    Else they would stand before others, of which ``depth`` lets so many be seen.
+    Their waiting jobs are left out: they would count against ``depth`` before other jobs.
     """
     running = Counter(job.spec.array for job in state.running.values())
     limits = {job.spec.array: job.spec.array_limit for job in state.running.values()}
@@ -107,11 +133,11 @@ def size(job: Job) -> float:
     return job.least * sqrt(job.spec.expected_s(job.least))
 
 
-# FUSED rms.core.policies.order: Order ``multifactor``: by age, fair share and size, as Slurm's priority/multifactor plugin.
+# --- multifactor: by age, fair share and size, as Slurm's priority/multifactor plugin ------------
 #
-# Fair share is the plugin's classic one: 2^(-U / S), with U what an account has used of all that was
-# used, older use counting less, and S its share of all shares. 1 for who has used nothing, 0.5 for
-# who has used what is its own. Of equal priorities the first that was handed in comes first.
+# Fair share is the plugin's classic one: 2^(-U / S), with U the account's part of all usage, older
+# usage counting less, and S its part of all shares: 1 for an account without usage, 0.5 for one
+# that has used its share. Of equal priorities the first submitted job comes first.
 
 DAY_S = 86_400.0
 
@@ -124,7 +150,7 @@ class Priority(msgspec.Struct, frozen=True):
     """The priority of a job, and the weighted factors that it is the sum of.
 
     Attributes:
-        usage, share: what its account has used of all that was, and its share, from 0 to 1.
+        usage, share: its account's part of all usage, and of all shares, from 0 to 1.
         own: the priority of the job itself (``--priority``).
     """
 
@@ -142,7 +168,7 @@ class Priority(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """What ``rms explain`` says of it."""
+        """The priority as ``rms explain`` prints it."""
         return (
             f"priority {self.value:.0f} = age {self.age:.0f} + fair share {self.fair_share:.0f} "
             f"(has used {100 * self.usage:.0f} %, may {100 * self.share:.0f} %) "
@@ -150,13 +176,13 @@ class Priority(msgspec.Struct, frozen=True):
         )
 
 
-class Multifactor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Multifactor(Order, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The highest priority first.
 
     Attributes:
         age, fair_share, size: weights; each factor is from 0 to 1.
         max_age_days: a job that has waited for so long has all of ``age``.
-        half_life_days: what was used so long ago counts half.
+        half_life_days: usage of so long ago counts half.
         shares: of accounts; one that is not named has 1.
     """
 
@@ -167,6 +193,8 @@ class Multifactor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     half_life_days: float = 7.0
     shares: dict[str, float] = {}
 
+    ranks: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         weights = (self.age, self.fair_share, self.size, *self.shares.values())
         if not all(0.0 <= weight < 1e12 for weight in weights):
@@ -176,7 +204,7 @@ class Multifactor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def half_life_s(self) -> float:
-        """By what the engine counts usage."""
+        """The half-life of usage."""
         return self.half_life_days * DAY_S
 
     def __call__(self, state: State) -> Iterable[Job]:
@@ -209,15 +237,15 @@ class Multifactor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         used_s, shares = sum(used.values()), float(len(used))
         for account, share in self.shares.items():
             shares += share - (account in used)
-        found = {}
+        factors = {}
         for account in accounts:
             if account not in used and account not in self.shares:
                 continue
             share = self.shares.get(account, 1.0) / shares if shares else 0.0
             usage = used.get(account, 0.0) / used_s if used_s else 0.0
             factor = 2.0 ** (-usage / share) if share else 0.0
-            found[account] = factor, usage, share
-        return found
+            factors[account] = factor, usage, share
+        return factors
 
 
 class ByAccount:

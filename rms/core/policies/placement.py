@@ -1,16 +1,21 @@
-"""Part ``placement``: which nodes.
+"""Parts ``placement`` and ``sizing``: which nodes, and how many of them.
 
 A placement opens a :class:`Room` for one pass: the free nodes, of which admission and sizing take
-some. The state is left as it is.
+some. A sizing makes a :class:`Plan` for it. The state is left as it is.
+
+Two limits hold whatever the parts are. Under a power cap, power counts as nodes do
+(:class:`CappedRoom`). Jobs that may have some nodes only get them (:class:`ListedRoom`). Either may
+make a start smaller than the plan wants it (:class:`LimitedPlan`).
 """
 
 from __future__ import annotations
 
 import copy
 import heapq
+from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from math import inf
 from typing import ClassVar, Protocol
@@ -18,58 +23,208 @@ from typing import ClassVar, Protocol
 import msgspec
 
 from rms.core.model.events import Decision, Event, Later, Reason, Resize, Start, node_words
-from rms.core.model.jobs import Job, JobId, Node
+from rms.core.model.jobs import Job, JobId, JobSpec, Node, Site
 from rms.core.rules.checks import allowed, without
 from rms.core.rules.powercap import ROUNDING, PowerBudget
-from rms.core.state import State
+from rms.core.state import RunningKey, State
+
+# --- rooms and plans -----------------------------------------------------------------------------
 
 
-class Room(Protocol):
-    """Free nodes during one pass."""
+class Room(ABC):
+    """Free nodes during one pass.
+
+    Attributes:
+        contended: a job that does not fit though enough nodes are free lacks memory bandwidth;
+            elsewhere it lacks power.
+        varies: starts there have slowdowns or frequencies.
+        budget: the rest of the power cap, None where there is none.
+    """
+
+    __slots__ = ()
+
+    contended: ClassVar[bool] = False
+    varies: bool = False
+    budget: PowerBudget | None = None
 
     @property
+    @abstractmethod
     def free(self) -> int:
-        """How many are left."""
+        """How many nodes are left."""
 
     @property
+    @abstractmethod
     def passed(self) -> int:
         """How many of the first of ``state.ends`` are over by expectation: their nodes are free."""
 
+    @abstractmethod
     def fits(self, job: Job, size: int) -> bool:
         """Return whether the job may start on ``size`` nodes now."""
 
+    @abstractmethod
     def place(self, job: Job, size: int) -> tuple[Node, ...]:
         """Take nodes for a job that fits; none where they are only counted."""
 
+    @abstractmethod
     def resize(self, job: Job, size: int) -> tuple[Node, ...]:
-        """Return the nodes of a running job at another size, taking what it brings.
+        """Return the nodes of a running job at another size, taking the new ones.
 
         Other than ``size`` nodes where they cannot be had; none where they are only counted.
         """
 
+    def take(self, job: Job, size: int) -> tuple[tuple[Node, ...], tuple[float, ...]]:
+        """Take nodes for a job that fits; return frequencies too, none for the highest."""
+        return self.place(job, size), ()
 
-def expected_slowdown(room: Room, job: Job, size: int) -> float:
-    """Return how much longer than stated a job is expected to run that starts now.
+    def slowdown(self, job: Job, size: int) -> float:
+        """Return the expected run time of a job that starts now over the stated one."""
+        return 1.0
 
-    A room may say so by a method ``slowdown(job, size)``.
+
+class RoomWithin(Room):
+    """A room whose starts have one more condition or effect; all else is that of the room."""
+
+    __slots__ = ("_room", "varies")
+
+    def __init__(self, room: Room, *, varies: bool = False) -> None:
+        self._room, self.varies = room, varies or room.varies
+
+    @property
+    def free(self) -> int:
+        """How many nodes are left."""
+        return self._room.free
+
+    @property
+    def passed(self) -> int:
+        """How many running jobs are over by expectation."""
+        return self._room.passed
+
+    def fits(self, job: Job, size: int) -> bool:
+        """Return whether the job may start on ``size`` nodes now."""
+        return self._room.fits(job, size)
+
+    def place(self, job: Job, size: int) -> tuple[Node, ...]:
+        """Take nodes for a job that fits."""
+        return self.take(job, size)[0]
+
+    def resize(self, job: Job, size: int) -> tuple[Node, ...]:
+        """Return the nodes of a running job at another size."""
+        return self._room.resize(job, size)
+
+    def take(self, job: Job, size: int) -> tuple[tuple[Node, ...], tuple[float, ...]]:
+        """Take nodes for a job that fits; return the frequency on each too."""
+        return self._room.take(job, size)
+
+    def slowdown(self, job: Job, size: int) -> float:
+        """Return the expected run time of a job that starts now over the stated one."""
+        return self._room.slowdown(job, size)
+
+
+class Plan(Protocol):
+    """The sizes wanted in one pass."""
+
+    def start(self, job: Job, free: int) -> int:
+        """Return the size at which a waiting job should start, ``free`` nodes being free."""
+
+    def resizes(self, state: State, room: Room) -> list[Resize]:
+        """Return the resizes wanted of running jobs, after the starts of the pass."""
+
+
+# --- the parts, and the simplest of them ---------------------------------------------------------
+
+
+class Placement:
+    """Part ``placement``: which nodes.
+
+    Attributes:
+        counted: nodes are counted, not placed.
+        least_bandwidth: it goes by the memory bandwidth of nodes, which they have to state.
+        caps_nodes: it holds a power cap of each node or rack.
+        migrates: it wants resizes of running jobs to other nodes (:meth:`migrations`).
     """
-    found = getattr(room, "slowdown", None)
-    return 1.0 if found is None else found(job, size)
+
+    __slots__ = ()
+
+    counted: ClassVar[bool] = False
+    least_bandwidth: ClassVar[bool] = False
+    caps_nodes: ClassVar[bool] = False
+    migrates: ClassVar[bool] = False
+
+    @property
+    def ahead(self) -> bool:
+        """Whether a start may come before the end, of the same instant, that makes it possible."""
+        return False
+
+    @property
+    def shared(self) -> bool:
+        """Whether jobs share nodes: a daemon gives it slots, one by one."""
+        return False
+
+    @property
+    def pooled(self) -> bool:
+        """Whether it places processes on nodes that share bandwidth, and nowhere else."""
+        return self.shared
+
+    @property
+    def power_aware(self) -> bool:
+        """Whether it sets frequencies."""
+        return False
+
+    def __call__(self, state: State) -> Room:
+        """Open the room of a pass."""
+        raise NotImplementedError
+
+    def refusal(self, site: Site, spec: JobSpec) -> str | None:
+        """Return why a job can never be placed, None where it can."""
+        return None
+
+    def migrations(
+        self,
+        state: State,
+        free: Sequence[Node],
+        decided: Sequence[Decision],
+        budget: PowerBudget | None,
+    ) -> list[Resize]:
+        """Return the migrations of a pass.
+
+        Args:
+            free: nodes that the starts and resizes of the pass have left.
+            decided: these.
+            budget: the rest of the power cap, None where there is none.
+        """
+        return []
 
 
-def take(room: Room, job: Job, size: int) -> tuple[tuple[Node, ...], tuple[float, ...]]:
-    """Take nodes for a job that fits; return the frequency on each too, none for the highest.
+class Sizing:
+    """Part ``sizing``: the size of each job that waits, and of each that may be resized.
 
-    A room that sets frequencies has a method ``take(job, size)``.
+    Attributes:
+        twin: it goes by the schedule of EASY (:mod:`rms.core.scheduler.twin`).
+        widens: it may widen running jobs.
     """
-    found = getattr(room, "take", None)
-    return (room.place(job, size), ()) if found is None else found(job, size)
+
+    __slots__ = ()
+
+    twin: ClassVar[bool] = False
+    widens: ClassVar[bool] = True
+
+    @property
+    def keys(self) -> Mapping[str, RunningKey]:
+        """Keys by which the running jobs are kept sorted for it, where it has a twin."""
+        return {}
+
+    def __call__(self, state: State, queue: Iterable[Job], room: Room) -> Plan:
+        """Return the plan of a pass."""
+        raise NotImplementedError
 
 
-class Counts:
+class Counts(Room):
     """Nodes that are all alike: counted, not placed."""
 
     __slots__ = ("free", "passed")
+
+    free: int
+    passed: int
 
     def __init__(self, free: int, passed: int = 0) -> None:
         self.free, self.passed = free, passed
@@ -84,51 +239,12 @@ class Counts:
         return ()
 
     def resize(self, job: Job, size: int) -> tuple[Node, ...]:
-        """Take what a resize brings."""
+        """Take the nodes that a resize adds."""
         self.free -= max(0, size - job.size)
         return ()
 
 
-class Lowest:
-    """Free nodes, the lowest first."""
-
-    __slots__ = ("_nodes", "free", "passed")
-
-    def __init__(self, state: State) -> None:
-        self.free, self.passed = state.free_count, 0
-        self._nodes = state.free_nodes()
-
-    @property
-    def rest(self) -> list[Node]:
-        """The nodes that are left; the room is not used after that."""
-        return list(self._nodes)
-
-    def fits(self, job: Job, size: int) -> bool:
-        """Return whether the job may start on ``size`` nodes now."""
-        return size <= self.free
-
-    def place(self, job: Job, size: int) -> tuple[Node, ...]:
-        """Take the lowest nodes."""
-        self.free -= size
-        return tuple(islice(self._nodes, size))
-
-    def resize(self, job: Job, size: int) -> tuple[Node, ...]:
-        """Return the nodes of a job at its new size: its first ones stay its own."""
-        have = job.nodes
-        if size <= len(have):
-            return have[:size]
-        return (*have, *self.place(job, size - len(have)))
-
-
-class FirstFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The lowest free nodes."""
-
-    def __call__(self, state: State) -> Lowest:
-        """Open the room of a pass."""
-        return Lowest(state)
-
-
-class Count(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Count(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nodes are counted only: for traces, and for clusters whose nodes are all alike.
 
     ``ahead``: a job whose expected end has come no longer holds nodes: of two events of one
@@ -153,17 +269,46 @@ class Count(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Counts(free, passed)
 
 
-# FUSED rms.core.policies.placement: Part ``sizing``: how many nodes each job should have.
+class Lowest(Room):
+    """Free nodes, the lowest first."""
+
+    __slots__ = ("_nodes", "free", "passed")
+
+    free: int
+    passed: int
+
+    def __init__(self, state: State) -> None:
+        self.free, self.passed = state.free_count, 0
+        self._nodes = state.free_nodes()
+
+    @property
+    def rest(self) -> list[Node]:
+        """The nodes that are left; the room is not used after that."""
+        return list(self._nodes)
+
+    def fits(self, job: Job, size: int) -> bool:
+        """Return whether the job may start on ``size`` nodes now."""
+        return size <= self.free
+
+    def place(self, job: Job, size: int) -> tuple[Node, ...]:
+        """Take the lowest nodes."""
+        self.free -= size
+        return tuple(islice(self._nodes, size))
+
+    def resize(self, job: Job, size: int) -> tuple[Node, ...]:
+        """Return the nodes of a job at its new size: it keeps its first ones."""
+        have = job.nodes
+        if size <= len(have):
+            return have[:size]
+        return (*have, *self.place(job, size - len(have)))
 
 
-class Plan(Protocol):
-    """The sizes wanted in one pass."""
+class FirstFit(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The lowest free nodes."""
 
-    def start(self, job: Job, free: int) -> int:
-        """Return the size at which a waiting job should start, ``free`` nodes being free."""
-
-    def resizes(self, state: State, room: Room) -> list[Resize]:
-        """Return the resizes wanted of running jobs, after the starts of the pass."""
+    def __call__(self, state: State) -> Lowest:
+        """Open the room of a pass."""
+        return Lowest(state)
 
 
 class AsAskedPlan:
@@ -181,67 +326,53 @@ class AsAskedPlan:
         return sizes[at - 1] if at else job.least
 
     def resizes(self, state: State, room: Room) -> list[Resize]:
-        """Return nothing: without an eye on the other jobs there is no reason to."""
+        """Return nothing: the plan does not look at other jobs, so it has no reason to resize."""
         return []
 
 
 _AS_ASKED = AsAskedPlan()
 
 
-class AsAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AsAsked(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every job at its preferred size; moldable and flexible ones at what fits. No resizes."""
+
+    widens: ClassVar[bool] = False
 
     def __call__(self, state: State, queue: Iterable[Job], room: Room) -> Plan:
         """Return the plan of a pass."""
         return _AS_ASKED
 
 
-# FUSED rms.core.policies.placement: The cluster's power cap in a pass: whatever the policy, rooms and plans keep to it.
+# --- under a power cap ---------------------------------------------------------------------------
 #
 # A room under the cap refuses starts whose power does not fit, so every admission treats such a job
-# as one that lacks nodes. Reservations (:mod:`admission`, :mod:`conservative`,
-# :mod:`backfill_share`) ask the room's budget too: an overtaking job takes no power that they need.
+# as one that lacks nodes. Reservations (:mod:`admission`, :mod:`backfill_share`) look at the room's
+# budget too: an overtaking job takes no power that they need.
 
 
-class CappedRoom:
+class CappedRoom(RoomWithin):
     """A room in which power counts as nodes do.
 
     Attributes:
-        budget: what is left of the cap.
+        budget: the rest of the cap.
     """
 
-    __slots__ = ("_room", "budget")
+    __slots__ = ("budget",)
+
+    budget: PowerBudget
 
     def __init__(self, room: Room, state: State) -> None:
-        self._room, self.budget = room, PowerBudget(state)
-
-    @property
-    def free(self) -> int:
-        """How many nodes are left."""
-        return self._room.free
-
-    @property
-    def passed(self) -> int:
-        """How many running jobs are over by expectation; their power is not yet free."""
-        return self._room.passed
+        super().__init__(room)
+        self.budget = PowerBudget(state)
 
     def fits(self, job: Job, size: int) -> bool:
         """Return whether the job may start on ``size`` nodes now, by nodes and power."""
         return self.budget.starts(job, size) and self._room.fits(job, size)
 
-    def place(self, job: Job, size: int) -> tuple[Node, ...]:
-        """Take nodes and power for a job that fits."""
-        self.budget.take(self.budget.start_w(job, size))
-        return self._room.place(job, size)
-
     def take(self, job: Job, size: int) -> tuple[tuple[Node, ...], tuple[float, ...]]:
         """Take nodes and power for a job that fits; return the frequency on each node too."""
         self.budget.take(self.budget.start_w(job, size))
-        return take(self._room, job, size)
-
-    def slowdown(self, job: Job, size: int) -> float:
-        """Return how much longer than stated a job is expected to run that starts now."""
-        return expected_slowdown(self._room, job, size)
+        return self._room.take(job, size)
 
     def resize(self, job: Job, size: int) -> tuple[Node, ...]:
         """Return the nodes of a running job at another size; those it has if power is lacking."""
@@ -252,40 +383,8 @@ class CappedRoom:
         return self._room.resize(job, size)
 
 
-class CappedPlan:
-    """A plan whose starts are made smaller, where a job allows it, until their power fits.
-
-    Attributes:
-        plan: what the sizing wants.
-    """
-
-    __slots__ = ("_budget", "plan")
-
-    def __init__(self, plan: Plan, budget: PowerBudget) -> None:
-        self.plan, self._budget = plan, budget
-
-    def start(self, job: Job, free: int) -> int:
-        """Return the size at which a waiting job should start: the wanted one, if power is left."""
-        size, budget = self.plan.start(job, free), self._budget
-        if not job.spec.mode.any_start or budget.starts(job, size):
-            return size
-        sizes = job.spec.sizes()
-        smaller = sizes[: bisect_left(sizes, size)]
-        fitting = bisect_right(smaller, False, key=lambda n: not budget.starts(job, n))
-        return smaller[fitting - 1] if fitting else job.least
-
-    def resizes(self, state: State, room: Room) -> list[Resize]:
-        """Return the resizes wanted; widening takes power from the room."""
-        return self.plan.resizes(state, room)
-
-
-def budget_of(room: Room) -> PowerBudget | None:
-    """Return what is left of the power cap, None where there is none."""
-    return getattr(room, "budget", None)
-
-
 def yielding(state: State, room: CappedRoom) -> list[Resize]:
-    """Return shrinks of running jobs if the cap is passed, by its being lowered or by the meters.
+    """Return shrinks of running jobs if the cap is passed: it was lowered, or meters say so.
 
     One size at a time, the job that draws most first, until enough is or will be free.
     """
@@ -297,7 +396,7 @@ def yielding(state: State, room: CappedRoom) -> list[Resize]:
     jobs = [job for _, _, job in state.shrinkable]
     able = [(-budget.at_w(job, job.size), job.number, job, job.size) for job in jobs]
     heapq.heapify(able)
-    found: dict[Job, int] = {}
+    new_sizes: dict[Job, int] = {}
     while able and over_w > 0.0:
         drawn_w, number, job, size = heapq.heappop(able)
         sizes = job.spec.sizes()
@@ -307,30 +406,30 @@ def yielding(state: State, room: CappedRoom) -> list[Resize]:
             continue
         then_w = budget.at_w(job, less)
         if -drawn_w > then_w:
-            found[job] = less
+            new_sizes[job] = less
             over_w -= -drawn_w - then_w
         heapq.heappush(able, (-then_w, number, job, less))
-    return [_yield(state, room, job, size) for job, size in found.items()]
-
-
-def _yield(state: State, room: CappedRoom, job: Job, size: int) -> Resize:
-    nodes = room.resize(job, size)
     cap_w = state.power_cap_w or 0.0
-    metered = any(other.above_w for other in state.running.values())
-    drawn = f"{cap_w - room.budget.left_w:.0f} W are {'drawn' if metered else 'expected'}"
+    metered = any(job.above_w for job in state.running.values())
+    drawn = f"{cap_w - budget.left_w:.0f} W are {'drawn' if metered else 'expected'}"
     by = ", by the meters" if metered else ""
     text = f"PowerCap: yields, {drawn}{by}; the cap is {cap_w:g} W"
-    return Resize(job.spec.id, nodes, text, Reason.POWER, 0 if nodes else size)
+    resizes = []
+    for job, size in new_sizes.items():
+        nodes = room.resize(job, size)
+        resizes.append(Resize(job.spec.id, nodes, text, Reason.POWER, 0 if nodes else size))
+    return resizes
 
 
-# FUSED rms.core.policies.placement: Jobs that may have some nodes only (``--nodelist``, ``--exclude``), under any policy. Pure.
+# --- jobs that may have some nodes only (``--nodelist``, ``--exclude``) --------------------------
 #
-# Policies count nodes; these jobs are made right around them, as those on nodes held for a time are
-# (:mod:`rms.core.rules.checks`). No policy sees such a job while too few of its nodes are free, so nobody
-# waits behind it in vain; but if it is the first in the policy's order, those of its nodes that are
-# free, or fall free, are kept for it, as many as it lacks: it starts as soon as what runs there ends.
-# A job that is seen starts where the policy would start any other of its size, so it delays no
-# reservation; its nodes are its own, and others get those first that fewest of such jobs may have.
+# Policies count nodes; these jobs are fitted in around them, as those on nodes held for a time are
+# (:mod:`rms.core.rules.checks`). No policy sees such a job while too few of its nodes are free, so
+# no job waits behind it in vain; but if it is the first in the policy's order, those of its nodes
+# that are free, or fall free, are kept for it, as many as it lacks: it starts as soon as the jobs
+# there end. A job that is seen starts where the policy would start any other of its size, so it
+# delays no reservation; it gets nodes of its list, and others get those first that fewest of such
+# jobs may have.
 #
 # Under a placement that does not take nodes in order (``first-fit``) such jobs wait.
 
@@ -338,7 +437,7 @@ MOST_TRIES = 8
 """So often a pass is decided again without jobs whose nodes it gave to others."""
 
 MOST_LISTS = 64
-"""Of so many lists it is looked at which nodes are in them, when others are given nodes."""
+"""At most this many node lists count when free nodes are ordered for other jobs."""
 
 
 class ListedRoom(Lowest):
@@ -367,14 +466,14 @@ class ListedRoom(Lowest):
 
     def of(self, job: Job, most: float = inf) -> list[Node]:
         """Return the nodes left that a job may have, up to so many."""
-        found: list[Node] = []
+        nodes: list[Node] = []
         own = allowed(self._state, job.spec) if job.spec.id in self._state.listed else None
         for node in self._left if most > 0 else ():
             if own is None or node in own:
-                found.append(node)
-                if len(found) >= most:
+                nodes.append(node)
+                if len(nodes) >= most:
                     break
-        return found
+        return nodes
 
     def fits(self, job: Job, size: int) -> bool:
         """Return whether the job may start on ``size`` nodes now."""
@@ -386,11 +485,11 @@ class ListedRoom(Lowest):
         return fits
 
     def left_out(self, decisions: Sequence[Decision]) -> set[JobId]:
-        """Return who waits for too few nodes of a list after a pass, if anybody was refused."""
+        """Return the jobs for which too few nodes of a list are left, if any was refused."""
         if not self.refused:
             return set()
         left = {nodes: len(nodes.intersection(self._left)) for nodes in self._lists}
-        begun = {each.job for each in decisions if isinstance(each, Start)}
+        begun = {decision.job for decision in decisions if isinstance(decision, Start)}
         waiting = [job for job in _waiting(self._state) if job.spec.id not in begun]
         lacks = [job for job in waiting if job.least > left[allowed(self._state, job.spec)]]
         return self.refused.union(job.spec.id for job in lacks)
@@ -406,39 +505,9 @@ class ListedRoom(Lowest):
     def resize(self, job: Job, size: int) -> tuple[Node, ...]:
         """Return the nodes of a job at its new size, those it has where its list has too few."""
         have = job.nodes
-        if size <= len(have):
-            return have[:size]
-        if len(self.of(job, size - len(have))) < size - len(have):
+        if size > len(have) and len(self.of(job, size - len(have))) < size - len(have):
             return have
-        return (*have, *self.place(job, size - len(have)))
-
-
-class ListedPlan:
-    """A plan whose starts are made smaller, where a job allows it, until its own nodes suffice.
-
-    Attributes:
-        plan: what the sizing wants.
-    """
-
-    __slots__ = ("_room", "plan")
-
-    def __init__(self, plan: Plan, room: ListedRoom) -> None:
-        self.plan, self._room = plan, room
-
-    def start(self, job: Job, free: int) -> int:
-        """Return the size at which a job should start: the wanted one, if it can have it."""
-        size, spec = self.plan.start(job, free), job.spec
-        if not (spec.nodelist or spec.exclude) or not spec.mode.any_start:
-            return size
-        have = len(self._room.of(job, size))
-        if have >= size:
-            return size
-        at = bisect_right(spec.sizes(), have)
-        return spec.sizes()[at - 1] if at else job.least
-
-    def resizes(self, state: State, room: Room) -> list[Resize]:
-        """Return the resizes wanted."""
-        return self.plan.resizes(state, room)
+        return super().resize(job, size)
 
 
 def listed_room(state: State, room: Room) -> ListedRoom | None:
@@ -450,8 +519,8 @@ def _waiting(state: State) -> list[Job]:
     """Return the jobs with lists that a policy sees, in the order of submission."""
     listed, pending = state.listed, state.pending
     if len(listed) < len(pending):
-        found = [pending[job_id] for job_id in listed if job_id in pending]
-        return sorted(found, key=lambda job: job.number)
+        jobs = [pending[job_id] for job_id in listed if job_id in pending]
+        return sorted(jobs, key=lambda job: job.number)
     return [job for job_id, job in pending.items() if job_id in listed]
 
 
@@ -461,13 +530,13 @@ def lacking(state: State, placing: bool) -> dict[JobId, Later]:
     Args:
         placing: whether the policy's placement can give them nodes.
     """
-    found: dict[JobId, Later] = {}
+    waits: dict[JobId, Later] = {}
     free: dict[frozenset[Node], int] = {}
     for job in _waiting(state):
         job_id, own = job.spec.id, allowed(state, job.spec)
         if not placing:
             text = "NodeList: this policy places no job by a list of nodes"
-            found[job_id] = Later(job_id, text, Reason.RESOURCES)
+            waits[job_id] = Later(job_id, text, Reason.RESOURCES)
             continue
         if own not in free:
             free[own] = sum(state.vacant[node] for node in own)
@@ -477,8 +546,8 @@ def lacking(state: State, placing: bool) -> dict[JobId, Later]:
             if job.least > up:
                 there = f"ReqNodeNotAvail: of its list {_are(up)} there and up"
             text = f"Resources: waits for {node_words(job.least)}, {there}"
-            found[job_id] = Later(job_id, text, Reason.RESOURCES)
-    return found
+            waits[job_id] = Later(job_id, text, Reason.RESOURCES)
+    return waits
 
 
 def _are(number: int) -> str:
@@ -505,7 +574,7 @@ def seen(
     view = copy.copy(state)
     view.needs_pass = True
     if hidden:
-        view.only({name: job for name, job in state.pending.items() if name not in hidden})
+        view.set_pending({name: job for name, job in state.pending.items() if name not in hidden})
         events = [without(event, hidden) for event in events]
     if nodes:
         view.vacant = bytearray(state.vacant)
@@ -520,8 +589,50 @@ def seen(
 def within_lists(state: State, decisions: Sequence[Decision]) -> list[Decision]:
     """Return decisions without resizes that take a job to nodes it may not have."""
     return [
-        each
-        for each in decisions
-        if not (isinstance(each, Resize) and each.job in state.listed)
-        or allowed(state, state.running[each.job].spec).issuperset(each.nodes)
+        decision
+        for decision in decisions
+        if not (isinstance(decision, Resize) and decision.job in state.listed)
+        or allowed(state, state.running[decision.job].spec).issuperset(decision.nodes)
     ]
+
+
+# --- both limits ---------------------------------------------------------------------------------
+
+
+class LimitedPlan:
+    """A plan whose starts are made smaller, where a job allows it, until its nodes and power fit.
+
+    Attributes:
+        plan: the plan of the sizing.
+    """
+
+    __slots__ = ("_budget", "_listed", "plan")
+
+    def __init__(self, plan: Plan, listed: ListedRoom | None, budget: PowerBudget | None) -> None:
+        self.plan, self._listed, self._budget = plan, listed, budget
+
+    def start(self, job: Job, free: int) -> int:
+        """Return the size at which a waiting job should start: the wanted one, if that fits."""
+        size, spec, budget = self.plan.start(job, free), job.spec, self._budget
+        if not spec.mode.any_start:
+            return size
+        sizes = spec.sizes()
+        if self._listed is not None and (spec.nodelist or spec.exclude):
+            have = len(self._listed.of(job, size))
+            if have < size:
+                at = bisect_right(sizes, have)
+                size = sizes[at - 1] if at else job.least
+        if budget is None or budget.starts(job, size):
+            return size
+        smaller = sizes[: bisect_left(sizes, size)]
+        fitting = bisect_right(smaller, False, key=lambda n: not budget.starts(job, n))
+        return smaller[fitting - 1] if fitting else job.least
+
+    def resizes(self, state: State, room: Room) -> list[Resize]:
+        """Return the resizes wanted."""
+        return self.plan.resizes(state, room)
+
+
+def plan_of_sizing(plan: Plan) -> Plan:
+    """Return the plan as the sizing has made it, without limits."""
+    return plan.plan if isinstance(plan, LimitedPlan) else plan

@@ -1,84 +1,89 @@
-"""Part ``passes``: after which events the policy decides."""
+"""A policy: one function per part, and how a pass calls them.
+
+``order`` sorts the waiting jobs, ``placement`` opens a room of free nodes, ``frequency`` sets the
+frequencies of starts there, ``sizing`` makes a plan of sizes, ``admission`` returns the starts and
+the plan the resizes; ``node_power`` powers idle nodes off, and on again. ``passes`` names the
+events after which all this happens.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
-from math import inf
 from typing import Protocol
 
 import msgspec
 
 from rms.core.model.events import (
+    TRIGGERS,
     Decision,
     Ended,
     Event,
     Later,
     Never,
-    NodeBooted,
-    NodePowerFailed,
-    NodesLeased,
-    NodeUp,
     PowerCapSet,
     PowerMeasured,
     Reason,
-    Reopened,
-    Requeued,
-    Resize,
-    Resized,
     ResizePoint,
-    ResizeRolledBack,
     Start,
-    Stepped,
     Submitted,
-    TasksHold,
     Ticked,
     Withdrawn,
 )
-from rms.core.model.jobs import Job, JobId, JobSpec, Node, Site
-from rms.core.policies.admission import within_limits
+from rms.core.model.jobs import Job, JobId, Node
+from rms.core.policies.admission import Admission, within_limits
 from rms.core.policies.node_power import (
     ALWAYS_ON,
     NOMINAL,
-    AlwaysOn,
     FrequencyPart,
-    PowerPart,
+    NodePowerPart,
     after_ends,
     all_on,
     switched,
 )
+from rms.core.policies.order import Order
 from rms.core.policies.placement import (
     MOST_TRIES,
-    AsAsked,
-    CappedPlan,
     CappedRoom,
-    ListedPlan,
+    LimitedPlan,
+    ListedRoom,
     Lowest,
+    Placement,
     Plan,
     Room,
+    Sizing,
     kept,
     lacking,
     listed_room,
+    plan_of_sizing,
     seen,
     within_lists,
     yielding,
 )
-from rms.core.rules.powercap import PowerBudget, never_fits, why_power
+from rms.core.policies.share import SharePlan
+from rms.core.rules.powercap import never_fits, why_power
 from rms.core.state import RunningKey, State
 
-POWER: frozenset[type] = frozenset((PowerCapSet, PowerMeasured))
-"""Events after which jobs may have to yield to a power cap, whenever a policy looks."""
+# --- part ``passes`` -----------------------------------------------------------------------------
 
-TRIGGERS: frozenset[type] = POWER | frozenset(
-    (
-        *(Submitted, Ended, Requeued, Resized, ResizeRolledBack, ResizePoint, Stepped),
-        *(NodeUp, NodeBooted, NodePowerFailed, Ticked, Reopened, TasksHold, NodesLeased),
-        Withdrawn,
-    )
-)
-"""Events after which there may be something to decide."""
+
+class Passes(Protocol):
+    """Part ``passes``: after which events the policy decides."""
+
+    @property
+    def every_s(self) -> float | None:
+        """Time between regular passes, or None."""
+
+    @property
+    def triggers(self) -> frozenset[type]:
+        """Events after which it decides."""
+
+    @property
+    def start_triggers(self) -> frozenset[type]:
+        """Those of them after which it starts jobs."""
 
 
 class Events(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,7 +118,8 @@ class Ticks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def triggers(self) -> frozenset[type]:
         """Events after which it decides."""
-        return POWER | frozenset((Ended, Withdrawn, Ticked, ResizePoint))
+        kinds = Ended, Withdrawn, Ticked, ResizePoint, PowerCapSet, PowerMeasured
+        return frozenset(kinds)
 
     @property
     def start_triggers(self) -> frozenset[type]:
@@ -121,37 +127,7 @@ class Ticks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return frozenset((Ended, Withdrawn, Ticked))
 
 
-# FUSED rms.core.policies.policy: A policy: one function per part, and how they are asked.
-
-Order = Callable[[State], Iterable[Job]]
-"""What may be gone through more than once: a view or a list, not a generator."""
-Sizing = Callable[[State, Iterable[Job], Room], Plan]
-Placement = Callable[[State], Room]
-Migrations = Callable[[State, Sequence[Node], Sequence[Decision], PowerBudget | None], list[Resize]]
-"""Given the nodes that a pass has left and what it has decided: who moves where."""
-
-
-class Admission(Protocol):
-    """Part ``admission``: who starts now, and why the others do not."""
-
-    def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
-        """Return the starts of this pass."""
-
-
-class Passes(Protocol):
-    """Part ``passes``: after which events the policy decides."""
-
-    @property
-    def every_s(self) -> float | None:
-        """Time between regular passes, or None."""
-
-    @property
-    def triggers(self) -> frozenset[type]:
-        """Events after which it decides."""
-
-    @property
-    def start_triggers(self) -> frozenset[type]:
-        """Those of them after which it starts jobs."""
+# --- the policy ----------------------------------------------------------------------------------
 
 
 class PolicyError(ValueError):
@@ -162,22 +138,33 @@ class MissingPartError(PolicyError):
     """A policy that names a user's function which cannot be had (any more)."""
 
 
-@dataclass(frozen=True)
+Opened = tuple[Room, ListedRoom | None, CappedRoom | None, Room, Iterable[Job], Plan]
+"""The room of the placement; the same where it holds node lists; the one under the power cap; the
+outermost of them; the queue and the plan."""
+
+
+@dataclass(eq=False)
 class View:
-    """What a policy sees the waiting jobs in.
+    """The state as the parts see it, and what they have made of it, to explain why jobs wait.
 
     Attributes:
         state: all nodes on.
-        running: how many jobs of each array run.
-        capped: the room, where there is a power cap.
+        capped: the room under the power cap, where there is one.
+        room: the same, or another one that the parts have opened.
+        queue: the waiting jobs in order.
+        plan: their sizes.
     """
 
     state: State
-    running: Counter[str | None]
-    room: Room
     capped: CappedRoom | None
+    room: Room
     queue: Iterable[Job]
     plan: Plan
+
+    @cached_property
+    def running(self) -> Counter[str | None]:
+        """How many jobs of each array run."""
+        return Counter(job.spec.array for job in self.state.running.values())
 
 
 @dataclass(frozen=True)
@@ -187,26 +174,19 @@ class Policy:
     Attributes:
         order: the waiting jobs, the first to be served first.
         sizing: the size each waiting job should start at and each resizable one should have.
-        admission: who starts now, given order and sizes.
+        admission: which jobs start now, given order and sizes.
         placement: on which nodes.
         passes: after which events it decides.
         node_power: which nodes are powered off and on.
         frequency: at which frequency jobs start.
         text: the composition as JSON, from which :func:`rms.core.policies.named` makes it again.
-        shipped: it comes with the program, so that its name alone says what it is.
-        exact: expected ends follow what is known of run times, not limits.
-        ahead: a start may come before the end, of the same instant, that makes it possible.
-        counted: nodes are counted, not placed.
-        shared: jobs share nodes: a daemon gives it slots, one by one.
-        pooled: it places processes on nodes that share bandwidth, and nowhere else.
-        caps_nodes: it holds a power cap of each node or rack.
-        clocked: it sets frequencies, where nodes state some.
-        ranks: its order includes the priorities of jobs.
-        refusal: why the placement can never take a job, or None where it can; None if it takes any.
-        migrations: resizes of running jobs to other nodes that the placement wants, or None.
-        twin: EASY in the same order, if the sizing goes by what it would do
+        shipped: it comes with the program, so that its name identifies it.
+        twin: EASY in the same order, if the sizing goes by its schedule
             (:mod:`rms.core.scheduler.twin`).
         triggers, start_triggers: events after which it decides, and after which it starts jobs.
+        always_on: it powers no node off.
+        exact: expected ends follow known run times, not limits.
+        clocked: it sets frequencies, which nodes have to state.
     """
 
     name: str
@@ -218,90 +198,74 @@ class Policy:
     text: str
     shipped: bool = field(default=False, compare=False)
     twin: Policy | None = field(default=None, compare=False)
-    node_power: PowerPart = ALWAYS_ON
+    node_power: NodePowerPart = ALWAYS_ON
     frequency: FrequencyPart = NOMINAL
-    always_on: bool = field(init=False)
-    exact: bool = field(init=False)
-    ahead: bool = field(init=False)
-    refusal: Callable[[Site, JobSpec], str | None] | None = field(init=False, compare=False)
-    migrations: Migrations | None = field(init=False, compare=False)
-    counted: bool = field(init=False)
-    shared: bool = field(init=False)
-    pooled: bool = field(init=False)
-    caps_nodes: bool = field(init=False)
-    clocked: bool = field(init=False)
-    ranks: bool = field(init=False)
     triggers: frozenset[type] = field(init=False)
     start_triggers: frozenset[type] = field(init=False)
+    always_on: bool = field(init=False)
+    exact: bool = field(init=False)
+    clocked: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "always_on", isinstance(self.node_power, AlwaysOn))
-        exact = getattr(self.admission, "estimates", "exact") == "exact"
-        object.__setattr__(self, "exact", exact)
-        object.__setattr__(self, "ahead", bool(getattr(self.placement, "ahead", False)))
-        object.__setattr__(self, "refusal", getattr(self.placement, "refusal", None))
-        object.__setattr__(self, "migrations", getattr(self.placement, "migrations", None))
-        object.__setattr__(self, "triggers", self.passes.triggers)
-        object.__setattr__(self, "start_triggers", self.passes.start_triggers)
-        object.__setattr__(self, "shared", bool(getattr(self.placement, "shared", False)))
-        pooled = self.shared and bool(getattr(self.placement, "pooled", True))
-        object.__setattr__(self, "pooled", pooled)
-        object.__setattr__(self, "caps_nodes", hasattr(self.placement, "cap_w"))
-        aware = getattr(self.placement, "power_aware", False)
-        object.__setattr__(self, "clocked", aware or getattr(self.frequency, "sets", True))
-        object.__setattr__(self, "ranks", hasattr(self.order, "priority"))
-        object.__setattr__(self, "counted", bool(getattr(self.placement, "counted", False)))
+        vars(self).update(
+            triggers=self.passes.triggers,
+            start_triggers=self.passes.start_triggers,
+            always_on=self.node_power.always_on,
+            exact=self.admission.estimates != "requested",
+            clocked=self.placement.power_aware or self.frequency.sets,
+        )
 
     @property
     def running_keys(self) -> Mapping[str, RunningKey]:
-        """What the running jobs are sorted by for its sizing."""
-        keys: Mapping[str, RunningKey] = getattr(self.sizing, "keys", {})
-        return keys if self.twin is not None else {}
+        """The keys by which running jobs are kept sorted for its sizing."""
+        return self.sizing.keys if self.twin is not None else {}
 
     @property
     def key(self) -> str:
-        """What a journal holds of it: the name of a shipped policy, else the composition."""
+        """Its name in a journal: that of a shipped policy, else the composition."""
         return self.name if self.shipped else self.text
 
-    def decide(self, state: State, events: Sequence[Event]) -> list[Decision]:
-        """Return what to do after what has just happened, in the order in which it is taken.
+    # --- a pass ----------------------------------------------------------------------------------
 
-        The engine asks only after events of a kind in ``triggers``.
+    def decide(self, state: State, events: Sequence[Event]) -> list[Decision]:
+        """Return the decisions after these events, in the order in which they are taken.
+
+        The engine calls it only after events of a kind in ``triggers``.
         """
         if self.always_on and not (state.off or state.booting):
             return self._decide(state, events) if state.listed else self._pass(state, events)
         # Where nothing has changed but the time, a migration pays less than it did.
-        moves = self.migrations if state.needs_pass or state.new_jobs else None
-        wanted = self._decide(all_on(state), events, moves)
+        moves = self.placement.migrates and bool(state.needs_pass or state.new_jobs)
+        wanted = self._decide(all_on(state), events, moves=moves)
         every = self.start_triggers is self.triggers
-        starts = not state.pending or every
-        widens = not isinstance(self.sizing, AsAsked)
-        soon = self._soon(state, wanted) if getattr(self.node_power, "ahead", False) else ()
-        return switched(self.node_power, state, wanted, soon=soon, starts=starts, widens=widens)
-
-    def look_s(self, state: State) -> float:
-        """Return when it is to look again even if nothing happens before, inf for never."""
-        look = getattr(self.node_power, "look_s", None)
-        return inf if look is None else float(look(state))
+        return switched(
+            self.node_power,
+            state,
+            wanted,
+            soon=self._soon(state, wanted) if self.node_power.ahead else (),
+            starts=not state.pending or every,
+            widens=self.sizing.widens,
+        )
 
     def _soon(self, state: State, wanted: Sequence[Decision]) -> set[Node]:
-        """Return nodes that are off and will be given to who waits within the time of a boot."""
+        """Return nodes that are off and that waiting jobs will get within the time of a boot."""
         then = after_ends(state, wanted)
         if then is None:
             return set()
         starts = [each for each in self._decide(then, ()) if isinstance(each, Start)]
-        return {node for each in starts for node in each.nodes}
+        return {node for start in starts for node in start.nodes}
 
     def _decide(
-        self, state: State, events: Sequence[Event], moves: Migrations | None = None
+        self, state: State, events: Sequence[Event], *, moves: bool = False
     ) -> list[Decision]:
+        """Return the decisions of a pass, made again where others took nodes of a list."""
         if not state.listed:
             return self._pass(state, events, moves)
         hidden, starting = set[JobId](), list[Decision]()
         for _ in range(MOST_TRIES):
-            view, told = self._usable(state, events, hidden)
+            view, seen_events = self._usable(state, events, hidden)
             refused = set[JobId]()
-            decisions = self._pass(view, told, moves, refused)
+            decisions = self._pass(view, seen_events, moves, refused)
             begun = {each.job for each in decisions if isinstance(each, Start)}
             if starting and not begun:
                 decisions = starting  # else nothing might happen any more
@@ -309,19 +273,19 @@ class Policy:
             if refused <= begun:
                 break
             starting = decisions if begun else []
-            hidden |= refused - begun  # others have its nodes now: nobody is to wait behind it
+            hidden |= refused - begun  # others have its nodes now: no job is to wait behind it
         return within_lists(state, decisions)
 
     def _usable(
         self, state: State, events: Sequence[Event], hidden: Set[JobId] = frozenset()
     ) -> tuple[State, Sequence[Event]]:
-        """Return what the policy sees: without jobs for whom too few nodes of their list are free.
+        """Return the state and events without jobs for which too few nodes of their list are free.
 
         Args:
-            hidden: others that it is not to see.
+            hidden: other jobs to leave out.
         """
         lacks = set(lacking(state, self._places_lists(state)))
-        first = next(iter(self._queue(state, [])), None) if lacks else None
+        first = next(iter(self._queue(state, self.order(state))), None) if lacks else None
         nodes = [] if first is None else kept(state, first, lacks)
         if nodes:
             lacks |= lacking(seen(state, (), set(), nodes)[0], True).keys()
@@ -334,39 +298,25 @@ class Policy:
         self,
         state: State,
         events: Sequence[Event],
-        moves: Migrations | None = None,
+        moves: bool = False,
         refused: set[JobId] | None = None,
     ) -> list[Decision]:
         """Return the decisions of a pass.
 
         Args:
+            moves: the placement may move running jobs.
             refused: takes jobs for whom too few nodes of their list are left, if any was refused.
         """
         decisions: list[Decision] = []
         for event in events:
             if type(event) is Submitted:
-                decisions += _too_wide(state, event)
-                if self.refusal is not None:
-                    decisions += _unplaceable(state, event, self.refusal)
+                decisions += _refused(state, event, self.placement)
         resizable = state.shrinkable or state.expandable
-        if not state.pending and not resizable and (moves is None or not state.running):
+        if not state.pending and not resizable and not (moves and state.running):
             return decisions
-        placed = self.placement(state)
-        listed = None
-        if state.listed and (listed := listed_room(state, placed)) is not None:
-            placed = listed
-        room = self.frequency(state, placed) if self.clocked else placed
-        capped = None if state.power_cap_w is None else CappedRoom(room, state)
-        if capped is not None:
-            room = capped
-            if resizable and (changes := yielding(state, capped)):
-                return decisions + changes
-        queue = self._queue(state, decisions)
-        plan = self.sizing(state, queue, room)
-        if listed is not None:
-            plan = ListedPlan(plan, listed)
-        if capped is not None:
-            plan = CappedPlan(plan, capped.budget)
+        placed, listed, capped, room, queue, plan = self._open(state, decisions)
+        if capped is not None and resizable and (changes := yielding(state, capped)):
+            return decisions + changes
         if state.pending and (
             self.start_triggers is self.triggers
             or any(type(event) in self.start_triggers for event in events)
@@ -376,32 +326,68 @@ class Policy:
             decisions += plan.resizes(state, room)
             if self.twin is not None:
                 state.awaited.update(_awaited(plan))
-        if moves is not None and isinstance(placed, Lowest):
-            budget = None if capped is None else capped.budget
-            decisions += moves(state, placed.rest, decisions, budget)
+        if moves and isinstance(placed, Lowest):
+            decisions += self.placement.migrations(state, placed.rest, decisions, room.budget)
         if listed is not None and refused is not None:
             refused |= listed.left_out(decisions)
         return decisions
 
-    def view(self, state: State) -> View | None:
-        """Return what the waiting jobs are seen in, to say of one after the other why it waits."""
-        return self._view(state)
+    def _open(self, state: State, refused: Sequence[Decision] = ()) -> Opened:
+        """Return what the parts make of a state.
 
-    def _view(self, state: State) -> View:
-        running = Counter(job.spec.array for job in state.running.values())
+        Args:
+            refused: jobs of these decisions are not in the queue.
+        """
+        placed = self.placement(state)
+        listed = listed_room(state, placed) if state.listed else None
+        placed = listed or placed
+        room = self.frequency(state, placed) if self.clocked else placed
+        capped = None
+        if state.power_cap_w is not None:
+            room = capped = CappedRoom(room, state)
+        queue = self.order(state)
+        if refused or state.prioritised or state.array_limited or capped is not None:
+            queue = self._queue(state, queue, refused)
+        plan = self.sizing(state, queue, room)
+        if listed is not None or capped is not None:
+            plan = LimitedPlan(plan, listed, room.budget)
+        return placed, listed, capped, room, queue, plan
+
+    def _queue(
+        self, state: State, queue: Iterable[Job], refused: Sequence[Decision] = ()
+    ) -> Iterable[Job]:
+        """Return the queue of an order with priorities, without jobs that may not start."""
+        if state.prioritised and not self.order.ranks:
+            queue = _prioritised(state, queue)
+        if state.power_cap_w is not None:  # no job waits behind one that never fits under the cap
+            queue = [job for job in queue if not never_fits(state, job)]
+        if refused:
+            gone = {decision.job for decision in refused if isinstance(decision, Never)}
+            queue = [job for job in queue if job.spec.id not in gone]
+        return list(within_limits(state, queue)) if state.array_limited else queue
+
+    # --- answers ---------------------------------------------------------------------------------
+
+    def look_s(self, state: State) -> float:
+        """Return when it is to decide again even if nothing happens before, inf for never."""
+        return self.node_power.look_s(state)
+
+    def place(self, state: State, job: Job, size: int) -> tuple[Node, ...]:
+        """Return the nodes of a running job at another size, which a user wants it to have."""
+        placed = self.placement(state)
+        return ((state.listed and listed_room(state, placed)) or placed).resize(job, size)
+
+    def view(self, state: State) -> View | None:
+        """Return the view from which to explain why one job after the other waits."""
         if state.off or state.booting:
             state = all_on(state)
         if state.listed:
             state, _ = self._usable(state, ())
-        room = self.frequency(state, self.placement(state))
-        capped = None if state.power_cap_w is None else CappedRoom(room, state)
-        room = room if capped is None else capped
-        queue = self._queue(state, [])
-        plan = self.sizing(state, queue, room)
-        queue = getattr(plan, "queue", None) or queue
-        if capped is not None:
-            plan = CappedPlan(plan, capped.budget)
-        return View(state, running, room, capped, queue, plan)
+        _, _, capped, room, queue, plan = self._open(state)
+        wanted = plan_of_sizing(plan)
+        if isinstance(wanted, SharePlan) and wanted.queue:
+            queue = wanted.queue
+        return View(state, capped, room, queue, plan)
 
     def explain(self, state: State, job: Job, view: View | None = None) -> Later:
         """Return why a job waits.
@@ -409,64 +395,53 @@ class Policy:
         Args:
             view: of this state, where it is at hand.
         """
-        seen = view or self._view(state)
-        state, room, limit = seen.state, seen.room, job.spec.array_limit
-        if limit is not None and seen.running[job.spec.array] >= limit:
+        view = view or self.view(state)
+        assert view is not None
+        state, room, limit = view.state, view.room, job.spec.array_limit
+        if limit is not None and view.running[job.spec.array] >= limit:
             return Later(job.spec.id, f"JobArrayTaskLimit: {limit} at once", Reason.ARRAY_LIMIT)
-        if seen.capped is not None:
-            why = why_power(state, job, seen.capped.budget)
+        if view.capped is not None:
+            why = why_power(state, job, view.capped.budget)
             if why is not None and (job.least <= room.free or never_fits(state, job)):
                 return Later(job.spec.id, why, Reason.POWER)
-        explain = getattr(self.admission, "explain", None)
-        if explain is None:
-            return Later(job.spec.id, "Resources: its turn has not come", Reason.RESOURCES)
-        found: Later = explain(state, job, seen.queue, seen.plan, room)
-        return found
-
-    def reservation(self, view: View) -> tuple[JobId, float] | None:
-        """Return the job that has a reservation and its time, or None."""
-        find = getattr(self.admission, "reservation", None)
-        if find is None:
-            return None
-        reserved: tuple[JobId, float] | None = find(view.state, view.queue, view.plan, view.room)
-        return reserved
-
-    def place(self, state: State, job: Job, size: int) -> tuple[Node, ...]:
-        """Return the nodes of a running job at another size, which a user wants it to have."""
-        placed = self.placement(state)
-        return ((state.listed and listed_room(state, placed)) or placed).resize(job, size)
+        return self.admission.explain(state, job, view.queue, view.plan, room)
 
     def explained(self, state: State) -> dict[JobId, Later]:
-        """Return why jobs wait, of those for which that is worked out for all at once."""
+        """Return why jobs wait, of those for which that is computed for all at once."""
         lists = lacking(all_on(state), self._places_lists(state)) if state.listed else {}
-        return lists | (self.boots(state) if state.off or state.booting else {})
+        return lists | (self._boots(state) if state.off or state.booting else {})
 
-    def boots(self, state: State) -> dict[JobId, Later]:
-        """Return which waiting jobs could start but for nodes that are off or booting, and why."""
-        view, found = all_on(state), {}
+    def _boots(self, state: State) -> dict[JobId, Later]:
+        """Return the waiting jobs that could start but for nodes that are off or booting."""
+        view, waits = all_on(state), dict[JobId, Later]()
         for each in self._decide(view, ()):
             if isinstance(each, Start) and (asleep := set(view.asleep).intersection(each.nodes)):
                 text = f"Resources: waits for {len(asleep)} of {each.size} nodes to boot"
-                found[each.job] = Later(each.job, text, Reason.RESOURCES)
-        return found
+                waits[each.job] = Later(each.job, text, Reason.RESOURCES)
+        return waits
 
-    def _queue(self, state: State, refused: list[Decision]) -> Iterable[Job]:
-        queue = self.order(state)
-        if state.prioritised and not self.ranks:
-            queue = _prioritised(state, queue)
-        if state.power_cap_w is not None:  # nobody waits behind a job that never fits under it
-            queue = [job for job in queue if not never_fits(state, job)]
-        if refused:
-            gone = {decision.job for decision in refused if isinstance(decision, Never)}
-            queue = [job for job in queue if job.spec.id not in gone]
-        return list(within_limits(state, queue)) if state.array_limited else queue
+    def reservation(self, view: View) -> tuple[JobId, float] | None:
+        """Return the job that has a reservation and its time, or None."""
+        return self.admission.reservation(view.state, view.queue, view.plan, view.room)
+
+
+def _refused(state: State, event: Submitted, placement: Placement) -> list[Decision]:
+    """Refuse new jobs that are too wide, or that the placement can never take."""
+    nodes, refusals = state.site.nodes, list[Decision]()
+    for spec in event.specs:
+        least = state.pending[spec.id].least
+        if least > nodes:
+            words = f"needs {least} nodes, the cluster has {nodes}"
+            refusals.append(Never(spec.id, words))
+        elif (reason := placement.refusal(state.site, spec)) is not None:
+            refusals.append(Never(spec.id, reason, Reason.POWER))
+    return refusals
 
 
 def _awaited(plan: Plan) -> Iterator[tuple[JobId, Job]]:
     """Yield the jobs that a plan would resize, were they at a resize point known beforehand."""
-    while isinstance(plan, CappedPlan | ListedPlan):
-        plan = plan.plan
-    for job in getattr(plan, "awaits", ()):
+    plan = plan_of_sizing(plan)
+    for job in plan.awaits if isinstance(plan, SharePlan) else ():
         if job.spec.resize_points_known and job.start_s is not None:
             yield job.spec.id, job
 
@@ -484,27 +459,3 @@ def _prioritised(state: State, queue: Iterable[Job]) -> tuple[Job, ...]:
 
 def _rank(job: Job) -> float:
     return -job.spec.priority
-
-
-def _too_wide(state: State, event: Submitted) -> list[Decision]:
-    """Refuse new jobs that need more nodes than there are."""
-    nodes, pending = state.site.nodes, state.pending
-    if len(event.specs) == 1 and pending[event.specs[0].id].least <= nodes:
-        return []  # the most frequent case
-    return [
-        Never(spec.id, f"needs {state.pending[spec.id].least} nodes, the cluster has {nodes}")
-        for spec in event.specs
-        if state.pending[spec.id].least > nodes
-    ]
-
-
-def _unplaceable(
-    state: State, event: Submitted, refusal: Callable[[Site, JobSpec], str | None]
-) -> list[Decision]:
-    """Refuse new jobs that the placement can never take, so that nobody waits behind them."""
-    return [
-        Never(spec.id, reason, Reason.POWER)
-        for spec in event.specs
-        if state.pending[spec.id].least <= state.site.nodes
-        and (reason := refusal(state.site, spec)) is not None
-    ]

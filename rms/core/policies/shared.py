@@ -1,7 +1,11 @@
-"""What will be asked of shared nodes, by when running jobs are expected to end.
+"""Placements on nodes whose processes share memory bandwidth (Guim et al., section IV-A).
 
-The table of estimates of Guim et al. (section III-A): requested times and expected bandwidths, in
-*windows* between two ends, in each of which what is asked for stays the same.
+``first-fit-shared`` takes the first free processors, ``less-consume`` those where the expected
+demand of bandwidth slows the job least. Both may set frequencies (``power_aware``): a process that
+would wait for slower ones of its job runs slower itself.
+
+A placement expects of bandwidth what users state of each job: the present demand, or (``forecast``)
+the demand until the expected ends of its neighbours.
 """
 
 from __future__ import annotations
@@ -17,73 +21,8 @@ import msgspec
 
 from rms.core.model.contention import Pools, parts
 from rms.core.model.jobs import Job, Node, Site
+from rms.core.policies.placement import Placement, Room
 from rms.core.state import State
-
-
-class Forecast:
-    """When neighbours on each node are expected to end, and what is asked for no longer then.
-
-    Who runs longer than expected is expected to go on, since nothing says until when.
-    """
-
-    def __init__(self, state: State) -> None:
-        assert state.pools is not None
-        self._pools = state.pools
-        self._ends: dict[int, list[tuple[float, int, float]]] = {}
-        for job in state.running.values():
-            if (left_s := job.expected_end_s - state.now_s) > 0.0:
-                counts = parts(self._pools, job.nodes, job.frequencies)
-                self.add(counts, job.spec.planned_gb_s, left_s)
-
-    def add(self, counts: Mapping[tuple[int, float], int], each_gb_s: float, left_s: float) -> None:
-        """Enter a job that is expected to run for so long from now."""
-        factor, node = self._pools.factor, self._pools.node
-        for (pool, frequency), number in counts.items():
-            asked = left_s, pool, number * each_gb_s * frequency / factor[pool]
-            self._ends.setdefault(node[pool], []).append(asked)
-
-    def slowdowns(
-        self, node: int, asked_gb_s: Sequence[float], own_gb_s: Sequence[float], span_s: float
-    ) -> list[float]:
-        """Return how much bandwidth slows a job's processes in each pool of a node, all in all.
-
-        Args:
-            asked_gb_s: what is asked for in each pool now, that job included.
-            own_gb_s: what the job asks for in each.
-            span_s: its run time on the fastest processors; where none is known, what is asked for
-                now counts.
-        """
-        pools = self._pools
-        if not 0.0 < span_s < inf:
-            return pools.slowdowns(node, asked_gb_s)
-        members, asked = pools.members[node], list(asked_gb_s)
-        alone_s = [span_s * pools.factor[pool] for pool in members]
-        left, found = dict(enumerate(alone_s)), [1.0] * len(members)
-        at_s, ends = 0.0, iter(sorted(self._ends.get(node, ())))
-        until_s, pool, gone_gb_s = next(ends, _NEVER)
-        while left:
-            slow = pools.slowdowns(node, asked)
-            first = min(left, key=lambda member: left[member] * slow[member])
-            own_end_s = at_s + left[first] * slow[first]
-            end_s = min(own_end_s, until_s)
-            for member in left:
-                left[member] -= (end_s - at_s) / slow[member]
-            at_s = end_s
-            if own_end_s <= until_s:
-                del left[first]
-                found[first] = max(1.0, at_s / alone_s[first])
-                asked[first] = max(0.0, asked[first] - own_gb_s[first])
-            else:
-                member = members.index(pool)
-                asked[member] = max(0.0, asked[member] - gone_gb_s)
-                until_s, pool, gone_gb_s = next(ends, _NEVER)
-        return found
-
-
-_NEVER = (inf, -1, 0.0)
-
-
-# FUSED rms.core.policies.shared: Which processes of a job wait most for bandwidth, while a placement moves them about.
 
 ByPool = dict[int, float]
 """A figure of the processes in each pool."""
@@ -94,123 +33,79 @@ Counts = dict[int, int]
 OnNode = Callable[[int, Sequence[float]], Sequence[float]]
 """How much bandwidth slows the processes in each pool of a node, given what is asked of all."""
 
-
-def asked_with(
-    pools: Pools, gb_s: Sequence[float], counts: Counts, each_gb_s: ByPool
-) -> list[float]:
-    """Return what is asked for in all pools, with the processes of a job (at factor 1)."""
-    asked, factor = list(gb_s), pools.factor
-    for pool, number in counts.items():
-        asked[pool] += number * each_gb_s[pool] / factor[pool]
-    return asked
+Alike = tuple[float, ...]
+"""Properties of jobs that would start in the same place."""
 
 
-def slowed(pools: Pools, counts: Counts, asked: Sequence[float], on_node: OnNode) -> ByPool:
-    """Return how much bandwidth slows a job's processes, by pool."""
-    found = {}
-    for node in dict.fromkeys([pools.node[pool] for pool in counts]):
-        for pool, slowdown in zip(pools.members[node], on_node(node, asked), strict=True):
-            if pool in counts:
-                found[pool] = slowdown
-    return found
+# --- the placements ------------------------------------------------------------------------------
 
 
-class Waiting:
-    """How much bandwidth slows the processes of a job, and where it does most.
+class SharedPlacement(Placement):
+    """A placement on nodes whose processes share memory bandwidth."""
 
-    Args:
-        pools: the processors.
-        counts: where its processes are; kept up to date.
-        each_gb_s: what each asks for on the fastest processors.
-        gb_s: what others ask for in each pool.
-        on_node: how slow that makes them.
+    __slots__ = ()
+
+    shared: ClassVar[bool] = True
+
+    @property
+    def fastest_first(self) -> bool:
+        """Whether faster kinds of processors are taken before slower ones, not node by node."""
+        return False
+
+    @property
+    def threshold(self) -> float:
+        """How much bandwidth may slow a job that starts."""
+        return inf
+
+    @property
+    def forecast(self) -> bool:
+        """Whether the demand is expected to change when neighbours are expected to end."""
+        return False
+
+    def __call__(self, state: State) -> SharedRoom:
+        """Open the room of a pass."""
+        return SharedRoom(state, self)
+
+    def alike(self, job: Job, size: int) -> Alike:
+        """Return the properties of jobs that would start in the same place."""
+        return (size,)
+
+
+class FirstFitShared(SharedPlacement, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The first free processors; expected run times know their speed and nothing of bandwidth.
 
     Attributes:
-        slowdowns: by pool.
-        heap: those above 1, the highest first (negated; of equal ones the pool that is longest in
-            ``slowdowns``); the first is valid.
+        power_aware: processes that others of their job keep waiting run at lower frequencies.
+        fastest_first: faster kinds of processors are taken before slower ones, not node by node.
     """
 
-    __slots__ = (
-        *("_asked", "_counts", "_each_gb_s", "_gb_s", "_number", "_on_node", "_pools", "_since"),
-        *("heap", "slowdowns"),
-    )
-
-    def __init__(
-        self, pools: Pools, counts: Counts, each_gb_s: float, gb_s: list[float], on_node: OnNode
-    ) -> None:
-        self._pools, self._counts, self._each_gb_s = pools, counts, each_gb_s
-        self._gb_s, self._on_node = gb_s, on_node
-        self._asked = asked_with(pools, gb_s, counts, dict.fromkeys(counts, each_gb_s))
-        self.slowdowns = known = slowed(pools, counts, self._asked, on_node)
-        self._since = {pool: at for at, pool in enumerate(known)}
-        self._number = len(known)
-        self.heap = [(-s, self._since[p], p) for p, s in known.items() if s > 1.0]
-        heapify(self.heap)
-
-    def move(self, source: int, target: int, number: int) -> bool:
-        """Move processes if those of the target's node wait less then than who waits most now."""
-        counts, asked, gb_s, pools = self._counts, self._asked, self._gb_s, self._pools
-        each_gb_s, least, before = self._each_gb_s, self.heap[0][0], (asked[source], asked[target])
-        here, left, node = counts.get(target, 0), counts[source] - number, pools.node[target]
-        if left:
-            counts[source] = left
-        else:
-            del counts[source]
-        counts[target] = here + number
-        asked[source] = gb_s[source] + left * each_gb_s / pools.factor[source]
-        asked[target] = gb_s[target] + (here + number) * each_gb_s / pools.factor[target]
-        found = self._on_node(node, asked)
-        if max(found) >= -least:  # else that of no pool is, whoever is there
-            for pool, slowdown in zip(pools.members[node], found, strict=True):
-                if slowdown >= -least and pool in counts:
-                    asked[source], asked[target] = before
-                    if here:
-                        counts[target] = here
-                    else:
-                        del counts[target]
-                    counts[source] = left + number
-                    return False
-        heap, known, since = self.heap, self.slowdowns, self._since
-        if not left:
-            del known[source]
-        self._enter(node, found)
-        if pools.node[source] != node:
-            node = pools.node[source]
-            self._enter(node, self._on_node(node, asked))
-        while heap:
-            least, at, pool = heap[0]
-            if known.get(pool) == -least and since[pool] == at:
-                break
-            heappop(heap)
-        return True
-
-    def _enter(self, node: int, slowdowns: Sequence[float]) -> None:
-        """Enter how slow the processes of a node are now."""
-        counts, known = self._counts, self.slowdowns
-        for pool, slowdown in zip(self._pools.members[node], slowdowns, strict=True):
-            if pool in counts:
-                was = known.get(pool)
-                if was != slowdown:
-                    known[pool] = slowdown
-                    if was is None:
-                        self._since[pool] = self._number
-                        self._number += 1
-                    if slowdown > 1.0:
-                        heappush(self.heap, (-slowdown, self._since[pool], pool))
+    power_aware: bool = False
+    fastest_first: bool = False
 
 
-# FUSED rms.core.policies.shared: Placements on nodes whose processes share memory bandwidth (Guim et al., section IV-A).
-#
-# ``first-fit-shared`` takes the first free processors, ``less-consume`` those where the bandwidth
-# expected to be asked for slows the job least. Both may set frequencies (``power_aware``): a process
-# that would wait for slower ones of its job runs slower itself.
-#
-# What a placement expects of bandwidth follows what is said of each job: what is asked for now, or
-# (``forecast``) until the ends that are expected of its neighbours.
+class LessConsume(SharedPlacement, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The processors where bandwidth slows a job least, which expected run times follow.
 
-Alike = tuple[float, ...]
-"""What jobs have in common that would start in the same place."""
+    Attributes:
+        power_aware, fastest_first: as above.
+        threshold: a job waits that bandwidth would slow by more (``LessConsume-Threshold``).
+        forecast: what is asked for is expected to change when neighbours are expected to end.
+    """
+
+    power_aware: bool = False
+    fastest_first: bool = False
+    threshold: float = inf
+    forecast: bool = False
+
+    least_bandwidth: ClassVar[bool] = True
+
+    def alike(self, job: Job, size: int) -> Alike:
+        """Return the properties of jobs that would start in the same place."""
+        span_s = job.spec.expected_s(size) if self.forecast else 0.0
+        return size, job.spec.planned_gb_s, span_s
+
+
+# --- the room of a pass --------------------------------------------------------------------------
 
 
 class Offer(NamedTuple):
@@ -226,7 +121,7 @@ class Offer(NamedTuple):
     waiting: ByPool | None = None
 
 
-class SharedRoom:
+class SharedRoom(Room):
     """Free processors of shared nodes during one pass."""
 
     __slots__ = (
@@ -246,7 +141,13 @@ class SharedRoom:
         "power_aware",
     )
 
-    def __init__(self, state: State, how: FirstFitShared | LessConsume) -> None:
+    free: int
+    passed: int
+
+    contended: ClassVar[bool] = True
+    varies = True
+
+    def __init__(self, state: State, how: SharedPlacement) -> None:
         assert state.pools is not None  # the engine has seen to it
         self._pools: Pools = state.pools
         self._site: Site = state.site
@@ -473,53 +374,178 @@ class SharedRoom:
         return found
 
 
-class FirstFitShared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The first free processors; expected run times know their speed and nothing of bandwidth.
+# --- the processes of a job that wait most for bandwidth -----------------------------------------
+
+
+def asked_with(
+    pools: Pools, gb_s: Sequence[float], counts: Counts, each_gb_s: ByPool
+) -> list[float]:
+    """Return what is asked for in all pools, with the processes of a job (at factor 1)."""
+    asked, factor = list(gb_s), pools.factor
+    for pool, number in counts.items():
+        asked[pool] += number * each_gb_s[pool] / factor[pool]
+    return asked
+
+
+def slowed(pools: Pools, counts: Counts, asked: Sequence[float], on_node: OnNode) -> ByPool:
+    """Return how much bandwidth slows a job's processes, by pool."""
+    found = {}
+    for node in dict.fromkeys([pools.node[pool] for pool in counts]):
+        for pool, slowdown in zip(pools.members[node], on_node(node, asked), strict=True):
+            if pool in counts:
+                found[pool] = slowdown
+    return found
+
+
+class Waiting:
+    """How much bandwidth slows the processes of a job, and where it does most.
+
+    Args:
+        pools: the processors.
+        counts: where its processes are; kept up to date.
+        each_gb_s: what each asks for on the fastest processors.
+        gb_s: what others ask for in each pool.
+        on_node: how slow that makes them.
 
     Attributes:
-        power_aware: processes that others of their job keep waiting run at lower frequencies.
-        fastest_first: faster kinds of processors are taken before slower ones, not node by node.
+        slowdowns: by pool.
+        heap: those above 1, the highest first (negated; of equal ones the pool that is longest in
+            ``slowdowns``); the first is valid.
     """
 
-    power_aware: bool = False
-    fastest_first: bool = False
+    __slots__ = (
+        *("_asked", "_counts", "_each_gb_s", "_gb_s", "_number", "_on_node", "_pools", "_since"),
+        *("heap", "slowdowns"),
+    )
 
-    shared: ClassVar[bool] = True
-    least_bandwidth: ClassVar[bool] = False
-    threshold: ClassVar[float] = inf
-    forecast: ClassVar[bool] = False
+    def __init__(
+        self, pools: Pools, counts: Counts, each_gb_s: float, gb_s: list[float], on_node: OnNode
+    ) -> None:
+        self._pools, self._counts, self._each_gb_s = pools, counts, each_gb_s
+        self._gb_s, self._on_node = gb_s, on_node
+        self._asked = asked_with(pools, gb_s, counts, dict.fromkeys(counts, each_gb_s))
+        self.slowdowns = known = slowed(pools, counts, self._asked, on_node)
+        self._since = {pool: at for at, pool in enumerate(known)}
+        self._number = len(known)
+        self.heap = [(-s, self._since[p], p) for p, s in known.items() if s > 1.0]
+        heapify(self.heap)
 
-    def alike(self, job: Job, size: int) -> Alike:
-        """Return what jobs have in common that would start in the same place."""
-        return (size,)
+    def move(self, source: int, target: int, number: int) -> bool:
+        """Move processes if those of the target's node wait less then than who waits most now."""
+        counts, asked, gb_s, pools = self._counts, self._asked, self._gb_s, self._pools
+        each_gb_s, least, before = self._each_gb_s, self.heap[0][0], (asked[source], asked[target])
+        here, left, node = counts.get(target, 0), counts[source] - number, pools.node[target]
+        if left:
+            counts[source] = left
+        else:
+            del counts[source]
+        counts[target] = here + number
+        asked[source] = gb_s[source] + left * each_gb_s / pools.factor[source]
+        asked[target] = gb_s[target] + (here + number) * each_gb_s / pools.factor[target]
+        found = self._on_node(node, asked)
+        if max(found) >= -least:  # else that of no pool is, whoever is there
+            for pool, slowdown in zip(pools.members[node], found, strict=True):
+                if slowdown >= -least and pool in counts:
+                    asked[source], asked[target] = before
+                    if here:
+                        counts[target] = here
+                    else:
+                        del counts[target]
+                    counts[source] = left + number
+                    return False
+        heap, known, since = self.heap, self.slowdowns, self._since
+        if not left:
+            del known[source]
+        self._enter(node, found)
+        if pools.node[source] != node:
+            node = pools.node[source]
+            self._enter(node, self._on_node(node, asked))
+        while heap:
+            least, at, pool = heap[0]
+            if known.get(pool) == -least and since[pool] == at:
+                break
+            heappop(heap)
+        return True
 
-    def __call__(self, state: State) -> SharedRoom:
-        """Open the room of a pass."""
-        return SharedRoom(state, self)
+    def _enter(self, node: int, slowdowns: Sequence[float]) -> None:
+        """Enter how slow the processes of a node are now."""
+        counts, known = self._counts, self.slowdowns
+        for pool, slowdown in zip(self._pools.members[node], slowdowns, strict=True):
+            if pool in counts:
+                was = known.get(pool)
+                if was != slowdown:
+                    known[pool] = slowdown
+                    if was is None:
+                        self._since[pool] = self._number
+                        self._number += 1
+                    if slowdown > 1.0:
+                        heappush(self.heap, (-slowdown, self._since[pool], pool))
 
 
-class LessConsume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The processors where bandwidth slows a job least, which expected run times follow.
+# --- demand until the expected ends of neighbours ------------------------------------------------
+#
+# The table of estimates of Guim et al. (section III-A): requested times and expected bandwidths, in
+# *windows* between two ends, in each of which the demand stays the same.
 
-    Attributes:
-        power_aware, fastest_first: as above.
-        threshold: a job waits that bandwidth would slow by more (``LessConsume-Threshold``).
-        forecast: what is asked for is expected to change when neighbours are expected to end.
+
+class Forecast:
+    """When neighbours on each node are expected to end, and the demand that ends with them.
+
+    A job that runs longer than expected is expected to go on.
     """
 
-    power_aware: bool = False
-    fastest_first: bool = False
-    threshold: float = inf
-    forecast: bool = False
+    def __init__(self, state: State) -> None:
+        assert state.pools is not None
+        self._pools = state.pools
+        self._ends: dict[int, list[tuple[float, int, float]]] = {}
+        for job in state.running.values():
+            if (left_s := job.expected_end_s - state.now_s) > 0.0:
+                counts = parts(self._pools, job.nodes, job.frequencies)
+                self.add(counts, job.spec.planned_gb_s, left_s)
 
-    shared: ClassVar[bool] = True
-    least_bandwidth: ClassVar[bool] = True
+    def add(self, counts: Mapping[tuple[int, float], int], each_gb_s: float, left_s: float) -> None:
+        """Enter a job that is expected to run for so long from now."""
+        factor, node = self._pools.factor, self._pools.node
+        for (pool, frequency), number in counts.items():
+            asked = left_s, pool, number * each_gb_s * frequency / factor[pool]
+            self._ends.setdefault(node[pool], []).append(asked)
 
-    def alike(self, job: Job, size: int) -> Alike:
-        """Return what jobs have in common that would start in the same place."""
-        span_s = job.spec.expected_s(size) if self.forecast else 0.0
-        return size, job.spec.planned_gb_s, span_s
+    def slowdowns(
+        self, node: int, asked_gb_s: Sequence[float], own_gb_s: Sequence[float], span_s: float
+    ) -> list[float]:
+        """Return how much bandwidth slows a job's processes in each pool of a node, all in all.
 
-    def __call__(self, state: State) -> SharedRoom:
-        """Open the room of a pass."""
-        return SharedRoom(state, self)
+        Args:
+            asked_gb_s: what is asked for in each pool now, that job included.
+            own_gb_s: what the job asks for in each.
+            span_s: its run time on the fastest processors; where none is known, what is asked for
+                now counts.
+        """
+        pools = self._pools
+        if not 0.0 < span_s < inf:
+            return pools.slowdowns(node, asked_gb_s)
+        members, asked = pools.members[node], list(asked_gb_s)
+        alone_s = [span_s * pools.factor[pool] for pool in members]
+        left, found = dict(enumerate(alone_s)), [1.0] * len(members)
+        at_s, ends = 0.0, iter(sorted(self._ends.get(node, ())))
+        until_s, pool, gone_gb_s = next(ends, _NEVER)
+        while left:
+            slow = pools.slowdowns(node, asked)
+            first = min(left, key=lambda member: left[member] * slow[member])
+            own_end_s = at_s + left[first] * slow[first]
+            end_s = min(own_end_s, until_s)
+            for member in left:
+                left[member] -= (end_s - at_s) / slow[member]
+            at_s = end_s
+            if own_end_s <= until_s:
+                del left[first]
+                found[first] = max(1.0, at_s / alone_s[first])
+                asked[first] = max(0.0, asked[first] - own_gb_s[first])
+            else:
+                member = members.index(pool)
+                asked[member] = max(0.0, asked[member] - gone_gb_s)
+                until_s, pool, gone_gb_s = next(ends, _NEVER)
+        return found
+
+
+_NEVER = (inf, -1, 0.0)

@@ -1,4 +1,8 @@
-"""Which nodes a job may have by its lists (``--nodelist``, ``--exclude``), by their names. Pure."""
+"""Rules that no policy may break: nodes of lists, nodes held for a time, and every decision. Pure.
+
+Which nodes a job may have by its lists, which jobs may start on nodes that go back, and the check
+of each decision before it is taken.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +27,21 @@ from rms.core.model.jobs import Job, JobId, JobSpec, JobState, Node
 from rms.core.rules.powercap import ROUNDING, boot_extra_w, expected_w, growth_w, job_w
 from rms.core.state import State
 
+# --- node lists (``--nodelist``, ``--exclude``) --------------------------------------------------
+
 
 def allowed(state: State, spec: JobSpec) -> frozenset[Node]:
     """Return the nodes of the cluster that a job may have: all where it has no lists."""
     key = spec.nodelist, spec.exclude
-    found = state.allowed.get(key)
-    if found is None:
+    nodes = state.allowed.get(key)
+    if nodes is None:
         only, never = frozenset(spec.nodelist), frozenset(spec.exclude)
-        found = state.allowed[key] = frozenset(
+        nodes = state.allowed[key] = frozenset(
             Node(node)
             for node, name in enumerate(state.site.names)
             if (not only or _named(only, name)) and not _named(never, name)
         )
-    return found
+    return nodes
 
 
 def _named(names: Set[str], name: str) -> bool:
@@ -43,32 +49,32 @@ def _named(names: Set[str], name: str) -> bool:
     return name in names or name.rpartition("/")[0] in names
 
 
-# FUSED rms.core.rules.checks: Nodes that are held for a time only: who can be of use there before they go back. Pure.
+# --- nodes that are held for a time only ---------------------------------------------------------
 #
 # A pilot's nodes belong to allocations of a resource manager, each of which ends. A job that states
-# a time limit, and cannot be resized, is not started where it could not end in time; one that can be
-# resized writes a checkpoint when it is told to end, and needs a little time only, as does one that
-# states none. A job may get any free nodes, so the one that goes back first counts.
+# a time limit, and cannot be resized, is not started where it could not end in time. A job that can
+# be resized writes a checkpoint when it is asked to end, and needs a little time only, as does one
+# without a limit. A job may get any free nodes, so the node that goes back first counts.
 
 LEAST_S = 60.0
-"""What a job is to have that can be told to end: to start, and to get somewhere."""
+"""Least time on its nodes of a job that can be asked to end: to start, and to make progress."""
 
 
 def needs_s(spec: JobSpec) -> float:
-    """Return for how long a job has to have its nodes, lest it has run for nothing."""
+    """Return the minimum time on its nodes for which starting the job is worthwhile."""
     if spec.limit_s is None:
         return LEAST_S
     return min(spec.limit_s, LEAST_S) if spec.mode.resizable else spec.limit_s
 
 
 def left_s(state: State, lease: NodesLeased) -> float:
-    """Return for how long all nodes that are free are held, inf where there are none."""
+    """Return how long all free nodes are still held, inf where there are none."""
     vacant, pairs = state.vacant, zip(lease.nodes, lease.until_s, strict=True)
     return min((until_s for node, until_s in pairs if vacant[node]), default=inf) - state.now_s
 
 
 def obstacle(lease: NodesLeased, job: Job, free_s: float) -> Later | None:
-    """Return why a job is not started on nodes that are held for so long, None if it may be."""
+    """Return why a job may not start on nodes that are held for so long, None if it may."""
     spec = job.spec
     if job.least > lease.most:
         text = f"TooWide: needs {job.least} nodes, at most {lease.most} are held at once"
@@ -86,26 +92,26 @@ def obstacle(lease: NodesLeased, job: Job, free_s: float) -> Later | None:
 
 
 def obstacles(state: State) -> dict[JobId, Later]:
-    """Return why waiting jobs are not started on the nodes that are free, those that are not."""
+    """Return the waiting jobs that may not start on the free nodes, and why."""
     lease = state.lease
     if lease is None:
         return {}
     free_s = left_s(state, lease)
-    found = {name: obstacle(lease, job, free_s) for name, job in state.pending.items()}
-    return {name: later for name, later in found.items() if later is not None}
+    waits = {name: obstacle(lease, job, free_s) for name, job in state.pending.items()}
+    return {name: later for name, later in waits.items() if later is not None}
 
 
 def usable(state: State, events: Sequence[Event]) -> tuple[State, Sequence[Event]]:
-    """Return a state as policies are to see it, without jobs that cannot be started, and events.
+    """Return the state and events without the jobs that cannot be started, for policies.
 
-    Jobs that no cluster of this size can ever run are left to them.
+    Policies see the jobs that no cluster of this size can ever run, and refuse them.
     """
     waits = obstacles(state)
     hidden = {name for name in waits if state.pending[name].least <= state.nodes}
     if not hidden:
         return state, events
     view = copy.copy(state)
-    view.only({name: job for name, job in state.pending.items() if name not in hidden})
+    view.set_pending({name: job for name, job in state.pending.items() if name not in hidden})
     view.needs_pass = True
     return view, [without(event, hidden) for event in events]
 
@@ -117,7 +123,7 @@ def without(event: Event, hidden: Set[JobId]) -> Event:
     return Submitted(event.at_s, tuple(spec for spec in event.specs if spec.id not in hidden))
 
 
-# FUSED rms.core.rules.checks: What no policy may break: checked on every decision, before it is taken.
+# --- decisions -----------------------------------------------------------------------------------
 
 
 class RuleError(RuntimeError):

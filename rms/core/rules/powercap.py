@@ -1,11 +1,12 @@
 """Expected power of jobs and of the cluster, and what is left of a power cap.
 
-The cluster is expected to draw the idle power of all its nodes and what each job, and each node on
-which tasks run, adds to that: as stated for the job (``--power``), else by its measured profile,
-with its highest power where that is known, else by the nodes' power model; on unlike nodes the most
-that it could be. While a job is resized it counts with the larger of both worlds, from the request
-on. A node that is off counts as idle, so that it can always come back, and one that boots with what
-that takes where it is more. So expected power is never below what the energy books' model says.
+The cluster is expected to draw the idle power of all its nodes and the power that each job, and
+each node on which tasks run, adds to it: as stated for the job (``--power``), else by its measured
+profile, with its highest power where that is known, else by the nodes' power model; on unlike nodes
+the most that it could be. While a job is resized it counts with the larger of both worlds, from the
+request on. A node that is off counts as idle, so that it can always come back, and one that boots
+with the power of a boot where that is more. So expected power is never below the model of the
+energy books.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from math import inf
 
 import msgspec
 
-from rms.core.model.events import PowerCapSet, PowerMeasured
 from rms.core.model.jobs import Job, JobSpec, Node, NodePower
 from rms.core.state import State, task_w, tasks_w
 
@@ -25,7 +25,7 @@ ROUNDING = 1e-9
 
 
 def added_w(models: Sequence[NodePower], spec: JobSpec, size: int, *, slots: int = 1) -> float:
-    """Return what a job adds to the idle power of its ``size`` nodes at most, all together, in W.
+    """Return the most that a job adds to the idle power of its ``size`` nodes together, in W.
 
     Args:
         models: of the nodes that it may run on.
@@ -37,7 +37,7 @@ def added_w(models: Sequence[NodePower], spec: JobSpec, size: int, *, slots: int
 
 
 def is_unknown(models: Sequence[NodePower], spec: JobSpec) -> bool:
-    """Return whether nothing is known of a job's power: it counts as 0 W under a power cap.
+    """Return whether a job's power is unknown: it counts as 0 W under a power cap.
 
     Args:
         models: of the nodes that it may run on.
@@ -46,7 +46,7 @@ def is_unknown(models: Sequence[NodePower], spec: JobSpec) -> bool:
 
 
 def job_w(state: State, spec: JobSpec, size: int) -> float:
-    """Return what a job on ``size`` nodes of this cluster adds to their idle power, in W."""
+    """Return the power that a job on ``size`` nodes of this cluster adds to their idle power."""
     return added_w(state.power_models, spec, size, slots=state.least_slots)
 
 
@@ -73,7 +73,7 @@ def growth_w(state: State, job: Job, size: int, nodes: tuple[Node, ...] = ()) ->
 
 
 def held_w(state: State, job: Job) -> float:
-    """Return what a running job counts with, a resize under way included, in W."""
+    """Return the power of a running job, a resize under way included, in W."""
     watts = job_w(state, job.spec, job.size)
     if job.requested_size is not None:
         watts += growth_w(state, job, job.requested_size, job.requested_nodes or ())
@@ -81,7 +81,7 @@ def held_w(state: State, job: Job) -> float:
 
 
 def boot_extra_w(state: State, nodes: Iterable[Node]) -> float:
-    """Return what booting nodes draw above their idle power, in W."""
+    """Return the power of booting nodes above their idle power, in W."""
     models = [state.model(node) for node in nodes if node == state.together(node)[0]]
     return sum(
         [max(0.0, model.boot_w - model.idle_w, model.off_w - model.idle_w) for model in models]
@@ -89,7 +89,7 @@ def boot_extra_w(state: State, nodes: Iterable[Node]) -> float:
 
 
 def expected_w(state: State) -> float:
-    """Return what the cluster is expected to draw, in W."""
+    """Return the expected power of the cluster, in W."""
     watts = state.idle_w + sum([held_w(state, job) for job in state.running.values()])
     if state.lent:
         watts += tasks_w(state)
@@ -97,12 +97,12 @@ def expected_w(state: State) -> float:
 
 
 def share_above(state: State, watts: float) -> None:
-    """Let running jobs share what is drawn above what is expected, by the nodes they hold.
+    """Share the power above the expected one among the running jobs, by the nodes they hold.
 
-    But for what idle nodes draw above it, which is known from when nothing ran.
+    Without the share of idle nodes, which was measured when nothing ran.
 
     Args:
-        watts: what the cluster draws.
+        watts: power of the cluster.
     """
     above_w = max(0.0, watts - expected_w(state))
     held = state.running or state.lent
@@ -153,15 +153,15 @@ def check_cap(cap_w: float | None, idle_w: float) -> None:
 
 
 MATTERS = 0.02
-"""A reading matters that changes what is left of the cap by this share of it."""
+"""A reading matters if it changes the rest of the cap by this share of the cap."""
 
 
 class PowerBudget:
-    """What is left of a power cap during one pass, in W.
+    """The rest of a power cap during one pass, in W.
 
     Attributes:
-        left_w: the cap without what idle nodes and running jobs draw: what is expected of all nodes
-            and jobs, and what meters say above that. Below 0 where the cap is passed.
+        left_w: the cap without the power of idle nodes and running jobs: the expected power, and
+            the measured power above that. Below 0 where the cap is passed.
     """
 
     __slots__ = ("_state", "left_w")
@@ -179,11 +179,11 @@ class PowerBudget:
 
     @property
     def for_reservation_w(self) -> float:
-        """What is left, and a little more: what is given back adds up but for rounding."""
+        """The rest and a little more, since returned power adds up but for rounding."""
         return self.left_w + 0.5 * ROUNDING * (self._state.power_cap_w or 0.0)
 
     def plus(self, watts: float) -> PowerBudget:
-        """Return another budget with more (or less) left, for a plan: this one stays."""
+        """Return another budget with more (or less) left, for a plan; this one does not change."""
         return PowerBudget(self._state, self.left_w + watts)
 
     def take(self, watts: float) -> None:
@@ -196,7 +196,7 @@ class PowerBudget:
         return watts <= 0.0 or watts <= self.left_w + ROUNDING * cap_w
 
     def start_w(self, job: Job, size: int) -> float:
-        """Return what a job takes that starts."""
+        """Return the power that a job takes when it starts."""
         return job_w(self._state, job.spec, size)
 
     def starts(self, job: Job, size: int) -> bool:
@@ -204,16 +204,16 @@ class PowerBudget:
         return self.covers(self.start_w(job, size))
 
     def drawn_w(self, job: Job) -> float:
-        """Return what a running job counts with."""
+        """Return the power of a running job, as metered where that is more."""
         watts = held_w(self._state, job)
         return watts + job.above_w * (job.size + job.gain) if job.above_w else watts
 
     def at_w(self, job: Job, size: int) -> float:
-        """Return what a job would draw at another size, no resize under way."""
+        """Return the power of a job at another size, no resize under way."""
         return job_w(self._state, job.spec, size) + job.above_w * size
 
     def widening_w(self, job: Job, size: int, wider: int) -> float:
-        """Return what a job takes to go from a size to a wider one; ``inf`` where it may not."""
+        """Return the power that a job takes to go to a wider size; ``inf`` where it may not."""
         if job.no_wider_before_s > self._state.now_s:
             return inf
         return max(0.0, self.at_w(job, wider) - self.at_w(job, size))
@@ -224,7 +224,7 @@ class PowerBudget:
 
     @property
     def releasing_w(self) -> float:
-        """What shrinks under way are about to free."""
+        """The power that shrinks under way are about to free."""
         return sum(
             [
                 max(0.0, self.drawn_w(job) - self.at_w(job, job.requested_size))
@@ -241,14 +241,14 @@ def under_cap(state: State, nodes: Iterable[int]) -> set[int]:
     """
     if state.power_cap_w is None:
         return set(nodes)
-    budget, own_w, found = PowerBudget(state), task_w(state), set[int]()
+    budget, own_w, under = PowerBudget(state), task_w(state), set[int]()
     for node in sorted(nodes):
         if state.lent.get(Node(node)):
-            found.add(node)
+            under.add(node)
         elif budget.covers(own_w):
             budget.take(own_w)
-            found.add(node)
-    return found
+            under.add(node)
+    return under
 
 
 def tasks_in_the_way(state: State, jobs: Iterable[Job]) -> bool:
@@ -267,7 +267,7 @@ def tasks_in_the_way(state: State, jobs: Iterable[Job]) -> bool:
 
 
 def matters(state: State, watts: float) -> bool:
-    """Return whether a reading of the cluster's power changes what is left of the cap by enough.
+    """Return whether a reading of the cluster's power changes the rest of the cap by enough.
 
     Measured power below what is expected changes nothing.
     """
@@ -303,20 +303,3 @@ def why_power(state: State, job: Job, budget: PowerBudget) -> str | None:
     drawn = f"; {cap_w - left_w:.0f} W are drawn, by the meters" if metered else ""
     needs = f"needs {own_w:g} W on {nodes}"
     return f"PowerCap: {needs}, {max(0.0, left_w):.4g} W are left of {cap_w:g} W{drawn}"
-
-
-def cap_set(state: State, event: PowerCapSet) -> None:
-    """Let another cap hold."""
-    state.now_s, state.power_cap_w = event.at_s, event.watts
-    if event.watts is None:
-        state.measured_w, state.idle_above_w = None, 0.0
-    for job in state.running.values():
-        job.no_wider_before_s = -inf
-        if event.watts is None:
-            job.above_w = 0.0
-
-
-def measured(state: State, event: PowerMeasured) -> None:
-    """Take in what the cluster draws."""
-    state.now_s, state.measured_w = event.at_s, event.watts
-    share_above(state, event.watts)

@@ -28,9 +28,6 @@ from rms.core.rules.powercap import PowerBudget, growth_w
 from rms.core.scheduler.twin import Twin
 from rms.core.state import Idle, State, Usage
 
-_TO_DECIDE = transition.EVENTS | {ResizeAsked}
-"""Events after which it is not the events as they are that a policy is told of."""
-
 
 class Engine:
     """Holds the state and asks the policy after every event.
@@ -41,8 +38,8 @@ class Engine:
     """
 
     def __init__(self, site: Site | int, policy: Policy) -> None:
-        self.state = State(Site(site) if isinstance(site, int) else site, policy.counted)
-        if policy.pooled and self.state.pools is None:
+        self.state = State(Site(site) if isinstance(site, int) else site, policy.placement.counted)
+        if policy.placement.pooled and self.state.pools is None:
             raise PolicyError(
                 f"expected nodes that share bandwidth for policy {policy.name}, got a cluster "
                 "that states none"
@@ -64,7 +61,7 @@ class Engine:
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
-        if policy.counted != self.state.counted:
+        if policy.placement.counted != self.state.counted:
             raise checks.RuleError("expected a policy that places jobs as the one before did")
         self._policy, self._explained, self._view = policy, None, None
         self._count_usage()
@@ -79,7 +76,7 @@ class Engine:
 
     def _count_usage(self) -> None:
         """Count what accounts use, from now on, where the policy goes by it."""
-        state, half_life_s = self.state, getattr(self._policy.order, "half_life_s", None)
+        state, half_life_s = self.state, self._policy.order.half_life_s
         if half_life_s is None:
             state.usage = None
         elif state.usage is None:
@@ -97,7 +94,7 @@ class Engine:
         """Take in what happened; return what to do, already entered as requested."""
         self.apply(event)
         kind = type(event)
-        if kind in _TO_DECIDE or self.state.held or self.state.wanted:
+        if kind is ResizeAsked or event.enqueues or self.state.held or self.state.wanted:
             return self.decide((event,))
         return self._pass((event,)) if kind in self._policy.triggers else []
 
@@ -157,7 +154,7 @@ class Engine:
     def _triggers(self, event: Event) -> bool:
         if isinstance(event, NodeUp) and event.more:
             return False
-        kind = Submitted if type(event) in transition.EVENTS else type(event)
+        kind = Submitted if event.enqueues else type(event)
         return kind in self._policy.triggers
 
     def _pass(self, events: Sequence[Event]) -> list[Decision]:
@@ -180,7 +177,7 @@ class Engine:
 
     def _enter(self, decisions: Sequence[Decision]) -> None:
         """Enter decisions as requested, in order, until one breaks a rule."""
-        state, ahead, taken = self.state, self._policy.ahead, 0
+        state, ahead, taken = self.state, self._policy.placement.ahead, 0
         self._view = None
         try:
             for decision in decisions:

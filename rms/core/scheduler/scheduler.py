@@ -1,8 +1,8 @@
-"""The scheduler: what decides, with everything that follows from its events alone.
+"""The scheduler: the engine, with everything that follows from its events alone.
 
-Engine, energy books, timeline and the history of decisions, fed by one event after the other. No
-I/O, no clock: a daemon feeds it what happens, a restarted one what its journal holds, and a replay
-compares what it decides with what was recorded.
+Engine, energy books, timeline and the history of decisions, fed with one event after the other. No
+I/O, no clock: a daemon feeds it events as they happen, a restarted one the events of its journal,
+and a replay compares its decisions with the recorded ones.
 """
 
 from __future__ import annotations
@@ -18,17 +18,8 @@ from rms.core.model.events import (
     NO_RESIZE,
     Decision,
     Event,
-    Freed,
-    FrequenciesSettable,
-    HeldByUser,
     JobDecision,
-    NodeBooted,
-    NodeDown,
-    NodePowerFailed,
-    NodesLeased,
-    NodeUp,
-    PowerCapSet,
-    PowerMeasured,
+    JobEvent,
     PowerOff,
     PowerOn,
     Reopened,
@@ -37,9 +28,6 @@ from rms.core.model.events import (
     ResizeRolledBack,
     Start,
     Submitted,
-    TasksHold,
-    Ticked,
-    Withdrawn,
 )
 from rms.core.model.jobs import JobId
 from rms.core.policies import Policy
@@ -48,20 +36,6 @@ from rms.core.scheduler.engine import Engine
 from rms.core.state import owners_changed
 from rms.wire.messages import Metered
 from rms.wire.users import Books, HistoryEntry
-
-_OF_NO_JOB = frozenset(
-    (
-        *(Submitted, Ticked, Reopened, PowerCapSet, PowerMeasured, FrequenciesSettable),
-        *(TasksHold, NodesLeased, NodeDown, NodeUp, NodeBooted, NodePowerFailed),
-        *(HeldByUser, Freed, Withdrawn),
-    )
-)
-
-_OF_POWER = frozenset((NodeBooted, NodePowerFailed))
-
-_OF_NODES = (PowerOff, PowerOn)
-
-_GOES = (Start, Resize)
 
 
 def repeats(entry: HistoryEntry, before: HistoryEntry) -> bool:
@@ -81,7 +55,7 @@ class Scheduler:
         engine, timeline: see there.
         energy: the energy books.
         history: of each job, in order; repeats of one reason once.
-        reasons: of each job, why it waits, or what was said of it last.
+        reasons: of each job, why it waits, or the reason of its last decision.
         resizes: of each job, how many resizes were decided; the newest has that number.
         present: where the daemon is and the nodes it has there, with slots that no event knows.
         stand_ins: policies that decide instead of one that fails, the next where that fails too;
@@ -102,16 +76,15 @@ class Scheduler:
         self.failure = ""
 
     def feed(self, event: Event, recorded: Sequence[Decision] | None = None) -> list[Decision]:
-        """Take in what happened; return what is decided on it.
+        """Take in an event; return the decisions on it.
 
         Args:
-            recorded: what was decided on it at the time, to be followed; None to decide.
+            recorded: the decisions at the time, to be followed; None to decide.
 
         Raises:
             TransitionError: it cannot have happened.
             RuleError: the policy decided what cannot be, or it is recorded so.
         """
-        kind = type(event)
         if isinstance(event, Reopened):
             self._reopen(event)
         state, at_s = self.engine.state, event.at_s
@@ -122,25 +95,25 @@ class Scheduler:
             self._remember(event.job, HistoryEntry(at_s, "rolledback", "RolledBack", event.reason))
         if isinstance(event, Requeued) and event.reason:
             self._remember(event.job, HistoryEntry(at_s, "requeued", "Requeued", event.reason))
-        of_jobs = [each for each in decisions if not isinstance(each, _OF_NODES)]
+        of_jobs = [each for each in decisions if not isinstance(each, PowerOff | PowerOn)]
         for decision in of_jobs:
-            goes = isinstance(decision, _GOES)
+            goes = isinstance(decision, Start | Resize)
             self.reasons[decision.job] = "" if goes else decision.reason
             self._remember(decision.job, self.entry(at_s, decision))
             if isinstance(decision, Resize):
                 self.resizes[decision.job] = self.resizes.get(decision.job, 0) + 1
-        jobs: list[JobId] = [] if kind in _OF_NO_JOB else [event.job]  # type: ignore[union-attr]
+        jobs = [event.job] if isinstance(event, JobEvent) else []
         jobs.extend(decision.job for decision in of_jobs)
         owners = [] if state.lent is lent else owners_changed(lent, state.lent)
         self.energy.follow(state, event, [*jobs, *owners], self.resizes)
         self.timeline.hold(state, at_s, jobs)
-        if kind in _OF_POWER or len(of_jobs) < len(decisions):
+        if event.switches_nodes or len(of_jobs) < len(decisions):
             self.timeline.switch(state, at_s)
         self.timeline.power(at_s, self.energy.power_w)
         return decisions
 
     def _decide(self, event: Event, recorded: Sequence[Decision] | None) -> list[Decision]:
-        """Decide on an event, or follow what was decided; a policy that fails is replaced."""
+        """Decide on an event, or follow recorded decisions; a policy that fails is replaced."""
         engine, self.failure = self.engine, ""
         if recorded is not None:
             engine.follow(event, recorded)
@@ -166,7 +139,7 @@ class Scheduler:
         return found
 
     def forget(self, jobs: Collection[JobId]) -> None:
-        """Tell jobs that are over no more apart; nothing is decided by them."""
+        """Drop finished jobs; no decision depends on them."""
         state = self.engine.state
         arrays = {job.spec.array for job_id in jobs if (job := state.ended.pop(job_id, None))}
         for known in (self.history, self.reasons, self.resizes):
@@ -199,13 +172,13 @@ class Scheduler:
         Raises:
             ReplacedAgentError: another agent reports in its place.
         """
-        news = self.energy.report(said, now_s, nodes)
+        news = self.energy.measured.take(said, now_s, nodes)
         if news and said.devices and self.energy.begun:
             self._draw(now_s)
         return news
 
     def forget_meter(self, host: str, now_s: float) -> None:
-        """Let the model say again what the nodes of a host draw whose meters have fallen silent."""
+        """Take the power of a host's nodes from the model: its meters have fallen silent."""
         self.energy.measured.forget_power(host)
         if self.energy.begun:
             self._draw(now_s)
@@ -228,7 +201,7 @@ class Scheduler:
 
     @property
     def ledger(self) -> Ledger:
-        """The books of the model."""
+        """The model's books."""
         return self.energy.ledger
 
     def _draw(self, now_s: float) -> None:

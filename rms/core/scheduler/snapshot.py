@@ -1,12 +1,9 @@
-"""The scheduler as a value that can be written down, so that a restart need not begin with event 1.
+"""Snapshots of the scheduler, so that a restart need not replay all events.
 
-Fields are written by name, as MessagePack: one that a later version adds is its default in what an
-earlier one wrote, one that it has dropped is passed over. Jobs are written once and named by their
-place among them elsewhere, for there they are the same object too. What follows from the rest (the
-queue by a key, what a site's power models add up to) is worked out again.
-
-Nothing that was measured is in it: as after a replay of all events, that is brought back from the
-rows of the books (:meth:`rms.core.books.books.EnergyBooks.restore`).
+A snapshot is MessagePack of an :class:`Image`, compressed. Each job is written once and named by
+its place in a list elsewhere, as it is one object in the scheduler too. Derived fields (sorted
+queues, sums of power models) are computed again. Measurements are not part of a snapshot: they are
+restored from the rows of the energy books (:meth:`rms.core.books.books.EnergyBooks.restore`).
 """
 
 from __future__ import annotations
@@ -37,15 +34,15 @@ _FOLLOWS = frozenset(
         *("levels", "_slots", "allowed"),
     )
 )
-"""Fields that the site, or another field, has already."""
+"""Fields that are derived from the site or from other fields."""
 
 
 class SnapshotError(ValueError):
-    """What is no snapshot that this version can read."""
+    """A snapshot that this version has not written."""
 
 
 class SpanImage(msgspec.Struct, array_like=True):
-    """A span as the events have it, and whether its rows are still to be written."""
+    """A span without measurements, and whether its rows are still to be written."""
 
     node: str
     owner: str
@@ -71,7 +68,7 @@ class EnergyImage(msgspec.Struct):
 
 
 class TimelineImage(msgspec.Struct):
-    """Who held which node; spans that last by their place among all."""
+    """The holders of nodes; open spans are named by their places in the lists."""
 
     spans: list[NodeSpan]
     power_spans: list[NodeSpan]
@@ -82,7 +79,7 @@ class TimelineImage(msgspec.Struct):
 
 
 class ClusterImage(msgspec.Struct):
-    """The nodes, as events tell of them."""
+    """The nodes, as in events."""
 
     names: tuple[str, ...]
     power: tuple[NodePower, ...]
@@ -92,7 +89,7 @@ class ClusterImage(msgspec.Struct):
 
 
 class TwinImage(msgspec.Struct):
-    """What EASY would run (:mod:`rms.core.scheduler.twin`); jobs that are over there by their places."""
+    """The twin (:mod:`rms.core.scheduler.twin`); its jobs that are over by their places."""
 
     state: dict[str, Any]
     ends: list[tuple[float, int, JobId]]
@@ -105,7 +102,7 @@ class TwinImage(msgspec.Struct):
 
 
 class Image(msgspec.Struct):
-    """All of a scheduler but its policy, of which it is only said which that is."""
+    """A scheduler; the policy is named by its key."""
 
     policy: str
     where: str
@@ -119,22 +116,22 @@ class Image(msgspec.Struct):
     history: dict[JobId, list[HistoryEntry]]
     reasons: dict[JobId, str]
     resizes: dict[JobId, int]
-    twin: TwinImage | None = None
-    ranked: dict[str, dict[int, float]] = {}
+    twin: TwinImage | None
+    ranked: dict[str, dict[int, float]]
 
 
 _image = msgspec.msgpack.Decoder(Image)
 
 
 def freeze(scheduler: Scheduler) -> bytes:
-    """Return all that a scheduler has come to by its events."""
+    """Return the snapshot of a scheduler."""
     state, cluster, energy = scheduler.engine.state, scheduler.cluster, scheduler.energy
     jobs = _Jobs()
-    given = cluster.power, cluster.widths, cluster.shared, cluster.levels
+    nodes = cluster.power, cluster.widths, cluster.shared, cluster.levels
     image = Image(
         policy=scheduler.engine.policy.key,
         where=scheduler.where,
-        cluster=ClusterImage(cluster.names, *given),
+        cluster=ClusterImage(cluster.names, *nodes),
         site=state.site,
         counted=state.counted,
         state=_written(state, _STATE, jobs),
@@ -154,10 +151,10 @@ def thaw(body: bytes, policy_of: Callable[[str, Cluster], Policy]) -> Scheduler:
     """Return the scheduler of a snapshot.
 
     Args:
-        policy_of: returns the policy of a key, or what decides in its place, on these nodes.
+        policy_of: returns the policy of a key on these nodes, or a stand-in.
 
     Raises:
-        SnapshotError: it is none that this version can read.
+        SnapshotError: this version has not written it.
     """
     try:
         image = _image.decode(zlib.decompress(body))
@@ -166,8 +163,7 @@ def thaw(body: bytes, policy_of: Callable[[str, Cluster], Policy]) -> Scheduler:
             nodes.names, nodes.power, nodes.widths, nodes.shared, nodes.levels
         )
         scheduler = Scheduler(cluster, policy_of(image.policy, cluster), image.where)
-        site = msgspec.structs.replace(image.site, names=nodes.names)  # those before had none
-        state = State(site, image.counted)
+        state = State(image.site, image.counted)
         _read(state, _STATE, image.state, image.jobs)
         engine = scheduler.engine
         engine.state = state
@@ -180,9 +176,7 @@ def thaw(body: bytes, policy_of: Callable[[str, Cluster], Policy]) -> Scheduler:
         _restore_energy(scheduler.energy, state, image)
         _restore_timeline(scheduler.timeline, image.timeline)
     except (zlib.error, msgspec.MsgspecError, TypeError, ValueError, LookupError) as error:
-        raise SnapshotError(
-            f"expected a snapshot of this version or before, got: {error}"
-        ) from None
+        raise SnapshotError(f"expected a snapshot of this version, got: {error}") from None
     scheduler.history, scheduler.reasons = image.history, image.reasons
     scheduler.resizes = image.resizes
     return scheduler
@@ -192,7 +186,7 @@ def thaw(body: bytes, policy_of: Callable[[str, Cluster], Policy]) -> Scheduler:
 
 
 class _Jobs:
-    """Jobs, each once, in the order in which they were first met."""
+    """Jobs in the order of their first use."""
 
     def __init__(self) -> None:
         self.all: list[Job] = []
@@ -207,27 +201,27 @@ class _Jobs:
 
 def _written(of: object, hints: Mapping[str, Any], jobs: _Jobs) -> dict[str, Any]:
     """Return the fields of an object, with jobs by their places."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, hint in hints.items():
-        value = getattr(of, name)
         if name in _FOLLOWS:
             continue
+        value = getattr(of, name)
         if hint == dict[JobId, Job]:
             value = [(job_id, jobs.place(job)) for job_id, job in value.items()]
         elif hint == list[Job]:
             value = [jobs.place(job) for job in value]
         elif hint == list[End]:
             value = [(key, number, jobs.place(job)) for key, number, job in value]
-        found[name] = value
-    return found
+        fields[name] = value
+    return fields
 
 
-def _read(of: object, hints: Mapping[str, Any], found: Mapping[str, Any], jobs: list[Job]) -> None:
-    """Set those fields of an object that were written."""
+def _read(of: object, hints: Mapping[str, Any], fields: Mapping[str, Any], jobs: list[Job]) -> None:
+    """Set the fields of an object that were written."""
     for name, hint in hints.items():
-        if name not in found or name in _FOLLOWS:
+        if name in _FOLLOWS:
             continue
-        value = found[name]
+        value = fields[name]
         if hint == dict[JobId, Job]:
             value = {JobId(job_id): jobs[at] for job_id, at in value}
         elif hint == list[Job]:
@@ -263,7 +257,7 @@ def _restore_twin(twin: Twin, state: State, image: TwinImage, jobs: list[Job]) -
 
 def _energy(energy: EnergyBooks, jobs: _Jobs) -> EnergyImage:
     spans = energy.measured.spans
-    found = [
+    images = [
         SpanImage(
             *(span.node, span.owner, span.world, span.resize, span.watts),
             *(span.begin_s, span.end_s, span.at_once_j, span in spans.changed),
@@ -275,7 +269,7 @@ def _energy(energy: EnergyBooks, jobs: _Jobs) -> EnergyImage:
         resizes=energy.resizes,
         begun=energy.begun_resizes,
         closed=energy.closed_by_model,
-        spans=found,
+        spans=images,
         held={job: list(nodes) for job, nodes in spans.held.items()},
         since_s=spans.totals.since_s,
     )
@@ -290,10 +284,10 @@ def _restore_energy(energy: EnergyBooks, state: State, image: Image) -> None:
     spans = energy.measured.spans
     spans.totals.since_s = written.since_s
     spans.held.update(written.held)
-    for each in written.spans:
-        whose = each.node, each.owner, each.world, each.resize, each.watts
+    for span in written.spans:
+        key = span.node, span.owner, span.world, span.resize, span.watts
         spans.keep(
-            Span(*whose, each.begin_s, each.end_s, at_once_j=each.at_once_j), changed=each.changed
+            Span(*key, span.begin_s, span.end_s, at_once_j=span.at_once_j), changed=span.changed
         )
 
 

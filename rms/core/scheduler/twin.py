@@ -20,38 +20,17 @@ from math import inf
 
 from msgspec.structs import replace
 
-from rms.core.model.events import (
-    Ended,
-    Event,
-    Freed,
-    HeldByUser,
-    Never,
-    NodeDown,
-    NodesLeased,
-    NodeUp,
-    Reopened,
-    Requeued,
-    Start,
-    Started,
-    Submitted,
-    TasksHold,
-    Withdrawn,
-)
+from rms.core.model.events import Ended, Event, Never, Reopened, Start, Started, Submitted
 from rms.core.model.jobs import Job, JobId, JobSpec, JobState, Mode, Site
 from rms.core.policies import Policy
 from rms.core.rules import transition
 from rms.core.state import State, Usage
 
-_RENEWS = (HeldByUser, Freed, Withdrawn, Requeued, NodesLeased, TasksHold)
-"""Events by which jobs come into the queue or leave it, beside submissions, starts and ends."""
 _MOST_PAST = 256
 """When so many ended jobs are kept, those that cannot matter any more are dropped."""
 
 _MOST_OVER = 1000
 """So many jobs that are over may wait in the twin: where EASY is slower for long, it skips them."""
-
-_OF_NODES = (NodeDown, NodeUp, TasksHold)
-"""Events that change how many nodes there are for jobs."""
 
 
 @dataclass(slots=True)
@@ -112,9 +91,9 @@ class Twin:
             (state.due or {}).pop(event.job, None)
         elif isinstance(event, Reopened):
             self._begin(state)
-        elif isinstance(event, _RENEWS):
+        elif event.renews_queue:
             self._renew(state)
-        if isinstance(event, _OF_NODES):
+        if event.changes_nodes:
             self._count_nodes(state)
         if not self.flexible and not state.due and self._runs_what_runs(state):
             self.follows, state.due = False, None

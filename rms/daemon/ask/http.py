@@ -1,7 +1,7 @@
-"""Connections of clients: bounds of their number, and of requests, bytes and time of each.
+"""HTTP of the daemon: connections, their limits, and endpoints that answer typed messages.
 
-A connection has one request at a time. Pipelined requests are not read: the first is answered and
-the connection closed. So is, by the application, a connection over TCP after an answer of 401.
+A connection has one request at a time. Pipelined requests are not read: the server answers the
+first one and closes the connection. The application closes a connection over TCP after status 401.
 """
 
 from __future__ import annotations
@@ -24,32 +24,34 @@ from rms.daemon.store.journal import Journal, JournalError, JournalFullError
 from rms.wire.signing import ANSWER_HEADER, HELLO, HELLO_PATH, SCHEME, Session, digest, nonce
 from rms.wire.users import ErrorAnswer
 
+# --- connections --------------------------------------------------------------------------------
+
 BACKLOG = 16_384
-"""Connections that may wait to be accepted, where the system allows so many (somaxconn): as ten
-thousand ranks that come at once while the daemon decides."""
+"""Connections that may wait to be accepted, within the system's limit (``somaxconn``). Ten thousand
+ranks may connect at once during a scheduling pass."""
 
 REQUEST_S = 30.0
-"""How long a connection may take for a whole request, its first or its next."""
+"""Time for a client to send a whole request, its first or the next."""
 
 ANSWER_S = 300.0
-"""How long a request may take until its answer is read; the longest poll is held for seconds."""
+"""Time until the client has read the answer; the longest poll is held for seconds."""
 
 MOST_HEAD_BYTES = 1 << 16
-"""No request's line and headers together are longer: the parser itself has no limit."""
+"""Limit of request line and headers together, which the parser does not have."""
 
 MOST_UNVERIFIED_BYTES = 1 << 14
 """The same over TCP until the first verified request."""
 
 MOST_HEADERS = 64
-"""Headers of a request: a header object takes far more memory than its bytes."""
+"""Limit of headers of a request: a header object takes far more memory than its bytes."""
 
 MOST_REQUEST_BYTES = 1 << 25
-"""No request is longer, whatever it consists of; one that is too long for its endpoint is shorter,
-and gets an answer."""
+"""Limit of a whole request. It exceeds :data:`MOST_BYTES`, so that a body that is too long gets an
+answer."""
 
 
 class RefusedRequestError(Exception):
-    """A request that is refused before it is read completely."""
+    """A request is refused before it is read completely."""
 
 
 @dataclass
@@ -89,7 +91,7 @@ def bounded(
     unverified: dict[HttpToolsProtocol, None] = {}
     verified: dict[HttpToolsProtocol, None] = {}
 
-    class Connection(HttpToolsProtocol):
+    class BoundedConnection(HttpToolsProtocol):
         """Closes the connection when the client is too slow or sends too much."""
 
         _timer: asyncio.TimerHandle | None = None
@@ -195,43 +197,45 @@ def bounded(
             if self._timer is not None:
                 self._timer.cancel()
 
-    return Connection
+    return BoundedConnection
 
 
-# FUSED rms.daemon.ask.http: How requests are answered: who may ask, what is sent and returned, a status for each error.
+# --- requests -----------------------------------------------------------------------------------
 
 MOST_BYTES = 1 << 24
-"""No request is longer: a script (4 MiB at most) with an environment."""
+"""Limit of a request's body: a script (4 MiB at most) with an environment."""
 
-LONGEST_SENTENCE = 1000
+MOST_SENTENCE = 1000
+"""Characters of an error message."""
 
-PLAIN = "text/plain; version=0.0.4; charset=utf-8"
-"""Of an answer that is a text: Prometheus' format."""
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Content type of an answer that is a text, in the format of Prometheus."""
 
 STATUSES: tuple[tuple[tuple[type[Exception], ...], int], ...] = (
     ((JournalError, OSError), 503),
     ((ValueError, OverflowError, RecursionError), 400),
 )
-"""Of errors without a status of their own: nothing can be kept now; what was sent cannot be."""
+"""Status of errors without one of their own: 503 if the journal cannot be written now, 400 if the
+request is invalid."""
 
 
 class RefusedError(Exception):
-    """A request that is not fulfilled: an HTTP status and one sentence."""
+    """A request is refused: an HTTP status and one sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
         self.status = status
 
 
-SEAL = "rms.seal"
-"""Key of a signed request's :class:`Seal` in its scope."""
+SIGNATURE = "rms.signature"
+"""Key of the :class:`Signature` in the scope of a signed request."""
 
 _NONCE = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
-class Seal:
-    """Session of a signed request, which signs its answer, and the digest of its body."""
+class Signature:
+    """A verified signature: the session, which also signs the answer, and the body's digest."""
 
     session: Session
     digest: str
@@ -239,11 +243,11 @@ class Seal:
 
 def is_signed(request: Request, name: str) -> bool:
     """Return whether a request is signed with the token of this name."""
-    seal = request.scope.get(SEAL)
-    return seal is not None and seal.session.name == name
+    signature = request.scope.get(SIGNATURE)
+    return signature is not None and signature.session.name == name
 
 
-def shows(request: Request, token: str) -> bool:
+def has_bearer(request: Request, token: str) -> bool:
     """Return whether a request carries a token as a bearer token."""
     header = request.headers.get("authorization", "")
     return bool(token) and compare_digest(header.encode("latin-1"), f"Bearer {token}".encode())
@@ -254,8 +258,8 @@ def over_tcp(request: Request) -> bool:
     return (request.scope.get("server") or ("", 0))[1] is not None
 
 
-def _verify(request: Request, peer: Peer) -> Seal | None:
-    """Return the seal of a request with a valid signature for this connection, else None."""
+def _verify(request: Request, peer: Peer) -> Signature | None:
+    """Return the signature of a request if it is valid for this connection, else None."""
     header = request.headers.get("authorization", "")
     words, session = header.split(" "), peer.session
     if session is None or len(words) != 3 or words[0] != SCHEME:
@@ -267,12 +271,14 @@ def _verify(request: Request, peer: Peer) -> Seal | None:
     if not compare_digest(header.encode(), expected.encode()):
         return None
     peer.verified = True
-    return Seal(session, words[1])
+    return Signature(session, words[1])
 
+
+# --- endpoints ----------------------------------------------------------------------------------
 
 Flush = Literal["must", "may", "no"]
-"""Whether what was entered is on disk before anybody is answered. Where it ``must`` be and there is
-no room for it, the answer is 503; jobs, and those who only look, are answered all the same."""
+"""Whether the journal is flushed before the answer. With ``must`` a full disk gives status 503;
+with ``may``, and for GET, the answer is sent nevertheless."""
 
 
 @dataclass(frozen=True)
@@ -280,10 +286,10 @@ class Endpoint:
     """A method of HTTP on a path.
 
     Attributes:
-        check: raises :class:`RefusedError` for those who may not ask.
-        call: answers; given the request, and what was sent where there is a ``body``.
-        body: the type of what is sent, None where nothing is.
-        flush: whether what it has entered is on disk before it answers.
+        check: raises :class:`RefusedError` if the client has no access.
+        call: returns the answer to a request, and its decoded body if ``body`` is set.
+        body: type of the request's body, or None.
+        flush: whether the journal is flushed before the answer.
     """
 
     method: str
@@ -298,16 +304,16 @@ Answer = Callable[[Request], Awaitable[Response]]
 
 
 class Flushes:
-    """Has on disk what was entered, in a thread: those who ask meanwhile share the next flush."""
+    """Flushes the journal in a thread; requests that wait meanwhile share the next flush."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal, self._turn = journal, asyncio.Lock()
 
     async def __call__(self) -> None:
-        """Return when all is on disk that was entered before.
+        """Return when all present entries are on disk.
 
         Raises:
-            JournalFullError: there is no room for it.
+            JournalFullError: the disk is full.
         """
         journal = self._journal
         if journal.flushing() is None:
@@ -320,12 +326,12 @@ class Flushes:
 
 
 class Application:
-    """Answers at endpoints (ASGI 3): the path is looked up, and nothing stands in between.
+    """ASGI 3 application that looks up the endpoint of a path.
 
-    Polls come by the thousand a second, so that each layer of a framework would be felt.
+    Thousands of polls arrive in a second, so there are no layers of a framework in between.
 
     Args:
-        flush: has what was entered on disk.
+        flush: flushes the journal.
         token: returns the token of a name at an address of this daemon, or "".
     """
 
@@ -338,17 +344,18 @@ class Application:
         self._token = token
         self._fixed: dict[str, dict[str, Answer]] = {}
         self._forms: dict[str, tuple[re.Pattern[str], dict[str, Answer]]] = {}
-        for each in endpoints:
-            form = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(each.path))
-            if form == re.escape(each.path):
-                methods = self._fixed.setdefault(each.path, {})
+        for endpoint in endpoints:
+            path = endpoint.path
+            form = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path))
+            if form == re.escape(path):
+                methods = self._fixed.setdefault(path, {})
             else:
-                _, methods = self._forms.setdefault(each.path, (re.compile(form), {}))
-            methods[each.method] = _answering(each, flush)
+                _, methods = self._forms.setdefault(path, (re.compile(form), {}))
+            methods[endpoint.method] = _answering(endpoint, flush)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        methods, scope["path_params"] = self._found(scope["path"])
+        methods, scope["path_params"] = self._lookup(scope["path"])
         request, method = Request(scope, receive), scope["method"]
         answer = methods.get("GET" if method == "HEAD" else method)
         if over_tcp(request):
@@ -357,15 +364,15 @@ class Application:
                 response = self._hello(request, peer)
                 await response(scope, receive, send)
                 return
-            scope[SEAL] = _verify(request, peer)
+            scope[SIGNATURE] = _verify(request, peer)
         if answer is not None:
             response = await answer(request)
-        elif over_tcp(request) and scope[SEAL] is None:
+        elif over_tcp(request) and scope[SIGNATURE] is None:
             response = _response(_sentence("expected a signed request, got another one"), 401)
         else:
             got = f"{method} {scope['path']}"
             words = f"expected a path of this daemon (/openapi.json), got {got}"
-            response = _response(_sentence(words), 405 if methods else 404, scope.get(SEAL))
+            response = _response(_sentence(words), 405 if methods else 404, scope.get(SIGNATURE))
         await response(scope, receive, send)
 
     def _hello(self, request: Request, peer: Peer) -> Response:
@@ -379,11 +386,10 @@ class Application:
         peer.session = Session.derive(token, name, address, client, server)
         return Response(headers={HELLO: f"{server} {peer.session.proof}"})
 
-    def _found(self, path: str) -> tuple[Mapping[str, Answer], dict[str, str]]:
-        """Return what answers at a path by method, nothing where there is none; its parts."""
-        fixed = self._fixed.get(path)
-        if fixed is not None:
-            return fixed, {}
+    def _lookup(self, path: str) -> tuple[Mapping[str, Answer], dict[str, str]]:
+        """Return the answers of a path by method, none for an unknown path, and its parameters."""
+        if path in self._fixed:
+            return self._fixed[path], {}
         for form, methods in self._forms.values():
             match = form.fullmatch(path)
             if match is not None:
@@ -393,22 +399,21 @@ class Application:
 
 def _answering(endpoint: Endpoint, flush: Callable[[], Awaitable[None]]) -> Answer:
     decoder = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body)
-
     must = endpoint.flush == "must" and endpoint.method != "GET"
     may_fail = () if must else (JournalFullError,)
 
     async def answer(request: Request) -> Response:
         try:
             endpoint.check(request)
-            sent = () if decoder is None else (decoder.decode(await _body(request) or b"{}"),)
-            result, status = await endpoint.call(request, *sent), 200
+            body = () if decoder is None else (decoder.decode(await _body(request) or b"{}"),)
+            result, status = await endpoint.call(request, *body), 200
             if endpoint.flush != "no":
                 with contextlib.suppress(*may_fail):
                     await flush()
-            return _response(result, status, request.scope.get(SEAL))
+            return _response(result, status, request.scope.get(SIGNATURE))
         except Exception as error:
-            result, status = _refusal(error, signed=request.scope.get(SEAL) is not None)
-        return _response(result, status, request.scope.get(SEAL))
+            result, status = _refusal(error, signed=request.scope.get(SIGNATURE) is not None)
+        return _response(result, status, request.scope.get(SIGNATURE))
 
     return answer
 
@@ -435,15 +440,15 @@ def _refusal(error: Exception, *, signed: bool) -> tuple[ErrorAnswer, int]:
 
 
 def _sentence(text: str) -> ErrorAnswer:
-    whole = text if len(text) <= LONGEST_SENTENCE else f"{text[:LONGEST_SENTENCE]}..."
+    whole = text if len(text) <= MOST_SENTENCE else f"{text[:MOST_SENTENCE]}..."
     return ErrorAnswer(whole.encode("utf-8", "backslashreplace").decode())
 
 
 async def _body(request: Request) -> bytes:
-    """Return what was sent.
+    """Return the body of a request.
 
     Raises:
-        RefusedError: more than anybody has reason to send, or not what was signed.
+        RefusedError: it is too long, or its digest is not the signed one.
     """
     parts, length = list[bytes](), 0
     async for part in request.stream():
@@ -451,18 +456,18 @@ async def _body(request: Request) -> bytes:
         if length > MOST_BYTES:
             raise RefusedError(413, f"expected a request of at most {MOST_BYTES} bytes, got more")
         parts.append(part)
-    body, seal = b"".join(parts), request.scope.get(SEAL)
-    if seal is not None and digest(body) != seal.digest:
+    body, signature = b"".join(parts), request.scope.get(SIGNATURE)
+    if signature is not None and digest(body) != signature.digest:
         raise RefusedError(401, "expected what was signed, got something else")
     return body
 
 
-def _response(answer: object, status: int, seal: Seal | None = None) -> Response:
+def _response(answer: object, status: int, signature: Signature | None = None) -> Response:
     body = answer.encode() if isinstance(answer, str) else msgspec.json.encode(answer)
-    kind = PLAIN if isinstance(answer, str) else "application/json"
+    kind = METRICS_TYPE if isinstance(answer, str) else "application/json"
     headers = dict[str, str]()
     if status == 401:
         headers |= {"WWW-Authenticate": SCHEME, "Connection": "close"}
-    if seal is not None:
-        headers[ANSWER_HEADER] = seal.session.sign_answer(status, body)
+    if signature is not None:
+        headers[ANSWER_HEADER] = signature.session.sign_answer(status, body)
     return Response(body, status, headers, kind)

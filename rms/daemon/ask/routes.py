@@ -1,4 +1,4 @@
-"""Routes of users about jobs: submitted, shown, waited for, cancelled, held, requeued."""
+"""Routes of the daemon over HTTP: a typed message in, a typed message out, errors in a sentence."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ import asyncio
 import re
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, get_type_hints
 
+import msgspec
 from starlette.requests import Request
 
+from rms._version import __version__
 from rms.core.model.events import Reason
 from rms.core.model.jobs import Job, JobId, sort_key
 from rms.daemon.ask import views
-from rms.daemon.ask.exposition import exposition
 from rms.daemon.ask.http import (
+    METRICS_TYPE,
     Application,
     Endpoint,
     Flushes,
     RefusedError,
+    has_bearer,
     is_signed,
     over_tcp,
-    shows,
 )
 from rms.daemon.ask.live import live
-from rms.daemon.ask.openapi import describe
 from rms.daemon.ask.views import UnknownJobError, archived, selected
 from rms.daemon.heart import Daemon
-from rms.daemon.jobs.submit import admit
-from rms.daemon.kernels import GovernorRule
 from rms.daemon.store.private import is_loopback, raise_open_files
 from rms.daemon.store.record import REQUEUED
 from rms.formats.prices import PricesAnswer
 from rms.formats.values import expand
 from rms.kernels.record import RecordEntry
+from rms.kernels.served import GovernorRule
 from rms.launch.base import LaunchCommand
 from rms.wire.live import LIVE_PATH, LONGEST_HOLD_S, Live, LiveQuery
 from rms.wire.messages import (
@@ -53,11 +53,12 @@ from rms.wire.messages import (
     StepNumber,
     StepState,
 )
-from rms.wire.signing import METER, USER, job_name
+from rms.wire.signing import METER_TOKEN, USER_TOKEN, job_name
 from rms.wire.users import (
     WAIT_PATH,
-    Accounts,
+    AcctAnswer,
     BooksAnswer,
+    ErrorAnswer,
     HistoryEntry,
     JobIds,
     JobRow,
@@ -78,181 +79,51 @@ from rms.wire.users import (
 )
 
 JOB_QUERY = ("id", "state", "name", "user", "after", "limit")
+ACCT_QUERY = ("id", "state", "name", "user")
+QUERIES = {"/jobs": JOB_QUERY, "/acct": ACCT_QUERY}
+"""Parameters of the query of a path."""
 
 CANCELLED_AT_ONCE = 1000
-"""Of so many jobs that wait, others have their turn before the next are cancelled."""
+"""Pending jobs that are cancelled before other requests get a turn."""
 
 ROWS_AT_ONCE = 100
-"""So many rows of jobs are made, and others have their turn before the next."""
+"""Rows of jobs that are built before other requests get a turn."""
 
 MOST_WAIT_S = 20.0
-"""How long a question is held whether jobs are over."""
+"""Longest time to hold a request that waits for jobs to end."""
 
 WAIT_LOOK_S = 0.25
-"""How often it is looked whether they are: a hundred who wait cost next to nothing."""
-
-_LIMIT = re.compile("[1-9][0-9]{0,3}")
-_AFTER = re.compile("[0-9]{1,9}(_[0-9]{1,9})?")
-
-
-class JobRoutes:
-    """One method per path, as in :class:`rms.daemon.ask.routes.Routes`."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self.daemon, self._admitting = daemon, asyncio.Lock()
-
-    async def submit(self, request: Request, body: Submission) -> JobIds:
-        """Take in a script; answer with the ids of its jobs."""
-        async with self._admitting:  # the next number is taken once its jobs are
-            return await admit(self.daemon, body)
-
-    async def jobs(self, request: Request) -> list[JobRow]:
-        """Return all jobs, or those an id, states, names select; or a page of them."""
-        asked = {key: text for key, text in request.query_params.items() if key in JOB_QUERY}
-        limit, after = asked.pop("limit", None), asked.pop("after", None)
-        if after is not None and not _AFTER.fullmatch(after):
-            raise ValueError(f"expected the id of a job, got {after!r}")
-        if limit is not None and not _LIMIT.fullmatch(limit):
-            raise ValueError(f"expected a limit of 1 to 9999 rows, got {limit!r}")
-        context, query = self.daemon.context, JobSelection(**asked)
-        found = sorted(self._selected(query).values(), key=attrgetter("number"))  # by rising id
-        old = views.by_id(archived(context, query))
-        if after is not None:
-            last = sort_key(JobId(after))
-            found = found[bisect_right(found, last, key=lambda job: sort_key(job.spec.id)) :]
-            old = old[bisect_right(old, last, key=lambda row: sort_key(JobId(row.id))) :]
-        most = None if limit is None else int(limit)
-        rows = await self._rows(found[:most])
-        return views.by_id([*old, *rows])[:most] if old else rows
-
-    async def _rows(self, found: Sequence[Job]) -> list[JobRow]:
-        """Return a row for each of these jobs; others have their turn now and then."""
-        context, rows = self.daemon.context, list[JobRow]()
-        for first in range(0, len(found), ROWS_AT_ONCE):
-            if first:
-                await asyncio.sleep(0)
-            part = found[first : first + ROWS_AT_ONCE]
-            jobs = (context.state.job(job.spec.id) for job in part)  # they may have gone on
-            rows += views.rows(context, filter(None, jobs))
-            gone = [job.spec.id for job in part if context.state.job(job.spec.id) is None]
-            rows += [each.row for job_id in gone for each in context.journal.archived(job_id)]
-        return rows
-
-    async def wait(self, request: Request, body: WaitQuery) -> WaitAnswer:
-        """Answer how many jobs are not over yet: when none is, or after a while."""
-        left = list(self._selected(JobSelection(body.id)))
-        until_s, ended = time.monotonic() + min(body.hold_s, MOST_WAIT_S), self._ended(body)
-        while True:
-            while left and ended(left[-1]):
-                left.pop()
-            if not left or time.monotonic() >= until_s:
-                return WaitAnswer(len(left))
-            await asyncio.sleep(min(WAIT_LOOK_S, body.hold_s))
-
-    def _ended(self, body: WaitQuery) -> Callable[[JobId], bool]:
-        """Return what tells whether a job is over, and where that is asked its line written."""
-        ended, jobs = self.daemon.context.state.ended, self.daemon.jobs
-        if not body.lines:
-            return ended.__contains__
-        return lambda job_id: job_id in ended and jobs[job_id].summary != ""
-
-    def _selected(self, asked: JobSelection) -> dict[JobId, Job]:
-        try:
-            return selected(self.daemon.context, asked)
-        except UnknownJobError as error:
-            raise RefusedError(404, str(error)) from None
-
-    async def cancel(self, request: Request, body: JobSelection) -> JobIds:
-        """Cancel jobs; answer with the ids of those that were not over yet."""
-        ended = self.daemon.context.state.ended
-        ids = [job_id for job_id in self._changed(body) if job_id not in ended]
-        state, daemon = self.daemon.context.state, self.daemon
-        waiting = [job_id for job_id in reversed(ids) if job_id not in state.running]
-        for first in range(0, len(waiting), CANCELLED_AT_ONCE):
-            await asyncio.sleep(0)
-            here = state.waiting
-            daemon.holds.withdraw(
-                [i for i in waiting[first : first + CANCELLED_AT_ONCE] if i in here]
-            )
-        for job_id in ids:
-            if job_id in state.running:
-                daemon.cancel(job_id)
-        return JobIds([str(job_id) for job_id in sorted(ids, key=sort_key)])
-
-    async def hold(self, request: Request, body: JobSelection) -> JobIds:
-        """Hold waiting jobs, or release those that a user holds; answer with their ids."""
-        state, holds = self.daemon.context.state, self.daemon.holds
-        if request.url.path == "/hold":
-            ids = self.among(body, state.waiting, "a job that waits")
-            holds.hold(ids)
-        else:
-            held = {job_id for job_id, job in state.held.items() if job.held_by_user}
-            ids = self.among(body, held, "a job that a user holds")
-            holds.release(ids)
-        return JobIds([str(job_id) for job_id in ids])
-
-    async def requeue(self, request: Request, body: JobSelection) -> JobIds:
-        """Let running jobs end at checkpoints and wait again; answer with their ids."""
-        jobs, running = self.daemon.jobs, self.daemon.context.state.running
-        started = [job_id for job_id in running if jobs[job_id].script is not None]
-        ids = self.among(body, started, "a running job")
-        for job_id in ids:
-            self.daemon.scripts.cancel(jobs[job_id], REQUEUED, if_journalled=True)
-        return JobIds([str(job_id) for job_id in ids])
-
-    def _changed(self, asked: JobSelection) -> dict[JobId, Job]:
-        """Return the jobs that a command is to change: never all for want of a word."""
-        if asked == JobSelection():
-            raise ValueError("expected ids, states, names or users of jobs, got none")
-        return self._selected(asked)
-
-    def among(self, asked: JobSelection, these: Collection[JobId], expected: str) -> list[JobId]:
-        """Return which of these jobs are meant.
-
-        Raises:
-            RefusedError: there are none.
-        """
-        found = self._changed(asked)
-        ids = [job_id for job_id in found if job_id in these]
-        if not ids:
-            got = next((f"{job_id}, {job.state}" for job_id, job in found.items()), "none")
-            raise RefusedError(409, f"expected {expected}, got {got}")
-        return ids
-
-
-# FUSED rms.daemon.ask.routes: The daemon's routes over HTTP: a typed message in, a typed message out, errors in a sentence.
+"""Interval of the checks for that; a hundred waiting requests cost almost nothing."""
 
 WATCH_S = 0.05
-"""How often the daemon looks at its processes, and a launcher line at its step."""
+"""Interval at which the daemon checks its processes, and a launcher line its step."""
 
 STEP_LOOKS = 100
-"""How often a launcher line's question looks at its step before it is answered."""
+"""Number of checks of a step before a launcher line gets an answer."""
 
 FIRST_HOLD_S = 0.2
-"""How long the poll of a job is held that has not stepped yet: that it does is soon known."""
+"""Time to hold the poll of a job before its first step, which is near."""
 
 HOLD_S = 1.0
 MOST_HOLD_S = 8.0
 POLLS_PER_S = 200.0
-"""How long a job's poll is held: longer where many jobs poll, so that there are no more a second
-than this, but not as long as a job waits for an answer (10 s)."""
+"""Time to hold a job's poll: longer where many jobs poll, so that there are no more polls a second
+than this, but shorter than a job waits for an answer (10 s)."""
 
+_LIMIT = re.compile("[1-9][0-9]{0,3}")
+_AFTER = re.compile("[0-9]{1,9}(_[0-9]{1,9})?")
 _STEP = re.compile("[0-9]{1,9}")
-
-ACCT_QUERY = ("id", "state", "name", "user")
-
-QUERIES = {"/jobs": JOB_QUERY, "/acct": ACCT_QUERY}
 
 
 class Routes:
-    """One method per path: takes what was sent, returns what is answered.
+    """The methods that answer requests, one for each path.
 
     Args:
-        daemon: what the routes ask and change.
-        stop: begins the end of the daemon.
+        daemon: the daemon that the requests are about.
+        stop: begins the shutdown of the daemon.
         token: signs users' requests over TCP, from this machine only.
-        sockets: paths of Unix sockets that only their owner can open, who shows no token there.
-            Routes of jobs and meters ask for their own tokens everywhere.
+        sockets: paths of Unix sockets that only their owner can open, and where users need no
+            token. Routes of jobs and meters need their own tokens everywhere.
         metrics_token: bearer token of Prometheus over TCP, which cannot sign requests.
     """
 
@@ -268,25 +139,23 @@ class Routes:
         self._metrics_token = metrics_token
         self._sockets = frozenset(sockets)
         self._held, self._most_held = 0, raise_open_files() // 2
-        self._of_jobs = JobRoutes(daemon)
 
     def app(self) -> Application:
         """Return the application."""
         return Application(self.endpoints(), Flushes(self.daemon.journal), self._token)
 
     def endpoints(self) -> list[Endpoint]:
-        """Return all that can be asked, and who may: users, a job about itself, meters."""
+        """Return all routes with their access: users, a job about itself, or meters."""
         user, job, meter = self._check_user, self._check_job, self._check_meter
-        of_jobs = self._of_jobs
         return [
             Endpoint("GET", "/openapi.json", user, self.openapi),
-            Endpoint("POST", "/jobs", user, of_jobs.submit, Submission),
-            Endpoint("GET", "/jobs", user, of_jobs.jobs),
-            Endpoint("POST", WAIT_PATH, user, of_jobs.wait, WaitQuery, "no"),
-            Endpoint("POST", "/cancel", user, of_jobs.cancel, JobSelection),
-            Endpoint("POST", "/hold", user, of_jobs.hold, JobSelection),
-            Endpoint("POST", "/release", user, of_jobs.hold, JobSelection),
-            Endpoint("POST", "/requeue", user, of_jobs.requeue, JobSelection),
+            Endpoint("POST", "/jobs", user, self.submit, Submission),
+            Endpoint("GET", "/jobs", user, self.jobs),
+            Endpoint("POST", WAIT_PATH, user, self.wait, WaitQuery, "no"),
+            Endpoint("POST", "/cancel", user, self.cancel, JobSelection),
+            Endpoint("POST", "/hold", user, self.hold, JobSelection),
+            Endpoint("POST", "/release", user, self.hold, JobSelection),
+            Endpoint("POST", "/requeue", user, self.requeue, JobSelection),
             Endpoint("POST", "/resize", user, self.resize, ResizeCommand),
             Endpoint("GET", "/history/{id}", user, self.history),
             Endpoint("GET", "/nodes", user, self.nodes),
@@ -304,35 +173,35 @@ class Routes:
             Endpoint("GET", "/power-cap", user, self.power_cap),
             Endpoint("POST", "/power-cap", user, self.set_power_cap, PowerCap),
             Endpoint("POST", "/shutdown", user, self.shutdown, Nothing),
-            # Whatever it leads to is on disk before it is done.
+            # The journal is flushed before the daemon carries out what a poll leads to.
             Endpoint("POST", "/jobs/{id}/poll", job, self.poll, Poll, "no"),
             Endpoint("POST", "/jobs/{id}/report", job, self.report, Report, "may"),
             Endpoint("POST", "/jobs/{id}/steps", job, self.launch, LaunchRequest, "may"),
             Endpoint("GET", "/jobs/{id}/steps/{step}", job, self.step),
-            # A killed daemon loses none; after a power cut the next report tells it again.
+            # A killed daemon loses no report; after a power cut the next one repeats it.
             Endpoint("POST", CLOCKS_PATH, meter, self.clocks, ClockReport, "no"),
             Endpoint("POST", METER_PATH, meter, self.meter, Metered, "no"),
         ]
 
-    # --- who may ask -------------------------------------------------------------------------
+    # --- access ------------------------------------------------------------------------------
 
     def _token(self, name: str, host: str) -> str:
         """Return the token of a name at an address of this daemon, or ""."""
-        if name == USER:
+        if name == USER_TOKEN:
             return self._user_token if is_loopback(host) else ""
-        if name == METER:
+        if name == METER_TOKEN:
             return self.daemon.launcher.meter_token
         job_id = JobId(name.removeprefix(job_name("")))
         return self._job_token(job_id) if name == job_name(job_id) else ""
 
     def _job_token(self, job_id: JobId) -> str:
         job = self.daemon.jobs.get(job_id)
-        return "" if job is None else self.daemon.context.private.token(job_id, job.note)
+        return "" if job is None else self.daemon.context.private.token(job_id)
 
     def _check_user(self, request: Request) -> None:
-        """Let the owner in: at a Unix socket that is the owner's, or by the token from here."""
+        """Require the owner: at one of the owner's Unix sockets, or by the token from here."""
         host, port = request.scope.get("server") or ("", 0)
-        if (port is None and host in self._sockets) or is_signed(request, USER):
+        if (port is None and host in self._sockets) or is_signed(request, USER_TOKEN):
             return
         if not is_loopback(host):
             expected = "a user of this machine (another one's: ssh -L to the daemon's socket)"
@@ -341,11 +210,12 @@ class Routes:
 
     def _check_metrics(self, request: Request) -> None:
         host, _ = request.scope.get("server") or ("", 0)
-        if not (is_loopback(host) and shows(request, self._metrics_token)):
+        if not (is_loopback(host) and has_bearer(request, self._metrics_token)):
             self._check_user(request)
 
     def _check_meter(self, request: Request) -> None:
-        self._check(request, METER, self.daemon.launcher.meter_token, "this daemon's meters")
+        token = self.daemon.launcher.meter_token
+        self._check(request, METER_TOKEN, token, "this daemon's meters")
 
     def _check_job(self, request: Request) -> None:
         job_id = _job_id(request)  # the error is the same for a job that does not exist
@@ -353,25 +223,141 @@ class Routes:
 
     def _check(self, request: Request, name: str, token: str, whose: str) -> None:
         """Require a token: as a signature over TCP, as a bearer token at a Unix socket."""
-        valid = is_signed(request, name) if over_tcp(request) else shows(request, token)
+        valid = is_signed(request, name) if over_tcp(request) else has_bearer(request, token)
         if not (token and valid):
             raise RefusedError(401, f"expected the token of {whose}")
 
     async def openapi(self, request: Request) -> dict[str, Any]:
         """Return this description."""
-        return describe(self.endpoints(), QUERIES)
+        return describe(self.endpoints())
 
-    # --- users' routes -----------------------------------------------------------------------
+    # --- jobs, on behalf of users -------------------------------------------------------------
+
+    async def submit(self, request: Request, body: Submission) -> JobIds:
+        """Submit a script; answer with the ids of its jobs."""
+        return await self.daemon.admission.submit(body)
+
+    async def jobs(self, request: Request) -> list[JobRow]:
+        """Return all jobs, or those that ids, states, names select; or a page of them."""
+        options = {key: text for key, text in request.query_params.items() if key in JOB_QUERY}
+        limit, after = options.pop("limit", None), options.pop("after", None)
+        if after is not None and not _AFTER.fullmatch(after):
+            raise ValueError(f"expected the id of a job, got {after!r}")
+        if limit is not None and not _LIMIT.fullmatch(limit):
+            raise ValueError(f"expected a limit of 1 to 9999 rows, got {limit!r}")
+        context, query = self.daemon.context, JobSelection(**options)
+        jobs = sorted(self._selected(query).values(), key=attrgetter("number"))  # by rising id
+        old = views.by_id(archived(context, query))
+        if after is not None:
+            last = sort_key(JobId(after))
+            jobs = jobs[bisect_right(jobs, last, key=lambda job: sort_key(job.spec.id)) :]
+            old = old[bisect_right(old, last, key=lambda row: sort_key(JobId(row.id))) :]
+        most = None if limit is None else int(limit)
+        rows = await self._rows(jobs[:most])
+        return views.by_id([*old, *rows])[:most] if old else rows
+
+    async def _rows(self, jobs: Sequence[Job]) -> list[JobRow]:
+        """Return a row for each job; other requests get a turn now and then."""
+        context, rows = self.daemon.context, list[JobRow]()
+        for first in range(0, len(jobs), ROWS_AT_ONCE):
+            if first:
+                await asyncio.sleep(0)
+            ids = [job.spec.id for job in jobs[first : first + ROWS_AT_ONCE]]
+            present = (context.state.job(job_id) for job_id in ids)  # they may have changed
+            rows += views.rows(context, filter(None, present))
+            gone = [job_id for job_id in ids if context.state.job(job_id) is None]
+            rows += [old.row for job_id in gone for old in context.journal.archived(job_id)]
+        return rows
+
+    async def wait(self, request: Request, body: WaitQuery) -> WaitAnswer:
+        """Answer with the number of unfinished jobs: when there is none, or after a while."""
+        left = list(self._selected(JobSelection(body.id)))
+        until_s, ended = time.monotonic() + min(body.hold_s, MOST_WAIT_S), self._ended(body)
+        while True:
+            while left and ended(left[-1]):
+                left.pop()
+            if not left or time.monotonic() >= until_s:
+                return WaitAnswer(len(left))
+            await asyncio.sleep(min(WAIT_LOOK_S, body.hold_s))
+
+    def _ended(self, body: WaitQuery) -> Callable[[JobId], bool]:
+        """Return a test whether a job has ended and, with ``lines``, its last line is written."""
+        ended, jobs = self.daemon.context.state.ended, self.daemon.jobs
+        if not body.lines:
+            return ended.__contains__
+        return lambda job_id: job_id in ended and jobs[job_id].summary != ""
+
+    def _selected(self, selection: JobSelection) -> dict[JobId, Job]:
+        try:
+            return selected(self.daemon.context, selection)
+        except UnknownJobError as error:
+            raise RefusedError(404, str(error)) from None
+
+    async def cancel(self, request: Request, body: JobSelection) -> JobIds:
+        """Cancel jobs; answer with the ids of those that had not ended."""
+        state, daemon = self.daemon.context.state, self.daemon
+        ids = [job_id for job_id in self._changed(body) if job_id not in state.ended]
+        pending = [job_id for job_id in reversed(ids) if job_id not in state.running]
+        for first in range(0, len(pending), CANCELLED_AT_ONCE):
+            await asyncio.sleep(0)
+            part, waiting = pending[first : first + CANCELLED_AT_ONCE], state.waiting
+            daemon.holds.withdraw([job_id for job_id in part if job_id in waiting])
+        for job_id in ids:
+            if job_id in state.running:
+                daemon.scripts.cancel(daemon.jobs[job_id], if_journalled=True)
+        return JobIds([str(job_id) for job_id in sorted(ids, key=sort_key)])
+
+    async def hold(self, request: Request, body: JobSelection) -> JobIds:
+        """Hold pending jobs, or release those on hold; answer with their ids."""
+        state, holds = self.daemon.context.state, self.daemon.holds
+        if request.url.path == "/hold":
+            ids = self._among(body, state.waiting, "a job that waits")
+            holds.hold(ids)
+        else:
+            held = {job_id for job_id, job in state.held.items() if job.held_by_user}
+            ids = self._among(body, held, "a job that a user holds")
+            holds.release(ids)
+        return JobIds([str(job_id) for job_id in ids])
+
+    async def requeue(self, request: Request, body: JobSelection) -> JobIds:
+        """Requeue running jobs, which end at checkpoints; answer with their ids."""
+        jobs, running = self.daemon.jobs, self.daemon.context.state.running
+        started = [job_id for job_id in running if jobs[job_id].script is not None]
+        ids = self._among(body, started, "a running job")
+        for job_id in ids:
+            self.daemon.scripts.cancel(jobs[job_id], REQUEUED, if_journalled=True)
+        return JobIds([str(job_id) for job_id in ids])
+
+    def _changed(self, selection: JobSelection) -> dict[JobId, Job]:
+        """Return the jobs that a command changes; an empty selection is an error."""
+        if selection == JobSelection():
+            raise ValueError("expected ids, states, names or users of jobs, got none")
+        return self._selected(selection)
+
+    def _among(
+        self, selection: JobSelection, candidates: Collection[JobId], expected: str
+    ) -> list[JobId]:
+        """Return the selected jobs among the candidates.
+
+        Raises:
+            RefusedError: there are none.
+        """
+        jobs = self._changed(selection)
+        ids = [job_id for job_id in jobs if job_id in candidates]
+        if not ids:
+            got = next((f"{job_id}, {job.state}" for job_id, job in jobs.items()), "none")
+            raise RefusedError(409, f"expected {expected}, got {got}")
+        return ids
 
     async def resize(self, request: Request, body: ResizeCommand) -> ResizeAnswer:
         """Resize a job on a user's behalf; answer with what was decided."""
         running = self.daemon.context.state.running
-        job_id, *others = self._of_jobs.among(JobSelection(body.id), running, "a running job")
+        job_id, *others = self._among(JobSelection(body.id), running, "a running job")
         if others:
             raise RefusedError(409, f"expected one running job, got {1 + len(others)} of {body.id}")
         if body.strategy not in (None, *STRATEGIES):
-            known = ", ".join(STRATEGIES)
-            raise ValueError(f"expected a strategy of {known}, got {body.strategy!r}")
+            expected = f"a strategy of {', '.join(STRATEGIES)}"
+            raise ValueError(f"expected {expected}, got {body.strategy!r}")
         on = [name for name in (body.on or "").split(",") if name]
         if body.nodes is None and (on or body.strategy):
             raise ValueError("expected auto alone, got a strategy or nodes with it")
@@ -385,18 +371,20 @@ class Routes:
         return ResizeAnswer(name, decision.reason)
 
     async def history(self, request: Request) -> list[HistoryEntry]:
-        """Return what was decided about a job, in order."""
+        """Return the decisions about a job, in order."""
         job_id = _job_id(request)
         if job_id not in self.daemon.jobs and not self.daemon.journal.archived(job_id):
             raise RefusedError(404, f"expected the id of a job, got {job_id}")
         return views.history(self.daemon.context, job_id)
 
+    # --- nodes, tasks, energy, policy ----------------------------------------------------------
+
     async def nodes(self, request: Request) -> list[NodeRow]:
-        """Return the nodes and who is on them."""
+        """Return the nodes and their jobs."""
         return views.nodes(self.daemon.context)
 
     async def drain(self, request: Request, body: NodePattern) -> NodeNames:
-        """Give nodes to no more jobs, or to jobs again; answer with the nodes' names."""
+        """Drain or resume nodes; answer with their names."""
         names = expand(body.node)
         self.daemon.nodes.drain(names, drained=request.url.path == "/drain")
         return NodeNames(names)
@@ -406,26 +394,27 @@ class Routes:
         return self.daemon.tasks.rows()
 
     async def task_record(self, request: Request) -> list[RecordEntry]:
-        """Return what happened to tasks, for other strategies to be tried on."""
+        """Return the record of tasks, for a simulation of other strategies."""
         return self.daemon.tasks.record.read()
 
     async def metrics(self, request: Request) -> str:
         """Return queue, waits, power, energy and resizes for Prometheus."""
-        return exposition(self.daemon.context)
+        context = self.daemon.context
+        return context.metrics.text(context.scheduler, context.time())
 
     async def books(self, request: Request) -> BooksAnswer:
-        """Return the energy books and who held which node when."""
+        """Return the energy books and the spans in which jobs held nodes."""
         return views.books(self.daemon.context)
 
     async def live(self, request: Request, body: LiveQuery) -> Live:
-        """Return the present for a page; wait a while until something new has happened."""
+        """Return the present state for a page; wait a while for the next event."""
         journal = self.daemon.journal
         until_s = time.monotonic() + min(body.hold_s, LONGEST_HOLD_S)
         while journal.last <= body.after and time.monotonic() < until_s:
             await asyncio.sleep(WATCH_S)
         return live(self.daemon.context, body)
 
-    async def acct(self, request: Request) -> Accounts:
+    async def acct(self, request: Request) -> AcctAnswer:
         """Return all jobs, or the selected ones, and the energy rows of each owner."""
         filters = {key: text for key, text in request.query_params.items() if key in ACCT_QUERY}
         try:
@@ -434,30 +423,31 @@ class Routes:
             raise RefusedError(404, str(error)) from None
 
     async def prices(self, request: Request) -> PricesAnswer:
-        """Return what electricity costs, if the daemon was told."""
+        """Return the prices of electricity, if the daemon has them."""
         return PricesAnswer(self.daemon.context.settings.prices)
 
     async def policy(self, request: Request) -> PolicyName:
-        """Show the policy, and the strategy of tasks."""
+        """Return the policy, and the strategy of tasks."""
         return views.policy(self.daemon.context, self.daemon.tasks)
 
     async def set_policy(self, request: Request, body: PolicyName) -> PolicyName:
-        """Let another policy decide from now on, or another strategy on tasks."""
+        """Set the policy, or the strategy of tasks."""
         tasks, name = self.daemon.tasks, body.strategy
         if name or body.governor:
             governor = GovernorRule.parse(body.governor) if body.governor else None
-            found = await asyncio.to_thread(tasks.files.load, name, body.text) if name else None
-            tasks.use(found, governor)
+            load = tasks.strategies.load
+            strategy = await asyncio.to_thread(load, name, body.text) if name else None
+            tasks.use(strategy, governor)
         if body.name:
             self.daemon.set_policy(body.name)
         return views.policy(self.daemon.context, tasks)
 
     async def power_cap(self, request: Request) -> PowerCapRow:
-        """Show the power cap."""
+        """Return the power cap."""
         return views.power_cap(self.daemon.context)
 
     async def set_power_cap(self, request: Request, body: PowerCap) -> PowerCapRow:
-        """Let another power cap hold from now on."""
+        """Set the power cap."""
         self.daemon.set_power_cap(body.cap_w)
         return views.power_cap(self.daemon.context)
 
@@ -469,13 +459,13 @@ class Routes:
     # --- routes of jobs and meters -----------------------------------------------------------
 
     async def poll(self, request: Request, body: Poll) -> PollAnswer:
-        """A job's rank 0 asks for resize requests: held until there is one, or for a while.
+        """Answer rank 0 of a job with a resize request, held until there is one or for a while.
 
-        Where there are more jobs than this process may have open files, the rest are answered at
-        once, and ask again after as long.
+        With more jobs than half the open files of this process, the rest get an answer at once and
+        poll again after the same time.
         """
-        job_id = _job_id(request)
-        wanted = self.daemon.poll(job_id, body)
+        job = self.daemon.jobs[_job_id(request)]
+        wanted = self.daemon.worlds.poll(job, body)
         if wanted is not None:
             return PollAnswer(wanted)
         hold_s = holding_s(len(self.daemon.context.state.running))
@@ -485,54 +475,126 @@ class Routes:
             hold_s = FIRST_HOLD_S
         self._held += 1
         try:
-            await self.daemon.jobs[job_id].news.wait(hold_s)
+            await job.wakeup.wait(hold_s)
         finally:
             self._held -= 1
-        return PollAnswer(self.daemon.request(job_id, body.known))
+        return PollAnswer(job.request_after(body.known))
 
     async def report(self, request: Request, body: Report) -> Nothing:
-        """A job tells how a resize goes."""
-        self.daemon.report(_job_id(request), body)
+        """Take a job's report about a resize."""
+        self.daemon.worlds.report(self.daemon.jobs[_job_id(request)], body)
         return Nothing()
 
     async def launch(self, request: Request, body: LaunchRequest) -> StepNumber:
-        """A launcher line of a job script has been reached."""
+        """Start the step of a launcher line of a job script."""
         job_id = _job_id(request)
         if job_id not in self.daemon.context.state.running:
             raise RefusedError(409, f"expected a running job, got {job_id}")
         job = self.daemon.jobs[job_id]
         if job.ending is not None:
             raise RefusedError(409, f"expected a job that goes on, got {job_id}, told to end")
-        output = body.output or job.note["output"]
-        errors = body.errors or job.note.get("error") or job.note["output"]
+        output = body.output or str(job.files[0])
+        errors = body.errors or str(job.files[1] or job.files[0])
         line = LaunchCommand(body.command, body.cwd, body.env, output, errors)
-        return StepNumber(self.daemon.launch(job_id, line, body.key))
+        return StepNumber(self.daemon.worlds.launch(job, line, body.key))
 
     async def step(self, request: Request) -> StepState:
-        """Return how a step ended; wait a while for it."""
-        steps, asked = self.daemon.jobs[_job_id(request)].steps, request.path_params["step"]
-        if not _STEP.fullmatch(asked) or int(asked) >= len(steps):
-            raise RefusedError(404, f"expected a step below {len(steps)}, got {asked}")
-        number = int(asked)
+        """Return the result of a step; wait a while for it."""
+        steps, number = self.daemon.jobs[_job_id(request)].steps, request.path_params["step"]
+        if not _STEP.fullmatch(number) or int(number) >= len(steps):
+            raise RefusedError(404, f"expected a step below {len(steps)}, got {number}")
+        step = int(number)
         for _ in range(STEP_LOOKS):
-            if steps[number].exit_code is not None:
+            if steps[step].exit_code is not None:
                 break
             await asyncio.sleep(WATCH_S)
-        return StepState(steps[number].exit_code, steps[number].message)
+        return StepState(steps[step].exit_code, steps[step].message)
 
     async def clocks(self, request: Request, body: ClockReport) -> ClockOrders:
-        """Take what a node's frequencies are; answer with what they are to be."""
+        """Take the frequencies of a node; answer with those that it is to set."""
         return self.daemon.frequencies.report(body)
 
     async def meter(self, request: Request, body: Metered) -> MeterAnswer:
-        """Take what a node's meters have read."""
-        return self.daemon.metered(body)
+        """Take the readings of a node's meters."""
+        return self.daemon.meters.take_report(body)
 
 
 def holding_s(jobs: int) -> float:
-    """Return how long to hold the poll of each of so many jobs."""
+    """Return the time to hold a poll if this many jobs poll."""
     return min(MOST_HOLD_S, max(HOLD_S, jobs / POLLS_PER_S))
 
 
 def _job_id(request: Request) -> JobId:
     return JobId(request.path_params["id"])
+
+
+# --- description of the routes (OpenAPI 3.1) ----------------------------------------------------
+
+REFUSALS = {
+    400: "The message is malformed, or its values are impossible.",
+    401: "The token is missing, wrong, or that of another connection.",
+    404: "The job, node, step or path does not exist.",
+    409: "The state of the job does not permit this.",
+    413: "The request is too long.",
+    503: "The journal cannot be written now: the disk is full, or its files are missing.",
+}
+
+SECURITY = (
+    "At a Unix socket jobs and meters show their token. Over TCP requests are signed as "
+    "rms/wire/signing.py describes; GET /metrics alone accepts the token of the file metrics-token."
+)
+
+
+def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    """Return the description of endpoints, made of the types of their messages."""
+    answers = [get_type_hints(endpoint.call)["return"] for endpoint in endpoints]
+    bodies = [endpoint.body for endpoint in endpoints if endpoint.body is not None]
+    types = [*answers, *bodies, ErrorAnswer]
+    references, components = msgspec.json.schema_components(
+        types, ref_template="#/components/schemas/{name}"
+    )
+    schemas = dict(zip(map(str, types), references, strict=True))
+    refused = {
+        str(status): {"description": words, "content": _json(schemas[str(ErrorAnswer)])}
+        for status, words in REFUSALS.items()
+    }
+    paths: dict[str, Any] = {}
+    for endpoint, answer in zip(endpoints, answers, strict=True):
+        done = {"description": "It was done.", "content": _content(schemas[str(answer)])}
+        parameters = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in re.findall(r"{(\w+)}", endpoint.path)
+        ] + [
+            {"name": name, "in": "query", "schema": {"type": "string"}}
+            for name in QUERIES.get(endpoint.path, ())
+        ]
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = {
+            "summary": (endpoint.call.__doc__ or "").partition("\n")[0],
+            "parameters": parameters,
+            "responses": {"200": done, **refused},
+        } | (
+            {}
+            if endpoint.body is None
+            else {"requestBody": {"content": _json(schemas[str(endpoint.body)])}}
+        )
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "rms", "version": __version__},
+        "paths": paths,
+        "security": [{}, {"token": []}],
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer", "description": SECURITY}
+            },
+        },
+    }
+
+
+def _content(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of an answer: text or JSON."""
+    return {METRICS_TYPE: {"schema": schema}} if schema.get("type") == "string" else _json(schema)
+
+
+def _json(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}

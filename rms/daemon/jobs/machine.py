@@ -1,16 +1,25 @@
-"""What the resize machine is told: inputs, and the facts beside the job's record.
+"""The resize machine: what is to be done next about a resize in flight. No I/O, no clock.
 
-See :mod:`rms.daemon.jobs.machine`. What jobs report (:mod:`rms.wire.messages`) is input as it is.
+A resize begins with the decision and ends when the last superfluous process is gone. The daemon
+feeds the machine an input (an event of the resize, or a report of the job) and carries out the
+instructions that the machine returns. The machine changes nothing but the job's record.
+
+The states are those of :class:`rms.daemon.store.record.ResizeState`. :data:`TABLE` lists the legal
+inputs of each state. A pair that is not in the table is ignored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import NamedTuple
+
+import msgspec
 
 from rms.core.model.events import ResizeBegun, Resized, ResizeRolledBack
-from rms.daemon.store.record import JobRuntime, PendingResize, Step
+from rms.daemon.store.context import BOOT_S, GRACE_S
+from rms.daemon.store.record import JobRuntime, NewLaunches, PendingResize, ResizeState, Step
 from rms.launch.base import cores_of, hosts_of
 from rms.wire.messages import (
     Begun,
@@ -24,10 +33,26 @@ from rms.wire.messages import (
 from rms.wire.messages import Resize as ResizeReport
 from rms.wire.users import ResizeRow
 
+READY_S, MOVE_S, LEAVE_S = 1800.0, 180.0, 10.0
+"""Deadlines of the states ready, moving and leaving."""
 
-@dataclass(frozen=True)
-class Decided:
-    """A resize was decided.
+LATER_S = 10.0
+"""Pause after a refusal that may be withdrawn later."""
+
+RELAUNCH = (ResizeState.STOPPING, ResizeState.STARTING)
+
+
+# --- inputs --------------------------------------------------------------------------------------
+#
+# The reports of jobs (rms.wire.messages: Ready, Failed, Begun, Done, RolledBack) are inputs too.
+
+
+class ResizeInput(msgspec.Struct, frozen=True):
+    """Something that happened to a job or to its resize."""
+
+
+class Decided(ResizeInput, frozen=True):
+    """The scheduler decided a resize.
 
     Attributes:
         strategy: a user's choice, or "" for the job's own.
@@ -40,29 +65,25 @@ class Decided:
     refusal: str = ""
 
 
-@dataclass(frozen=True)
-class CallStarted:
-    """Whoever owns the nodes was asked, and will answer."""
+class CallStarted(ResizeInput, frozen=True):
+    """The owner of the nodes received the request and will answer."""
 
 
-@dataclass(frozen=True)
-class CallAnswered:
-    """They have done what they were asked (or there is nobody to ask), or say why not."""
+class CallAnswered(ResizeInput, frozen=True):
+    """The owner of the nodes fulfilled the request, or refused it for a reason."""
 
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Booted:
-    """The launches of the resize were started: their processes; or why one could not be."""
+class Booted(ResizeInput, frozen=True):
+    """The launches of the resize were started: their processes, or the failure."""
 
     pids: dict[int, int]
     failure: str = ""
 
 
-@dataclass(frozen=True)
-class Observed:
-    """Its processes were looked at; deadlines are checked.
+class Observed(ResizeInput, frozen=True):
+    """The state of the resize's processes at a tick; deadlines are checked.
 
     Attributes:
         ended: exit status of launches of the resize that have ended.
@@ -73,64 +94,43 @@ class Observed:
     gone: frozenset[int]
 
 
-@dataclass(frozen=True)
-class WorldEnded:
-    """The world that was told to end at a checkpoint has ended, with this record or without."""
+class WorldEnded(ResizeInput, frozen=True):
+    """The world that was to end at a checkpoint has ended, with or without a record."""
 
     record: CompletionRecord | None
 
 
-@dataclass(frozen=True)
-class StepEnded:
+class StepEnded(ResizeInput, frozen=True):
     """The launcher line has ended; nothing is left to be resized."""
 
 
-@dataclass(frozen=True)
-class ScriptEnded:
+class ScriptEnded(ResizeInput, frozen=True):
     """The script has ended, and none of the job's processes is left."""
 
     nodes_lost: bool = False
 
 
-@dataclass(frozen=True)
-class Polled:
+class Polled(ResizeInput, frozen=True):
     """The job computes."""
 
 
-@dataclass(frozen=True)
-class Adopted:
-    """A restarted daemon has found the job, and the resize as it was noted."""
+class Adopted(ResizeInput, frozen=True):
+    """A restarted daemon took the job over, with the resize of its note."""
 
 
-Input = (
-    Decided
-    | CallStarted
-    | CallAnswered
-    | Booted
-    | Ready
-    | Failed
-    | Begun
-    | Done
-    | RolledBack
-    | Observed
-    | WorldEnded
-    | StepEnded
-    | ScriptEnded
-    | Polled
-    | Adopted
-)
+Input = ResizeInput | Ready | Failed | Begun | Done | RolledBack
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the machine is told of the job beside its record, and the time.
+class ResizeContext:
+    """The time, and the scheduler's view of the job.
 
     Attributes:
         now_s: wall clock, for deadlines.
-        at_s: time of events: never going back.
-        slots: where the job is, by the scheduler.
-        requested: where it is to be, None where the scheduler knows of no resize in flight.
-        resize_begun: whether the scheduler knows that it has stopped stepping for it.
+        at_s: time of events, which never goes back.
+        slots: the job's present slots.
+        requested: the job's next slots, None if the scheduler has no resize in flight.
+        resize_begun: whether the scheduler has received ``ResizeBegun``.
         number: of the newest resize that was decided for the job.
     """
 
@@ -142,28 +142,41 @@ class Facts:
     number: int = 1
 
 
-# FUSED rms.daemon.jobs.machine: What the resize machine has done: instructions, to be carried out in order.
+class Flight(NamedTuple):
+    """A resize in flight, its job and its context: the arguments of a transition."""
+
+    job: JobRuntime
+    resize: PendingResize
+    context: ResizeContext
+
+
+# --- instructions --------------------------------------------------------------------------------
 #
-# See :mod:`rms.daemon.jobs.machine`. All are values, so that a test compares lists of them.
+# Instructions are values, so that a test compares lists of them.
 
 
-@dataclass(frozen=True)
-class AskGrant:
-    """Have whoever owns the nodes let the job hold those it has and those it is to have."""
+class Command(msgspec.Struct, frozen=True):
+    """An action on the job, its processes or its nodes."""
+
+
+class SaveCommand(msgspec.Struct, frozen=True):
+    """A note for a restarted daemon, written with the next event or before the next command."""
+
+
+class AskGrant(Command, frozen=True):
+    """Ask the resource manager to let the job keep its nodes and add the new ones."""
 
     have: tuple[str, ...]
     wanted: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class AskRelease:
-    """Have whoever owns the nodes let the job hold these only."""
+class AskRelease(Command, frozen=True):
+    """Ask the resource manager to reduce the job to these nodes."""
 
     hosts: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class BootWorlds:
+class BootWorlds(Command, frozen=True):
     """Start launches of a step, each on its slots, for a resize; their ranks boot on ``cores``."""
 
     step: int
@@ -172,134 +185,75 @@ class BootWorlds:
     cores: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class KillLaunch:
-    """Kill what is left of a launch."""
+class KillLaunch(Command, frozen=True):
+    """Kill the remaining processes of a launch."""
 
     launch: int
 
 
-@dataclass(frozen=True)
-class KillJob:
+class KillJob(Command, frozen=True):
     """Kill all processes of the job."""
 
 
-@dataclass(frozen=True)
-class Terminate:
+class Terminate(Command, frozen=True):
     """Ask the job's world to end at a checkpoint."""
 
 
-@dataclass(frozen=True)
-class SaveResize:
-    """Note the resize in flight for a restarted daemon; empty where there is none any more."""
+class SaveResize(SaveCommand, frozen=True):
+    """Note the resize in flight for a restarted daemon; the note is empty after the last one."""
 
-    note: dict[str, Any]
+    note: PendingResize | None
 
 
-@dataclass(frozen=True)
-class SaveSteps:
+class SaveSteps(SaveCommand, frozen=True):
     """Note the job's steps."""
 
 
-@dataclass(frozen=True)
-class SavePast:
+class SaveFinishedResizes(SaveCommand, frozen=True):
     """Note the resizes that are over."""
 
 
-@dataclass(frozen=True)
-class TellJob:
-    """There is a resize request for the job."""
+class TellJob(Command, frozen=True):
+    """Wake the job's poll: a resize request waits for it."""
 
 
-@dataclass(frozen=True)
-class Observe:
-    """Look at the processes now."""
+class Observe(Command, frozen=True):
+    """Observe the processes now."""
 
 
-@dataclass(frozen=True)
-class Decide:
-    """Take the decision up from its beginning."""
+class Decide(Command, frozen=True):
+    """Start the resize over."""
 
     slots: tuple[str, ...]
     strategy: str = ""
 
 
-@dataclass(frozen=True)
-class FindLaunches:
+class FindLaunches(Command, frozen=True):
     """Find the processes of these launches again."""
 
     launches: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class RunScript:
+class RunScript(Command, frozen=True):
     """Run the job's script again, at the new size."""
 
 
-@dataclass(frozen=True)
-class Requeue:
+class Requeue(Command, frozen=True):
     """Let the job wait again."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class Say:
+class Say(Command, frozen=True):
     """Tell the operator."""
 
     words: str
 
 
-ResizeEvent = ResizeBegun | Resized | ResizeRolledBack
-SaveCommand = SaveResize | SaveSteps | SavePast
-RecordCommand = TellJob | Observe | Decide | Say
-ProcessCommand = (
-    AskGrant
-    | AskRelease
-    | BootWorlds
-    | KillLaunch
-    | KillJob
-    | Terminate
-    | FindLaunches
-    | RunScript
-    | Requeue
-)
-ActCommand = ResizeEvent | RecordCommand | ProcessCommand
-Instruction = SaveCommand | ActCommand
+SchedulerEvent = ResizeBegun | Resized | ResizeRolledBack
+Instruction = Command | SaveCommand | SchedulerEvent
 Instructions = list[Instruction]
-"""An event for the scheduler, or a command; to be carried out in order."""
-
-
-# FUSED rms.daemon.jobs.machine: The resize machine: what is to be done next about a resize in flight. No I/O, no clock.
-#
-# A resize begins with the decision and ends when no process is left that should not be. The daemon
-# hands the machine what happened (an input) and carries out what it returns (instructions); the only
-# thing the machine changes is the job's record. Its states (:class:`rms.daemon.store.record.PendingResize`):
-#
-# - ``requested``: nothing is started here; once told, the job does everything itself (``spawn``).
-# - ``granting``: whoever owns the nodes was asked to give them to the job.
-# - ``booting``: the next world (of ``merge``, the additional ranks) boots beside the running one.
-# - ``ready``: the job knows and connects at its next resize point.
-# - ``moving``: it has stopped stepping.
-# - ``leaving``: committed; the launches that are no longer the job's end.
-# - ``closing``: rolled back; the new launches are killed.
-# - ``releasing``: nodes no longer needed are given back.
-#
-# Where a running job cannot go over to other nodes, it ends at a checkpoint and its script runs again
-# at the new size (a relaunch; for the RMS it stays one job):
-#
-# - ``stopping``: the job was told to end; its launcher line gets no answer.
-# - ``starting``: its script runs again; done when the job computes again.
-#
-# Every state has a deadline in which a world waits that was booted here. A world that misses it is
-# killed, and its slots are free only when its processes are gone.
-
-BOOT_S, READY_S, MOVE_S = 60.0, 1800.0, 180.0
-LEAVE_S, GRACE_S = 10.0, 10.0
-LATER_S = 10.0
-"""How long a job is left alone whose resize was refused, but may go through later."""
-
-RELAUNCH = ("stopping", "starting")
+"""Events for the scheduler and commands, to be carried out in order."""
 
 
 # --- the machine ---------------------------------------------------------------------------------
@@ -317,257 +271,295 @@ class ResizeMachine:
     boot_s: float = BOOT_S
     grace_s: float = GRACE_S
 
-    def handle(self, job: JobRuntime, facts: Facts, given: Input) -> Instructions:
-        """Take in what happened; return what is to be done, in order."""
-        if isinstance(given, Decided):
-            return self._decided(job, facts, given)
-        if isinstance(given, RolledBack) and job.running_step is not None:
-            job.running_step.strategy = given.strategy  # before there can be another request
-        if isinstance(given, Adopted):
-            return self._adopted(job, facts)
+    def handle(self, job: JobRuntime, context: ResizeContext, message: Input) -> Instructions:
+        """Return the instructions for an input, in order."""
         resize = job.resize
-        if isinstance(given, Done) and (
-            resize is None or resize.committed or given.number != resize.number
+        if isinstance(message, Decided):
+            return self._decided(job, context, message)
+        if isinstance(message, Adopted):
+            return self._adopted(job, context)
+        if isinstance(message, RolledBack) and job.running_step is not None:
+            job.running_step.strategy = message.strategy  # before there can be another request
+        if isinstance(message, Done) and (
+            resize is None or resize.committed or message.number != resize.number
         ):
-            return amended(job, given)
+            return amended(job, message)
         if resize is None:
             return []
-        if isinstance(given, Ready | Failed | Begun | Done | RolledBack):
-            if given.number != resize.number or facts.requested is None:
-                return []
-            return self._reported(job, resize, facts, given)
-        if isinstance(given, Observed):
-            return self._observed(job, resize, facts, given)
-        of_calls = CallStarted | CallAnswered | Booted | StepEnded
-        if isinstance(given, of_calls):
-            return self._answered(job, resize, facts, given)
-        return self._relaunching(job, resize, facts, given)
-
-    # --- its beginning -----------------------------------------------------------------------
-
-    def _decided(self, job: JobRuntime, facts: Facts, given: Decided) -> Instructions:
-        step = job.running_step
-        if given.refusal:
-            return self._stop(job, facts, given)
-        strategy = "spawn" if step is None else given.strategy or step.strategy
-        job.resize = PendingResize(given.number, given.slots, strategy)
-        return [AskGrant(tuple(hosts_of(facts.slots)), tuple(hosts_of(given.slots)))]
-
-    def _answered(
-        self,
-        job: JobRuntime,
-        resize: PendingResize,
-        facts: Facts,
-        given: CallStarted | CallAnswered | Booted | StepEnded,
-    ) -> Instructions:
-        """Take in what became of what was commanded, or that the step is over."""
-        if isinstance(given, CallStarted):
-            if resize.state != "requested":
-                return []
-            resize.state = "granting"
-            return [SaveResize(resize.note())]
-        if isinstance(given, Booted):
-            resize.pids = given.pids
-            failed = given.failure
-            return close(resize, failed) if failed else [SaveResize(resize.note())]
-        if isinstance(given, StepEnded):
-            seen_to = resize.state not in ("requested", "leaving", "starting")
-            return close(resize, "the job ended") if seen_to else []
-        if resize.state == "closing":  # that took the nodes; now the rest
-            return [Observe()]
-        if resize.state == "releasing":
-            return self._released(job, resize, facts, given.reason)
-        if resize.state not in ("requested", "granting"):
+        if isinstance(message, Ready | Failed | Begun | Done | RolledBack) and (
+            message.number != resize.number or context.requested is None
+        ):
             return []
-        if given.reason:
-            return close(resize, given.reason)
-        if resize.state == "granting" and job.ending is not None:
-            return close(resize, "the job is told to end")
-        return self._boot(job, resize, facts)
+        transition = TABLE.get((resize.state, type(message)), ResizeMachine._wait)
+        return transition(self, Flight(job, resize, context), message)
 
-    def _boot(self, job: JobRuntime, resize: PendingResize, facts: Facts) -> Instructions:
-        """Boot what a resize needs, on nodes that the job holds by now; or tell it at once."""
+    def _wait(self, *_: object) -> Instructions:
+        return []
+
+    # --- the beginning -----------------------------------------------------------------------
+
+    def _decided(self, job: JobRuntime, context: ResizeContext, message: Decided) -> Instructions:
+        """Ask for the nodes; a job that cannot go over to them is to end at a checkpoint."""
+        step, now = job.running_step, context.now_s
+        if not message.refusal:
+            strategy = "spawn" if step is None else message.strategy or step.strategy
+            job.resize = PendingResize(message.number, message.slots, strategy)
+            return [AskGrant(tuple(hosts_of(context.slots)), tuple(hosts_of(message.slots)))]
+        if step is None or not step.restartable:
+            could_not = "and the job could not go on from a checkpoint (--checkpoint-dir --restart)"
+            return roll_back(job, context, f"{message.refusal}; {could_not}")
+        state = ResizeState.STOPPING
+        job.resize = resize = PendingResize(message.number, message.slots, "relaunch", state=state)
+        resize.begun_s, resize.until_s = now, now + self.grace_s
+        return [SaveResize(resize.note()), ResizeBegun(context.at_s, job.id), Terminate()]
+
+    def _call_started(self, at: Flight, message: CallStarted) -> Instructions:
+        at.resize.state = ResizeState.GRANTING
+        return [SaveResize(at.resize.note())]
+
+    def _granted(self, at: Flight, message: CallAnswered) -> Instructions:
+        """Boot the resize's launches, on nodes that the job holds by now; or tell it at once."""
+        job, resize, context = at
+        if message.reason:
+            return close(resize, message.reason)
+        if resize.state is ResizeState.GRANTING and job.ending is not None:
+            return close(resize, "the job is told to end")
         step, slots = job.running_step, resize.slots
         parts: list[tuple[str, ...]] = []
         if resize.strategy == "merge" and step is not None:
-            resize.strategy, parts = merging(step, facts.slots, slots)
+            resize.strategy, parts = merging(step, context.slots, slots)
         if resize.strategy in ("warm", "restart"):
             parts = [slots]
         if step is None or not parts:
             resize.told = True
-            if resize.state == "requested":
+            if resize.state is ResizeState.REQUESTED:
                 return [TellJob()]
-            resize.state, resize.until_s = "ready", inf
+            resize.state, resize.until_s = ResizeState.READY, inf
             return [TellJob(), SaveResize(resize.note())]
-        resize.state = "booting"
-        resize.begun_s, resize.until_s = facts.now_s, facts.now_s + self.boot_s
-        resize.launches = dict(enumerate(parts, job.launch_count))
+        resize.state = ResizeState.BOOTING
+        resize.begun_s, resize.until_s = context.now_s, context.now_s + self.boot_s
+        resize.new = NewLaunches(dict(enumerate(parts, job.launch_count)))
         job.launch_count += len(parts)
-        own = cores_of(facts.slots)
+        own = cores_of(context.slots)
         spare = tuple(core for core in cores_of(slots) if core not in own)
-        boot = BootWorlds(job.steps.index(step), resize.launches, resize.number, spare)
+        boot = BootWorlds(job.steps.index(step), resize.new.slots, resize.number, spare)
         return [SaveSteps(), SaveResize(resize.note()), boot]
 
-    # --- what the job and its next world say -------------------------------------------------
+    # --- a new world boots -------------------------------------------------------------------
 
-    def _reported(
-        self,
-        job: JobRuntime,
-        resize: PendingResize,
-        facts: Facts,
-        given: Ready | Failed | Begun | Done | RolledBack,
-    ) -> Instructions:
-        """Take a report; one heard already changes nothing."""
-        if isinstance(given, Ready):
-            heard = resize.state == "booting" and given.launch in resize.launches
-            return ready(resize, facts, given) if heard else []
-        if isinstance(given, Failed):
-            return close(resize, given.reason) if resize.state in ("booting", "ready") else []
-        if resize.state in ("leaving", "closing", "releasing"):
+    def _booted(self, at: Flight, message: Booted) -> Instructions:
+        at.resize.new.pids = message.pids
+        return (
+            close(at.resize, message.failure) if message.failure else [SaveResize(at.resize.note())]
+        )
+
+    def _ready(self, at: Flight, message: Ready) -> Instructions:
+        """Note that a launch waits for the running world; once all do, tell the job."""
+        _, resize, context = at
+        new = resize.new
+        if message.launch not in new.slots:
             return []
-        if isinstance(given, RolledBack):
-            if resize.state != "requested":
-                return close(resize, given.reason)
-            job.resize = None
-            return roll_back(job, facts, given.reason)
-        found: Instructions = []
-        if resize.state == "ready":
-            resize.state, resize.until_s = "moving", facts.now_s + MOVE_S
-            found.append(SaveResize(resize.note()))
-        if not facts.resize_begun:
-            found.append(ResizeBegun(facts.at_s, job.id))
-        return found + done(job, resize, facts, given) if isinstance(given, Done) else found
+        ranks, waited_s = len(new.slots[message.launch]), context.now_s - resize.begun_s
+        new.ready[message.launch] = BootedWorld(
+            message.launch, ranks, message.address, message.port, waited_s
+        )
+        if len(new.ready) < len(new.slots):
+            return [SaveResize(resize.note())]
+        resize.state, resize.told = ResizeState.READY, True
+        resize.until_s = context.now_s + READY_S
+        return [TellJob(), SaveResize(resize.note())]
 
-    # --- its processes, and deadlines --------------------------------------------------------
+    def _failed(self, at: Flight, message: Failed) -> Instructions:
+        return close(at.resize, message.reason)
 
-    def _observed(
-        self, job: JobRuntime, resize: PendingResize, facts: Facts, given: Observed
-    ) -> Instructions:
-        late = facts.now_s > resize.until_s
-        if resize.state in ("requested", "granting", "starting"):
-            return []
-        if resize.state == "stopping":
-            return self._unstopped(job, resize) if late else []
-        if resize.state in ("leaving", "closing"):
-            if resize.state == "closing" and job.call is not None:
-                return []  # nodes are being asked for still
-            left = [launch for launch in resize.leaving if launch not in given.gone]
-            if left:
-                kill = late or resize.state == "closing"
-                return [KillLaunch(launch) for launch in left] if kill else []
-            for step in job.steps:
-                step.worlds = {n: w for n, w in step.worlds.items() if n not in resize.leaving}
-            resize.state = "releasing"
-            return [SaveSteps(), SaveResize(resize.note()), release(resize, facts)]
-        if resize.state == "releasing":
-            return [release(resize, facts)] if job.call is None else []
-        if resize.state in ("booting", "ready") and given.ended and job.running_step is not None:
-            status = max(given.ended.values())
+    def _check_boot(self, at: Flight, message: Observed) -> Instructions:
+        """Roll back if a new launch has ended or a deadline has passed."""
+        job, resize, context = at
+        if message.ended and job.running_step is not None:
+            status = max(message.ended.values())
             return close(resize, f"the new world ended with {status} while {resize.state}")
-        if late and resize.state == "booting":
+        if context.now_s <= resize.until_s:
+            return []
+        if resize.state is ResizeState.BOOTING:
             return close(resize, f"the new world was not ready within {self.boot_s:g} s")
-        if late and resize.state == "ready" and resize.launches:
+        if resize.new.slots:
             return close(resize, f"the job came to no resize point within {READY_S:g} s")
-        if late and resize.state == "moving":
-            resize.until_s = inf
-            words = f"job {job.id}: no word of its resize for {MOVE_S:g} s; it is ended"
-            return [Say(words), KillJob()]
         return []
 
-    def _released(
-        self, job: JobRuntime, resize: PendingResize, facts: Facts, reason: str
-    ) -> Instructions:
-        """End a resize whose nodes are given back; where that failed, it is tried again."""
-        if reason:
-            return [Say(f"job {job.id}: {reason}; tried again")]
+    # --- the job goes over -------------------------------------------------------------------
+
+    def _begun(self, at: Flight, message: Begun | Done) -> Instructions:
+        """Enter that the job has stopped stepping, once."""
+        job, resize, context = at
+        instructions: Instructions = []
+        if resize.state is ResizeState.READY:
+            resize.state, resize.until_s = ResizeState.MOVING, context.now_s + MOVE_S
+            instructions.append(SaveResize(resize.note()))
+        if not context.resize_begun:
+            instructions.append(ResizeBegun(context.at_s, job.id))
+        return instructions
+
+    def _done(self, at: Flight, message: Done) -> Instructions:
+        """Commit: the new world is the job. Wait for the launches that leave."""
+        job, resize, context = at
+        instructions, step = self._begun(at, message), job.running_step
+        job.add_resize(ResizeRow.of(context.at_s, message.resize, resize.number))
+        if step is not None and message.launches:
+            resize.leaving = [launch for launch in step.worlds if launch not in message.launches]
+            step.current, step.ended_s = message.launches, None
+        resize.state, resize.committed, resize.told = ResizeState.LEAVING, True, False
+        resize.until_s = context.now_s + LEAVE_S
+        saved = SaveFinishedResizes(), SaveSteps(), SaveResize(resize.note())
+        return [*instructions, *saved, Observe()]
+
+    def _rolled_back(self, at: Flight, message: RolledBack) -> Instructions:
+        job, resize, context = at
+        if resize.state is not ResizeState.REQUESTED:
+            return close(resize, message.reason)
+        job.resize = None
+        return roll_back(job, context, message.reason)
+
+    def _check_move(self, at: Flight, message: Observed) -> Instructions:
+        """End a job that has not reported in time."""
+        job, resize, context = at
+        if context.now_s <= resize.until_s:
+            return []
+        resize.until_s = inf
+        words = f"job {job.id}: no word of its resize for {MOVE_S:g} s; it is ended"
+        return [Say(words), KillJob()]
+
+    # --- launches leave, nodes are message back ------------------------------------------------
+
+    def _step_ended(self, at: Flight, message: StepEnded) -> Instructions:
+        return close(at.resize, "the job ended")
+
+    def _check_leaving(self, at: Flight, message: Observed) -> Instructions:
+        """Kill launches that do not leave; when all are gone, give their nodes back."""
+        job, resize, context = at
+        closing = resize.state is ResizeState.CLOSING
+        if closing and job.call is not None:
+            return []  # the request for nodes has no answer yet
+        left = [launch for launch in resize.leaving if launch not in message.gone]
+        if left:
+            kill = closing or context.now_s > resize.until_s
+            return [KillLaunch(launch) for launch in left] if kill else []
+        for step in job.steps:
+            step.worlds = {n: w for n, w in step.worlds.items() if n not in resize.leaving}
+        resize.state = ResizeState.RELEASING
+        return [SaveSteps(), SaveResize(resize.note()), release(resize, context)]
+
+    def _grant_withdrawn(self, at: Flight, message: CallAnswered) -> Instructions:
+        return [Observe()]
+
+    def _release_again(self, at: Flight, message: Observed) -> Instructions:
+        return [release(at.resize, at.context)] if at.job.call is None else []
+
+    def _released(self, at: Flight, message: CallAnswered) -> Instructions:
+        """End the resize; a release that failed is tried again."""
+        job, resize, context = at
+        if message.reason:
+            return [Say(f"job {job.id}: {message.reason}; tried again")]
         job.resize = None
         if resize.committed:
-            return [SaveResize({}), Resized(facts.at_s, job.id, job.rest(facts.now_s))]
-        return [SaveResize({}), *roll_back(job, facts, resize.reason)]
+            return [SaveResize(None), Resized(context.at_s, job.id, job.rest(context.now_s))]
+        return [SaveResize(None), *roll_back(job, context, resize.reason)]
 
     # --- a relaunch --------------------------------------------------------------------------
 
-    def _stop(self, job: JobRuntime, facts: Facts, given: Decided) -> Instructions:
-        """Tell a job to end at a checkpoint, if it can go on from one."""
-        step, now = job.running_step, facts.now_s
-        if step is None or not step.restartable:
-            could_not = "and the job could not go on from a checkpoint (--checkpoint-dir --restart)"
-            return roll_back(job, facts, f"{given.refusal}; {could_not}")
-        job.resize = resize = PendingResize(given.number, given.slots, "relaunch", state="stopping")
-        resize.begun_s, resize.until_s = now, now + self.grace_s
-        return [SaveResize(resize.note()), ResizeBegun(facts.at_s, job.id), Terminate()]
-
-    def _unstopped(self, job: JobRuntime, resize: PendingResize) -> Instructions:
-        """End a world that has not ended in time; it goes on from the checkpoint before."""
+    def _check_stop(self, at: Flight, message: Observed) -> Instructions:
+        """Kill a world that has not ended in time; it goes on from the checkpoint before."""
+        job, resize, context = at
         step = job.running_step
-        if resize.committed or step is None:
+        if context.now_s <= resize.until_s or resize.committed or step is None:
             return []
         resize.until_s, resize.reason = inf, "killed: no checkpoint in time"
         return [KillLaunch(launch) for launch in step.current]
 
-    def _relaunching(
-        self,
-        job: JobRuntime,
-        resize: PendingResize,
-        facts: Facts,
-        given: WorldEnded | ScriptEnded | Polled,
-    ) -> Instructions:
-        if isinstance(given, Polled):
-            return relaunched(job, resize, facts) if resize.state == "starting" else []
-        if resize.state not in RELAUNCH:
+    def _world_ended(self, at: Flight, message: WorldEnded) -> Instructions:
+        """Commit the relaunch, unless the world died or ended for another reason."""
+        record = message.record
+        if at.resize.committed or (record is None and not at.resize.reason):
             return []
-        if isinstance(given, WorldEnded):
-            return stopped(resize, given.record) if resize.state == "stopping" else []
+        if record is not None:
+            if record.state != "CANCELLED":
+                return []
+            at.resize.at_step = record.step
+        at.resize.committed = True
+        return [SaveResize(at.resize.note()), KillJob()]
+
+    def _script_ended(self, at: Flight, message: ScriptEnded) -> Instructions:
+        """Run the script again; if it could not start, requeue the job."""
+        job, resize, context = at
         if job.ending is not None:
             return []
-        if resize.state == "starting":
-            return [Requeue("could not start at its new size")] if given.nodes_lost else []
-        if not resize.committed or facts.requested is None:
+        if resize.state is ResizeState.STARTING:
+            return [Requeue("could not start at its new size")] if message.nodes_lost else []
+        if not resize.committed or context.requested is None:
             return []
         job.steps, job.keys = [], []
-        resize.state = "starting"
+        resize.state = ResizeState.STARTING
         return [SaveSteps(), SaveResize(resize.note()), RunScript()]
+
+    def _relaunched(self, at: Flight, message: Polled) -> Instructions:
+        """End the relaunch: the job computes again."""
+        job, resize, context = at
+        stall_s = context.now_s - resize.begun_s
+        sizes = len(context.slots), len(resize.slots)
+        report = ResizeReport(resize.at_step, *sizes, "relaunch", stall_s, stall_s, 0.0, 0, 0.0)
+        job.add_resize(ResizeRow.of(context.at_s, report, resize.number))
+        job.resize = None
+        resized = Resized(context.at_s, job.id, job.rest(context.now_s))
+        return [SaveFinishedResizes(), SaveResize(None), resized]
 
     # --- a restarted daemon ------------------------------------------------------------------
 
-    def _adopted(self, job: JobRuntime, facts: Facts) -> Instructions:
+    def _adopted(self, job: JobRuntime, context: ResizeContext) -> Instructions:
         """Go on with the resize that was in flight."""
-        resize, now = job.resize, facts.now_s
-        found: Instructions = []
-        if resize is not None and (facts.requested is None or resize.number != facts.number):
-            job.resize = resize = None  # its end was entered, and perhaps the next was decided
-            found.append(SaveResize({}))
-        if facts.requested is None:
-            return found
+        resize, now = job.resize, context.now_s
+        instructions: Instructions = []
+        if resize is not None and (
+            context.requested is None or resize.number != context.number
+        ):  # its end was entered, and perhaps the next was decided
+            job.resize = resize = None
+            instructions.append(SaveResize(None))
+        if context.requested is None:
+            return instructions
         if resize is None:
-            return [*found, Decide(facts.requested)]
-        if resize.state == "granting":
+            return [*instructions, Decide(context.requested)]
+        if resize.state is ResizeState.GRANTING:
             job.resize = None
             return [Decide(resize.slots, resize.strategy)]
         if resize.state in RELAUNCH:
             resize.until_s = now + self.grace_s
             if resize.committed:
-                return [KillJob()] if resize.state == "stopping" else []
+                return [KillJob()] if resize.state is ResizeState.STOPPING else []
             return [Terminate()]
-        if resize.state == "booting" and not resize.pids:  # perhaps none was started
+        if resize.state is ResizeState.BOOTING and not resize.new.pids:  # perhaps none was started
             job.resize = None
             again = Decide(resize.slots, resize.strategy)
-            return [*map(KillLaunch, resize.launches), SaveResize({}), again]
-        waits = {"booting": self.boot_s, "ready": READY_S, "moving": MOVE_S}
+            return [*map(KillLaunch, resize.new.slots), SaveResize(None), again]
+        waits = {
+            ResizeState.BOOTING: self.boot_s,
+            ResizeState.READY: READY_S,
+            ResizeState.MOVING: MOVE_S,
+        }
         resize.until_s = now + waits.get(resize.state, LEAVE_S)
-        found.append(Say(f"job {job.id}: its resize goes on, {resize.state}"))
-        if resize.state in ("ready", "moving"):
+        instructions.append(Say(f"job {job.id}: its resize goes on, {resize.state}"))
+        if resize.state in (ResizeState.READY, ResizeState.MOVING):
             resize.told = True
-            found.append(TellJob())
+            instructions.append(TellJob())
         step = job.running_step
-        lost = () if step is None else tuple(n for n in resize.launches if n not in step.worlds)
-        return [*found, FindLaunches(lost)] if lost else found
+        lost = () if step is None else tuple(n for n in resize.new.slots if n not in step.worlds)
+        return [*instructions, FindLaunches(lost)] if lost else instructions
+
+
+# --- parts of several transitions ----------------------------------------------------------------
 
 
 def merging(
     step: Step, have: tuple[str, ...], slots: tuple[str, ...]
 ) -> tuple[str, list[tuple[str, ...]]]:
-    """Return how to merge: what each launch is to hold, none for a shrink; or warm instead."""
+    """Return ``merge`` and the slots of each launch (none for a shrink), or ``warm`` instead."""
     if len(slots) > len(have) and slots[: len(have)] == have:
         return "merge", [(slot,) for slot in slots[len(have) :]]
     kept = 0
@@ -578,81 +570,81 @@ def merging(
     return "warm", []
 
 
-def ready(resize: PendingResize, facts: Facts, given: Ready) -> Instructions:
-    """Take in that a launch waits for the running world; once all do, tell the job."""
-    resize.ready[given.launch] = BootedWorld(
-        given.launch,
-        len(resize.launches[given.launch]),
-        given.address,
-        given.port,
-        facts.now_s - resize.begun_s,
-    )
-    if len(resize.ready) < len(resize.launches):
-        return [SaveResize(resize.note())]
-    resize.state, resize.until_s, resize.told = "ready", facts.now_s + READY_S, True
-    return [TellJob(), SaveResize(resize.note())]
-
-
-def done(job: JobRuntime, resize: PendingResize, facts: Facts, given: Done) -> Instructions:
-    """The new world is the job: wait for those who leave, then free what they held."""
-    step = job.running_step
-    job.add_resize(ResizeRow.of(facts.at_s, given.resize, resize.number))
-    if step is not None and given.launches:
-        resize.leaving = [launch for launch in step.worlds if launch not in given.launches]
-        step.current, step.ended_s = given.launches, None
-    resize.state, resize.committed, resize.told = "leaving", True, False
-    resize.until_s = facts.now_s + LEAVE_S
-    return [SavePast(), SaveSteps(), SaveResize(resize.note()), Observe()]
-
-
 def amended(job: JobRuntime, message: Done) -> Instructions:
     """Enter the total stall of a completed resize, whose new world now begins its first step."""
     for row in job.resizes:
         whole = ResizeRow.of(row.at_s, message.resize, message.number)
         if row.number == message.number and row != whole:
             job.add_resize(whole)
-            return [SavePast()]
+            return [SaveFinishedResizes()]
     return []
 
 
 def close(resize: PendingResize, reason: str) -> Instructions:
-    """Roll back: the new worlds are killed; their slots are free when they are gone."""
-    resize.state, resize.reason, resize.told = "closing", reason, False
-    resize.leaving = list(resize.launches)
+    """Roll back: kill the new launches. Their slots are free when their processes are gone."""
+    resize.state, resize.reason, resize.told = ResizeState.CLOSING, reason, False
+    resize.leaving = list(resize.new.slots)
     return [SaveResize(resize.note()), *map(KillLaunch, resize.leaving)]
 
 
-def release(resize: PendingResize, facts: Facts) -> AskRelease:
-    """Return who is to be asked to take back what is free now; until then it is the job's."""
-    return AskRelease(tuple(hosts_of(resize.slots if resize.committed else facts.slots)))
+def release(resize: PendingResize, context: ResizeContext) -> AskRelease:
+    """Return the request to give back the nodes that the job no longer needs."""
+    return AskRelease(tuple(hosts_of(resize.slots if resize.committed else context.slots)))
 
 
-def roll_back(job: JobRuntime, facts: Facts, reason: str) -> Instructions:
+def roll_back(job: JobRuntime, context: ResizeContext, reason: str) -> Instructions:
     """Tell the scheduler that the job goes on as it was."""
     later = reason.startswith("later: ")
-    rests = job.rest(facts.now_s, LATER_S if later else 0.0)
-    return [ResizeRolledBack(facts.at_s, job.id, reason, rests, later)]
+    rests = job.rest(context.now_s, LATER_S if later else 0.0)
+    return [ResizeRolledBack(context.at_s, job.id, reason, rests, later)]
 
 
-def stopped(resize: PendingResize, record: CompletionRecord | None) -> Instructions:
-    """Take in that the world has ended; nothing where that was not for the resize."""
-    if resize.committed:
-        return []
-    if record is None and not resize.reason:
-        return []  # it died
-    if record is not None:
-        if record.state != "CANCELLED":
-            return []
-        resize.at_step = record.step
-    resize.committed = True
-    return [SaveResize(resize.note()), KillJob()]
+# --- the table -----------------------------------------------------------------------------------
+
+REQUESTED, GRANTING, BOOTING, READY, MOVING, LEAVING, CLOSING, RELEASING, STOPPING, STARTING = (
+    ResizeState
+)
+
+_ROWS: tuple[tuple[type[Input], tuple[ResizeState, ...], Callable[..., Instructions]], ...] = (
+    (CallStarted, (REQUESTED,), ResizeMachine._call_started),
+    (CallAnswered, (REQUESTED, GRANTING), ResizeMachine._granted),
+    (CallAnswered, (CLOSING,), ResizeMachine._grant_withdrawn),
+    (CallAnswered, (RELEASING,), ResizeMachine._released),
+    (Booted, (BOOTING,), ResizeMachine._booted),
+    (Ready, (BOOTING,), ResizeMachine._ready),
+    (Failed, (BOOTING, READY), ResizeMachine._failed),
+    # After a restart the note may be older than the request that the job has received.
+    (Begun, (REQUESTED, GRANTING, BOOTING, READY, MOVING), ResizeMachine._begun),
+    (Done, (REQUESTED, GRANTING, BOOTING, READY, MOVING), ResizeMachine._done),
+    (RolledBack, (REQUESTED, GRANTING, BOOTING, READY, MOVING), ResizeMachine._rolled_back),
+    (Observed, (REQUESTED, GRANTING, STARTING), ResizeMachine._wait),
+    (Observed, (BOOTING, READY), ResizeMachine._check_boot),
+    (Observed, (MOVING,), ResizeMachine._check_move),
+    (Observed, (LEAVING, CLOSING), ResizeMachine._check_leaving),
+    (Observed, (RELEASING,), ResizeMachine._release_again),
+    (Observed, (STOPPING,), ResizeMachine._check_stop),
+    (StepEnded, (REQUESTED, LEAVING, STARTING), ResizeMachine._wait),
+    (
+        StepEnded,
+        (GRANTING, BOOTING, READY, MOVING, CLOSING, RELEASING, STOPPING),
+        ResizeMachine._step_ended,
+    ),
+    (WorldEnded, (STOPPING,), ResizeMachine._world_ended),
+    (ScriptEnded, (STOPPING, STARTING), ResizeMachine._script_ended),
+    (Polled, (STARTING,), ResizeMachine._relaunched),
+)
+
+TABLE: dict[tuple[ResizeState, type[Input]], Callable[..., Instructions]] = {
+    (state, kind): transition for kind, states, transition in _ROWS for state in states
+}
+"""The transition for each legal pair of a state and a type of input.
+
+``Decided`` and ``Adopted`` are legal in every state and without a resize in flight.
+"""
 
 
-def relaunched(job: JobRuntime, resize: PendingResize, facts: Facts) -> Instructions:
-    """The job computes again: the resize is done."""
-    stall_s = facts.now_s - resize.begun_s
-    sizes = len(facts.slots), len(resize.slots)
-    report = ResizeReport(resize.at_step, *sizes, "relaunch", stall_s, stall_s, 0.0, 0, 0.0)
-    job.add_resize(ResizeRow.of(facts.at_s, report, resize.number))
-    job.resize = None
-    return [SavePast(), SaveResize({}), Resized(facts.at_s, job.id, job.rest(facts.now_s))]
+def is_legal(resize: PendingResize | None, message: Input) -> bool:
+    """Return whether an input has a meaning in the present state."""
+    if isinstance(message, Decided | Adopted | Done):
+        return True
+    return resize is not None and (resize.state, type(message)) in TABLE

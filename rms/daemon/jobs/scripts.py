@@ -1,4 +1,4 @@
-"""Job scripts: started, told to end, requeued, and what became of the job when one is over."""
+"""Job scripts: started, cancelled, requeued, concluded, and the last line of each job's output."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from pathlib import Path
 from rms.core.model.events import Ended, Event, Reopened, Requeued, Start, Started
 from rms.core.model.jobs import Job, JobId, JobState, Node
 from rms.daemon.store.archive import is_settled, job_rows
-from rms.daemon.store.context import Context, Handle, Notes, describe, warning
+from rms.daemon.store.context import Context, Handle, describe, warning
 from rms.daemon.store.journal import JournalError
-from rms.daemon.store.record import REQUEUED, JobRuntime
-from rms.formats.energy import Account, cost_words
+from rms.daemon.store.notes import EndingNote, EndNote, Notes, ScriptNote, SignalNote, SummaryNote
+from rms.daemon.store.record import REQUEUED, JobRuntime, ResizeNote
+from rms.formats.energy import OwnerEnergy, cost_words
 from rms.launch.base import NODES_LOST, LaunchError, ScriptLaunch
 from rms.launch.processes import check_own_file
 from rms.wire.messages import PROCESSORS_VARIABLE, TOKEN_VARIABLE
-from rms.wire.rows import restart_words
+from rms.wire.users import restart_words
 
 START_S = 0.02
-"""How long jobs are started before others have their turn for as long."""
+"""Time budget for starting jobs, after which requests are answered for as long."""
 
 
 class Scripts:
     """Starts and ends job scripts.
 
     Attributes:
-        stopping: whether no more are started.
+        stopping: whether no more scripts are started.
     """
 
     def __init__(self, context: Context, handle: Handle) -> None:
@@ -40,7 +41,7 @@ class Scripts:
     # --- starts ------------------------------------------------------------------------------
 
     def begin_slice(self) -> None:
-        """Let the time begin for which jobs may be started at a stretch."""
+        """Reset the time budget for starting jobs."""
         self._since_s = self._context.now()
 
     def enqueue(self, decision: Start) -> None:
@@ -49,9 +50,9 @@ class Scripts:
         self.start_some()
 
     def start_some(self) -> None:
-        """Start jobs for a short while: hundreds may be decided at once, and others want answers.
+        """Start jobs within the time budget, as hundreds of starts may be decided at once.
 
-        One that is not started now is so at the next look, or by the next daemon.
+        Remaining starts are made in the next round, or after a restart.
         """
         context = self._context
         while self._starts and not self.stopping and context.now() <= self._since_s + START_S:
@@ -63,11 +64,11 @@ class Scripts:
 
     @property
     def starting(self) -> bool:
-        """Whether jobs are left that :meth:`start_some` is to start."""
+        """Whether starts are left for :meth:`start_some`."""
         return bool(self._starts) and not self.stopping
 
     def start(self, job: JobRuntime, nodes: tuple[Node, ...]) -> None:
-        """Start a job; it has failed where that cannot be."""
+        """Start a job. If that fails, the job has failed."""
         try:
             self.run(job, nodes)
         except JournalError:
@@ -82,25 +83,26 @@ class Scripts:
         """Run a job's script on nodes.
 
         Raises:
-            LaunchError: it could not be started.
+            LaunchError: the script could not be started.
         """
-        context, note = self._context, job.note
-        if "array" not in note:
+        context, submission = self._context, job.submission
+        if not submission.array:
             raise LaunchError("what it was submitted with is missing from the journal")
+        output, errors = job.files
         launch = ScriptLaunch(
-            script=context.launcher.state / "jobs" / note["array"] / "script",
-            cwd=note["cwd"],
+            script=context.launcher.state / "jobs" / submission.array / "script",
+            cwd=submission.cwd,
             env={
-                **context.private.environment(note),
+                **context.private.environment(submission.array),
                 **environment(job, len(context.cluster.hosts_of(nodes))),
                 **processors(context.cluster.kinds_of(nodes)),
-                TOKEN_VARIABLE: context.private.token(job.id, note),
+                TOKEN_VARIABLE: context.private.token(job.id),
             },
-            output=Path(note["output"]),
+            output=output,
             nodes=[context.cluster.slots[node] for node in nodes],
             limit_s=context.state.running[job.id].spec.limit_s,
-            arguments=note.get("arguments", ()),
-            errors=Path(note["error"]) if "error" in note else None,
+            arguments=submission.arguments,
+            errors=errors,
         )
         try:
             for path in filter(None, (launch.output, launch.errors)):
@@ -109,15 +111,15 @@ class Scripts:
             raise LaunchError(str(error)) from None
         context.launcher.status_file(job.id).parent.mkdir(parents=True, exist_ok=True)
         job.script = context.launcher.start_script(job.id, launch)
-        context.note("script", job, {"pid": job.script.pid})
+        context.journal.note(ScriptNote(job.id, job.script.pid))
 
     def see_started(self, job: JobRuntime) -> bool:
-        """Tell the scheduler of a script that runs by now; return whether the job goes on."""
+        """Enter the start of a script that runs by now; return whether the job goes on."""
         script = job.script
         if script is None:
             return True
         if script.started:
-            self._context.note("script", job, {"pid": script.pid})
+            self._context.journal.note(ScriptNote(job.id, script.pid))
             self._handle(Started(self._context.time(), job.id))
         elif script.end_state == NODES_LOST:
             self.requeue(job, "could not start where it was meant to")
@@ -127,9 +129,9 @@ class Scripts:
     # --- ends --------------------------------------------------------------------------------
 
     def fail(self, job: JobRuntime, reason: str) -> None:
-        """End a job with which the daemon cannot go on; it has FAILED once nothing of it is left.
+        """End a job that the daemon cannot handle; it is FAILED once its processes are gone.
 
-        To be called again until the job is over.
+        The method is called again in each round until the job is over.
         """
         context = self._context
         if not job.fault:
@@ -157,7 +159,7 @@ class Scripts:
         """End a job: at once if it waits, by SIGTERM and later SIGKILL if it runs.
 
         Args:
-            grace_s: how long it has for a checkpoint; None for as long as this daemon gives.
+            grace_s: time for a checkpoint, None for the daemon's own.
             if_journalled: send SIGTERM only after the request is in the journal. If the daemon is
                 killed before that, the job continues.
 
@@ -171,7 +173,7 @@ class Scripts:
         elif job.ending is None or (job.ending == REQUEUED and state == "CANCELLED"):
             grace_s = context.settings.grace_s if grace_s is None else grace_s
             kill_at = context.now() + grace_s
-            context.note("ending", job, {"state": state, "kill_at": kill_at})
+            context.journal.note(EndingNote(job.id, state, kill_at))
             if if_journalled and not context.journal.caught_up():
                 self._ends[job.id] = state
                 return
@@ -193,8 +195,15 @@ class Scripts:
         worlds = [] if step is None else [step.worlds[n] for n in step.current]
         self._context.launcher.terminate(job.id, worlds)
 
+    def cancel_on_lost_lease(self, job: JobRuntime) -> None:
+        """End a job whose allocation ends; a job that can be requeued waits again."""
+        if job.script is None:
+            return
+        self._context.say(f"job {job.id}: told to end, as its allocation does")
+        self.cancel(job, REQUEUED if job.submission.requeue else "CANCELLED")
+
     def requeue(self, job: JobRuntime, reason: str) -> None:
-        """Let a job of which nothing runs any more wait again."""
+        """Let a job without processes wait again."""
         context = self._context
         loss = restart_words(job.restartable, job.step, job.total) if job.steps else ""
         context.say(f"job {job.id}: {reason}; requeued{': ' if loss else ''}{loss}")
@@ -203,35 +212,37 @@ class Scripts:
         context.scheduler.reasons[job.id] = reason
 
     def forget(self, job: JobRuntime) -> Notes:
-        """Drop what was known of a job's processes, of which there are none any more.
+        """Drop everything about a job's processes, which have all ended.
 
         Returns:
-            What is to be kept of that, with the event that says so.
+            Notes to be kept with the event that the job waits again or has ended.
         """
         job.forget_processes()
         self._ends.pop(job.id, None)
         # Before the event, else it is taken for that of the next run.
         self._context.launcher.status_file(job.id).unlink(missing_ok=True)
-        found: Notes = {f"{kind}/{job.id}": {} for kind in ("ending", "boot", "script", "signal")}
-        return found | {f"steps/{job.id}": job.steps_note()}
+        kinds = EndingNote, ResizeNote, ScriptNote, SignalNote
+        return [*(kind(job.id) for kind in kinds), job.steps_note()]
 
     def end(self, job: JobRuntime, status: int) -> None:
-        """End a job whose script has ended and of which no process is left."""
+        """End a job whose script has ended with this status and that has no processes left."""
         context, script, ending = self._context, job.script, job.ending
         job.resize = None
         failed = next((step for step in job.steps if step.exit_code != 0), None)
         well = status == 0 and failed is None
-        end_state, said = ("", "") if script is None else (script.end_state, script.end_reason)
-        lost = said
+        end_state, end_reason = (
+            ("", "") if script is None else (script.end_state, script.end_reason)
+        )
         if ending == REQUEUED:
             if not well or end_state:
                 before = "before its nodes are taken away" if self.stopping else "to start again"
                 self.requeue(job, f"told to end {before}")
                 return
             ending = None  # it came to its own end in time
-        limited = bool(job.shared.get("memory_mib"))
+        limited = bool(job.submission.memory_mib)
         if limited and not (well or ending) and context.launcher.limit_memory(job.id):
             ending = "OUT_OF_MEMORY"
+        lost = end_reason
         if not (well or end_state or ending):
             answer = self._diagnosis(job)
             if answer is None:
@@ -239,68 +250,67 @@ class Scripts:
             end_state, lost = (NODES_LOST, answer) if answer else ("", "")
         if end_state == NODES_LOST and ending is None:
             lost = lost or "its nodes were lost"
-            if job.note["requeue"]:
+            if job.submission.requeue:
                 self.requeue(job, lost)
                 return
             end_state = "FAILED"
         state = ending or end_state or ("COMPLETED" if well else "FAILED")
-        why = failed.message if failed is not None else said or f"script ended with {status}"
-        why = lost or why
-        limits = {"TIMEOUT": f"TimeLimit: {why}", "OUT_OF_MEMORY": f"OutOfMemory: {why}"}
-        why = "" if state == "COMPLETED" else limits.get(state, why)
-        self.enter_end(job, status, why, state)
-        context.say(f"job {job.id} {state}{': ' if why else ''}{why}")
+        reason = end_reason or f"script ended with {status}"
+        reason = lost or (reason if failed is None else failed.message)
+        limits = {"TIMEOUT": f"TimeLimit: {reason}", "OUT_OF_MEMORY": f"OutOfMemory: {reason}"}
+        reason = "" if state == "COMPLETED" else limits.get(state, reason)
+        self.enter_end(job, status, reason, state)
+        context.say(f"job {job.id} {state}{': ' if reason else ''}{reason}")
 
     def enter_end(self, job: JobRuntime, status: int, reason: str, state: str) -> None:
-        """Enter the end of a job, with what there is to say of it."""
+        """Enter the end of a job, with its exit code, its answer and the reason."""
         self._context.scheduler.reasons[job.id] = reason
         job.exit_code = status
-        note = {"exit_code": status, "answer": job.answer, "reason": reason}
+        note = EndNote(job.id, status, job.answer, reason)
         at_s = self._context.time()
-        self._handle(Ended(at_s, job.id, state), {f"end/{job.id}": note})  # type: ignore[arg-type]
+        self._handle(Ended(at_s, job.id, state), [note])  # type: ignore[arg-type]
 
     def _diagnosis(self, job: JobRuntime) -> str | None:
-        """Return how a job that failed has lost its nodes, "" if it has not, None until known."""
+        """Return how a failed job lost its nodes, "" if it did not, None until that is clear."""
         context = self._context
         if job.diagnosis is None:
             running = context.state.running[job.id]
             hosts = context.cluster.hosts_of(running.held)
-            job.diagnosis = context.launcher.diagnose_failure(job.id, hosts)
+            job.diagnosis = context.launcher.nodes.diagnose_failure(job.id, hosts)
         return "" if job.diagnosis is None else job.diagnosis()
 
 
 def environment(job: JobRuntime, nodes: int) -> dict[str, str]:
-    """Return what the environment of a job's script has from the RMS, beside its own."""
-    note = job.note
+    """Return the variables that the RMS adds to the environment of a job's script."""
+    index = job.submission.index(job.id)
     values: dict[str, str] = {"JOB_ID": JobId(job.id), "JOB_NUM_NODES": str(nodes)}
-    if note["index"] is not None:
-        values |= {"ARRAY_JOB_ID": note["array"], "ARRAY_TASK_ID": str(note["index"])}
+    if index is not None:
+        values |= {"ARRAY_JOB_ID": job.submission.array, "ARRAY_TASK_ID": str(index)}
     return {f"{kind}_{key}": value for kind in ("RMS", "SLURM") for key, value in values.items()}
 
 
 def processors(kinds: Sequence[str]) -> dict[str, str]:
-    """Return what the environment says of the kinds of a job's processors, nothing of none."""
+    """Return the variable with the kinds of a job's processors, none if the nodes state none."""
     return {PROCESSORS_VARIABLE: " ".join(kinds)} if kinds else {}
 
 
-# FUSED rms.daemon.jobs.scripts: The line that each job leaves at the end of its output: how it went, and what energy it took.
+# --- the last line of a job's output -------------------------------------------------------------
 
 SETTLE_S = 5.0
-"""How long the line waits for the last readings of meters."""
+"""Longest wait for the last readings of meters."""
 
 TAIL = 1 << 16
-"""How many bytes at the end of an output may hold a job's line already."""
+"""Bytes at the end of an output that are searched for the job's line."""
 
 NOTE = "summary"
-"""Kind of the note that keeps a job's line; without text it is still to be written."""
-
+"""Kind of the note with a job's line; without text the line is still to be written."""
 
 COPIED = "it ran in the state folder that this one is a copy of"
 """Reason of a job that belongs to the original folder, which still writes its output."""
 
 
 class Endings:
-    """Writes the lines, each once its job's energy is known."""
+    """Writes the last line of each job: its end, resizes and energy, once that is settled."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -310,26 +320,22 @@ class Endings:
             if job.summary == "" and job.id in context.state.ended
         }
 
-    def due(self, event: Event) -> dict[JobId, str]:
-        """Return whose lines are to be written once an event has happened; keys of their notes."""
+    def due(self, event: Event) -> list[JobId]:
+        """Return the jobs whose lines are to be written once an event has happened."""
         gone = event.failed if isinstance(event, Reopened) else ()
         gone = (event.job,) if isinstance(event, Ended) else gone
         jobs = [self._context.state.running.get(job_id) for job_id in gone]
-        return {
-            job.spec.id: f"{NOTE}/{job.spec.id}"
-            for job in jobs
-            if job is not None and job.start_s is not None
-        }
+        return [job.spec.id for job in jobs if job is not None and job.start_s is not None]
 
     def add(self, job_ids: Iterable[JobId]) -> None:
-        """Write the lines of jobs that are over, or let them wait."""
+        """Write the lines of jobs that have ended, now or when their energy is settled."""
         for job_id in job_ids:
             self._context.jobs[job_id].summary = ""
             self._due[job_id] = self._context.now() + SETTLE_S
         if self._due:
-            self.watch()
+            self.tick()
 
-    def watch(self) -> None:
+    def tick(self) -> None:
         """Write the lines that are due."""
         now = self._context.now()
         for job_id, until_s in list(self._due.items()):
@@ -337,7 +343,7 @@ class Endings:
                 self._write(job_id)
 
     def close(self) -> None:
-        """Write all lines: the daemon ends."""
+        """Write all lines, as the daemon ends."""
         for job_id in list(self._due):
             self._write(job_id)
 
@@ -348,42 +354,43 @@ class Endings:
         job.summary = end_words(context, context.state.ended[job_id], job)
         try:
             if context.scheduler.reasons.get(job_id) != COPIED:
-                output = Path(job.note["output"])
+                output = job.files[0]
                 check_own_file(output, context.launcher.state)
                 _append(output, job_id, f"rms: {job.summary}\n")
         except (OSError, ValueError) as error:
             context.say(warning(f"job {job_id}: its output does not take its last line: {error}"))
-        context.note(NOTE, job, {"line": job.summary})  # a line twice is seen, one lost is not
+        # A line twice is seen, one lost is not.
+        context.journal.note(SummaryNote(job_id, job.summary))
 
 
-def end_words(context: Context, job: Job, known: JobRuntime) -> str:
-    """Return what there is to say of a job that is over, in a line."""
+def end_words(context: Context, job: Job, runtime: JobRuntime) -> str:
+    """Return the last line of a job that has ended."""
     run_s = (job.end_s or 0.0) - (job.start_s or 0.0)
     plural = "" if len(job.nodes) == 1 else "s"
     unit = "slot" if context.cluster.shared else "node"
-    found = [f"{run_s:.1f} s on {len(job.nodes)} {unit}{plural}"]
-    if known.resizes:
+    words = [f"{run_s:.1f} s on {len(job.nodes)} {unit}{plural}"]
+    if runtime.resizes:
         chains = list[list[int]]()  # a requeue starts another one
-        for row in known.resizes:
+        for row in runtime.resizes:
             if not chains or chains[-1][-1] != row.from_ranks:
                 chains.append([row.from_ranks])
             chains[-1].append(row.to_ranks)
         sizes = ", ".join(" to ".join(map(str, chain)) for chain in chains)
-        count = f"{len(known.resizes)} resize{'' if len(known.resizes) == 1 else 's'}"
-        found.append(f"{count} ({sizes} ranks)")
+        count = f"{len(runtime.resizes)} resize{'' if len(runtime.resizes) == 1 else 's'}"
+        words.append(f"{count} ({sizes} ranks)")
     prices = context.settings.prices
     energy = context.scheduler.energy
     joules = energy.job_j(job.spec.id, context.time())
-    found.append(Account.of(energy.parts(job.spec.id, joules)).words)
+    words.append(OwnerEnergy.of(energy.parts(job.spec.id, joules)).words)
     if prices is not None:
-        found += cost_words(Account.of(job_rows(context, job.spec.id), prices).cost, prices)
-    return f"job {job.spec.id} {job.state}: {', '.join(found)}"
+        words += cost_words(OwnerEnergy.of(job_rows(context, job.spec.id), prices).cost, prices)
+    return f"job {job.spec.id} {job.state}: {', '.join(words)}"
 
 
 def _append(path: Path, job_id: JobId, line: str) -> None:
-    """Append a job's line to a file, if there is one that does not have it from before a restart.
+    """Append a job's line to its output, unless it is there from before a restart.
 
-    A pipe that nobody reads is no place for it.
+    A file that does not exist is not made, and a pipe without a reader is an error.
     """
     try:
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NONBLOCK)

@@ -1,14 +1,9 @@
-"""``--nodelist`` and ``--exclude`` of a submission: which nodes its jobs may have.
-
-As with ``sbatch``, but that a job gets no other nodes beside those of its list.
-"""
+"""Submissions: from a script to jobs (options, array, sizes, files), and jobs that are held."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import getpass
-import math
 import os
 import re
 import resource
@@ -16,21 +11,17 @@ import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from hashlib import sha256
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from rms.core.model.events import (
-    Ended,
     Event,
     Freed,
     HeldByUser,
-    Reopened,
     Submitted,
     Withdrawn,
     node_words,
@@ -44,16 +35,17 @@ from rms.core.rules.checks import allowed, needs_s
 from rms.core.rules.powercap import is_unknown, within_limit
 from rms.core.rules.transition import is_met, unknown
 from rms.core.state import State
-from rms.daemon.heart import Daemon
-from rms.daemon.store.context import Context, Handle, Notes
-from rms.daemon.store.record import job_note
+from rms.daemon.store.context import Context, Handle
+from rms.daemon.store.notes import IdempotencyNote, NextNote, Note, SubmissionNote
+from rms.daemon.store.record import JobRuntime
 from rms.formats import profiles
 from rms.formats.config import operating_points
 from rms.formats.jobscript import (
     DEFAULT_ARRAY_OUTPUT,
     DEFAULT_OUTPUT,
-    Options,
+    Script,
     ScriptError,
+    check_options,
     nodes_of_tasks,
     nodes_with_gpus,
     parse_text,
@@ -74,131 +66,19 @@ from rms.launch.processes import check_output, check_own_file, check_path, check
 from rms.wire.files import sync_folder, write_whole
 from rms.wire.messages import COOLDOWN_VARIABLE
 from rms.wire.mpiexec import is_program
-from rms.wire.users import JobIds, Submission, SubmitOptions
+from rms.wire.users import JobIds, Options, Submission
 
-MOST_NAMES = 1_000_000
-"""Of all tasks of an array together: each has its own list in the journal."""
-
-
-@dataclass(frozen=True)
-class NodeLists:
-    """The lists of a submission.
-
-    Attributes:
-        sized: it says how many nodes its jobs take.
-        preferred: the preferred size is set.
-    """
-
-    state: State
-    only: tuple[str, ...]
-    never: tuple[str, ...]
-    sized: bool
-    preferred: bool
-
-    def of(self, spec: JobSpec) -> JobSpec:
-        """Return a job with these lists, no wider than they allow.
-
-        Raises:
-            ScriptError: they leave it too few nodes.
-        """
-        spec = replace(spec, nodelist=self.only, exclude=self.never)
-        most = len(allowed(self.state, spec))
-        if self.only and not self.sized and most:
-            return replace(spec, nodes_min=most, nodes_max=most, preferred=most)
-        least = spec.preferred if self.preferred and not spec.mode.any_start else spec.nodes_min
-        if most >= least:
-            preferred = min(spec.preferred, most)
-            spec = replace(spec, preferred=preferred, nodes_max=min(spec.nodes_max, most))
-        if most < least or not spec.sizes() or spec.smallest_start > most:
-            lists = "--nodelist" if self.only else "--exclude"
-            raise ScriptError(f"{lists}: expected at least {least} nodes left to it, got {most}")
-        return spec
-
-
-def node_lists(context: Context, options: Options, tasks: int) -> NodeLists | None:
-    """Return the lists of a submission of so many jobs, None where it has none.
-
-    Raises:
-        ScriptError: they cannot be heeded.
-    """
-    asked = {"--nodelist": options.nodelist, "--exclude": options.exclude}
-    given = {name: text for name, text in asked.items() if text}
-    if not given:
-        return None
-    name, state, policy = next(iter(given)), context.state, context.scheduler.engine.policy
-    if state.lease is not None:
-        raise ScriptError(f"expected no {name} where allocations come and go, got {given[name]!r}")
-    if not isinstance(policy.placement, FirstFit | Consolidate):  # others pick nodes themselves
-        expected = "a policy that takes nodes in order (placement first-fit)"
-        raise ScriptError(f"{name}: expected {expected}, got {policy.name}")
-    names = {name: tuple(dict.fromkeys(expand(text))) for name, text in given.items()}
-    for name, each in names.items():
-        unknown = [node for node in each if node not in context.cluster.nodes_of]
-        if unknown:
-            raise ScriptError(f"{name}: expected nodes of this cluster, got {unknown[0]!r}")
-    if (number := sum(map(len, names.values())) * tasks) > MOST_NAMES:
-        raise ScriptError(f"{name}: expected {MOST_NAMES} names for all tasks, got {number}")
-    only, never = names.get("--nodelist", ()), names.get("--exclude", ())
-    preferred = options.preferred is not None
-    return NodeLists(state, only, never, options.nodes is not None or preferred, preferred)
-
-
-# FUSED rms.daemon.jobs.submit: Jobs that may not start yet: held and released by users, and let go when their time has come.
-
-_CHANGES = transition.EVENTS | {Submitted, Ended, Withdrawn, Reopened}
-"""Events after which another job may be the next whose time comes."""
-
-
-class Holds:
-    """Enters who is held and who may start."""
-
-    def __init__(self, context: Context, handle: Handle) -> None:
-        self._context, self._handle = context, handle
-        self._next_s = -inf
-
-    def followed(self, event: Event) -> None:
-        """Take in what has happened."""
-        if type(event) in _CHANGES:
-            self._next_s = -inf
-
-    def look(self) -> None:
-        """Let jobs start whose time has come."""
-        context = self._context
-        at_s, state = context.time(), context.state
-        if self._next_s > at_s:
-            return
-        if found := transition.due(state, at_s):
-            self._handle(Freed(at_s, found))
-        self._next_s = transition.next_s(state)
-
-    def hold(self, jobs: Sequence[JobId]) -> None:
-        """Hold jobs that wait."""
-        self._handle(HeldByUser(self._context.time(), tuple(jobs), True))
-
-    def withdraw(self, jobs: Sequence[JobId]) -> None:
-        """Cancel jobs that wait."""
-        self._handle(Withdrawn(self._context.time(), tuple(jobs)))
-
-    def release(self, jobs: Sequence[JobId]) -> None:
-        """Let jobs start that a user held, once they wait for nothing else."""
-        self._handle(HeldByUser(self._context.time(), tuple(jobs), False))
-
-
-# FUSED rms.daemon.jobs.submit: From a submitted script to jobs: options, array, sizes, files.
-
-PLACING = {
-    *("--deadline", "--reservation", "--nodefile", "-F", "--constraint", "-C"),
-}
-"""Options of sbatch that say when or where a job may run: not to heed them is no small thing."""
+PLACING = {"--deadline", "--reservation", "--nodefile", "-F", "--constraint", "-C"}
+"""Options of sbatch that restrict when or where a job may run: a job with them is refused."""
 
 CHUNK = 250
-"""How many tasks of an array are made at a stretch, before others have their turn."""
+"""Tasks of an array that are made before other requests are answered."""
 
 MOST_REPEATED = 100_000
-"""Dependencies and profile points of all tasks of an array together; each task has a copy."""
+"""Limit of dependencies and profile points of all tasks together, as each task has a copy."""
 
 MOST_CHECKED = 100
-"""Of so many tasks the output is looked at; all are when they start."""
+"""Number of tasks whose outputs are checked at submission; all are checked when they start."""
 
 _PLAIN_SHELL = re.compile("#! *(/usr)?/bin/(env +)?(ba)?sh")
 """First line of a script whose shell reads no other file before it."""
@@ -207,32 +87,112 @@ MARGIN_BYTES = 32 << 20
 JOB_BYTES = 3 << 10
 """Address space per job, and the reserve for everything else: C libraries may crash without it."""
 
+MOST_NAMES = 1_000_000
+"""Limit of names of all tasks together, as each task has its own list in the journal."""
 
-async def admit(daemon: Daemon, body: Submission) -> JobIds:
-    """Make jobs of a submission and hand them to the daemon; return their ids.
 
-    One that is refused uses no number up and leaves nothing on the disk; one that is repeated, with
-    its key, is the one that there is. Others have their turn while it makes a large array; the next
-    submission may begin when it has returned.
+class Admission:
+    """Takes in submissions.
+
+    Args:
+        handle: enters the event of a submission.
+    """
+
+    def __init__(self, context: Context, handle: Handle) -> None:
+        self._context, self._handle = context, handle
+        self._turn = asyncio.Lock()
+
+    async def submit(self, body: Submission) -> JobIds:
+        """Make jobs of a submission and take them in; return their ids.
+
+        A refused submission uses up no number and leaves nothing on the disk. A repeated one, by
+        its key, gets the ids of the first. Other requests are answered while a large array is
+        made; the next submission begins after this one.
+
+        Raises:
+            ScriptError: the script or its options cannot be run.
+            OSError, JournalError, MemoryError: it cannot be kept now.
+        """
+        async with self._turn:
+            key = _idempotency(self._context, body)
+            return await self._admit(body, key) if key is None or not key.ids else JobIds(key.ids)
+
+    async def _admit(self, body: Submission, key: IdempotencyNote | None) -> JobIds:
+        context, number = self._context, self.next_id()
+        read_option("job-name", body.name)
+        script = parse_text(body.text, body.name)
+        body, options, warnings = _heeded(context, body, script)
+        _refuse_no_program(context, body)
+        _check(check_strings, body.cwd, body.env)
+        profile = _profile(context, body, options)
+        note = _note(context, number, body, options, profile)
+        specs = await _specs(context, number, options, profile, note)
+        _check_folders(note)
+        warnings += _estimates(context, specs[0])
+        ids: list[str] = [spec.id for spec in specs]
+        env = body.env | _cooldown(options)
+        with self._folder(number):
+            await asyncio.to_thread(_keep, context, number, body.text, env)
+            if key is not None:
+                key.ids = ids
+            notes = [NextNote(id=number + 1), *([] if key is None else [key])]
+            self.enter(specs, note, notes)
+        return JobIds(ids, warnings)
+
+    def enter(
+        self, specs: list[JobSpec], submission: SubmissionNote, notes: Sequence[Note] = ()
+    ) -> None:
+        """Take in jobs, all of them or none; they are on disk when it returns.
+
+        Args:
+            submission: of the job, or of all tasks of the array.
+            notes: further notes of the same transaction.
+
+        Raises:
+            JournalFullError: they cannot be written now.
+        """
+        context, journal = self._context, self._context.journal
+        event = Submitted(context.time(), tuple(specs))
+        transition.check(context.state, event)
+        with journal.whole():
+            journal.note(submission, *notes)
+            entry = journal.append(event)
+        for spec in specs:
+            context.jobs[spec.id] = JobRuntime(spec.id, submission)
+        self._handle(event, number=entry)
+        journal.flush()
+
+    def next_id(self) -> int:
+        """Return the next free job number. Its use must be noted by :class:`NextNote`."""
+        return self._context.journal.noted(NextNote).id
+
+    @contextmanager
+    def _folder(self, number: int) -> Iterator[None]:
+        """Make the folder of a submission; remove it if its jobs are not taken in."""
+        folder = self._context.launcher.state / "jobs" / str(number)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            yield
+        except BaseException:
+            if self.next_id() == number:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+def _heeded(
+    context: Context, body: Submission, script: Script
+) -> tuple[Submission, Options, list[str]]:
+    """Return a submission in its folder and environment, its options, and warnings about them.
 
     Raises:
-        ScriptError: the script or its options cannot be run.
-        OSError, JournalError, MemoryError: it cannot be kept now.
+        ScriptError: an option cannot be heeded.
     """
-    known, facts = _repeated(daemon, body)
-    if known:
-        return JobIds(known)
-    number = daemon.next_id()
-    read_option("job-name", body.name)
-    script = parse_text(body.text, body.name)
-    options, stated = _options(body.options), script.options
-    if options.nodes is not None:
-        stated = dataclasses.replace(
-            stated, ntasks=None
-        )  # they are ranks of the nodes that it states
-    options = options.over(stated)
-    cluster = daemon.context.cluster
-    unheeded = daemon.launcher.unheeded(script.slurm_options)
+    cluster, launcher, stated = context.cluster, context.launcher, script.options
+    check_options(body.options)
+    if body.options.nodes is not None:  # the script's tasks are ranks on the script's nodes
+        stated = replace(stated, ntasks=None)
+    options = body.options.over(stated)
+    unheeded = launcher.nodes.unheeded(script.slurm_options)
     nodes = dict(zip(cluster.names, cluster.slots, strict=True))
     options, unheeded = nodes_with_gpus(options, unheeded, nodes)
     if "--exclusive" in unheeded:  # every job is exclusive on whole nodes
@@ -240,7 +200,7 @@ async def admit(daemon: Daemon, body: Submission) -> JobIds:
             raise ScriptError("expected no --exclusive, as jobs share nodes here, got --exclusive")
         unheeded.remove("--exclusive")
     warnings = _warnings(unheeded)
-    if not daemon.launcher.watches_processes and (body.options.memory_mib or body.options.signal):
+    if not launcher.watches_processes and (body.options.memory_mib or body.options.signal):
         raise ScriptError("expected --mem and --signal in #SBATCH lines, for Slurm, got them here")
     body = _placed(body, options)
     shared = bool(cluster.shared)
@@ -248,44 +208,21 @@ async def admit(daemon: Daemon, body: Submission) -> JobIds:
     widths = [len(nodes[name]) for name in listed if name in nodes] or cluster.widths
     refuse_unsupported(options, widths, shared=shared)
     options = nodes_of_tasks(options, widths, shared=shared)
-    most_s = daemon.launcher.longest_s(script.slurm_options, body.env)
-    if options.time_s is not None and most_s < options.time_s < math.inf:
+    most_s = launcher.nodes.longest_s(script.slurm_options, body.env)
+    if options.time_s and most_s < options.time_s:
         expected = f"{most_s:.0f} s, the limit of its partition"
         raise ScriptError(f"expected --time of at most {expected}, got {options.time_s:.0f} s")
-    _refuse_no_program(daemon, body)
-    note = _note(daemon, number, body, options)
-    specs = await _specs(daemon, number, body, options, note)
-    for option, pattern in note["outputs"].items():
-        folder = Path(pattern).parent
-        while "%" in str(folder):  # these folders are made for each job
-            folder = folder.parent
-        if not os.path.isdir(Path(body.cwd) / folder):  # noqa: PTH112 - Path.is_dir raises without permission
-            raise ScriptError(f"expected an existing folder for --{option}, got {pattern}")
-    if (assumed_s := specs[0].assumed_s) is not None:
-        minutes, seconds = divmod(int(assumed_s), 60)
-        planned = f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
-        warnings.append(f"no --time: the job is planned with {planned}, which is not a limit")
-    state, policy = daemon.context.state, daemon.context.scheduler.engine.policy
-    capped = state.power_cap_w is not None or policy.caps_nodes
-    if capped and is_unknown(state.power_models, specs[0]):
-        warnings.append(
-            "no --power, no profile and no power model of busy nodes: the job counts as 0 W under "
-            "the power cap"
-        )
-    ids: list[str] = [spec.id for spec in specs]
-    env = body.env | _cooldown(options)
-    with _folder(daemon, number):
-        await asyncio.to_thread(_keep, daemon.context, number, body.text, env)
-        facts = {key: {**fact, "ids": ids} for key, fact in facts.items()}
-        daemon.submit(specs, {str(number): note}, {"next": {"id": number + 1}, **facts})
-    return JobIds(ids, warnings)
+    return body, options, warnings
+
+
+# --- The options ----------------------------------------------------------------------------------
 
 
 def _warnings(unheeded: Sequence[str]) -> list[str]:
-    """Return what is to be said of options for sbatch that have no effect.
+    """Return a warning about options of sbatch that have no effect.
 
     Raises:
-        ScriptError: one of them says when or where the job may run.
+        ScriptError: an option restricts when or where the job may run.
     """
     for word in unheeded:
         name = word.partition("=")[0] if word.startswith("--") else word[:2]
@@ -295,214 +232,11 @@ def _warnings(unheeded: Sequence[str]) -> list[str]:
     return [f"#SBATCH {' '.join(unheeded)}: without effect here"] if unheeded else []
 
 
-def _note(daemon: Daemon, number: int, body: Submission, options: Options) -> dict[str, Any]:
-    """Return what is to be kept of a submission, for its job or all tasks of its array.
-
-    Raises:
-        ScriptError: no job can be started in this folder and environment.
-    """
-    _check(check_strings, body.cwd, body.env)
-    requeue, profile = options.requeue, _profile(daemon, body, options)
-    default = DEFAULT_OUTPUT if options.array is None else DEFAULT_ARRAY_OUTPUT
-    note: dict[str, Any] = {
-        "name": options.job_name or body.name,
-        "cwd": body.cwd,
-        "outputs": {"output": options.output or default},
-        "node": daemon.context.cluster.hosts[0],
-        "user": getpass.getuser(),
-        "array": str(number),
-        "requeue": daemon.launcher.requeue_by_default if requeue is None else requeue,
-        "profile": "" if profile is None else f"{profile.name}, measured {profile.measured}",
-    }
-    if options.error is not None:
-        note["outputs"]["error"] = options.error
-    if options.arguments:
-        note["arguments"] = options.arguments
-    if options.memory_mib and daemon.launcher.watches_processes:
-        note["memory_mib"] = options.memory_mib
-    if options.signal is not None and daemon.launcher.watches_processes:
-        note["signal"] = asdict(parse_signal(options.signal))
-    return note
-
-
-async def _specs(
-    daemon: Daemon, number: int, body: Submission, options: Options, note: dict[str, Any]
-) -> list[JobSpec]:
-    """Return the jobs of a submission; others have their turn now and then.
-
-    Raises:
-        ScriptError: they cannot be.
-    """
-    array = None if options.array is None else parse_array(options.array)
-    indices: list[int | None] = [None] if array is None else list(array.indices)
-    now_s, profile, begin_s = (
-        daemon.time(),
-        _profile(daemon, body, options),
-        _begin_s(daemon, options),
-    )
-    after, any_of = _after(daemon, options, note["name"])
-    _check_memory(len(indices))
-    lists = node_lists(daemon.context, options, len(indices))
-    points = () if profile is None else profile.points
-    if (repeated := (len(after) + len(points)) * len(indices)) > MOST_REPEATED:
-        expected = f"at most {MOST_REPEATED} dependencies and profile points for all tasks"
-        raise ScriptError(f"expected {expected}, got {repeated}")
-    ids = [JobId(str(number) if index is None else f"{number}_{index}") for index in indices]
-    spec = _spec(ids[0], now_s, options, array, profile)
-    spec = replace(spec, begin_s=begin_s, after=after, after_any=any_of)
-    if spec.is_assumed and options.time_s is None:
-        spec = replace(spec, assumed_s=daemon.context.settings.assumed_s)
-    spec = spec if lists is None else lists.of(spec)
-    if options.preferred is None:
-        spec = _at_most(spec, _most(daemon.context.state))
-    spec = _limited(spec, options, daemon.context.state)
-    _refuse_impossible(daemon, spec)
-    specs: list[JobSpec] = []
-    for job_id in ids:  # the tasks of an array differ in their ids only
-        specs.append(replace(spec, id=job_id))
-        if len(specs) <= MOST_CHECKED:
-            _check_outputs(job_note(note, job_id), daemon.launcher.state)
-        if len(specs) % CHUNK == 0:
-            await asyncio.sleep(0)
-    return specs
-
-
-def _most(state: State) -> int:
-    """Return the maximum number of nodes of a job, including nodes that are down or drained."""
-    return state.nodes if state.lease is None else min(state.nodes, state.lease.most)
-
-
-def _at_most(spec: JobSpec, most: int) -> JobSpec:
-    """Return a job with its preferred size reduced to the largest size of at most ``most`` nodes.
-
-    A job that waits for more nodes keeps its size; without such a size the smallest is preferred.
-    """
-    if spec.preferred <= most or spec.wait_for_nodes:
-        return spec
-    sizes = spec.sizes()
-    fitting = bisect_right(sizes, most)
-    return replace(spec, preferred=sizes[fitting - 1] if fitting else spec.nodes_min)
-
-
-def _refuse_impossible(daemon: Daemon, spec: JobSpec) -> None:
-    """Refuse a job that could never start, also with the nodes that are down or drained.
-
-    Raises:
-        ScriptError: it requests more than the cluster has, or than an allocation may have.
-    """
-    state, policy = daemon.context.state, daemon.context.scheduler.engine.policy
-    lease, least = state.lease, spec.smallest_start
-    most = _most(state)
-    if least > most and not spec.wait_for_nodes:
-        there = "as the cluster has" if lease is None else "as are held at once"
-        raise ScriptError(
-            f"expected a job of at most {node_words(most)}, {there} "
-            f"(--wait-for-nodes waits for more), got {least}"
-        )
-    if lease is not None and needs_s(spec) > lease.longest_s and not spec.wait_for_nodes:
-        most_s = f"{lease.longest_s:.0f} s, as allocations last"
-        raise ScriptError(f"expected --time of at most {most_s}, got {spec.limit_s:.0f} s")
-    if policy.refusal is not None and least <= state.nodes:
-        why = policy.refusal(state.site, spec)
-        if why is not None:
-            raise ScriptError(
-                f"expected a job that policy {policy.name} can place, got one that {why}"
-            )
-
-
-def _check_memory(jobs: int) -> None:
-    """Refuse jobs if the address space limit of the process (``ulimit -v``) is nearly reached.
-
-    Raises:
-        MemoryError: too little is left; it may suffice after other jobs have ended.
-    """
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    statm = Path("/proc/self/statm")
-    if limit == resource.RLIM_INFINITY or not statm.exists():  # macOS has none
-        return
-    pages = int(statm.read_text().split()[0])
-    left, needed = limit - pages * resource.getpagesize(), MARGIN_BYTES + jobs * JOB_BYTES
-    if left < needed:
-        expected = f"{needed >> 20} MiB of memory left to the daemon for {jobs} jobs"
-        raise MemoryError(f"expected {expected}, got {left >> 20} MiB")
-
-
-def _refuse_no_program(daemon: Daemon, body: Submission) -> None:
-    """Refuse a script with a single command whose program does not exist.
-
-    Scripts of several commands, shells with options (``bash -l``) and other machines may provide
-    it.
-
-    Raises:
-        ScriptError: the program does not exist.
-    """
-    lines = [line.strip() for line in body.text.replace("\\\n", " ").split("\n")]
-    commands = [line for line in lines if line and not line.startswith("#")]
-    if daemon.launcher.shared_filesystem or len(commands) != 1 or not body.command:
-        return
-    if not _PLAIN_SHELL.fullmatch(lines[0]):
-        return
-    if not is_program(body.command[0], Path(body.cwd), body.env.get("PATH", os.defpath)):
-        raise ScriptError(f"expected a program that can be run, got {body.command[0]!r}")
-
-
-def _check_outputs(note: Mapping[str, Any], state: Path) -> None:
-    """Refuse files of output that no job can be started with.
-
-    Raises:
-        ScriptError: they are something else.
-    """
-    for output in filter(None, (note["output"], note.get("error"))):
-        _check(check_path, output)
-        _check(check_own_file, Path(output), state)
-        _check(check_output, Path(output))
-
-
-def _check(check: Callable[..., None], *arguments: object) -> None:
-    """Call a check of files or strings; raise its ValueError as ScriptError."""
-    try:
-        check(*arguments)
-    except ValueError as error:
-        raise ScriptError(str(error)) from None
-
-
-def _repeated(daemon: Daemon, body: Submission) -> tuple[list[str], Notes]:
-    """Return the ids that a submission has from before, else what is to be kept of its key.
-
-    Raises:
-        ScriptError: its key is that of another submission.
-    """
-    key = body.options.idempotency_key
-    if not key:
-        return [], {}
-    digest = sha256(msgspec.json.encode((body.text, body.name, body.cwd, body.options))).hexdigest()
-    found = daemon.journal.noted("submitted", key)
-    if found and found["sha256"] != digest:
-        first = found["ids"][0]
-        raise ScriptError(
-            f"--idempotency-key: expected another one for another submission, got that of {first}"
-        )
-    return found.get("ids", []), {f"submitted/{key}": {"sha256": digest}}
-
-
-@contextmanager
-def _folder(daemon: Daemon, number: int) -> Iterator[None]:
-    """Make the folder of a submission; it goes again where its jobs are not taken in after all."""
-    folder = daemon.launcher.state / "jobs" / str(number)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    except BaseException:
-        if daemon.next_id() == number:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
 def _placed(body: Submission, options: Options) -> Submission:
-    """Return a submission with the folder and the environment that its options ask for.
+    """Return a submission with the folder and the environment of its options.
 
     Raises:
-        ScriptError: the folder is not there; a job is not to make one.
+        ScriptError: the folder does not exist.
     """
     cwd = str(Path(body.cwd) / options.chdir) if options.chdir else body.cwd
     _check(check_path, cwd)
@@ -515,11 +249,11 @@ def _placed(body: Submission, options: Options) -> Submission:
 
 
 def exported(env: Mapping[str, str], wanted: str) -> dict[str, str]:
-    """Return what ``--export`` leaves of an environment.
+    """Return the environment that ``--export`` selects.
 
     Args:
         wanted: ``ALL``, ``NONE`` or ``NIL`` (no variable), or names and ``NAME=VALUE`` with commas
-            between; only these are left, unless ``ALL`` is among them.
+            between, which are the only variables unless ``ALL`` is among them.
     """
     variables: dict[str, str] = {}
     words = wanted.split(",")
@@ -537,8 +271,87 @@ def exported(env: Mapping[str, str], wanted: str) -> dict[str, str]:
     return {**env, **variables} if "ALL" in words else variables
 
 
+def _cooldown(options: Options) -> dict[str, str]:
+    return {} if options.cooldown_s is None else {COOLDOWN_VARIABLE: f"{options.cooldown_s:g}"}
+
+
+def _refuse_no_program(context: Context, body: Submission) -> None:
+    """Refuse a script with a single command whose program does not exist.
+
+    Scripts of several commands, shells with options (``bash -l``) and other machines may provide
+    it.
+
+    Raises:
+        ScriptError: the program does not exist.
+    """
+    lines = [line.strip() for line in body.text.replace("\\\n", " ").split("\n")]
+    commands = [line for line in lines if line and not line.startswith("#")]
+    if context.launcher.shared_filesystem or len(commands) != 1 or not body.command:
+        return
+    if not _PLAIN_SHELL.fullmatch(lines[0]):
+        return
+    if not is_program(body.command[0], Path(body.cwd), body.env.get("PATH", os.defpath)):
+        raise ScriptError(f"expected a program that can be run, got {body.command[0]!r}")
+
+
+# --- The jobs -------------------------------------------------------------------------------------
+
+
+def _note(
+    context: Context, number: int, body: Submission, options: Options, profile: Profile | None
+) -> SubmissionNote:
+    """Return the note of a submission, for its job or all tasks of its array."""
+    launcher, requeue = context.launcher, options.requeue
+    default = DEFAULT_OUTPUT if options.array is None else DEFAULT_ARRAY_OUTPUT
+    watched = launcher.watches_processes
+    signal = options.signal if watched else None
+    return SubmissionNote(
+        str(number),
+        name=options.job_name or body.name,
+        cwd=body.cwd,
+        output=options.output or default,
+        error=options.error,
+        node=context.cluster.hosts[0],
+        user=getpass.getuser(),
+        array=str(number),
+        requeue=launcher.nodes.requeue_by_default if requeue is None else requeue,
+        profile="" if profile is None else f"{profile.name}, measured {profile.measured}",
+        arguments=list(options.arguments or ()),
+        memory_mib=options.memory_mib if watched else None,
+        signal=None if signal is None else parse_signal(signal),
+    )
+
+
+def _check_folders(note: SubmissionNote) -> None:
+    """Refuse outputs in folders that do not exist. Folders named after the job are made later."""
+    for option, pattern in (("output", note.output), ("error", note.error)):
+        if pattern is None:
+            continue
+        folder = Path(pattern).parent
+        while "%" in str(folder):
+            folder = folder.parent
+        if not os.path.isdir(Path(note.cwd) / folder):  # noqa: PTH112 - Path.is_dir raises without permission
+            raise ScriptError(f"expected an existing folder for --{option}, got {pattern}")
+
+
+def _estimates(context: Context, spec: JobSpec) -> list[str]:
+    """Return warnings about the run time and the power that a job is planned with."""
+    warnings, state = list[str](), context.state
+    if spec.assumed_s is not None:
+        minutes, seconds = divmod(int(spec.assumed_s), 60)
+        planned = f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
+        warnings.append(f"no --time: the job is planned with {planned}, which is not a limit")
+    capped = state.power_cap_w is not None or context.scheduler.engine.policy.placement.caps_nodes
+    if capped and is_unknown(state.power_models, spec):
+        warnings.append(
+            "no --power, no profile and no power model of busy nodes: the job counts as 0 W under "
+            "the power cap"
+        )
+    return warnings
+
+
 def _keep(context: Context, number: int, text: str, env: dict[str, str]) -> None:
-    """Write script and environment as they are now; what becomes of the user's does not matter."""
+    """Write script and environment; later changes of the user's files do not matter."""
     folder = context.launcher.state / "jobs" / str(number)
     write_whole(folder / "script", text, sync=True, mode=0o700)
     context.private.keep(f"{number}/environment", env, sync=True)
@@ -546,46 +359,43 @@ def _keep(context: Context, number: int, text: str, env: dict[str, str]) -> None
     sync_folder(folder.parent)
 
 
-_READ_LATER = ("begin", "dependency", "signal", "account", "nodelist", "exclude")
-
-
-def _options(given: SubmitOptions) -> Options:
-    for option in ("job_name", "output", "error", "chdir", "export", *_READ_LATER):
-        text = getattr(given, option)
-        if text is not None:
-            read_option(option.replace("_", "-"), text)
-    try:
-        options = msgspec.convert(given, Options, from_attributes=True)
-    except msgspec.ValidationError as error:
-        raise ScriptError(str(error)) from None
-    return dataclasses.replace(options, time_s=math.inf) if options.time_s == 0.0 else options
-
-
-def _cooldown(options: Options) -> dict[str, str]:
-    return {} if options.cooldown_s is None else {COOLDOWN_VARIABLE: f"{options.cooldown_s:g}"}
-
-
-def _profile(daemon: Daemon, body: Submission, options: Options) -> Profile | None:
-    """Return the measured profile of a submission: the one it names, or that of its program.
+async def _specs(
+    context: Context, number: int, options: Options, profile: Profile | None, note: SubmissionNote
+) -> list[JobSpec]:
+    """Return the jobs of a submission; other requests are answered meanwhile.
 
     Raises:
-        ScriptError: it names one that there is not.
+        ScriptError: the options allow no such job.
     """
-    base, wanted = daemon.context.settings.profiles, options.profile
-    if wanted == "none" or (wanted is None and (base is None or not body.program)):
-        return None
-    if wanted is not None:
-        try:
-            if wanted.endswith(".json"):  # its client has read it
-                return profiles.parsed(body.profile.encode(), wanted)
-            return profiles.named(base, wanted)
-        except ProfileError as error:
-            raise ScriptError(f"--profile: {error}") from None
-    try:
-        return profiles.find(base, Program(tuple(body.command), body.program), hardware)
-    except ProfileError as error:
-        daemon.say(f"no profile of {body.name}: {error}")  # it runs without one as well
-        return None
+    array = None if options.array is None else parse_array(options.array)
+    indices: list[int | None] = [None] if array is None else list(array.indices)
+    now_s, begin_s = context.time(), _begin_s(context, options)
+    after, any_of = _after(context, options, note.name)
+    _check_memory(len(indices))
+    only, never = _node_lists(context, options, len(indices))
+    points = () if profile is None else profile.points
+    if (repeated := (len(after) + len(points)) * len(indices)) > MOST_REPEATED:
+        expected = f"at most {MOST_REPEATED} dependencies and profile points for all tasks"
+        raise ScriptError(f"expected {expected}, got {repeated}")
+    ids = [JobId(str(number) if index is None else f"{number}_{index}") for index in indices]
+    spec = _spec(ids[0], now_s, options, array, profile)
+    spec = replace(spec, begin_s=begin_s, after=after, after_any=any_of)
+    if spec.is_assumed and options.time_s is None:
+        spec = replace(spec, assumed_s=context.settings.assumed_s)
+    if only or never:
+        spec = _listed(replace(spec, nodelist=only, exclude=never), context.state, options)
+    if options.preferred is None:
+        spec = _at_most(spec, _most(context.state))
+    spec = _limited(spec, options, context.state)
+    _refuse_impossible(context, spec)
+    specs: list[JobSpec] = []
+    for job_id in ids:  # the tasks of an array differ in their ids only
+        specs.append(replace(spec, id=job_id))
+        if len(specs) <= MOST_CHECKED:
+            _check_outputs(note.files(job_id), context.launcher.state)
+        if len(specs) % CHUNK == 0:
+            await asyncio.sleep(0)
+    return specs
 
 
 def _spec(
@@ -609,8 +419,8 @@ def _spec(
             nodes_min=low,
             nodes_max=high,
             preferred=preferred,
-            mode=options.mode or Mode.FIXED,
-            limit_s=None if options.time_s in (None, math.inf) else options.time_s,
+            mode=Mode(options.mode or Mode.FIXED),
+            limit_s=options.time_s or None,
             array=None if array is None else job_id.partition("_")[0],
             array_limit=None if array is None else array.limit,
             power_w=options.power_w,
@@ -626,37 +436,54 @@ def _spec(
         raise ScriptError(str(error)) from None
 
 
-def _begin_s(daemon: Daemon, options: Options) -> float | None:
+def _begin_s(context: Context, options: Options) -> float | None:
     """Return when jobs may start at the earliest, by the daemon's clock; None for now."""
     if options.begin is None:
         return None
-    skew_s = daemon.context.skew_s  # a user's times are those of the day
-    return parse_begin(options.begin, daemon.context.now() + skew_s) - skew_s
+    skew_s = context.skew_s  # a user's times are those of the day
+    return parse_begin(options.begin, context.now() + skew_s) - skew_s
 
 
-def _after(daemon: Daemon, options: Options, name: str) -> tuple[tuple[Dependency, ...], bool]:
-    """Return what jobs of a submission wait for, and whether any of it is enough.
+def _after(context: Context, options: Options, name: str) -> tuple[tuple[Dependency, ...], bool]:
+    """Return the dependencies of a submission, and whether any of them is enough.
 
     Raises:
-        ScriptError: there is no such job.
+        ScriptError: a job of ``--dependency`` does not exist.
     """
     if options.dependency is None:
         return (), False
-    asked, state = parse_dependency(options.dependency), daemon.context.state
+    dependency, state = parse_dependency(options.dependency), context.state
     after = []
-    for kind, job in asked.after:
-        over = daemon.journal.archived(job) if unknown(state, [job]) else []
+    for kind, job in dependency.after:
+        over = context.journal.archived(job) if unknown(state, [job]) else []
         if not over and unknown(state, [job]):
             raise ScriptError(f"--dependency: expected the id of a job, got {job}, not known")
         if not over or not is_met(kind, [JobState(each.row.state) for each in over]):
             after.append(Dependency(kind, job))
-        elif asked.any_of:
+        elif dependency.any_of:
             return (), False
-    if asked.singleton:
-        notes = [daemon.jobs[job_id].shared for job_id in (*state.waiting, *state.running)]
-        same = dict.fromkeys(note["array"] for note in notes if note.get("name") == name)
+    if dependency.singleton:
+        notes = [context.jobs[job_id].submission for job_id in (*state.waiting, *state.running)]
+        same = dict.fromkeys(note.array for note in notes if note.name == name)
         after += [Dependency("afterany", job) for job in same]
-    return tuple(after), asked.any_of
+    return tuple(after), dependency.any_of
+
+
+def _most(state: State) -> int:
+    """Return the maximum number of nodes of a job, including nodes that are down or drained."""
+    return state.nodes if state.lease is None else min(state.nodes, state.lease.most)
+
+
+def _at_most(spec: JobSpec, most: int) -> JobSpec:
+    """Return a job with its preferred size reduced to the largest size of at most ``most`` nodes.
+
+    A job that waits for more nodes keeps its size; without such a size the smallest is preferred.
+    """
+    if spec.preferred <= most or spec.wait_for_nodes:
+        return spec
+    sizes = spec.sizes()
+    fitting = bisect_right(sizes, most)
+    return replace(spec, preferred=sizes[fitting - 1] if fitting else spec.nodes_min)
 
 
 def _limited(spec: JobSpec, options: Options, state: State) -> JobSpec:
@@ -669,3 +496,201 @@ def _limited(spec: JobSpec, options: Options, state: State) -> JobSpec:
         )
     except ValueError as error:
         raise ScriptError(f"--power-limit: {error}") from None
+
+
+def _profile(context: Context, body: Submission, options: Options) -> Profile | None:
+    """Return the measured profile that a submission names, or the profile of its program.
+
+    Raises:
+        ScriptError: the profile does not exist.
+    """
+    base, wanted = context.settings.profiles, options.profile
+    if wanted == "none" or (wanted is None and (base is None or not body.program)):
+        return None
+    if wanted is not None:
+        try:
+            if wanted.endswith(".json"):  # its client has read it
+                return profiles.parsed(body.profile.encode(), wanted)
+            return profiles.named(base, wanted)
+        except ProfileError as error:
+            raise ScriptError(f"--profile: {error}") from None
+    try:
+        return profiles.find(base, Program(tuple(body.command), body.program), hardware)
+    except ProfileError as error:
+        context.say(f"no profile of {body.name}: {error}")  # it runs without one as well
+        return None
+
+
+# --- Node lists -----------------------------------------------------------------------------------
+
+
+def _node_lists(
+    context: Context, options: Options, tasks: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of ``--nodelist`` and ``--exclude`` of a submission of ``tasks`` jobs.
+
+    Raises:
+        ScriptError: the policy or the cluster cannot heed them.
+    """
+    texts = {"--nodelist": options.nodelist, "--exclude": options.exclude}
+    names = {name: tuple(dict.fromkeys(expand(text))) for name, text in texts.items() if text}
+    if not names:
+        return (), ()
+    name, state, policy = next(iter(names)), context.state, context.scheduler.engine.policy
+    if state.lease is not None:
+        raise ScriptError(f"expected no {name} where allocations come and go, got {texts[name]!r}")
+    if not isinstance(policy.placement, FirstFit | Consolidate):  # others pick nodes themselves
+        expected = "a policy that takes nodes in order (placement first-fit)"
+        raise ScriptError(f"{name}: expected {expected}, got {policy.name}")
+    for name, nodes in names.items():
+        unknown = [node for node in nodes if node not in context.cluster.nodes_of]
+        if unknown:
+            raise ScriptError(f"{name}: expected nodes of this cluster, got {unknown[0]!r}")
+    if (number := sum(map(len, names.values())) * tasks) > MOST_NAMES:
+        raise ScriptError(f"{name}: expected {MOST_NAMES} names for all tasks, got {number}")
+    return names.get("--nodelist", ()), names.get("--exclude", ())
+
+
+def _listed(spec: JobSpec, state: State, options: Options) -> JobSpec:
+    """Return a job with node lists, no larger than they allow.
+
+    As with ``sbatch``, but the job gets no nodes beside those of its ``--nodelist``.
+
+    Raises:
+        ScriptError: the lists leave the job too few nodes.
+    """
+    most, has_preferred = len(allowed(state, spec)), options.preferred is not None
+    if spec.nodelist and options.nodes is None and not has_preferred and most:
+        return replace(spec, nodes_min=most, nodes_max=most, preferred=most)
+    least = spec.preferred if has_preferred and not spec.mode.any_start else spec.nodes_min
+    if most >= least:
+        preferred = min(spec.preferred, most)
+        spec = replace(spec, preferred=preferred, nodes_max=min(spec.nodes_max, most))
+    if most < least or not spec.sizes() or spec.smallest_start > most:
+        lists = "--nodelist" if spec.nodelist else "--exclude"
+        raise ScriptError(f"{lists}: expected at least {least} nodes left to it, got {most}")
+    return spec
+
+
+# --- Refusals and warnings ------------------------------------------------------------------------
+
+
+def _refuse_impossible(context: Context, spec: JobSpec) -> None:
+    """Refuse a job that could never start, also with the nodes that are down or drained.
+
+    Raises:
+        ScriptError: it requests more than the cluster has, or than an allocation may have.
+    """
+    state, policy = context.state, context.scheduler.engine.policy
+    lease, least = state.lease, spec.smallest_start
+    most = _most(state)
+    if least > most and not spec.wait_for_nodes:
+        there = "as the cluster has" if lease is None else "as are held at once"
+        raise ScriptError(
+            f"expected a job of at most {node_words(most)}, {there} "
+            f"(--wait-for-nodes waits for more), got {least}"
+        )
+    if lease is not None and needs_s(spec) > lease.longest_s and not spec.wait_for_nodes:
+        most_s = f"{lease.longest_s:.0f} s, as allocations last"
+        raise ScriptError(f"expected --time of at most {most_s}, got {spec.limit_s:.0f} s")
+    if least <= state.nodes:
+        why = policy.placement.refusal(state.site, spec)
+        if why is not None:
+            raise ScriptError(
+                f"expected a job that policy {policy.name} can place, got one that {why}"
+            )
+
+
+def _check_memory(jobs: int) -> None:
+    """Refuse jobs if the address space limit of the process (``ulimit -v``) is nearly reached.
+
+    Raises:
+        MemoryError: too little is left; it may suffice after other jobs have ended.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    statm = Path("/proc/self/statm")
+    if limit == resource.RLIM_INFINITY or not statm.exists():  # macOS has none
+        return
+    pages = int(statm.read_text().split()[0])
+    left, needed = limit - pages * resource.getpagesize(), MARGIN_BYTES + jobs * JOB_BYTES
+    if left < needed:
+        expected = f"{needed >> 20} MiB of memory left to the daemon for {jobs} jobs"
+        raise MemoryError(f"expected {expected}, got {left >> 20} MiB")
+
+
+def _check_outputs(files: tuple[Path, Path | None], state: Path) -> None:
+    """Refuse outputs that are not regular files of the user, or special files that jobs may write.
+
+    Raises:
+        ScriptError: no job can be started with these outputs.
+    """
+    for path in filter(None, files):
+        _check(check_path, str(path))
+        _check(check_own_file, path, state)
+        _check(check_output, path)
+
+
+def _check(check: Callable[..., None], *arguments: object) -> None:
+    """Call a check of files or strings; raise its ValueError as ScriptError."""
+    try:
+        check(*arguments)
+    except ValueError as error:
+        raise ScriptError(str(error)) from None
+
+
+def _idempotency(context: Context, body: Submission) -> IdempotencyNote | None:
+    """Return the note of a submission's key, with ids if it was taken in; None without a key.
+
+    Raises:
+        ScriptError: another submission has the same key.
+    """
+    key = body.options.idempotency_key
+    if not key:
+        return None
+    digest = sha256(msgspec.json.encode((body.text, body.name, body.cwd, body.options))).hexdigest()
+    note = context.journal.noted(IdempotencyNote, key)
+    if note.ids and note.sha256 != digest:
+        first = note.ids[0]
+        raise ScriptError(
+            f"--idempotency-key: expected another one for another submission, got that of {first}"
+        )
+    note.sha256 = digest
+    return note
+
+
+# --- Held jobs ------------------------------------------------------------------------------------
+
+
+class Holds:
+    """Holds, releases and withdraws waiting jobs, and frees held jobs when their time has come."""
+
+    def __init__(self, context: Context, handle: Handle) -> None:
+        self._context, self._handle = context, handle
+        self._next_s = -inf
+
+    def on_event(self, event: Event) -> None:
+        """Check at the next tick, if the event may change which job is due next."""
+        if event.changes_holds:
+            self._next_s = -inf
+
+    def tick(self) -> None:
+        """Free the jobs whose time has come."""
+        context = self._context
+        at_s, state = context.time(), context.state
+        if self._next_s > at_s:
+            return
+        if jobs := transition.due(state, at_s):
+            self._handle(Freed(at_s, jobs))
+        self._next_s = transition.next_s(state)
+
+    def hold(self, jobs: Sequence[JobId]) -> None:
+        """Hold waiting jobs."""
+        self._handle(HeldByUser(self._context.time(), tuple(jobs), True))
+
+    def release(self, jobs: Sequence[JobId]) -> None:
+        """Release jobs that a user held; they start once they wait for nothing else."""
+        self._handle(HeldByUser(self._context.time(), tuple(jobs), False))
+
+    def withdraw(self, jobs: Sequence[JobId]) -> None:
+        """Cancel waiting jobs."""
+        self._handle(Withdrawn(self._context.time(), tuple(jobs)))

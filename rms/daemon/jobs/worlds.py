@@ -1,104 +1,119 @@
-"""The worlds of a job's steps: booted, watched, replaced, and none left behind.
+"""The worlds of a job: launched, observed, resized, and ended with their step.
 
-What a resize needs is decided by :class:`rms.daemon.jobs.machine.ResizeMachine`; it is told here what is
-seen of the processes, and its instructions are carried out here.
+:class:`rms.daemon.jobs.machine.ResizeMachine` decides what a resize needs. Here it is fed with what
+happened to the processes and with the reports of jobs, and its instructions are carried out.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
-from rms.core.model.events import ResizeBegun, Resized, ResizeRolledBack
-from rms.core.model.jobs import JobId, Node
-from rms.daemon.jobs import machine
-from rms.daemon.jobs import machine as do
-from rms.daemon.jobs.machine import ResizeMachine
-from rms.daemon.jobs.scripts import Scripts
-from rms.daemon.store.context import Context, Handle, Notes
-from rms.daemon.store.private import line_file
-from rms.daemon.store.record import JobRuntime, Step
-from rms.launch.base import (
-    LaunchCommand,
-    LaunchError,
-    ManagedProcess,
-    WorldLaunch,
-    hosts_of,
+from rms.core.model.events import (
+    ResizeAsked,
+    ResizePoint,
+    Started,
+    Stepped,
 )
+from rms.core.model.jobs import Job, JobId, JobState, Node
+from rms.daemon.jobs import machine
+from rms.daemon.jobs.machine import Instructions, ResizeContext, ResizeMachine
+from rms.daemon.jobs.scripts import Scripts
+from rms.daemon.store.context import Context, Handle, debug, describe
+from rms.daemon.store.journal import JournalError
+from rms.daemon.store.notes import LineNote, Note, Notes, ResizesNote, ScriptNote
+from rms.daemon.store.private import line_file
+from rms.daemon.store.record import JobRuntime, ResizeNote, ResizeState, Step, StepRateLimit
+from rms.launch.base import LaunchCommand, LaunchError, ManagedProcess, WorldLaunch, hosts_of
 from rms.wire.messages import (
     LAUNCHES_VARIABLE,
     PER_NODE,
     ApplicationResizeRequest,
     CompletionRecord,
     Done,
+    Poll,
     ProtocolError,
     Report,
+    ResizeRequest,
     read_completion,
 )
 
 MOST_RANKS = 1 << 20
-"""No job has more; larger numbers are a mistake, or an attack."""
+"""Limit of a job's ranks; larger numbers are a mistake, or an attack."""
 
 UNTOLD_S = 10.0
-"""How long a launch may be over before what it has to say (a commit, a record) must be here."""
+"""Time after the end of a launch within which its last word (a commit, a record) must arrive."""
 
 
 class Worlds:
-    """Starts and watches worlds, and carries out what the resize machine says."""
+    """Launches and observes worlds, and carries out the resize machine's instructions."""
 
     def __init__(self, context: Context, scripts: Scripts, handle: Handle) -> None:
         settings = context.settings
         self._context, self._scripts, self._handle = context, scripts, handle
         self._machine = ResizeMachine(settings.boot_s, settings.grace_s)
+        self._inputs, self._draining = deque[tuple[JobRuntime, machine.Input]](), False
+        self._step_rate = StepRateLimit()
 
     # --- steps -------------------------------------------------------------------------------
 
-    def launch(
-        self, job: JobRuntime, command: LaunchCommand, slots: Sequence[str], key: str
-    ) -> int:
-        """Boot the first world of a launcher line; return the step's number.
+    def launch(self, job: JobRuntime, command: LaunchCommand, key: str) -> int:
+        """Boot the first world of a launcher line of a job script; return the step's number.
+
+        A line that repeats its request with its ``key``, after a restart of the daemon, gets the
+        same step.
 
         Raises:
             OSError: its environment cannot be kept.
         """
+        context = self._context
+        if key in job.keys:
+            return job.keys.index(key)
+        running = context.state.running[job.id]
+        if running.state is JobState.CONFIGURING:  # the script runs, but was not reported yet
+            self._handle(Started(context.time(), job.id))
+        slots = context.cluster.slots_of(running.nodes)
+        relaunched = job.resize is not None and job.resize.state is ResizeState.STARTING
+        if job.resize is not None and relaunched:
+            slots = job.resize.slots
         number, step = len(job.steps), Step(command)
-        self._context.private.keep(line_file(job.id, number), command.env)
+        context.private.keep(line_file(job.id, number), command.env)
         job.steps.append(step)
         job.keys.append(key)
-        key = f"line/{job.id}/{number}"
-        note = msgspec.to_builtins(command)
-        del note["env"]  # it may hold secrets
-        self._context.journal.note(key, note)
+        line = command.command, command.cwd, command.output, command.errors
+        context.journal.note(LineNote(f"{job.id}/{number}", *line))
         self.save_steps(job)
         parts = dict(enumerate(self.parts(job.id, command, slots), job.launch_count))
-        # A job that is being relaunched starts on the slots that its resize brings.
-        relaunched = job.resize is not None and job.resize.state == "starting"
         kinds = self._kinds(job, parts, resized=relaunched)
         job.launch_count += len(parts)
         launches = tuple((launch, len(part)) for launch, part in parts.items())
         try:
             for launch, part in parts.items():
-                all_of_them = launches if len(parts) > 1 else ()
-                given = number, launch, part, command
-                wanted = WorldLaunch(*given, launches=all_of_them, processors=kinds[launch])
-                step.worlds[launch] = self._context.launcher.boot_world(job.id, wanted)
+                wanted = WorldLaunch(
+                    number,
+                    launch,
+                    part,
+                    command,
+                    launches=launches if len(parts) > 1 else (),
+                    processors=kinds[launch],
+                )
+                step.worlds[launch] = context.launcher.boot_world(job.id, wanted)
             step.current = tuple(parts)
             self.enter_worlds(job, step.current)
         except LaunchError as error:
             step.exit_code, step.message = 1, str(error)
             for launch in step.worlds:
-                self._context.launcher.kill(job.id, launch)
+                context.launcher.kill(job.id, launch)
         self.save_steps(job)
         return number
 
     def parts(
         self, job: JobId, command: LaunchCommand, slots: Sequence[str]
     ) -> list[Sequence[str]]:
-        """Return the slots of each launch that a job starts as: one, or one for each node."""
+        """Return the slots of each launch of a job's first world: one launch, or one a node."""
         context, running = self._context, self._context.state.running.get(job)
-        asked = command.env.get(LAUNCHES_VARIABLE) == PER_NODE
-        if not asked or running is None or not running.spec.mode.resizable:
+        per_node = command.env.get(LAUNCHES_VARIABLE) == PER_NODE
+        if not per_node or running is None or not running.spec.mode.resizable:
             return [slots]
         parts: list[Sequence[str]] = [context.cluster.slots[node] for node in running.held]
         whole = [slot for part in parts for slot in part] == [*slots]
@@ -111,16 +126,16 @@ class Worlds:
 
         Args:
             launches: the slots of each; together they are the last ones of a world.
-            resized: that world is the one that a resize brings, not the job's present one.
+            resized: whether that is the world of a resize, not the job's present one.
         """
         cluster, running = self._context.cluster, self._context.state.running.get(job.id)
         nodes: tuple[Node, ...] | None = ()
         if running is not None:
             nodes = running.requested_nodes if resized else running.nodes
-        found = cluster.kinds_of(nodes or ())
-        kinds, at = {}, len(found) - sum(map(len, launches.values()))
+        all_kinds = cluster.kinds_of(nodes or ())
+        kinds, at = {}, len(all_kinds) - sum(map(len, launches.values()))
         for launch, slots in launches.items():
-            kinds[launch] = found[at : at + len(slots)] if found else ()
+            kinds[launch] = all_kinds[at : at + len(slots)] if all_kinds else ()
             at += len(slots)
         return kinds
 
@@ -128,41 +143,41 @@ class Worlds:
         """Tell the energy books which launches of a job are on which of its nodes.
 
         Args:
-            launches: the one that all of them are of, or one for each; () for those that a resize
-                brings.
+            launches: the launch on all nodes, or one for each node; () for those of a resize.
         """
         context, resize = self._context, job.resize
         running = context.state.running.get(job.id)
         if running is None:
             return
-        cluster, wanted, found = context.cluster, running.requested_nodes, dict[Node, int]()
+        cluster, wanted, numbers = context.cluster, running.requested_nodes, dict[Node, int]()
         if launches:
             nodes = running.held
             alone = len(launches) == 1
-            found = dict(zip(nodes, launches * len(nodes) if alone else launches, strict=True))
-        elif resize is not None and resize.launches and wanted is not None:
+            numbers = dict(zip(nodes, launches * len(nodes) if alone else launches, strict=True))
+        elif resize is not None and resize.new.slots and wanted is not None:
             # They are on the last slots of the new world, or on all of them.
             places = [node for node in wanted for _ in cluster.slots[node]]
-            numbers = [n for n, slots in resize.launches.items() for _ in slots]
-            for node, number in zip(places[-len(numbers) :], numbers, strict=True):
+            of_slots = [n for n, slots in resize.new.slots.items() for _ in slots]
+            for node, number in zip(places[-len(of_slots) :], of_slots, strict=True):
                 if resize.committed or node not in running.nodes:
-                    found[node] = number
-        worlds = {cluster.names[node]: number for node, number in found.items()}
+                    numbers[node] = number
+        worlds = {cluster.names[node]: number for node, number in numbers.items()}
         if worlds:
             context.scheduler.energy.measured.spans.launched(context.time(), job.id, worlds)
 
     def save_steps(self, job: JobRuntime) -> None:
-        """Keep what a restarted daemon needs to know of a job's steps."""
-        self._context.note("steps", job, job.steps_note())
+        """Note a job's steps for a restarted daemon."""
+        self._context.journal.note(job.steps_note())
 
-    def watch(self, job: JobRuntime) -> None:
-        """Look at a job's launches once."""
+    def tick(self, job: JobRuntime) -> None:
+        """Observe a job's launches."""
         self._observe(job)
         for number, step in enumerate(job.steps):
             if step.exit_code is None:
-                self._watch_step(job, number, step)
+                self._tick_step(job, number, step)
 
-    def _watch_step(self, job: JobRuntime, number: int, step: Step) -> None:
+    def _tick_step(self, job: JobRuntime, number: int, step: Step) -> None:
+        """Conclude a step once its launches have ended and had the time to say why."""
         codes = [step.worlds[n].status() for n in step.current]
         if all(code is None for code in codes):
             step.ended_s = None
@@ -178,23 +193,24 @@ class Worlds:
                     launcher.kill(job.id, n)
             return
         resize, record = job.resize, launcher.completion_file(job.id, number)
-        state = "" if resize is None else resize.state
-        left = state == "moving" and not died  # the deadline of the state moving applies
-        if resize is not None and (left or (state in ("ready", "moving") and not late)):
+        state = None if resize is None else resize.state
+        left = state is ResizeState.MOVING and not died  # the deadline of that state applies
+        going_over = state in (ResizeState.READY, ResizeState.MOVING) and not late
+        if resize is not None and (left or going_over):
             # The job may have gone over to these without a word so far.
-            alive = [n for n in resize.launches if step.worlds[n].status() is None]
+            alive = [n for n in resize.new.slots if step.worlds[n].status() is None]
             if alive and not record.exists():
                 return
         if step.has_polled and launcher.shared_filesystem and not late and not record.exists():
             return  # it may be on its way through a shared folder
-        if resize is not None and resize.state == "stopping":
-            self.resize(job, machine.WorldEnded(self._record(job, number)))
+        if resize is not None and state is ResizeState.STOPPING:
+            self.feed(job, machine.WorldEnded(self._record(job, number)))
             if resize.committed:
                 return
         self.conclude(job, number, codes[-1] or max(code or 0 for code in codes))
 
     def conclude(self, job: JobRuntime, number: int, status: int) -> None:
-        """Enter how a step ended."""
+        """Enter the end of a step."""
         step, record = job.steps[number], self._record(job, number)
         if record is not None:
             step.exit_code, step.message = record.exit_code, record.message
@@ -209,7 +225,7 @@ class Worlds:
             step.exit_code, step.message = status or 1, "died without a completion record"
         else:
             step.exit_code, step.message = status, f"program ended with {status}"
-        self.resize(job, machine.StepEnded())
+        self.feed(job, machine.StepEnded())
         self.save_steps(job)
 
     def _record(self, job: JobRuntime, number: int) -> CompletionRecord | None:
@@ -218,13 +234,52 @@ class Worlds:
         except (OSError, ProtocolError):
             return None
 
-    # --- resizes -----------------------------------------------------------------------------
+    # --- polls and reports of jobs -----------------------------------------------------------
+
+    def poll(self, job: JobRuntime, poll: Poll) -> ResizeRequest | None:
+        """Take in a job's progress; return the resize request that it does not have yet."""
+        running = self._context.state.running.get(job.id)
+        job.step, job.total = poll.step, poll.steps
+        step = job.running_step
+        if step is not None:
+            before = step.has_polled, step.strategy, step.ranks, step.restartable
+            step.has_polled, step.cooldown_s = True, poll.cooldown_s
+            step.restartable = poll.restartable
+            if job.resize is not None and job.resize.state is ResizeState.STARTING:
+                self.feed(job, machine.Polled())
+            if before != (True, poll.strategy, poll.launches, poll.restartable):
+                step.strategy, step.ranks = poll.strategy, poll.launches
+                self.save_steps(job)
+        if running is not None:
+            self._count_steps(job, running)
+            self._at_resize_point(job, running)
+        return job.request_after(poll.known)
+
+    def _count_steps(self, job: JobRuntime, running: Job) -> None:
+        """Enter now and then how fast a job steps at its size."""
+        if running.state is not JobState.RUNNING:
+            return
+        at_s = self._context.time()
+        count = job.stepped(at_s, enter=self._step_rate.due(at_s))
+        if count is not None:
+            self._step_rate.entered(at_s)
+            self._handle(Stepped(at_s, job.id, job.step, job.total, *count))
+
+    def _at_resize_point(self, job: JobRuntime, running: Job) -> None:
+        context = self._context
+        rests = context.now() < job.rests_until_s
+        if running.state is JobState.RUNNING and not (running.at_resize_point or rests):
+            self._handle(ResizePoint(context.time(), job.id))
+        if job.requested_ranks and running.resizable_now:
+            job.user_strategy = ""
+            self._handle(ResizeAsked(context.time(), job.id, job.requested_ranks, (), True))
+            job.requested_ranks = 0
 
     def report(self, job: JobRuntime, report: Report) -> None:
-        """Take in how a resize goes, or that the job itself would have one.
+        """Take in the progress of a resize, or a resize request of the application.
 
         Raises:
-            ValueError: it speaks of launches that there are not, or of ranks that cannot be.
+            ValueError: the launches do not exist, or the number of ranks is out of range.
         """
         if isinstance(report, ApplicationResizeRequest):
             if not 0 < report.ranks <= MOST_RANKS:
@@ -232,162 +287,201 @@ class Worlds:
             job.requested_ranks = report.ranks
             return
         if isinstance(report, Done):
-            known = {launch for step in job.steps for launch in step.worlds}
-            unknown = [launch for launch in report.launches if launch not in known]
+            launches = {launch for step in job.steps for launch in step.worlds}
+            unknown = [launch for launch in report.launches if launch not in launches]
             if unknown:
                 raise ValueError(f"expected launches of job {job.id}, got {unknown[0]}")
-        self.resize(job, report)
+        self.feed(job, report)
+
+    # --- the resize machine ------------------------------------------------------------------
 
     def begin_resize(self, job: JobRuntime, slots: tuple[str, ...], strategy: str = "") -> None:
-        """Do what a resize needs that was decided.
+        """Begin a resize that was decided.
 
         Args:
             strategy: a user's choice, or "" for the job's own.
         """
         context = self._context
         have = context.cluster.slots_of(context.state.running[job.id].nodes)
-        refusal = context.launcher.resize_refusal(job.id, hosts_of(have), hosts_of(slots))
+        refusal = context.launcher.nodes.resize_refusal(job.id, hosts_of(have), hosts_of(slots))
         number = context.scheduler.resizes[job.id]
-        self.resize(job, machine.Decided(number, slots, strategy, refusal))
+        self.feed(job, machine.Decided(number, slots, strategy, refusal))
 
-    def resize(self, job: JobRuntime, given: machine.Input) -> do.Instructions:
-        """Hand the machine what happened and carry out what it returns; return that too.
+    def feed(self, job: JobRuntime, message: machine.Input) -> bool:
+        """Hand the machine an input and carry out its instructions; return whether it had any.
 
-        What is to be saved is so together with the event behind it, or before anything is done.
+        Instructions may lead to further inputs, of this job or of others. They are queued and
+        handled next, so that an input is never handled during another one. An error about another
+        job ends that job.
         """
-        facts = self._facts(job)
-        if facts is None:
+        self._inputs.append((job, message))
+        if self._draining:
+            return False
+        self._draining, answered, failure = True, False, None
+        try:
+            while self._inputs:
+                of, each = self._inputs.popleft()
+                try:
+                    answered |= bool(self._handle_input(of, each)) and each is message
+                except Exception as error:
+                    if of is job or isinstance(error, JournalError):
+                        failure = failure or error
+                    else:
+                        self._scripts.fail(of, describe(error))
+        finally:
+            self._draining = False
+        if failure is not None:
+            raise failure
+        return answered
+
+    def _handle_input(self, job: JobRuntime, message: machine.Input) -> Instructions:
+        """Return the instructions for an input, carried out.
+
+        Notes are journalled together with the event behind them, or before anything is done.
+        """
+        context = self._resize_context(job)
+        if context is None:
             return []  # the job is over
-        found, notes = self._machine.handle(job, facts, given), Notes()
-        for each in found:
-            if isinstance(each, do.SaveResize | do.SaveSteps | do.SavePast):
-                notes |= self._to_save(job, each)
+        if self._context.settings.debug and not machine.is_legal(job.resize, message):
+            state = "without a resize" if job.resize is None else f"while {job.resize.state}"
+            self._context.say(debug(f"job {job.id}: {type(message).__name__} ignored {state}"))
+        instructions, notes = self._machine.handle(job, context, message), Notes()
+        for instruction in instructions:
+            if isinstance(instruction, machine.SaveCommand):
+                notes.append(self._note(job, instruction))
             else:
-                self._carry_out(job, each, notes)
-                notes = {}
-        if notes:
-            self._context.journal.keep(notes)
-        return found
+                self._carry_out(job, instruction, notes)
+                notes = []
+        self._context.journal.note(*notes)
+        return instructions
 
-    def _to_save(self, job: JobRuntime, what: do.SaveCommand) -> Notes:
-        if isinstance(what, do.SaveResize):
-            return {f"boot/{job.id}": what.note}
-        if isinstance(what, do.SaveSteps):
-            return {f"steps/{job.id}": job.steps_note()}
-        self.enter_worlds(job)
-        return {f"resizes/{job.id}": {"rows": msgspec.to_builtins(job.resizes)}}
-
-    def _facts(self, job: JobRuntime) -> machine.Facts | None:
+    def _resize_context(self, job: JobRuntime) -> ResizeContext | None:
         context = self._context
         running = context.state.running.get(job.id)
         if running is None:
             return None
         wanted, slots_of = running.requested_nodes, context.cluster.slots_of
-        return machine.Facts(
-            context.now(),
-            context.time(),
-            slots_of(running.nodes),
-            None if wanted is None else slots_of(wanted),
-            running.resize_begun,
-            context.scheduler.resizes.get(job.id, 0),
+        return ResizeContext(
+            now_s=context.now(),
+            at_s=context.time(),
+            slots=slots_of(running.nodes),
+            requested=None if wanted is None else slots_of(wanted),
+            resize_begun=running.resize_begun,
+            number=context.scheduler.resizes.get(job.id, 0),
         )
 
+    def _note(self, job: JobRuntime, command: machine.SaveCommand) -> Note:
+        if isinstance(command, machine.SaveResize):
+            return ResizeNote(job.id, command.note)
+        if isinstance(command, machine.SaveSteps):
+            return job.steps_note()
+        self.enter_worlds(job)
+        return ResizesNote(job.id, list(job.resizes))
+
     def _observe(self, job: JobRuntime) -> None:
-        """Look at what the resize in flight waits for."""
+        """Feed the state of the processes, or the answer, that the resize in flight waits for."""
         resize, step = job.resize, job.running_step
-        if resize is None or resize.state == "requested":
+        if resize is None or resize.state is ResizeState.REQUESTED:
             return
         if job.call is not None:
             answer = job.call()
             if answer is not None:
                 job.call = None
-                self.resize(job, machine.CallAnswered(answer))
+                self.feed(job, machine.CallAnswered(answer))
             return
         ended: dict[int, int] = {}
-        if resize.state in ("booting", "ready") and step is not None:
-            codes = {n: step.worlds[n].status() for n in resize.launches}
+        if resize.state in (ResizeState.BOOTING, ResizeState.READY) and step is not None:
+            codes = {n: step.worlds[n].status() for n in resize.new.slots}
             ended = {n: code for n, code in codes.items() if code is not None}
         gone: frozenset[int] = frozenset()
-        if resize.state in ("leaving", "closing"):
+        if resize.state in (ResizeState.LEAVING, ResizeState.CLOSING):
             gone = frozenset(n for n in resize.leaving if not self.has_processes(job, n))
-        self.resize(job, machine.Observed(ended, gone))
+        self.feed(job, machine.Observed(ended, gone))
 
     def has_processes(self, job: JobRuntime, launch: int) -> bool:
-        """Return whether something is left of a launch."""
-        known = {n: world for step in job.steps for n, world in step.worlds.items()}
-        runs = launch in known and known[launch].status() is None
+        """Return whether a launch has processes left."""
+        worlds = {n: world for step in job.steps for n, world in step.worlds.items()}
+        runs = launch in worlds and worlds[launch].status() is None
         return runs or bool(self._context.launcher.members(job.id, launch))
 
     # --- instructions ------------------------------------------------------------------------
 
-    def _carry_out(self, job: JobRuntime, what: do.ActCommand, notes: Notes) -> None:
-        context = self._context
-        if isinstance(what, ResizeBegun | Resized | ResizeRolledBack):
-            self.enter_worlds(job)
-            self._handle(what, notes)
-            return
-        if isinstance(what, do.RunScript):  # what it leaves is no more that of the one before
-            context.launcher.status_file(job.id).unlink(missing_ok=True)
-            notes |= {f"script/{job.id}": {}}
-        if notes:
-            context.journal.keep(notes)
-        if isinstance(what, do.TellJob):
-            job.tell()
-        elif isinstance(what, do.Observe):
-            self._observe(job)
-        elif isinstance(what, do.Decide):
-            self.begin_resize(job, what.slots, what.strategy)
-        elif isinstance(what, do.Say):
-            context.say(what.words)
-        else:
-            self._launch_or_end(job, what)
-
-    def _launch_or_end(self, job: JobRuntime, what: do.ProcessCommand) -> None:
+    def _carry_out(
+        self, job: JobRuntime, instruction: machine.Command | machine.SchedulerEvent, notes: Notes
+    ) -> None:
         context, launcher = self._context, self._context.launcher
-        if isinstance(what, do.AskGrant):
-            job.call = launcher.grant(job.id, what.have, what.wanted)
-            self.resize(job, machine.CallAnswered() if job.call is None else machine.CallStarted())
-        elif isinstance(what, do.AskRelease):
-            job.call = launcher.release(job.id, what.hosts)
-            if job.call is None:
-                self.resize(job, machine.CallAnswered())
-            else:
-                self._observe(job)  # it may be done already
-        elif isinstance(what, do.BootWorlds):
-            self._boot(job, what)
-        elif isinstance(what, do.KillLaunch):
-            launcher.kill(job.id, what.launch)
-        elif isinstance(what, do.KillJob):
-            launcher.kill(job.id)
-        elif isinstance(what, do.Terminate):
-            self._scripts.terminate(job)
-        elif isinstance(what, do.FindLaunches):
-            self._find(job, what.launches)
-        elif isinstance(what, do.Requeue):
-            self._scripts.requeue(job, what.reason)
-        else:
-            wanted = context.state.running[job.id].requested_nodes
-            if wanted is None:
-                raise RuntimeError(f"expected a requested resize of {job.id}")
-            try:
-                self._scripts.run(job, wanted)
-            except LaunchError as error:
-                self._scripts.fail(job, str(error))
+        if isinstance(instruction, machine.SchedulerEvent):
+            self.enter_worlds(job)
+            self._handle(instruction, notes)
+            return
+        if isinstance(instruction, machine.RunScript):  # the next run leaves its own status
+            launcher.status_file(job.id).unlink(missing_ok=True)
+            notes.append(ScriptNote(job.id))
+        context.journal.note(*notes)
+        match instruction:
+            case machine.AskGrant(have, wanted):
+                job.call = launcher.nodes.grant(job.id, have, wanted)
+                answered = job.call is None
+                self.feed(job, machine.CallAnswered() if answered else machine.CallStarted())
+            case machine.AskRelease(hosts):
+                job.call = launcher.nodes.release(job.id, hosts)
+                if job.call is None:
+                    self.feed(job, machine.CallAnswered())
+                else:
+                    self._observe(job)  # it may be done already
+            case machine.BootWorlds():
+                self._boot(job, instruction)
+            case machine.KillLaunch(launch):
+                launcher.kill(job.id, launch)
+            case machine.KillJob():
+                launcher.kill(job.id)
+            case machine.Terminate():
+                self._scripts.terminate(job)
+            case machine.TellJob():
+                job.wakeup.wake()
+            case machine.Observe():
+                self._observe(job)
+            case machine.Decide(slots, strategy):
+                self.begin_resize(job, slots, strategy)
+            case machine.FindLaunches(launches):
+                self._find(job, launches)
+            case machine.RunScript():
+                self._run_script(job)
+            case machine.Requeue(reason):
+                self._scripts.requeue(job, reason)
+            case machine.Say(words):
+                context.say(words)
 
-    def _boot(self, job: JobRuntime, what: do.BootWorlds) -> None:
-        step = job.steps[what.step]
+    def _boot(self, job: JobRuntime, boot: machine.BootWorlds) -> None:
+        step = job.steps[boot.step]
         pids: dict[int, int] = {}
-        kinds = self._kinds(job, what.launches, resized=True)
-        for launch, slots in what.launches.items():
-            given = what.step, launch, slots, step.command, what.resize, what.cores
-            wanted = WorldLaunch(*given, processors=kinds[launch])
+        kinds = self._kinds(job, boot.launches, resized=True)
+        for launch, slots in boot.launches.items():
+            wanted = WorldLaunch(
+                boot.step,
+                launch,
+                slots,
+                step.command,
+                boot.resize,
+                boot.cores,
+                processors=kinds[launch],
+            )
             try:
                 step.worlds[launch] = self._context.launcher.boot_world(job.id, wanted)
             except LaunchError as error:
-                self.resize(job, machine.Booted(pids, str(error)))
+                self.feed(job, machine.Booted(pids, str(error)))
                 return
             pids[launch] = step.worlds[launch].pid
-        self.resize(job, machine.Booted(pids))
+        self.feed(job, machine.Booted(pids))
+
+    def _run_script(self, job: JobRuntime) -> None:
+        nodes = self._context.state.running[job.id].requested_nodes
+        if nodes is None:
+            raise RuntimeError(f"expected a requested resize of {job.id}")
+        try:
+            self._scripts.run(job, nodes)
+        except LaunchError as error:
+            self._scripts.fail(job, str(error))
 
     def _find(self, job: JobRuntime, launches: tuple[int, ...]) -> None:
         """Find launches again whose start was not noted before the daemon was killed."""
@@ -395,6 +489,6 @@ class Worlds:
         if step is None or resize is None:
             return
         for launch in launches:
-            found = self._context.launcher.members(job.id, launch)
-            pid = resize.pids.get(launch) or min(found, default=0)
+            members = self._context.launcher.members(job.id, launch)
+            pid = resize.new.pids.get(launch) or min(members, default=0)
             step.worlds[launch] = ManagedProcess(pid)

@@ -1,4 +1,4 @@
-"""Reports of meters on their way to the energy books, and the books' rows on theirs to the file."""
+"""Meters: their reports into the energy books, the books' rows to disk, the cap on power."""
 
 from __future__ import annotations
 
@@ -7,72 +7,80 @@ from math import inf
 
 import msgspec
 
-from rms.core.books.measured import Host, Measured
+from rms.core.books.measured import Measured
 from rms.core.books.spans import WHOLE
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import (
-    Ended,
     Event,
     PowerMeasured,
-    Reopened,
-    Requeued,
-    Resized,
-    ResizeRolledBack,
-    TasksHold,
 )
 from rms.core.rules.powercap import expected_w, matters
 from rms.core.scheduler.scheduler import Scheduler
 from rms.daemon.store.context import Context, Handle, warning
 from rms.daemon.store.journal import Journal
+from rms.daemon.store.notes import MeterNote
 from rms.wire.messages import MeterAnswer, Metered
 
 STALE_S = 60.0
-"""What a node draws is the model's again where its meters have not reported for so long, or for
-three times as long as between the last two reports: there are many nodes where they are rare."""
+"""Time without a report after which a node's power is the model's again. It is three times the
+interval of the last two reports if that is longer, as reports are rare on large clusters."""
 
 LONGEST_STALE_S = 600.0
 
 FORGET_S = 10.0
-"""How often spans are forgotten that no report can be about any more."""
+"""Interval at which spans are forgotten that no report can concern any more."""
 
 NOTE = "meter/"
-"""What keys of notes begin with that hold what is known of a host's meters."""
+"""Prefix of the keys of notes about a host's meters."""
 
 
 class Meters:
-    """Takes reports, and writes what they change before they are answered."""
+    """Takes reports, and writes what they change before they are answered.
 
-    def __init__(self, context: Context) -> None:
+    Args:
+        on_report: called with each report after it was taken.
+    """
+
+    def __init__(self, context: Context, on_report: Callable[[Metered], None]) -> None:
         self._context, self._scheduler = context, context.scheduler
+        self._on_report = on_report
         self._heard: dict[str, tuple[float, float]] = {}
         self._reasons: dict[str, str] = {}
         self._refused: set[tuple[str, str]] = set()
         self._silent: dict[str, set[str]] = {}
         self._forgot_s = -inf
 
-    def node(self, report: Metered) -> MeterAnswer:
-        """Take in a report; what it told is kept when this returns.
+    def take_report(self, report: Metered) -> MeterAnswer:
+        """Take in a report, which follows the time of day; it is on disk when this returns.
 
         Raises:
-            ValueError: of a node that there is not, or of an agent that another one has replaced.
+            ValueError: the cluster has no such node, or another agent has replaced this one.
         """
+        skew_s = self._context.skew_s
+        if skew_s:
+            report = msgspec.structs.replace(report, at_s=report.at_s - skew_s)
+        answer = self._book(report)
+        self._on_report(report)
+        return msgspec.structs.replace(answer, at_s=answer.at_s + skew_s) if skew_s else answer
+
+    def _book(self, report: Metered) -> MeterAnswer:
         context, where = self._context, report.node or "this machine"
         nodes = devices_of(report, context.cluster, self._scheduler.energy.measured)
-        for reason in [each for each, host in self._reasons.items() if host == report.node]:
+        for reason in [old for old, host in self._reasons.items() if host == report.node]:
             if reason != report.reason:
                 del self._reasons[reason]
         if report.reason and report.reason not in self._reasons:
             self._reasons[report.reason] = report.node
             what = "not all is measured on" if report.devices else "power is the model's on"
             context.say(f"{what} {where}, and others alike: {report.reason}")
-        news = self._scheduler.report(report, context.time(), nodes)
+        is_new = self._scheduler.report(report, context.time(), nodes)
         host = self._scheduler.energy.measured.hosts[report.node]
-        if news:
+        if is_new:
             self._say_refused(report)
             self._say_silent(report)
             if report.devices:
                 self._hear(report.node, context.now())
-            self._write(None, {f"{NOTE}{report.node}": msgspec.to_builtins(host)})
+            self._write(None, MeterNote(report.node, host))
         return MeterAnswer() if report.number else host.answer
 
     def _say_refused(self, report: Metered) -> None:
@@ -97,20 +105,11 @@ class Meters:
             words = f"no readings of {', '.join(sorted(new))} of {where}: by the model"
             self._context.say(warning(words))
 
-    def heard(self, said: Metered, told: Callable[[Metered], object]) -> MeterAnswer:
-        """Take in a report of the time of day, and tell who else is to know; as :meth:`node`."""
-        skew_s = self._context.skew_s
-        if skew_s:
-            said = msgspec.structs.replace(said, at_s=said.at_s - skew_s)
-        answer = self.node(said)
-        told(said)
-        return msgspec.structs.replace(answer, at_s=answer.at_s + skew_s) if skew_s else answer
-
-    def watch(self) -> None:
-        """Write what events have changed; let the model speak where meters have fallen silent."""
+    def tick(self) -> None:
+        """Write the rows that events have changed; leave hosts without reports to the model."""
         spans = self._scheduler.energy.measured.spans
         if spans.changed:
-            self._write(None, {})
+            self._write(None)
         now_s = self._context.now()
         silent = [name for name, heard in self._heard.items() if now_s > sum(heard)]
         for host in silent:
@@ -122,26 +121,17 @@ class Meters:
             self._scheduler.forget_meter(host, self._context.time())
 
     def _hear(self, host: str, now_s: float) -> None:
-        """Note that a host has reported, and for how long that will do."""
+        """Note the time of a host's report, and the longest time until its next."""
         before_s, _ = self._heard.get(host, (now_s, 0.0))
         self._heard[host] = now_s, min(max(STALE_S, 3 * (now_s - before_s)), LONGEST_STALE_S)
 
     def write_all(self) -> None:
-        """Write rows of what lasts too, up to now: then they add up to the books."""
+        """Write all rows, also unfinished ones up to now, so that they add up to the books."""
         energy = self._scheduler.energy
         if energy.begun:
-            self._write(max(self._context.time(), energy.measured.until_s), {})
+            self._write(max(self._context.time(), energy.measured.until_s))
 
-    def node_w(self, name: str) -> float | None:
-        """Return the newest mean power of a node, W; None where it is not measured."""
-        return self._scheduler.energy.measured.node_w.get(name)
-
-    @property
-    def cluster_w(self) -> float:
-        """What the cluster draws, W: measured nodes as last read, the others by the model."""
-        return self._scheduler.energy.power_w
-
-    def _write(self, now_s: float | None, notes: dict[str, dict[str, object]]) -> None:
+    def _write(self, now_s: float | None, *notes: MeterNote) -> None:
         measured = self._scheduler.energy.measured
         self._context.journal.book(measured.spans.rows(now_s), notes)
         if self._context.now() >= self._forgot_s + FORGET_S:  # it looks at all hosts
@@ -152,14 +142,14 @@ class Meters:
 def devices_of(
     report: Metered, cluster: Cluster, measured: Measured
 ) -> Mapping[str, Sequence[str]]:
-    """Return which nodes each device belongs to; where jobs share them, to hosts and their slots.
+    """Return the nodes that each device belongs to, or hosts and slots if jobs share nodes.
 
-    On a machine whose cores and GPUs are nodes (it reports by no name), ``gpu-0`` is the node with
-    the slot ``gpu:0``; all else is shared by the nodes of cores, if there are any. ``node`` holds
-    all other devices, which then belong to none.
+    On a machine whose cores and GPUs are nodes (its reports have no name), ``gpu-0`` is the node
+    with the slot ``gpu:0``, and other devices belong to the nodes of cores, if there are any.
+    ``node`` includes all other devices, which then belong to no node.
 
     Raises:
-        ValueError: the report is of a node that there is not.
+        ValueError: the cluster has no such node.
     """
     booked = cluster.booked
     if report.node and report.node not in cluster.hosts:
@@ -175,50 +165,47 @@ def devices_of(
     names, slots = cluster.names, cluster.slots
     of_gpus = {cluster.host_of(n) for n, own in enumerate(slots) if own[0].startswith("gpu:")}
     cores = [name for host in cluster.hosts if host not in of_gpus for name in booked(host)]
-    found: dict[str, Sequence[str]] = {}
+    nodes: dict[str, Sequence[str]] = {}
     for device in devices:
         kind, _, number = device.partition("-")
         slot = f"gpu:{number}"
         of_gpu = [n for n, own in zip(names, slots, strict=True) if slot in own]
-        found[device] = of_gpu if kind == "gpu" else cores or here
-    return found
+        nodes[device] = of_gpu if kind == "gpu" else cores or here
+    return nodes
 
 
 def restore_energy(scheduler: Scheduler, journal: Journal) -> None:
-    """Bring back what was measured and written before, once all events were followed again."""
-    energy, notes = scheduler.energy, journal.notes(NOTE)
+    """Restore the measured energy from the journal, once all events were replayed."""
+    energy = scheduler.energy
     measured = energy.measured
-    for key, note in notes.items():
-        measured.hosts[key.removeprefix(NOTE)] = msgspec.convert(note, Host)
+    for name, note in journal.notes(MeterNote).items():
+        if note.host is not None:
+            measured.hosts[name] = note.host
     sums = journal.energy_sums(measured.spans.totals.since_s)
     energy.restore(sums, journal.newest_energy(min(measured.kept_s.values(), default=inf)))
 
 
-# FUSED rms.daemon.nodes.energy: What meters say of the cluster's power, on its way to the scheduler while a power cap holds.
+# --- the power cap -------------------------------------------------------------------------------
 
 LOOK_S = 1.0
-"""How often readings are held against the cap."""
+"""Interval at which readings are compared with the cap."""
 
 LAG_S = 10.0
-"""A reading that is in part of before jobs drew less counts only if none has for so long."""
+"""A report that overlaps a drop in power is used only if no other arrived for this long."""
 
 CAP_STALE_S = 60.0
-"""Meters that have not reported for so long say nothing of the cluster's power.
+"""Time without reports after which meters say nothing about the cluster's power.
 
-Where they report more rarely, this and :data:`LAG_S` are at least :data:`REPORTS` times as long as
-between two reports.
+With rare reports, this and :data:`LAG_S` are at least :data:`REPORTS` intervals between two.
 """
 
 REPORTS = 3
 
-_LESS = frozenset((Ended, Requeued, Resized, ResizeRolledBack, Reopened, TasksHold))
-"""Events after which jobs and tasks may draw less than meters have read."""
 
+class CapWatch:
+    """Enters measured power as an event if it changes the power left under the cap.
 
-class PowerWatch:
-    """Enters measured power as an event where it changes what is left of the cap.
-
-    So it is in the journal, and what was decided on it is decided again by a replay.
+    The event is in the journal, so that a replay makes the same decisions.
     """
 
     def __init__(self, context: Context, handle: Handle) -> None:
@@ -227,29 +214,29 @@ class PowerWatch:
         self._less_s, self._looked_s, self._counted_s = -inf, -inf, -inf
         self._begun_s = context.now()
 
-    def report(self, said: Metered) -> None:
-        """Take in that meters have read what was drawn since their last report."""
-        if said.devices:
-            _, before_s = self._reports.get(said.node, (0.0, said.at_s))
-            self._reports[said.node] = before_s, said.at_s
+    def on_report(self, report: Metered) -> None:
+        """Note the interval between two reports of a host."""
+        if report.devices:
+            _, before_s = self._reports.get(report.node, (0.0, report.at_s))
+            self._reports[report.node] = before_s, report.at_s
 
-    def followed(self, event: Event) -> None:
-        """Take in that an event has been followed."""
-        if type(event) in _LESS:
+    def on_event(self, event: Event) -> None:
+        """Note the time of an event that may reduce the power."""
+        if event.lowers_power:
             self._less_s = event.at_s
 
-    def look(self) -> None:
-        """Tell the scheduler what the cluster draws, if that matters to the cap."""
+    def tick(self) -> None:
+        """Enter the cluster's power, if it matters to the cap."""
         state, now_s = self._context.state, self._context.now()
         if state.power_cap_w is None or now_s < self._looked_s + LOOK_S:
             return
         self._looked_s = now_s
         rarely_s = REPORTS * max([end_s - s for s, end_s in self._reports.values()], default=0.0)
         from_s = now_s - max(CAP_STALE_S, rarely_s)
-        heard = [since_s for since_s, end_s in self._reports.values() if end_s > from_s]
-        if heard:
+        recent = [since_s for since_s, end_s in self._reports.values() if end_s > from_s]
+        if recent:
             due_s = self._counted_s + max(LAG_S, rarely_s)
-            if min(heard) < self._less_s and now_s < due_s:
+            if min(recent) < self._less_s and now_s < due_s:
                 return
             self._counted_s = now_s
             watts = self._context.scheduler.energy.power_w

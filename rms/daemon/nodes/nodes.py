@@ -1,4 +1,4 @@
-"""Nodes: given whole or slot by slot; given to nobody, as drained ones and those not to be had."""
+"""Nodes that are down, drained or leased, and the policies that may place jobs on them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from math import inf
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import NodeDown, NodesLeased, NodeUp, ResizeAsked
-from rms.core.model.jobs import Job, JobId, Node
+from rms.core.model.jobs import JobId, Node
 from rms.core.policies import Policy, PolicyError
 from rms.core.rules.checks import LEAST_S, needs_s
-from rms.daemon.jobs.scripts import Scripts
 from rms.daemon.store.context import Context, Handle, warning
-from rms.daemon.store.record import REQUEUED
+from rms.daemon.store.notes import DrainedNote
 from rms.launch.base import Demand, WaitingJob
 
 POWERED_BY_SLURM = (
@@ -23,22 +22,22 @@ POWERED_BY_SLURM = (
 
 
 def check_placement(policy: Policy, cluster: Cluster) -> None:
-    """Refuse a policy that gives nodes in another way than a daemon does from its first start on.
+    """Refuse a policy that does not match the daemon's nodes.
 
     Raises:
-        PolicyError: it lets jobs share nodes that are given whole, or the other way round, or
-            places them by a memory bandwidth that nobody has stated.
+        PolicyError: it lets jobs share nodes that are given whole, or the other way round, or needs
+            frequencies or a memory bandwidth that the cluster file does not state.
     """
-    if policy.pooled and not cluster.shared:
+    if policy.placement.pooled and not cluster.shared:
         got = f"{policy.name}, whose jobs share nodes"
         raise PolicyError(f"expected a policy that gives whole nodes, as here, got {got}")
-    if cluster.shared and not policy.shared:
+    if cluster.shared and not policy.placement.shared:
         got = f"{policy.name}, which gives whole nodes"
         raise PolicyError(f"expected a policy whose jobs share nodes, as here, got {got}")
     if policy.clocked and not cluster.levels:
         got = f"{policy.name}, and nodes that state none"
         raise PolicyError(f"expected frequencies of nodes for a policy that sets them, got {got}")
-    if getattr(policy.placement, "least_bandwidth", False) and not cluster.bandwidth_gb_s:
+    if policy.placement.least_bandwidth and not cluster.bandwidth_gb_s:
         raise PolicyError(
             f"expected memory_bandwidth_gb_s of nodes in the cluster file for {policy.name}, which "
             "places jobs by it, got none"
@@ -46,34 +45,34 @@ def check_placement(policy: Policy, cluster: Cluster) -> None:
 
 
 class Nodes:
-    """Tells the scheduler which nodes are down."""
+    """Tells the scheduler which nodes are down: drained, broken or unavailable."""
 
     def __init__(self, context: Context, handle: Handle) -> None:
         self._context, self._handle = context, handle
         self._away: frozenset[str] | None = None
         self._silent_s = 0.0
 
-    def watch(self) -> None:
-        """Tell the scheduler of nodes that are not to be had, or are again."""
+    def tick(self) -> None:
+        """Tell the scheduler which nodes have become unavailable, or available."""
         launcher = self._context.launcher
-        silent_s, before_s = launcher.silent_s(), self._silent_s
+        silent_s, before_s = launcher.nodes.silent_s(), self._silent_s
         self._silent_s = silent_s
         if silent_s and not before_s:
             words = f"slurmctld has not answered for {silent_s:.0f} s"
             self._context.say(warning(f"{words}: starts and resizes wait, running jobs go on"))
         elif before_s and not silent_s:
             self._context.say(f"slurmctld answers again, after {before_s:.0f} s")
-        found = launcher.unavailable()
-        if found is None or self._away == found:
+        away = launcher.nodes.unavailable()
+        if away is None or self._away == away:
             return
-        gone = sorted(set(found) - (self._away or set()))
-        if gone and launcher.requeue_on_shutdown and launcher.leases() is None:
+        gone = sorted(set(away) - (self._away or set()))
+        if gone and launcher.nodes.requeue_on_shutdown and launcher.nodes.leases() is None:
             self._context.say(warning(f"not to be had now: {', '.join(gone)}"))
-        self._away = frozenset(found)
+        self._away = frozenset(away)
         self._close_and_open(self._context.cluster.hosts)
 
     def resume(self) -> None:
-        """Tell the scheduler what a daemon that was killed had no time to tell."""
+        """Tell the scheduler after a restart what a killed daemon may not have told it."""
         context, state = self._context, self._context.state
         unfit, remote = context.drained | context.broken, context.launcher.shared_filesystem
         down, up = list[Node](), list[Node]()
@@ -82,14 +81,14 @@ class Nodes:
             if name in unfit and node not in {*state.down, *state.off, *state.booting}:
                 down.append(node)
             elif name not in unfit and node in state.down and not remote:
-                up.append(node)  # of others it is seen what is up
+                up.append(node)  # remote nodes are looked up
         self._enter(down, up)
 
     def drain(self, names: Sequence[str], *, drained: bool) -> None:
-        """Give nodes to no more jobs, or to jobs again; who runs there is left alone.
+        """Drain nodes, or resume them. Jobs that run there are not affected.
 
         Raises:
-            ValueError: there are no such nodes.
+            ValueError: the cluster has no such nodes.
         """
         context = self._context
         unknown = [name for name in names if name not in context.cluster.hosts]
@@ -97,7 +96,7 @@ class Nodes:
             raise ValueError(f"expected nodes of this cluster, got {', '.join(unknown)}")
         before = context.drained
         context.drained = before.union(names) if drained else before.difference(names)
-        context.journal.note("drained", {"names": sorted(context.drained)})
+        context.journal.note(DrainedNote(names=sorted(context.drained)))
         if not drained and context.broken.intersection(names):
             context.set_broken(context.broken.difference(names))
         self._close_and_open(names)
@@ -105,7 +104,7 @@ class Nodes:
     def _close_and_open(self, names: Sequence[str]) -> None:
         """Tell the scheduler which of these nodes are down now, and which are up.
 
-        Where jobs share nodes the first slot of each stands for all of it.
+        The first slot of a shared node stands for the whole node.
         """
         context, away = self._context, self._away
         unfit, down, up = context.drained | context.broken, list[Node](), list[Node]()
@@ -119,108 +118,97 @@ class Nodes:
         self._enter(down, up)
 
     def _enter(self, down: Sequence[Node], up: Sequence[Node]) -> None:
-        """Tell the scheduler of nodes that go or come back together: it decides on all at once."""
+        """Enter nodes that go or come back together, so that one decision is made on all."""
         for node in down:
             self._handle(NodeDown(self._context.time(), node))
         for left, node in zip(reversed(range(len(up))), up, strict=True):
             self._handle(NodeUp(self._context.time(), node, more=left > 0))
 
 
-# FUSED rms.daemon.nodes.nodes: Nodes that are held for a time: jobs leave them in time, and launchers learn what waits.
+# --- leases --------------------------------------------------------------------------------------
 
 EVERY_S = 0.5
-"""Time between two looks at what waits."""
+"""Interval between two ticks of the leases."""
 
 SAME_S = 5.0
-"""Ends that differ by less are the same: the clocks of two machines are read."""
+"""Ends that differ by less are equal, as they are read from the clocks of two machines."""
 
 
-class Leases:
-    """Tells the scheduler until when nodes are held, and the launcher what waits for nodes."""
+class LeaseWatch:
+    """Tells the scheduler until when nodes are leased, and the launcher which jobs wait."""
 
-    def __init__(self, context: Context, handle: Handle, scripts: Scripts) -> None:
-        self._context, self._handle, self._scripts = context, handle, scripts
-        self._next_s = self._first_s = -inf
+    def __init__(self, context: Context, handle: Handle) -> None:
+        self._context, self._handle = context, handle
+        self._next_s = -inf
 
-    def watch(self) -> None:
-        """Take in what is held; have jobs leave what goes back; tell what waits."""
+    def tick(self, *, starts: bool) -> list[JobId]:
+        """Enter the leases, tell the launcher the demand; return the jobs whose leases end.
+
+        A job that can be resized is asked to go on with the nodes that stay. The caller ends the
+        jobs that are returned, at checkpoints.
+
+        Args:
+            starts: whether waiting jobs are started.
+        """
         context = self._context
         now = context.now()
         if now < self._next_s:
-            return
-        found = context.launcher.leases()
-        if found is None:
+            return []
+        leases = context.launcher.nodes.leases()
+        if leases is None:
             self._next_s = inf
-            return
-        self._next_s, context.nodes_wait = now + EVERY_S, found.waits
+            return []
+        self._next_s, context.nodes_wait = now + EVERY_S, leases.waits
         nodes_of, skew_s = context.cluster.nodes_of, context.skew_s
         until_s = {
             node: end_s - skew_s
-            for host, end_s in sorted(found.until_s.items())
+            for host, end_s in sorted(leases.until_s.items())
             for node in nodes_of.get(host, ())
         }
         new = NodesLeased(
             context.time(),
             tuple(until_s),
             tuple(until_s.values()),
-            min(found.most * context.state.least_slots, context.state.nodes),
-            found.longest_s,
+            min(leases.most * context.state.least_slots, context.state.nodes),
+            leases.longest_s,
         )
         if not _same(context.state.lease, new):
             self._handle(new)
-        self._end_in_time(now, until_s)
-        for words in context.launcher.follow(self._demand()):
+        ends = self._leave(now, until_s)
+        for words in context.launcher.nodes.follow(self._demand(starts=starts)):
             context.say(words)
+        return ends
 
-    # --- jobs on nodes that go back ------------------------------------------------------------
-
-    def _end_in_time(self, now: float, until_s: dict[Node, float]) -> None:
-        """Have jobs go on with fewer nodes, or end at checkpoints, before theirs go back."""
+    def _leave(self, now: float, until_s: dict[Node, float]) -> list[JobId]:
+        """Ask jobs to go on with the nodes that stay; return the jobs that have to end."""
+        context, ends = self._context, list[JobId]()
         if min(until_s.values(), default=inf) > now + LEAST_S:
-            return
-        for job_id, running in list(self._context.state.running.items()):
-            ends = [until_s.get(node, inf) for node in running.held]
-            first_s = min(ends, default=inf)
-            if first_s > now + LEAST_S:
-                continue
-            if first_s > now:
-                self._leave(running, now, until_s)
-            elif self._context.jobs[job_id].ending is None:
-                self._end(job_id)
+            return ends
+        for job_id, running in list(context.state.running.items()):
+            first_s = min((until_s.get(node, inf) for node in running.held), default=inf)
+            if now < first_s <= now + LEAST_S:
+                kept = tuple(n for n in running.nodes if until_s.get(n, inf) > now + LEAST_S)
+                size = max((n for n in running.spec.sizes() if n <= len(kept)), default=0)
+                if size and running.resizable_now and size not in running.refused_sizes:
+                    self._handle(ResizeAsked(context.time(), job_id, size, kept[:size]))
+            elif first_s <= now and context.jobs[job_id].ending is None:
+                ends.append(job_id)
+        return ends
 
-    def _leave(self, running: Job, now: float, until_s: dict[Node, float]) -> None:
-        """Ask a job that can be resized to go on with its nodes that stay, if it may."""
-        kept = tuple(n for n in running.nodes if until_s.get(n, inf) > now + LEAST_S)
-        sizes = running.spec.sizes()
-        size = max((n for n in sizes if n <= len(kept)), default=0)
-        if size and running.resizable_now and size not in running.refused_sizes:
-            self._handle(ResizeAsked(self._context.time(), running.spec.id, size, kept[:size]))
-
-    def _end(self, job_id: JobId) -> None:
-        job = self._context.jobs[job_id]
-        if job.script is None:
-            return
-        again = job.note["requeue"]
-        self._context.say(f"job {job_id}: told to end, as its allocation does")
-        self._scripts.cancel(job, REQUEUED if again else "CANCELLED")
-
-    # --- what waits ----------------------------------------------------------------------------
-
-    def _demand(self) -> Demand:
+    def _demand(self, *, starts: bool) -> Demand:
         context, state = self._context, self._context.state
         hosts_of, down = context.cluster.hosts_of, state.down
         busy = {node for job in state.running.values() for node in job.held}
         busy.update(state.lent)
         closed = frozenset(hosts_of(tuple(down)))
         barred = context.drained | context.broken
-        return Demand(self._waiting(), frozenset(hosts_of(tuple(busy))), closed, barred)
+        waiting = self._waiting() if starts else []
+        return Demand(waiting, frozenset(hosts_of(tuple(busy))), closed, barred)
 
     def _waiting(self) -> list[WaitingJob]:
-        """Return the jobs that wait for nodes, as far as their arrays let them run at once."""
+        """Return the jobs that wait for nodes, up to the limits of their arrays."""
         state = self._context.state
-        if self._scripts.stopping:
-            return []
-        slots, found = state.least_slots, []
+        slots, waiting = state.least_slots, []
         running = Counter(job.spec.array for job in state.running.values())
         for job in state.pending.values():
             spec, limit = job.spec, job.spec.array_limit
@@ -229,15 +217,15 @@ class Leases:
                 if running[spec.array] > limit:
                     continue
             sizes = -(-job.least // slots), -(-spec.preferred // slots)
-            found.append(WaitingJob(*sizes, needs_s(spec)))
-        return found
+            waiting.append(WaitingJob(*sizes, needs_s(spec)))
+        return waiting
 
 
-def _same(known: NodesLeased | None, new: NodesLeased) -> bool:
-    """Return whether an event says nothing new."""
-    if known is None or known.nodes != new.nodes:
+def _same(old: NodesLeased | None, new: NodesLeased) -> bool:
+    """Return whether an event changes nothing."""
+    if old is None or old.nodes != new.nodes:
         return False
-    if (known.most, known.longest_s) != (new.most, new.longest_s):
+    if (old.most, old.longest_s) != (new.most, new.longest_s):
         return False
-    pairs = zip(known.until_s, new.until_s, strict=True)
+    pairs = zip(old.until_s, new.until_s, strict=True)
     return all(abs(before - after) < SAME_S for before, after in pairs)

@@ -1,9 +1,13 @@
-"""Nodes powered off and on: by commands that the user names, or in the books only.
+"""Nodes powered off and on, and their frequencies set, as a policy decides.
 
-A command is run with the name of one node as its last argument, as Slurm runs its SuspendProgram
-and ResumeProgram. One that powers a node on returns 0 once the node is up. A node whose command
-fails, or takes longer than the deadline, is down until ``rms resume`` gives it to jobs again;
-whoever waits for it waits for another one then.
+Nodes are powered by a user's commands, or in the books only. A command is run with the name of one
+node as its last argument, as Slurm runs its SuspendProgram and ResumeProgram. A command that powers
+a node on returns 0 once the node is up. A node whose command fails, or misses its deadline, is down
+until ``rms resume``; jobs that wait for it wait for another node then.
+
+The frequencies of a job's nodes are in the state (``Job.frequencies``). Cores and GPUs are set to
+the highest frequency among the jobs there, and reset if none of the jobs has a lower one. Where
+they cannot be set, that is entered as an event: policies then plan with the highest.
 """
 
 from __future__ import annotations
@@ -25,37 +29,33 @@ from rms.core.model.events import (
 from rms.core.model.jobs import Node
 from rms.core.state import State
 from rms.daemon.store.context import Context, Handle, warning
-from rms.launch.base import PowerCommands
+from rms.daemon.store.notes import PoweredOffNote
 from rms.power.frequency import FrequencyError
 from rms.wire.messages import ClockOrders, ClockReport
 
-NOTE = "powered-off"
-"""Key of the note with the names of nodes whose command to power them off has come to its end."""
-
 
 @dataclass
-class _Running:
-    """A command that runs for a node."""
+class _PowerCommand:
+    """A running command for a node."""
 
     process: subprocess.Popen[bytes]
     powers_on: bool
     until_s: float
 
 
-class PowerControl:
-    """Powers nodes off and on as it is decided, and tells the scheduler how that went.
+class NodeSwitch:
+    """Powers nodes off and on, and enters the outcome.
 
-    Args:
-        commands: None where nodes go off in the books only; they boot as long as the cluster file
-            says then.
+    Without commands nodes are off in the books only, and boot for the time in the cluster file.
     """
 
-    def __init__(self, context: Context, handle: Handle, commands: PowerCommands | None) -> None:
-        self._context, self._handle, self._commands = context, handle, commands
-        self._running: dict[Node, _Running] = {}
-        self._off = set(context.journal.notes(NOTE).get(NOTE, {"names": []})["names"])
+    def __init__(self, context: Context, handle: Handle) -> None:
+        self._context, self._handle = context, handle
+        self._commands = context.settings.power_commands
+        self._running: dict[Node, _PowerCommand] = {}
+        self._off = set(context.journal.noted(PoweredOffNote).names)
 
-    def act(self, decision: PowerOff | PowerOn) -> None:
+    def switch(self, decision: PowerOff | PowerOn) -> None:
         """Begin to power nodes off or on."""
         names = ", ".join(self._context.cluster.hosts_of(decision.nodes))
         word = "off" if isinstance(decision, PowerOff) else "on"
@@ -64,14 +64,14 @@ class PowerControl:
             self._begin(node)
 
     def resume(self) -> None:
-        """Run again, after a restart, what an earlier daemon may not have seen the end of."""
+        """Run the commands again, after a restart, whose end an earlier daemon may have missed."""
         state, host_of = self._context.state, self._context.cluster.host_of
         for node in self._each_host([*sorted(state.booting), *sorted(state.off)]):
             if node in state.booting or host_of(node) not in self._off:
                 self._begin(node)
 
-    def watch(self) -> None:
-        """Look at the commands that run, and at nodes that boot in the books only."""
+    def tick(self) -> None:
+        """Take in the ends of commands, and of boots in the books."""
         state, now_s = self._context.state, self._context.now()
         for node, running in list(self._running.items()):
             code = running.process.poll()
@@ -85,12 +85,12 @@ class PowerControl:
                     self._handle(NodeBooted(self._context.time(), node))
 
     def _each_host(self, nodes: Iterable[Node]) -> list[Node]:
-        """Return those that stand for a host: nodes, or the first slot of each shared one."""
+        """Return the nodes, or the first slot of each shared node, that stand for a host."""
         cluster = self._context.cluster
         return [node for node in nodes if node == cluster.nodes_of[cluster.host_of(node)][0]]
 
     def _begin(self, node: Node) -> None:
-        """Run the command for what a node is to be, unless one for it still runs."""
+        """Run the command for a node's next state, unless a command for the node still runs."""
         commands, state = self._commands, self._context.state
         if commands is None or node in self._running:
             return
@@ -104,10 +104,10 @@ class PowerControl:
             self._fail(node, str(error))
             return
         until_s = self._context.now() + commands.deadline_s
-        self._running[node] = _Running(process, powers_on, until_s)
+        self._running[node] = _PowerCommand(process, powers_on, until_s)
 
-    def _ended(self, node: Node, running: _Running, code: int | None) -> None:
-        """Take in that a command has ended, or has not in time."""
+    def _ended(self, node: Node, running: _PowerCommand, code: int | None) -> None:
+        """Enter the end of a command; ``code`` is None if it has missed its deadline."""
         state = self._context.state
         if code is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -138,41 +138,36 @@ class PowerControl:
         before = set(self._off)
         self._off = before | {name} if is_off else before - {name}
         if self._off != before:
-            self._context.journal.note(NOTE, {"names": sorted(self._off)})
+            self._context.journal.note(PoweredOffNote(names=sorted(self._off)))
 
 
-# FUSED rms.daemon.nodes.switch: Frequencies that a policy decides, set for real where this user may.
-#
-# What a job is to have on each of its nodes is in the state (``Job.frequencies``); here the cores and
-# GPUs of all nodes follow it, each at the highest that one of its users is to have, and are as they
-# were found where nobody is to have less than the highest. Where they cannot be set, that is entered
-# as an event: policies then count with the highest for everybody, which is what there is.
+# --- frequencies ---------------------------------------------------------------------------------
 
 NOT_SET = "--set-frequencies no"
 
 
 class FrequencyControl:
-    """Has the frequencies of nodes follow the jobs there."""
+    """Sets the frequencies of nodes for the jobs there."""
 
     def __init__(self, context: Context, handle: Handle) -> None:
         self._context, self._handle = context, handle
         self._set: dict[str, float | None] = {}
 
     def begin(self) -> None:
-        """See whether frequencies can be set, if the policy decides any; again after a restart."""
+        """Enter whether frequencies can be set, if the policy decides any."""
         context = self._context
         settable = context.state.settable_frequencies
         if settable and not context.scheduler.engine.policy.clocked:
             return
         reason = NOT_SET
         if context.settings.set_frequencies:
-            slots = [slot for each in context.cluster.slots for slot in each]
-            reason = context.launcher.frequency_refusal(slots)
+            slots = [slot for node in context.cluster.slots for slot in node]
+            reason = context.launcher.clocks.refusal(slots)
         if settable != (not reason):
             self._enter(reason)
 
-    def watch(self) -> None:
-        """Set what has changed."""
+    def tick(self) -> None:
+        """Set the frequencies that have changed."""
         state = self._context.state
         if not self._set and not any(job.frequencies for job in state.running.values()):
             return
@@ -184,7 +179,7 @@ class FrequencyControl:
             try:
                 levels = state.site.levels
                 highest_mhz = levels[-1][0] * 1000.0 if levels else None
-                self._context.launcher.set_frequencies(wanted, highest_mhz)
+                self._context.launcher.clocks.set(wanted, highest_mhz)
             except FrequencyError as error:
                 reason = str(error)
         lower = any((share or 1.0) < 1.0 for share in wanted.values())
@@ -192,30 +187,30 @@ class FrequencyControl:
         if reason:
             self._enter(reason)
 
-    def report(self, said: ClockReport) -> ClockOrders:
-        """Take in whether a node's own process could set them; return what they are to be now."""
-        if said.reason and self._context.state.settable_frequencies:
+    def report(self, report: ClockReport) -> ClockOrders:
+        """Take in whether a node's clock agent could set its frequencies; return its orders."""
+        if report.reason and self._context.state.settable_frequencies:
             self._set = {}
-            self._enter(f"{said.node}: {said.reason}")
-        return self._context.launcher.clock_orders(said.node)
+            self._enter(f"{report.node}: {report.reason}")
+        return self._context.launcher.clocks.orders(report.node)
 
     def _wanted(self, state: State) -> dict[str, float | None]:
-        """Return the highest that one of the users of each slot is to have, None without users."""
+        """Return the highest frequency share among the jobs of each slot, None without jobs."""
         slots = self._context.cluster.slots
-        found: dict[str, float | None] = {slot: None for each in slots for slot in each}
+        highest: dict[str, float | None] = {slot: None for node in slots for slot in node}
         for job in state.running.values():
             shares = dict(zip(job.nodes, job.frequencies, strict=False))
             for node in job.held:
                 share = shares.get(node, max(job.frequencies, default=1.0))
                 for slot in slots[node]:
-                    found[slot] = max(share, found[slot] or 0.0)
-        return found
+                    highest[slot] = max(share, highest[slot] or 0.0)
+        return highest
 
     def _enter(self, reason: str) -> None:
-        """Let the scheduler know, and the operator."""
+        """Enter and log whether frequencies can be set."""
         if reason:
             self._context.say(f"frequencies are not set here: {reason}")
             with contextlib.suppress(FrequencyError):
-                self._context.launcher.set_frequencies({}, None)
+                self._context.launcher.clocks.set({}, None)
         at_s = self._context.time()
         self._handle(FrequenciesSettable(at_s, not reason, reason))

@@ -1,7 +1,7 @@
-"""A journal that goes through a scheduler again, from its beginning or from a snapshot.
+"""Replay a journal through a scheduler, from its beginning or from a snapshot.
 
-For ``rms replay``, where the policies decide again and what they decide is compared, and for a
-restart, which follows what is recorded.
+For ``rms replay`` the policies decide again and their decisions are compared with the recorded
+ones; a restart follows the recorded decisions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import gc
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import chain, pairwise, zip_longest
 
 import msgspec
 
@@ -25,21 +25,19 @@ from rms.core.scheduler.snapshot import SnapshotError, thaw
 from rms.daemon.store.journal import Entry, Journal, JournalError, Opened, PolicySet, Seen
 from rms.daemon.store.sandbox import guarded, stand_ins
 
-GONE = "a policy is gone, its decisions are taken as recorded"
 
-
-class Replay(msgspec.Struct):
-    """What came of feeding a journal to a fresh scheduler.
+class Replayed(msgspec.Struct):
+    """The result of feeding a journal to a scheduler.
 
     Attributes:
-        scheduler: as it was in the daemon that wrote the journal, if nothing differs.
-        events: how many it was fed.
-        differing: a sentence for each event on which it decided otherwise than is recorded, or
-            that it refused, though it had once taken it.
-        unrecorded: by sequence number, what it decided on events without recorded decisions:
-            nobody has acted on it, so record it and do it.
-        refused: a sentence for each of those that it refused, as it did at the time.
-        missing: a sentence for each policy that cannot be made any more.
+        scheduler: in the state of the daemon that wrote the journal, if nothing differs.
+        events: their number.
+        differing: a sentence for each event on which the decisions differ from the recorded ones,
+            or that is refused, though it was once taken.
+        unrecorded: by sequence number, the decisions on events without recorded decisions: these
+            have not been acted on, so they are to be recorded and carried out.
+        refused: a sentence for each event without recorded decisions that is refused.
+        missing: a sentence for each policy that is gone.
     """
 
     scheduler: Scheduler
@@ -55,8 +53,8 @@ class Replay(msgspec.Struct):
         return self.scheduler.engine
 
 
-def replayed(journal: Journal) -> Replay:
-    """Feed all that is left of a journal to a scheduler, and let the policies decide again.
+def replayed(journal: Journal) -> Replayed:
+    """Replay all entries that a journal has, and let the policies decide again.
 
     Raises:
         JournalError: there is no header.
@@ -66,8 +64,8 @@ def replayed(journal: Journal) -> Replay:
     return replay(journal.read(begins), base=base)
 
 
-def restored(journal: Journal, cluster: Cluster | None = None) -> Replay:
-    """Return what a journal comes to, from the newest snapshot that can be read.
+def restored(journal: Journal, cluster: Cluster | None = None) -> Replayed:
+    """Replay a journal from the newest readable snapshot, following the recorded decisions.
 
     Args:
         cluster: the nodes it begins with where there is no snapshot.
@@ -88,7 +86,7 @@ def restored(journal: Journal, cluster: Cluster | None = None) -> Replay:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Look for no garbage meanwhile: it would be sought among all that is kept, again and again."""
+    """Disable the garbage collector, which would look through all kept objects repeatedly."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -98,23 +96,23 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _thawed(journal: Journal, seq: int, *, again: bool) -> Replay:
-    """Return the scheduler of a snapshot, as a beginning of a replay."""
+def _thawed(journal: Journal, seq: int, *, again: bool) -> Replayed:
+    """Return a replay that begins with a snapshot.
+
+    Raises:
+        JournalError: this version has not written it.
+    """
     missing: list[str] = []
 
     def policy_of(key: str, cluster: Cluster) -> Policy:
-        try:
-            return guarded(named(key))
-        except (PolicyError, RuleError) as error:
-            missing.append(f"{GONE}: {error}")
-            return stand_ins(cluster)[0]
+        return _policy(key, missing) or stand_ins(cluster)[0]
 
     try:
-        found = thaw(journal.snapshot(seq), policy_of)
+        scheduler = thaw(journal.snapshot(seq), policy_of)
     except SnapshotError as error:
         raise JournalError(f"the snapshot after entry {seq}: {error}") from None
-    found.stand_ins = () if again else stand_ins(found.cluster)
-    return Replay(found, missing=missing)
+    scheduler.stand_ins = () if again else stand_ins(scheduler.cluster)
+    return Replayed(scheduler, missing=missing)
 
 
 def replay(
@@ -122,83 +120,81 @@ def replay(
     cluster: Cluster | None = None,
     *,
     again: bool = True,
-    base: Replay | None = None,
-) -> Replay:
+    base: Replayed | None = None,
+) -> Replayed:
     """Feed the events of a journal to a scheduler, under the policies as recorded.
 
-    No event on which a policy failed is decided again, and none of a policy that is gone.
+    An event on which a policy failed is not decided again, nor one of a policy that is gone.
 
     Args:
         cluster: the nodes it begins with; by default those of the journal's first entry.
-        again: whether policies decide again on events whose decisions are recorded; else those
-            are followed, so that whatever has become of a policy changes nothing.
-        base: what came of the entries before these; None where these are from the first on.
+        again: whether policies decide again on events with recorded decisions; else these are
+            followed, so that a changed policy changes nothing.
+        base: the result of the entries before these; None where these begin with the first.
 
     Raises:
         JournalError: the journal does not begin with a header.
     """
     rest = iter(entries)
     if base is None:
-        found, there = _begun(next(rest, None), cluster, again=again)
+        result, has_policy = _begun(next(rest, None), cluster, again=again)
     else:
-        found, there = base, not base.missing
-    entry = next(rest, None)
-    while entry is not None:
-        after = next(rest, None)
+        result, has_policy = base, not base.missing
+    for entry, after in pairwise(chain(rest, [None])):
         if isinstance(entry, Seen):
             failed = isinstance(after, PolicySet) and bool(after.reason)
-            _feed(found, entry, follow=not again or failed or not there)
-        else:
-            there = _use(found, entry)
+            _feed(result, entry, follow=not again or failed or not has_policy)
+        elif entry is not None:
+            has_policy = _use(result, entry)
             if isinstance(entry, Opened):
-                found.engine.state.max_concurrent_resizes = entry.at_once
-                found.scheduler.use_levels(entry.levels)
-        entry = after
-    return found
+                result.engine.state.max_concurrent_resizes = entry.at_once
+                result.scheduler.use_levels(entry.levels)
+    return result
 
 
-def _begun(first: Entry | None, cluster: Cluster | None, *, again: bool) -> tuple[Replay, bool]:
-    """Return a fresh scheduler, and whether the policy is to be had."""
+def _begun(first: Entry | None, cluster: Cluster | None, *, again: bool) -> tuple[Replayed, bool]:
+    """Return a fresh scheduler, and whether the policy exists."""
     if not isinstance(first, Opened):
         raise JournalError(f"expected a header as first entry, got {first}")
     where = first.where if cluster is None else ""
-    given = first.nodes, first.power, first.widths, first.shared
-    cluster = replace(cluster or Cluster.recorded(*given), levels=first.levels)
+    recorded = Cluster.recorded(first.nodes, first.power, first.widths, first.shared)
+    cluster = replace(cluster or recorded, levels=first.levels)
     spare = stand_ins(cluster)
-    found = Replay(Scheduler(cluster, spare[0], where))
-    found.scheduler.stand_ins = () if again else spare
-    there = _use(found, first)
-    found.engine.state.max_concurrent_resizes = first.at_once
-    return found, there
+    result = Replayed(Scheduler(cluster, spare[0], where))
+    result.scheduler.stand_ins = () if again else spare
+    has_policy = _use(result, first)
+    result.engine.state.max_concurrent_resizes = first.at_once
+    return result, has_policy
 
 
-def _use(found: Replay, entry: Opened | PolicySet) -> bool:
-    """Let the policy of an entry decide; return whether it is to be had."""
+def _use(result: Replayed, entry: Opened | PolicySet) -> bool:
+    """Let the policy of an entry decide; return whether it exists."""
+    policy = _policy(entry.policy, result.missing)
+    result.engine.policy = policy or stand_ins(result.scheduler.cluster)[0]
+    return policy is not None
+
+
+def _policy(key: str, missing: list[str]) -> Policy | None:
+    """Return the policy of a key; None, and a sentence in ``missing``, if it is gone."""
     try:
-        found.engine.policy = guarded(named(entry.policy))
+        return guarded(named(key))
     except (PolicyError, RuleError) as error:
-        found.engine.policy = stand_ins(found.scheduler.cluster)[0]
-        found.missing.append(f"{GONE}: {error}")
-        return False
-    return True
+        missing.append(f"a policy is gone, its decisions are taken as recorded: {error}")
+        return None
 
 
-def _feed(found: Replay, entry: Seen, *, follow: bool) -> None:
-    """Feed an event, decide on it or follow what is recorded, and note what differs."""
-    found.events += 1
-    recorded = entry.decisions
+def _feed(result: Replayed, entry: Seen, *, follow: bool) -> None:
+    """Feed an event, decide on it or follow the recorded decisions; note differences."""
+    result.events += 1
+    recorded, name = entry.decisions, f"event {entry.seq} ({type(entry.event).__name__})"
     try:
-        got = found.scheduler.feed(entry.event, recorded if follow else None)
+        decisions = result.scheduler.feed(entry.event, recorded if follow else None)
     except (TransitionError, RuleError) as error:
-        sentence = f"{_named(entry)}: expected one that the engine takes, got: {error}"
-        (found.refused if recorded is None else found.differing).append(sentence)
+        sentence = f"{name}: expected one that the engine takes, got: {error}"
+        (result.refused if recorded is None else result.differing).append(sentence)
         return
     if recorded is None:
-        found.unrecorded[entry.seq] = got
-    elif tuple(got) != recorded:
-        old, new = next((a, b) for a, b in zip_longest(recorded, got) if a != b)
-        found.differing.append(f"{_named(entry)}: expected {old} as recorded, got {new}")
-
-
-def _named(entry: Seen) -> str:
-    return f"event {entry.seq} ({type(entry.event).__name__})"
+        result.unrecorded[entry.seq] = decisions
+    elif tuple(decisions) != recorded:
+        old, new = next((a, b) for a, b in zip_longest(recorded, decisions) if a != b)
+        result.differing.append(f"{name}: expected {old} as recorded, got {new}")

@@ -1,9 +1,9 @@
-"""The row of a job, as users' commands have it: all that is known of it in one."""
+"""Rows of jobs and of energy, as users' commands show them, and the archive of old jobs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from math import inf
 
@@ -14,24 +14,36 @@ from rms.core.model.jobs import Job, JobId, JobState
 from rms.core.policies.order import Multifactor, Priority
 from rms.daemon.store.context import Context
 from rms.daemon.store.journal import Archived
-from rms.daemon.store.record import JobRuntime
+from rms.daemon.store.notes import (
+    EndingNote,
+    EndNote,
+    LineNote,
+    ResizesNote,
+    ScriptNote,
+    SignalNote,
+    StepsNote,
+    SubmissionNote,
+    SummaryNote,
+)
+from rms.daemon.store.record import JobRuntime, ResizeNote
 from rms.wire.users import EnergyRow, JobRow, ResizeRow, SeenSteps, SlurmRow
 
 _FOR_NODES = (Reason.RESOURCES, Reason.PRIORITY)
-"""Why jobs wait that more nodes would let start."""
+"""Reasons to wait that more nodes would end."""
 
 
 def row(context: Context, job: Job, now_s: float) -> JobRow:
     """Return the row of a job, with its energy up to a time."""
     spec, scheduler = job.spec, context.scheduler
     runtime = context.jobs.get(spec.id, JobRuntime(spec.id))
+    submission = runtime.submission
     energy_j = scheduler.energy.job_j(spec.id, now_s)
     parts = scheduler.energy.parts(spec.id, energy_j)
-    details = _compared(context.launcher.job_details(spec.id), energy_j)
+    details = _compared(context.launcher.nodes.job_details(spec.id), energy_j)
     rank = priority(context, job)
     return JobRow(
         id=spec.id,
-        name=runtime.note.get("name", ""),
+        name=submission.name,
         state=str(job.state),
         mode=str(spec.mode),
         submit_s=spec.submit_s,
@@ -48,18 +60,18 @@ def row(context: Context, job: Job, now_s: float) -> JobRow:
         energy_source=" and ".join(part.source for part in parts),
         energy=parts,
         answer=runtime.answer,
-        resizes=[_resize(context, spec.id, each) for each in runtime.resizes],
+        resizes=[_resize(context, spec.id, resize) for resize in runtime.resizes],
         resizing=runtime.resizing,
         resize_to=_resize_to(context, job),
-        output=runtime.note.get("output", ""),
+        output=str(runtime.files[0]) if submission.output else "",
         slurm=details,
         summary=runtime.summary,
-        seen=[SeenSteps(n, *each) for n, each in sorted((job.seen or {}).items())],
-        profile=runtime.note.get("profile", ""),
+        seen=[SeenSteps(size, *steps) for size, steps in sorted((job.seen or {}).items())],
+        profile=submission.profile,
         frequency=min(job.frequencies, default=None) if job.end_s is None else None,
         exit_code=None if job.end_s is None else runtime.exit_code,
         account=spec.account,
-        user=runtime.note.get("user", ""),
+        user=submission.user,
         limit_s=spec.limit_s,
         nodelist=list(spec.nodelist),
         exclude=list(spec.exclude),
@@ -83,7 +95,7 @@ def priority(context: Context, job: Job) -> Priority | None:
 
 
 def _compared(details: SlurmRow, energy_j: float) -> SlurmRow:
-    """Return what Slurm tells of a job, its energy beside ours."""
+    """Return Slurm's row of a job with the ratio of its energy to ours."""
     consumed_j = details.consumed_energy_j
     if isinstance(consumed_j, msgspec.UnsetType) or not energy_j:
         return details
@@ -93,15 +105,15 @@ def _compared(details: SlurmRow, energy_j: float) -> SlurmRow:
 def _resize(context: Context, job_id: JobId, row: ResizeRow) -> ResizeRow:
     """Return a resize with its energy."""
     energy = context.scheduler.energy
-    found = energy.resizes.get((job_id, row.number))
-    if found is None:
+    resize = energy.resizes.get((job_id, row.number))
+    if resize is None:
         return row
     joules = energy.resize_j(job_id, row.number)
-    return msgspec.structs.replace(row, energy_j=joules, saved_j=found.saved_j)
+    return msgspec.structs.replace(row, energy_j=joules, saved_j=resize.saved_j)
 
 
 def waits_for(context: Context, job_id: JobId) -> Later | None:
-    """Return why a job waits, with what nodes wait for that are asked for; None if it does not."""
+    """Return why a job waits, with the state of requested nodes; None if it does not wait."""
     waits = context.scheduler.engine.explain(job_id)
     if waits is not None and waits.code is Reason.BEGIN:
         begin_s = context.state.held[job_id].spec.begin_s or 0.0
@@ -123,46 +135,46 @@ def stalled(context: Context, job_id: JobId) -> str:
 
 
 def _reason(context: Context, job: Job) -> str:
-    """Return why a job waits, or what was said of it last."""
+    """Return why a job waits, else the last reason about it."""
     waits = waits_for(context, job.spec.id)
     if waits is not None:
         return waits.reason
     return stalled(context, job.spec.id) or context.scheduler.reasons.get(job.spec.id, "")
 
 
-# FUSED rms.daemon.store.archive: The energy of jobs and of the rest, as the books have it: rows of owner, node, device, source.
+# --- energy: rows of owner, node, device and source ----------------------------------------------
 
 
 def energy_rows(context: Context, jobs: Collection[str] | None = None) -> list[EnergyRow]:
-    """Return what is booked up to now, what is written and what is newer; both by node and time.
+    """Return the rows up to now, those in the journal and newer ones; both by node and time.
 
     Args:
-        jobs: of these only; of all owners where None.
+        jobs: owners of the rows; None for all owners.
     """
     measured = context.scheduler.energy.measured
     one = next(iter(jobs)) if jobs is not None and len(jobs) == 1 else None
     present = measured.spans.present(max(context.time(), measured.until_s), jobs)
     newer = {_key(row): row for row in present}
-    found = [newer.pop(_key(row), row) for row in context.journal.energy(one)]
-    found += [newer[key] for key in sorted(newer)]
+    rows = [newer.pop(_key(row), row) for row in context.journal.energy(one)]
+    rows += [newer[key] for key in sorted(newer)]
     wanted = None if jobs is None else frozenset(jobs)
-    return [row for row in found if wanted is None or row.owner in wanted]
+    return [row for row in rows if wanted is None or row.owner in wanted]
 
 
 def _key(row: EnergyRow) -> tuple[str, float, str, str, str]:
-    """Return what tells a row from all others."""
+    """Return the key of a row."""
     return row.node, row.begin_s, row.owner, row.device, row.source
 
 
 def job_rows(context: Context, job_id: JobId) -> list[EnergyRow]:
-    """Return what is booked of a job up to now."""
+    """Return the energy rows of a job up to now."""
     return energy_rows(context, [job_id])
 
 
 def is_settled(context: Context, job: Job) -> bool:
-    """Return whether meters have reported of all nodes of a job since it was over.
+    """Return whether meters have reported on all nodes of a job since it was over.
 
-    What nobody measures is settled.
+    Nodes without a meter count as settled.
     """
     hosts, cluster = context.scheduler.energy.measured.hosts, context.cluster
     for node in job.nodes:
@@ -176,30 +188,27 @@ def is_settled(context: Context, job: Job) -> bool:
     return True
 
 
-# FUSED rms.daemon.store.archive: Jobs that have been over for long: a row in the journal is all that is left of each.
+# --- jobs that ended long ago: their rows move to the journal -------------------------------------
 #
-# The newest that are over stay in memory, as do those that meters may still speak of, and those that
-# others wait for. Nothing is decided by one that is over, so a replay, which knows all, decides the
-# same.
+# The newest jobs that are over stay in memory, as do those that meters may still report on and those
+# that other jobs wait for. No decision depends on a job that is over, so a replay, which has all of
+# them, decides the same.
 
 KEPT = 1_000
-"""How many jobs that are over stay in memory."""
+"""Number of jobs that are over and stay in memory."""
 
 AT_ONCE = 100
-"""How many are archived at once: others have their turn in between."""
+"""Number of jobs that are archived at once: requests are answered in between."""
 
-BACKLOG = 5_000
-"""More than so many (of a journal of before) are archived before anybody is served."""
-
-NOTES = ("job", "script", "steps", "boot", "resizes", "ending", "end", "signal", "summary")
+NOTES = (
+    *(SubmissionNote, ScriptNote, StepsNote, ResizeNote, ResizesNote),
+    *(EndingNote, EndNote, SignalNote, SummaryNote),
+)
 """Kinds of notes about a job."""
 
 
-def retire(context: Context, at_once: int = AT_ONCE) -> bool:
+def retire(context: Context) -> bool:
     """Archive some of the jobs that are over, where there are many; return whether any were.
-
-    Args:
-        at_once: how many at most.
 
     Raises:
         JournalFullError: there is no room for that now; nothing has changed.
@@ -208,54 +217,28 @@ def retire(context: Context, at_once: int = AT_ONCE) -> bool:
     more = len(state.ended) - KEPT
     if more < AT_ONCE:
         return False
-    jobs = list(islice(_due(context, more), at_once))
+    jobs = list(islice(_due(context, more), AT_ONCE))
     if not jobs:
         return False
-    found = [
+    ids = [job.spec.id for job in jobs]
+    archived = [
         Archived(row(context, job, context.time()), scheduler.history.get(job.spec.id, []))
         for job in jobs
     ]
-    ids = [job.spec.id for job in jobs]
-    keys = [f"{kind}/{job_id}" for job_id in ids for kind in NOTES]
-    keys += [f"line/{job_id}/" for job_id in ids]
-    gone = frozenset(ids)
-    arrays = {job.spec.array for job in jobs if job.spec.array is not None}
-    arrays -= state.arrays.keys() | _held(context)
-    rest = (job.spec.array for job_id, job in state.ended.items() if job_id not in gone)
-    for array in rest if arrays else ():
-        arrays.discard(array)
-        if not arrays:
-            break
-    keys += [f"job/{array}" for array in arrays]
-    context.journal.archive(found, keys)
+    keys = [kind(job_id).key for job_id in ids for kind in NOTES]
+    keys += [LineNote(f"{job_id}/").key for job_id in ids]
+    keys += [SubmissionNote(array).key for array in _arrays_over(context, jobs)]
+    context.journal.archive(archived, keys)
     scheduler.forget(ids)
     for job_id in ids:
         context.jobs.pop(job_id, None)
     return True
 
 
-def catch_up(context: Context) -> None:
-    """Archive all jobs that are to be, where there are too many to do it in between.
-
-    Raises:
-        JournalFullError: there is no room for that now; nothing has changed.
-    """
-    more = len(context.state.ended) - KEPT
-    if more > BACKLOG:
-        context.say(f"archives {more} jobs that are over, once")
-        retire(context, more)
-
-
-def _held(context: Context) -> set[str | None]:
-    """Return the arrays of jobs that may not start yet, which are not among those that wait."""
-    state = context.state
-    return {job.spec.array for group in (state.held, state.too_wide) for job in group.values()}
-
-
 def _due(context: Context, number: int) -> Iterator[Job]:
-    """Yield those of the first so many that are over of whom all is known."""
+    """Yield those of the first jobs that are over of which everything is known."""
     state, spans = context.state, context.scheduler.energy.measured.spans
-    wanted = {each.job for job in state.held.values() for each in job.spec.after}
+    wanted = {after.job for job in state.held.values() for after in job.spec.after}
     booked = {span.owner for span in spans.kept()}
     return (
         job
@@ -264,3 +247,18 @@ def _due(context: Context, number: int) -> Iterator[Job]:
         and wanted.isdisjoint((job_id, job.spec.array or job_id))
         and context.jobs[job_id].summary != ""
     )
+
+
+def _arrays_over(context: Context, jobs: Sequence[Job]) -> set[str]:
+    """Return the arrays of jobs of which no task is left when these are archived."""
+    state, gone = context.state, {job.spec.id for job in jobs}
+    arrays = {job.spec.array for job in jobs if job.spec.array is not None}
+    arrays -= state.arrays.keys()
+    for held in (state.held, state.too_wide):  # these are not among the waiting ones
+        arrays -= {job.spec.array for job in held.values()}
+    for job_id, job in state.ended.items() if arrays else ():
+        if job_id not in gone:
+            arrays.discard(job.spec.array or "")
+            if not arrays:
+                break
+    return arrays

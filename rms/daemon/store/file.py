@@ -1,73 +1,70 @@
-"""The SQLite file of a journal: its tables, checksums of its records, and a count kept beside it.
+"""The SQLite file of a journal: tables, checksums of records, salvage, and the count beside it.
 
-Each entry, decision and note has a CRC-32 of what it is and where it belongs. A record that does
-not fit its own is moved to the table ``damaged`` when the file is opened, so that whoever reads
-finds whole records, and gaps. Records of format 4 and before have none.
+Each record has a CRC-32 of its contents and its key. A record that does not fit its checksum is
+moved to the table ``damaged`` when the file is opened, so that readers meet whole records and gaps.
+A file that SQLite cannot read is set aside, and its readable records are copied to a new one.
 
-Beside the file, ``NAME.count`` says how many entries there are, and repeats a few notes
-(:data:`KEPT`); so does ``jobs/.count``, in case an older journal is restored with its count file.
-Both are written after the journal is on disk, so entries that they count and the journal lacks have
-been lost.
+``NAME.count`` beside the file holds the number of entries and repeats two notes; so does
+``jobs/.count``, in case an older copy of the journal is restored with its count file. Both are
+written after the journal is on disk: an entry that they count and the journal lacks has been lost.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sqlite3
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-FORMAT = 6
-READ = (3, 4, 5, FORMAT)
-"""Formats that are read: 3 (version 0.1.0) has fewer kinds of events, and no energy; 4 has no
-checksums, and does not say whose tasks hold nodes; 5 has no assumed run times."""
+from rms.daemon.store.notes import MarkNote, NextNote
 
-KEPT = ("mark", "next")
-"""Notes that are kept beside the journal too: whose processes are its own, and the next job's
-number."""
+FORMAT = 1
+"""Raised with each change of an event, a decision, a type in them, a note or a table: nothing that
+was written may be read as something else."""
 
 APPLICATION_ID = 0x726D736A  # "rmsj"
-_TABLES = (
-    "CREATE TABLE entries (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, body BLOB NOT NULL)",
-    "CREATE TABLE decisions (seq INTEGER PRIMARY KEY REFERENCES entries, body BLOB NOT NULL)",
-    "CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+_SCHEMA = (
+    """CREATE TABLE entries (
+        seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, body BLOB NOT NULL, sum INTEGER NOT NULL)""",
+    """CREATE TABLE decisions (
+        seq INTEGER PRIMARY KEY REFERENCES entries, body BLOB NOT NULL, sum INTEGER NOT NULL)""",
+    "CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL, sum INTEGER NOT NULL)",
+    "CREATE TABLE snapshots (seq INTEGER PRIMARY KEY, body BLOB NOT NULL, sum INTEGER NOT NULL)",
+    """CREATE TABLE over (
+        id TEXT PRIMARY KEY, state TEXT NOT NULL, body BLOB NOT NULL, sum INTEGER NOT NULL)""",
+    """CREATE TABLE energy (
+        owner TEXT NOT NULL, world INTEGER, resize INTEGER NOT NULL, node TEXT NOT NULL,
+        device TEXT NOT NULL, source TEXT NOT NULL, begin_s REAL NOT NULL, end_s REAL NOT NULL,
+        joules REAL NOT NULL, uncertainty_j REAL NOT NULL, estimate INTEGER NOT NULL,
+        replaced_j REAL NOT NULL, sum INTEGER NOT NULL,
+        PRIMARY KEY (node, begin_s, owner, device, source)) WITHOUT ROWID""",
+    "CREATE INDEX energy_of ON energy (owner)",
+    """CREATE INDEX energy_measured ON energy (owner)
+        WHERE source != 'model' OR replaced_j != 0""",
+    """CREATE TABLE tasks (
+        seq INTEGER PRIMARY KEY, at_s REAL NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL)""",
+    "CREATE TABLE damaged (part TEXT NOT NULL, at NOT NULL, body)",
     f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {FORMAT}",
 )
-_ENERGY = """CREATE TABLE IF NOT EXISTS energy (
-    owner TEXT NOT NULL, world INTEGER, resize INTEGER NOT NULL, node TEXT NOT NULL,
-    device TEXT NOT NULL, source TEXT NOT NULL, begin_s REAL NOT NULL, end_s REAL NOT NULL,
-    joules REAL NOT NULL, uncertainty_j REAL NOT NULL, estimate INTEGER NOT NULL,
-    replaced_j REAL NOT NULL, sum INTEGER,
-    PRIMARY KEY (node, begin_s, owner, device, source)) WITHOUT ROWID"""
-_BY_OWNER = "CREATE INDEX IF NOT EXISTS energy_of ON energy (owner)"
-_MEASURED = """CREATE INDEX IF NOT EXISTS energy_measured ON energy (owner)
-    WHERE source != 'model' OR replaced_j != 0"""
-_TASKS = """CREATE TABLE IF NOT EXISTS tasks (
-    seq INTEGER PRIMARY KEY, at_s REAL NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL)"""
-_SNAPSHOTS = """CREATE TABLE IF NOT EXISTS snapshots (
-    seq INTEGER PRIMARY KEY, body BLOB NOT NULL, sum INTEGER)"""
-_OVER = """CREATE TABLE IF NOT EXISTS over (
-    id TEXT PRIMARY KEY, state TEXT NOT NULL, body BLOB NOT NULL, sum INTEGER)"""
-_DAMAGED = "CREATE TABLE IF NOT EXISTS damaged (part TEXT NOT NULL, at NOT NULL, body)"
-_WHOSE = """SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)
+_IDENTITY = """SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)
     FROM pragma_application_id, pragma_user_version"""
 
-RECORDS = {
-    "snapshots": ("seq", "body", "seq, body"),
-    "entries": ("seq", "body", "seq, kind, body"),
-    "decisions": ("seq", "body", "seq, body"),
-    "notes": ("key", "value", "key, value"),
+_CHECKED = {
+    "snapshots": ("seq", "body", "seq, body", "the snapshot after entry"),
+    "entries": ("seq", "body", "seq, kind, body", "entry"),
+    "decisions": ("seq", "body", "seq, body", "the decisions on entry"),
+    "notes": ("key", "value", "key, value", "note"),
 }
-"""Tables whose records have a checksum: what finds a record, what it holds, what is summed."""
+"""Tables that are checked at opening: key, contents, what the checksum covers, noun."""
 
 _LASTING = {
     sqlite3.SQLITE_FULL,
@@ -84,7 +81,7 @@ class JournalError(ValueError):
 
 
 class JournalFullError(JournalError):
-    """Nothing can be written now, for want of room most of the time; it may go another time."""
+    """A statement that cannot be written now, mostly for want of room; it may be later."""
 
 
 class DamagedError(JournalError):
@@ -93,15 +90,15 @@ class DamagedError(JournalError):
 
 def checksum(*parts: str | bytes | float | None) -> int:
     """Return the CRC-32 of these values together, in this order."""
-    found = 0
+    crc = 0
     for part in parts:
-        found = zlib.crc32(part if isinstance(part, bytes) else str(part).encode(), found)
-    return found
+        crc = zlib.crc32(part if isinstance(part, bytes) else str(part).encode(), crc)
+    return crc
 
 
 @contextmanager
-def said(path: Path) -> Iterator[None]:
-    """Let errors of SQLite be those of a journal, in one sentence."""
+def sqlite_errors(path: Path) -> Iterator[None]:
+    """Raise errors of SQLite as those of a journal, in one sentence."""
     try:
         yield
     except sqlite3.Error as error:
@@ -114,86 +111,141 @@ def said(path: Path) -> Iterator[None]:
 
 
 def prepare(db: sqlite3.Connection, path: Path) -> list[str]:
-    """Lock the file, see that it is a journal, or make it one if it is new.
+    """Lock the file and check that it is a journal, or make it one if it is new.
 
     Returns:
-        A sentence for each record that is not what was written; it is in ``damaged`` now.
+        A sentence for each damaged record; it is in the table ``damaged`` now.
 
     Raises:
-        JournalError: it is none, or of another format; a :class:`DamagedError` if it is broken.
+        JournalError: it is no journal, or of another format; a :class:`DamagedError` if it is
+            broken.
         sqlite3.Error: SQLite cannot work with it.
     """
     db.isolation_level = None  # every statement is committed by itself, but for BEGIN
     db.execute("PRAGMA locking_mode = EXCLUSIVE")  # kept after the commit, until it is closed
     db.execute("PRAGMA synchronous = NORMAL")  # the rest is Journal.flush
     db.execute("BEGIN EXCLUSIVE")
-    owner, version, tables = db.execute(_WHOSE).fetchone()
+    owner, version, tables = db.execute(_IDENTITY).fetchone()
     if owner == version == tables == 0:
-        for statement in _TABLES:
+        for statement in _SCHEMA:
             db.execute(statement)
-    elif owner != APPLICATION_ID or version not in READ:
+    elif (owner, version) != (APPLICATION_ID, FORMAT):
         got = f"format {version}" if owner == APPLICATION_ID else "another program's database"
         raise JournalError(f"{path}: expected a journal of format {FORMAT}, got {got}")
-    for statement in (
-        _ENERGY,
-        _BY_OWNER,
-        _MEASURED,
-        _TASKS,
-        _SNAPSHOTS,
-        _OVER,
-        _DAMAGED,
-    ):  # journals of before have none
-        db.execute(statement)
-    if not db.execute("SELECT 1 FROM pragma_table_info('entries') WHERE name = 'sum'").fetchall():
-        for table in ("entries", "decisions", "notes"):
-            db.execute(f"ALTER TABLE {table} ADD COLUMN sum INTEGER")
-    if not db.execute("SELECT 1 FROM pragma_table_info('energy') WHERE name = 'sum'").fetchall():
-        db.execute("ALTER TABLE energy ADD COLUMN sum INTEGER")
-    db.execute(f"PRAGMA user_version = {FORMAT}")  # an older program would not know its events
     db.execute("COMMIT")
     damage = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     if damage != "ok":
         raise DamagedError(f"{path}: expected a whole journal, got {' '.join(damage.split())}")
-    found = set_damaged_aside(db)
+    sentences = _set_damaged_aside(db)
     db.execute("PRAGMA journal_mode = WAL")
-    return found
+    return sentences
 
 
-def set_damaged_aside(db: sqlite3.Connection) -> list[str]:
+def _set_damaged_aside(db: sqlite3.Connection) -> list[str]:
     """Move records that do not fit their checksum to ``damaged``; return a sentence for each.
 
-    Entries before the newest whole snapshot are looked at when they are read.
+    Entries before the newest whole snapshot are checked when they are read.
     """
     db.create_function("checksum", -1, checksum, deterministic=True)
-    found = []
-    for table, (key, body, summed) in RECORDS.items():
-        wrong = f"FROM {table} WHERE sum IS NOT NULL AND sum IS NOT checksum({summed})"
+    sentences = []
+    for table, (key, body, covered, noun) in _CHECKED.items():
+        wrong = f"FROM {table} WHERE sum != checksum({covered})"
         if table in ("entries", "decisions"):
             wrong += " AND seq > (SELECT ifnull(max(seq), 0) FROM snapshots)"
         for (at,) in db.execute(f"SELECT {key} {wrong}").fetchall():
-            one = f"FROM {table} WHERE {key} = ?"
+            record = f"FROM {table} WHERE {key} = ?"
             db.execute("BEGIN")
-            db.execute(f"INSERT INTO damaged SELECT '{table}', {key}, {body} {one}", (at,))
-            db.execute(f"DELETE {one}", (at,))
+            db.execute(f"INSERT INTO damaged SELECT '{table}', {key}, {body} {record}", (at,))
+            db.execute(f"DELETE {record}", (at,))
             db.execute("COMMIT")
-            what = {
-                "entries": "entry",
-                "decisions": "the decisions on entry",
-                "notes": "note",
-                "snapshots": "the snapshot after entry",
-            }
-            found.append(f"{what[table]} {at} is damaged")
-    return found
+            sentences.append(f"{noun} {at} is damaged")
+    return sentences
 
 
-class Counted(msgspec.Struct):
-    """What is kept beside a journal: the number of its last entry, and a few of its notes."""
+# --- a file that SQLite cannot read --------------------------------------------------------------
+
+
+def salvage(path: Path) -> tuple[int, Path]:
+    """Put the readable records of a broken journal in its place.
+
+    Returns:
+        The number of these records, and where the broken file is now.
+    """
+    part = path.with_name(f"{path.name}.salvaging")
+    part.unlink(missing_ok=True)
+    records = _copy(path, part)
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    whole = part.replace(_salvaged(path))
+    return records, _replace(path, whole)
+
+
+def finish_salvage(path: Path) -> None:
+    """Put a salvaged journal in its place, where a daemon was killed before it did."""
+    if _salvaged(path).exists():
+        _replace(path, _salvaged(path))
+
+
+def _salvaged(path: Path) -> Path:
+    return path.with_name(f"{path.name}.salvaged")
+
+
+def _replace(path: Path, whole: Path) -> Path:
+    """Put a whole journal in the place of a broken one; return where that is now."""
+    aside = next(p for n in count(1) if not (p := path.with_name(f"{path.name}.{n}")).exists())
+    log = path.with_name(f"{path.name}-wal")
+    with contextlib.suppress(FileNotFoundError):
+        os.link(path, aside)
+    with contextlib.suppress(FileNotFoundError):
+        log.rename(aside.with_name(f"{aside.name}-wal"))
+    whole.replace(path)
+    return aside
+
+
+def _copy(path: Path, part: Path) -> int:
+    """Copy the readable records of a journal to a new one; return their number."""
+    records = 0
+    with (
+        sqlite_errors(path),
+        contextlib.closing(sqlite3.connect(path.absolute(), timeout=0)) as old,
+        contextlib.closing(sqlite3.connect(part.absolute())) as new,
+    ):
+        prepare(new, part)
+        new.execute("PRAGMA journal_mode = DELETE")
+        new.execute("BEGIN")
+        for table in (*_CHECKED, "over", "energy", "tasks"):
+            for row in _rows(old, table):
+                places = ", ".join("?" * len(row))
+                records += new.execute(
+                    f"INSERT OR IGNORE INTO {table} VALUES ({places})", row
+                ).rowcount
+        new.execute("COMMIT")
+    return records
+
+
+def _rows(db: sqlite3.Connection, table: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a table up to the first page that cannot be read, and from the last on."""
+    key = "rowid" if table != "energy" else "node, begin_s, owner, device, source"
+    for order in (key, ", ".join(f"{part} DESC" for part in key.split(", "))):
+        try:
+            yield from db.execute(f"SELECT * FROM {table} ORDER BY {order}")
+        except sqlite3.Error:
+            continue
+        return
+
+
+# --- the count beside it -------------------------------------------------------------------------
+
+
+class JournalCount(msgspec.Struct):
+    """The number of the last entry, and the notes that may not be lost with the journal."""
 
     entries: int = 0
-    notes: dict[str, dict[str, Any]] = {}
+    mark: MarkNote = msgspec.field(default_factory=MarkNote)
+    next: NextNote = msgspec.field(default_factory=NextNote)
 
 
-class Count:
+class CountFiles:
     """The count files of a journal: beside it, and in the folder of its jobs."""
 
     SIZE = 512
@@ -204,22 +256,22 @@ class Count:
         self.paths = path, path.parent / "jobs" / ".count"
         self._files, self._newest = dict[Path, int](), 0
 
-    def read(self) -> Counted | None:
+    def read(self) -> JournalCount | None:
         """Return the count of the newer valid file, None without one."""
-        counts = list[Counted]()
+        counts = list[JournalCount]()
         for path in self.paths:
             with contextlib.suppress(OSError, ValueError):
                 total, _, text = path.read_bytes().strip().partition(b" ")
                 if int(total, 16) == checksum(text):
-                    counts.append(msgspec.json.decode(text, type=Counted))
+                    counts.append(msgspec.json.decode(text, type=JournalCount))
         return max(counts, key=attrgetter("entries"), default=None)
 
-    def write(self, counted: Counted) -> None:
-        """Keep it, in place: on a full disk that needs no room. What cannot be kept is not."""
+    def write(self, counted: JournalCount) -> None:
+        """Write a count in place, which needs no room on a full disk; errors are ignored."""
         if counted.entries < self._newest:
-            return  # a later flush was sooner over
+            return  # a later flush has ended first
         self._newest = counted.entries
-        text = json.dumps(msgspec.to_builtins(counted)).encode()
+        text = msgspec.json.encode(counted)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         for path in self.paths:
             with contextlib.suppress(OSError):

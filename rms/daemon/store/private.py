@@ -1,4 +1,8 @@
-"""Where a daemon listens: a Unix socket that only its owner can open, or TCP."""
+"""The private part of a daemon: its folder, its secrets, and the sockets that it listens on.
+
+Other users are kept out by the folder itself (mode 700, checked at each start). Secrets are in
+files of mode 600 besides, and not in the journal, which users copy and pass on.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +17,164 @@ import socket
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from rms.launch.base import LaunchError
 from rms.wire.files import write_whole
 
+
+class ServeError(Exception):
+    """The daemon cannot be started here; one sentence."""
+
+
+# --- the folder ----------------------------------------------------------------------------------
+
+OTHERS = 0o077
+"""Bits of a mode that let others than the owner in."""
+
+
+def make_folder(state: Path) -> None:
+    """Make the daemon's folder, or check that no other user can open or replace it.
+
+    Members of a group that may write to a folder above, and its owner, are not excluded.
+
+    Raises:
+        ServeError: another user can, or it is no folder.
+    """
+    try:
+        if not state.exists():
+            state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        expected = f"expected a state folder that can be made, got {state}"
+        raise ServeError(f"{expected}: {error.strerror}") from None
+    check_folder(state)
+
+
+def check_folder(state: Path) -> None:
+    """Check that no other user can open or replace a folder; a missing one passes.
+
+    Raises:
+        ServeError: another user can, or it is no folder.
+    """
+    if not state.exists():
+        return
+    if not state.is_dir():
+        raise ServeError(f"expected a folder for --state, got {state}, which is a file")
+    status = state.stat()
+    if status.st_uid != os.geteuid():
+        raise ServeError(
+            f"expected a state folder of one's own (user {os.geteuid()}), got {state} of user "
+            f"{status.st_uid}"
+        )
+    if status.st_mode & OTHERS:
+        raise ServeError(
+            f"expected a state folder that only its owner can open (chmod 700 {state}), got mode "
+            f"{stat.S_IMODE(status.st_mode):o}"
+        )
+    for above in state.resolve().parents:
+        mode = above.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise ServeError(
+                f"expected a state folder that nobody else can replace, got {state}, below {above} "
+                f"of mode {stat.S_IMODE(mode):o}"
+            )
+
+
+@contextlib.contextmanager
+def owner_only() -> Iterator[None]:
+    """Make files of the block that only their owner can open. Jobs keep the umask of the user."""
+    before = os.umask(OTHERS)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def secret(path: Path) -> str:
+    """Return the secret in a file that only its owner can read; a missing one is made."""
+    with contextlib.suppress(FileNotFoundError):
+        if text := path.read_text().strip():
+            return text
+    text = secrets.token_hex(16)
+    write_whole(path, text, sync=True, mode=0o600)
+    return text
+
+
+def line_file(job: str, number: int) -> str:
+    """Return the file name of the environment of a job's launcher line."""
+    return f"{job}/line-{number}"
+
+
+class Private:
+    """Tokens of jobs, and the environments of their submissions and launcher lines.
+
+    Args:
+        folder: of the daemon.
+        instance_id: of its journal; a job of the same id in another journal has another token.
+    """
+
+    def __init__(self, folder: Path, instance_id: str) -> None:
+        self._folder, self._instance_id = folder, instance_id
+        self._newest: tuple[str, dict[str, str]] = "", {}
+        self._keyed: hmac.HMAC | None = None
+
+    def token(self, job: str) -> str:
+        """Return the token by which a job speaks to the daemon: the same over restarts.
+
+        It is an HMAC-SHA256 of the job's id by a key in a file, so that it need not be kept.
+        """
+        if self._keyed is None:
+            self._keyed = hmac.new(secret(self._folder / "key").encode(), digestmod="sha256")
+        token = self._keyed.copy()  # the key is hashed once: each poll is checked by a token
+        token.update(f"{self._instance_id}/{job}".encode())
+        return token.hexdigest()
+
+    def environment(self, submission: str) -> dict[str, str]:
+        """Return the environment of a submission, one for all tasks of an array.
+
+        Raises:
+            LaunchError: its file is gone.
+        """
+        return self.kept(f"{submission}/environment")
+
+    def keep(self, name: str, env: Mapping[str, str], *, sync: bool = False) -> None:
+        """Write an environment to a file below ``jobs/`` of mode 600.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = self._folder / "jobs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, msgspec.json.encode(env), sync=sync, mode=0o600)
+        self._newest = "", {}
+
+    def kept(self, name: str) -> dict[str, str]:
+        """Return an environment from its file.
+
+        Raises:
+            LaunchError: its file is gone.
+        """
+        if self._newest[0] != name:
+            path = self._folder / "jobs" / name
+            try:
+                env = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+            except (OSError, ValueError) as error:
+                raise LaunchError(f"expected the environment in {path}, got: {error}") from None
+            self._newest = name, env
+        return self._newest[1]
+
+
+# --- the sockets ---------------------------------------------------------------------------------
+
 LONGEST_UNIX_PATH = 100
-"""Systems allow 104 to 108 bytes, and their own error says nothing of that."""
+"""Systems allow 104 to 108 bytes, and their own error does not name the limit."""
 
 MOST_PORT = 65_535
 _PORT = re.compile("[0-9]{1,5}")
 
 MOST_FILES = 16384
-"""A poll that is held is an open file."""
-
-
-class ServeError(Exception):
-    """The daemon cannot be started here; one sentence."""
+"""Each held poll is an open file."""
 
 
 def bind(listen: str) -> tuple[socket.socket, str]:
@@ -53,10 +196,10 @@ def bind(listen: str) -> tuple[socket.socket, str]:
 
 
 def check_address(listen: str) -> None:
-    """See that a daemon could listen there, and that none does.
+    """Check that a daemon can listen at an address, and that none does.
 
     Raises:
-        ServeError: it is no address, its path is too long, in use, or another owner's.
+        ServeError: it is no address; its path is too long, in use, or another owner's.
     """
     if listen.startswith("unix:"):
         path = Path(listen.removeprefix("unix:"))
@@ -74,7 +217,7 @@ def check_address(listen: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address is this machine's own, which nobody reaches from another."""
+    """Return whether an address is reached from this machine only."""
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
@@ -82,10 +225,10 @@ def is_loopback(host: str) -> bool:
 
 
 def check_loopback(listen: str) -> None:
-    """Refuse to be reached from other machines: what users say and show is not encrypted.
+    """Refuse addresses that other machines reach: users' messages are not encrypted.
 
     Raises:
-        ServeError: an address of TCP that is not this machine's own.
+        ServeError: a TCP address of more than this machine.
     """
     host = listen.removeprefix("tcp:").rpartition(":")[0].strip("[]")
     if listen.startswith("tcp:") and host != "localhost" and not is_loopback(host):
@@ -112,7 +255,7 @@ def _bind_unix(path: Path) -> socket.socket:
 
 
 def _check_stale(path: Path) -> None:
-    """See that a path is the socket of a daemon that is gone; refuse to take another's place."""
+    """Check that a path is the socket of a daemon that has ended."""
     if not path.is_socket():
         raise ServeError(f"expected a path for a socket, got {path}, which is something else")
     if path.stat().st_uid != os.getuid():
@@ -133,7 +276,7 @@ def close(listening: socket.socket, listen: str) -> None:
 
 
 def raise_open_files() -> int:
-    """Return how many files this process may have open, having raised that as far as it may."""
+    """Raise the limit of open files as far as allowed; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if wanted > soft != resource.RLIM_INFINITY:
@@ -141,151 +284,3 @@ def raise_open_files() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             return wanted
     return wanted if soft == resource.RLIM_INFINITY else soft
-
-
-# FUSED rms.daemon.store.private: What only the owner of a daemon may read or change: its folder, tokens of jobs, environments.
-#
-# Others are kept out by the folder itself (mode 700, checked at each start); what is secret in it is
-# in files of mode 600 besides, and not in the journal, which users copy and hand on.
-
-OTHERS = 0o077
-"""Bits of a mode that let somebody else than the owner in."""
-
-
-def make_folder(state: Path) -> None:
-    """Make the daemon's folder, or see that nobody else can open or replace the one there is.
-
-    (But who shares a group with the owner, or owns a folder above, where these let them write.)
-
-    Raises:
-        ServeError: somebody else can, or it is no folder.
-    """
-    try:
-        if not state.exists():
-            state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        expected = f"expected a state folder that can be made, got {state}"
-        raise ServeError(f"{expected}: {error.strerror}") from None
-    check_folder(state)
-
-
-def check_folder(state: Path) -> None:
-    """See that nobody else can open or replace a folder; one that is not there can be made.
-
-    Raises:
-        ServeError: somebody else can, or it is no folder.
-    """
-    if not state.exists():
-        return
-    if not state.is_dir():
-        raise ServeError(f"expected a folder for --state, got {state}, which is a file")
-    found = state.stat()
-    if found.st_uid != os.geteuid():
-        raise ServeError(
-            f"expected a state folder of one's own (user {os.geteuid()}), got {state} of user "
-            f"{found.st_uid}"
-        )
-    if found.st_mode & OTHERS:
-        raise ServeError(
-            f"expected a state folder that only its owner can open (chmod 700 {state}), got mode "
-            f"{stat.S_IMODE(found.st_mode):o}"
-        )
-    for above in state.resolve().parents:
-        mode = above.stat().st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            raise ServeError(
-                f"expected a state folder that nobody else can replace, got {state}, below {above} "
-                f"of mode {stat.S_IMODE(mode):o}"
-            )
-
-
-@contextlib.contextmanager
-def owner_only() -> Iterator[None]:
-    """Make files meanwhile that only their owner can open. Jobs keep the umask of the user."""
-    before = os.umask(OTHERS)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
-def secret(path: Path) -> str:
-    """Return the secret of a file that only its owner can read; made at random where missing."""
-    with contextlib.suppress(FileNotFoundError):
-        found = path.read_text().strip()
-        if found:
-            return found
-    made = secrets.token_hex(16)
-    write_whole(path, made, sync=True, mode=0o600)
-    return made
-
-
-def line_file(job: str, number: int) -> str:
-    """Return what the environment of a job's launcher line is kept as."""
-    return f"{job}/line-{number}"
-
-
-class Private:
-    """Tokens of jobs, and the environments that they and their launcher lines were given.
-
-    Args:
-        folder: the daemon's.
-        instance_id: of its journal: another journal's job of the same id has another token.
-    """
-
-    def __init__(self, folder: Path, instance_id: str) -> None:
-        self._folder, self._instance_id = folder, instance_id
-        self._newest: tuple[str, dict[str, str]] = "", {}
-        self._keyed: hmac.HMAC | None = None
-
-    def token(self, job: str, note: Mapping[str, Any]) -> str:
-        """Return what a job shows when it speaks to the daemon: the same over restarts.
-
-        It is an HMAC-SHA256 of the job's id by a key in a file, so that it need not be kept.
-
-        Args:
-            note: of its submission; one of format 4 and before may hold the token itself.
-        """
-        known = note.get("token")
-        if known is not None:
-            return str(known)
-        if self._keyed is None:
-            self._keyed = hmac.new(secret(self._folder / "key").encode(), digestmod="sha256")
-        made = self._keyed.copy()  # the key is hashed once: each poll is checked by a token
-        made.update(f"{self._instance_id}/{job}".encode())
-        return made.hexdigest()
-
-    def environment(self, note: Mapping[str, Any]) -> Mapping[str, str]:
-        """Return the environment of a submission, one for all tasks of an array.
-
-        Raises:
-            LaunchError: its file is gone.
-        """
-        known: Mapping[str, str] | None = note.get("env")
-        return self.kept(f"{note['array']}/environment") if known is None else known
-
-    def keep(self, name: str, env: Mapping[str, str], *, sync: bool = False) -> None:
-        """Keep an environment, as a file below ``jobs/`` of mode 600.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        path = self._folder / "jobs" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, msgspec.json.encode(env), sync=sync, mode=0o600)
-        self._newest = "", {}
-
-    def kept(self, name: str) -> dict[str, str]:
-        """Return an environment that was kept.
-
-        Raises:
-            LaunchError: its file is gone.
-        """
-        if self._newest[0] != name:
-            path = self._folder / "jobs" / name
-            try:
-                found = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
-            except (OSError, ValueError) as error:
-                raise LaunchError(f"expected the environment in {path}, got: {error}") from None
-            self._newest = name, found
-        return self._newest[1]

@@ -1,39 +1,40 @@
-"""What the daemon knows of a job beside the scheduler: its processes, steps and resizes."""
+"""The daemon's record of a job: everything that the scheduler does not need to know."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from rms.core.model.jobs import JobId
-from rms.formats.jobscript import OutputNames, expand_output
+from rms.daemon.store.notes import Note, StepNote, StepsNote, SubmissionNote
 from rms.launch.base import LaunchCommand, ManagedProcess, PendingCall
 from rms.wire.messages import BootedWorld, ResizeRequest
 from rms.wire.users import ResizeRow
 
 REQUEUED = "REQUEUED"
-"""The ending of a job that is to wait again."""
+"""The ending of a job that returns to the queue."""
 
 
 @dataclass
 class Step:
-    """One launcher line being run: a sequence of worlds, and how it ended.
+    """One launcher line of a job script: a sequence of worlds, and its end.
 
     Attributes:
         worlds: launches by number: every mpiexec whose ranks are, or may become, the job.
-        current: the launches that the job's ranks come from now.
+        current: the launches of the job's present ranks.
         strategy: how the job wants to be resized.
-        ranks: of each current launch, in rank order: ``(launch, how many ranks)``.
-        has_polled: whether it asked for requests: a program of dmr, which leaves a record.
-        ended_s: when the first current launch was seen to have ended.
-        cooldown_s: time after a resize in which it is not asked for another.
-        restartable: whether it would go on from a checkpoint if it were started again.
+        ranks: of each current launch, in rank order: ``(launch, number of ranks)``.
+        has_polled: whether it has polled: only a program of dmr does, and leaves a record.
+        ended_s: when the first of the current launches was observed to have ended.
+        cooldown_s: pause after a resize before the next request.
+        restartable: whether it resumes from a checkpoint when it is started again.
     """
 
     command: LaunchCommand
@@ -49,33 +50,74 @@ class Step:
     restartable: bool = False
 
 
-class PendingResize(msgspec.Struct, rename={"reason": "why"}):
-    """A resize in flight, from the decision to the last process gone.
+class ResizeState(StrEnum):
+    """State of a resize in flight.
+
+    - ``requested``: nothing is started here; once told, the job does everything itself (``spawn``).
+    - ``granting``: the owner of the nodes was asked to give them to the job.
+    - ``booting``: the next world (of ``merge``, the additional ranks) boots beside the running one.
+    - ``ready``: the job is told of the next world and connects at its next resize point.
+    - ``moving``: the job has stopped stepping.
+    - ``leaving``: committed; the launches that are no longer the job's end.
+    - ``closing``: rolled back; the new launches are killed.
+    - ``releasing``: nodes that are no longer needed are given back.
+
+    A running job that cannot go over to other nodes is relaunched: it ends at a checkpoint and its
+    script runs again at the new size. For the RMS it stays one job.
+
+    - ``stopping``: the job was told to end; its launcher line gets no answer.
+    - ``starting``: its script runs again; the resize is done when the job computes again.
+
+    Every state in which a world waits that was booted here has a deadline. A world that misses its
+    deadline is killed, and its slots are free only when its processes are gone.
+    """
+
+    REQUESTED = "requested"
+    GRANTING = "granting"
+    BOOTING = "booting"
+    READY = "ready"
+    MOVING = "moving"
+    LEAVING = "leaving"
+    CLOSING = "closing"
+    RELEASING = "releasing"
+    STOPPING = "stopping"
+    STARTING = "starting"
+
+
+class NewLaunches(msgspec.Struct):
+    """Launches started for a resize, by number; none before the state ``booting``.
+
+    Attributes:
+        slots: the slots of each.
+        pids: their processes.
+        ready: those that wait for the running world to connect.
+    """
+
+    slots: dict[int, tuple[str, ...]] = {}
+    pids: dict[int, int] = {}
+    ready: dict[int, BootedWorld] = {}
+
+
+class PendingResize(msgspec.Struct):
+    """A resize in flight, from the decision to the end of the last superfluous process.
 
     Attributes:
         number: of this resize among those decided for the job.
-        slots: where the job is to be.
-        strategy: how.
-        launches: slots of each launch that was started for it, by number.
-        pids: their processes.
-        ready: those that wait for the running world to connect.
-        state: see :mod:`rms.daemon.jobs.machine`.
+        slots: the job's slots after the resize.
         begun_s: when the new world was launched, or the job was told to end at a checkpoint.
-        until_s: when that state must be over.
-        leaving: launches that are to end.
-        committed: whether it is the new world that goes on.
+        until_s: deadline of the state.
+        leaving: launches that are to end, in the states ``leaving`` and ``closing``.
+        committed: whether the new world goes on.
         reason: of a rollback.
-        at_step: of a relaunch, where its checkpoint was written.
-        told: whether the job is to know of it now. Not kept for a restarted daemon.
+        at_step: of a relaunch, the step of its checkpoint.
+        told: whether the job may have the request now. Not kept for a restarted daemon.
     """
 
     number: int
     slots: tuple[str, ...]
     strategy: str
-    launches: dict[int, tuple[str, ...]] = {}
-    pids: dict[int, int] = {}
-    ready: dict[int, BootedWorld] = {}
-    state: str = "requested"
+    state: ResizeState = ResizeState.REQUESTED
+    new: NewLaunches = msgspec.field(default_factory=NewLaunches)
     begun_s: float = 0.0
     until_s: float = 0.0
     leaving: list[int] = []
@@ -86,52 +128,33 @@ class PendingResize(msgspec.Struct, rename={"reason": "why"}):
 
     @property
     def request(self) -> ResizeRequest:
-        """What the job is to be told."""
-        worlds = tuple(self.ready[n] for n in self.launches)
+        """The request for the job."""
+        worlds = tuple(self.new.ready[n] for n in self.new.slots)
         return ResizeRequest(self.number, self.slots, self.strategy, worlds)
 
-    def note(self) -> dict[str, Any]:
-        """Return what a restarted daemon needs to know; deadlines begin anew then."""
-        found: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
-        del found["told"]
-        return found | {"until_s": 0.0}
-
-    @classmethod
-    def from_note(cls, note: dict[str, Any]) -> PendingResize | None:
-        """Return a resize as it was noted, None for an empty note."""
-        return msgspec.convert(note, cls, strict=False) if note else None
+    def note(self) -> PendingResize:
+        """Return a copy for a restarted daemon, whose deadlines begin anew."""
+        return msgspec.structs.replace(copy.deepcopy(self), until_s=0.0, told=False)
 
 
-def job_note(shared: dict[str, Any], job_id: JobId) -> dict[str, Any]:
-    """Return what is known of a job from its submission.
+class ResizeNote(Note, tag="resize"):
+    """The resize of a job that is in flight."""
 
-    Args:
-        shared: what was kept of that, for all tasks of an array; a version before kept each job's.
-    """
-    patterns = shared.get("outputs")
-    if patterns is None:
-        return shared
-    array, _, index = job_id.partition("_")
-    names = OutputNames(
-        array, int(index) if index else None, job_id, shared["name"], shared["node"], shared["user"]
-    )
-    folder = Path(shared["cwd"])
-    found = {what: str(folder / expand_output(form, names)) for what, form in patterns.items()}
-    own = {key: value for key, value in shared.items() if key != "outputs"}
-    return {**own, **found, "index": names.index}
+    resize: PendingResize | None = None
 
 
 PACE_S = 5.0
-"""How long a job's steps are counted at a size before the scheduler is told; then twice as long."""
+"""Time for which steps are counted at a size before the scheduler is told; doubled each time."""
 
 COUNTS_PER_S = 200.0
 COUNTS_AT_ONCE = 10
-"""How many jobs' counts are entered in a second, and at once: those of a large array are all due at
-the same time, each for an entry in the journal, its decisions and a pass. The rest count on."""
+"""Rate limit for ``Stepped`` events of all jobs together (per second, and burst). The jobs of a
+large array are due at the same time, and each event costs a journal entry and a scheduler pass.
+Jobs above the limit go on counting."""
 
 
-class CountPace:
-    """Bounds how often counted steps are entered, of all jobs together."""
+class StepRateLimit:
+    """Limits the rate of ``Stepped`` events of all jobs together."""
 
     def __init__(self) -> None:
         self._next_s = -inf
@@ -141,16 +164,16 @@ class CountPace:
         return now_s >= self._next_s
 
     def entered(self, now_s: float) -> None:
-        """Note that one is."""
+        """Note that a count was entered."""
         unused_s = now_s - (COUNTS_AT_ONCE - 1) / COUNTS_PER_S
         self._next_s = max(self._next_s, unused_s) + 1.0 / COUNTS_PER_S
 
 
 @dataclass(frozen=True)
 class StepCount:
-    """Steps being counted at one size: from when and which step on, and for how long.
+    """A count of steps at one size: its begin in seconds and steps, and its length.
 
-    The first moments at a size do not count (``span_s`` is 0 then): caches are cold.
+    The first count at a size is dropped (its ``span_s`` is 0), as caches are cold.
     """
 
     since_s: float
@@ -158,14 +181,14 @@ class StepCount:
     span_s: float
 
 
-class News:
-    """Wakes those who wait for it. By a timer each: thousands wait, and a task each costs more."""
+class Wakeup:
+    """Wakes the requests that wait for it. Thousands wait: a timer costs less than a task."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
 
     async def wait(self, hold_s: float = inf) -> None:
-        """Return when there is news, or after a while."""
+        """Return when :meth:`wake` is called, or after ``hold_s`` seconds."""
         loop = asyncio.get_running_loop()
         waiting = loop.create_future()
         timer = None if hold_s == inf else loop.call_later(hold_s, _wake, waiting)
@@ -177,8 +200,8 @@ class News:
             if timer is not None:
                 timer.cancel()
 
-    def tell(self) -> None:
-        """Wake all who wait by now."""
+    def wake(self) -> None:
+        """Wake all requests that wait now."""
         for waiting in self._waiting:
             _wake(waiting)
 
@@ -190,33 +213,33 @@ def _wake(waiting: asyncio.Future[None]) -> None:
 
 @dataclass
 class JobRuntime:
-    """All of it.
+    """Everything the daemon knows about a job that the scheduler does not.
 
     Attributes:
-        shared: what was kept at submission, of all tasks of an array.
+        submission: its submission, or that of its array.
         keys: of the launcher lines so far, in the order of ``steps``.
-        launch_count: how many launches there were; the next has that number.
-        resizes: those that are over.
-        resize: the one in flight.
-        call: what the resize in flight has asked of whoever owns the nodes.
-        diagnosis: what was asked about the death of a job that failed.
-        news: told when there is a resize request that the job does not know.
+        launch_count: number of launches so far; the next launch has this number.
+        resizes: finished resizes.
+        resize: the resize in flight.
+        call: the request of the resize in flight to the owner of the nodes.
+        diagnosis: the request for the cause of the job's failure.
+        wakeup: wakes the job's poll when a resize request waits for it.
         rests_until_s: end of its cooldown.
-        requested_ranks: how many its application would have, 0 where it has not said.
-        ending: the state in which it is to end, once it was told to.
-        signalled: it has got the signal that it asked for, before the end of its time.
-        memory_s: when its memory was looked at last.
-        fault: what has gone wrong about it in the daemon, "" where nothing has: it is being ended.
-        summary: the last line of its output, "" while that is due, None where none is.
-        exit_code: of its script, once it is over.
-        count: steps being counted at its present size; None while it is resized.
-        calm_until_s: until when there is nothing to be seen of it, unless a child of the daemon
-            ends.
-        seen: how many had ended when it was looked at last.
+        requested_ranks: size that its application requested, 0 without a request.
+        user_strategy: a user's strategy for the resize that is to be decided next, or "".
+        ending: the state in which it is to end, once it was told to end.
+        signalled: whether it has received the signal before the end of its time.
+        memory_s: time of the last memory check.
+        fault: an error of the daemon about this job, which is being ended for it; else "".
+        summary: last line of its output, "" while that is due, None without one.
+        exit_code: of its script, once that has ended.
+        count: the present count of steps; None during a resize.
+        calm_until_s: skip polling this job until then unless a child of the daemon ends.
+        seen: number of ended children at the last look at this job.
     """
 
     id: JobId
-    shared: dict[str, Any] = field(default_factory=dict)
+    submission: SubmissionNote = field(default_factory=SubmissionNote)
     script: ManagedProcess | None = None
     steps: list[Step] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
@@ -225,9 +248,10 @@ class JobRuntime:
     resize: PendingResize | None = None
     call: PendingCall | None = None
     diagnosis: PendingCall | None = None
-    news: News = field(default_factory=News)
+    wakeup: Wakeup = field(default_factory=Wakeup)
     rests_until_s: float = 0.0
     requested_ranks: int = 0
+    user_strategy: str = ""
     step: int = 0
     total: int = 0
     ending: str | None = None
@@ -244,32 +268,32 @@ class JobRuntime:
 
     @property
     def calm(self) -> bool:
-        """Whether nothing is under way with it that takes looking: a resize, an end, a fault."""
+        """Whether no resize, end or fault needs a look at it in each round."""
         return self.resize is None and self.kill_at is None and not self.fault
 
     @cached_property
-    def note(self) -> dict[str, Any]:
-        """What was kept at submission: script, folder, output."""
-        return job_note(self.shared, self.id)
+    def files(self) -> tuple[Path, Path | None]:
+        """The files of its output and of its errors, if these are apart."""
+        return self.submission.files(self.id)
 
     def rest(self, now_s: float, least_s: float = 0.0) -> bool:
-        """Begin its cooldown, at least so long; return whether it has one."""
+        """Begin its cooldown of at least ``least_s``; return whether it has one."""
         step = self.running_step
         cooldown_s = max(least_s, 0.0 if step is None else step.cooldown_s)
         self.rests_until_s = now_s + cooldown_s
         return cooldown_s > 0
 
     def add_resize(self, row: ResizeRow) -> None:
-        """Enter a resize that is over, once: a job tells a restarted daemon again."""
-        self.resizes = [each for each in self.resizes if each.number != row.number] + [row]
+        """Enter a finished resize once, as a job repeats its report to a restarted daemon."""
+        self.resizes = [old for old in self.resizes if old.number != row.number] + [row]
 
     def stepped(self, now_s: float, *, enter: bool = True) -> tuple[int, float] | None:
-        """Count the steps it has told; return steps and seconds when they are to be entered.
+        """Count the steps of the last poll; return steps and seconds when they are to be entered.
 
-        Only of a script with one launcher line: of several each has its own steps.
+        Only scripts with one launcher line are counted, as each line has its own steps.
 
         Args:
-            enter: whether they may be entered now; else they are counted on.
+            enter: whether the count may be entered now; else counting goes on.
         """
         count = self.count
         if self.resize is not None or len(self.steps) != 1 or not 0 < self.step < self.total:
@@ -286,7 +310,7 @@ class JobRuntime:
 
     @property
     def running_step(self) -> Step | None:
-        """The step that runs now."""
+        """The running step."""
         return next((step for step in self.steps if step.exit_code is None), None)
 
     @property
@@ -297,41 +321,44 @@ class JobRuntime:
 
     @property
     def request(self) -> ResizeRequest | None:
-        """What the job is to do."""
+        """The resize request for the job."""
         return self.resize.request if self.resize is not None and self.resize.told else None
+
+    def request_after(self, number: int) -> ResizeRequest | None:
+        """Return the resize request if it is newer than a number."""
+        request = self.request
+        return request if request is not None and request.number > number else None
 
     @property
     def resizing(self) -> str:
-        """The state of a resize that is seen to by the daemon, else ""."""
-        return "" if self.resize is None or self.resize.state == "requested" else self.resize.state
+        """The state of a resize in which the daemon takes part, else ""."""
+        if self.resize is None or self.resize.state is ResizeState.REQUESTED:
+            return ""
+        return self.resize.state
 
-    def tell(self) -> None:
-        """Wake up whoever waits for a resize request; later polls wait for the next."""
-        self.news.tell()
-
-    def steps_note(self) -> dict[str, Any]:
-        """Return what a restarted daemon needs to know of its steps."""
+    def steps_note(self) -> StepsNote:
+        """Return the note of its steps for a restarted daemon."""
         steps = [
-            {
-                "pids": {str(n): world.pid for n, world in step.worlds.items()},
-                "current": step.current,
-                "strategy": step.strategy,
-                "groups": step.ranks,
-                "exit_code": step.exit_code,
-                "message": step.message,
-                "polled": step.has_polled,
-                "cooldown_s": step.cooldown_s,
-                "restartable": step.restartable,
-            }
+            StepNote(
+                pids={number: world.pid for number, world in step.worlds.items()},
+                current=step.current,
+                strategy=step.strategy,
+                ranks=step.ranks,
+                exit_code=step.exit_code,
+                message=step.message,
+                has_polled=step.has_polled,
+                cooldown_s=step.cooldown_s,
+                restartable=step.restartable,
+            )
             for step in self.steps
         ]
-        return {"keys": self.keys, "launches": self.launch_count, "steps": steps}
+        return StepsNote(self.id, list(self.keys), self.launch_count, steps)
 
     def forget_processes(self) -> None:
-        """Drop what was known of its processes, of which there are none any more."""
+        """Drop everything about its processes, which have all ended."""
         self.script = self.resize = self.call = self.diagnosis = None
         self.ending = self.kill_at = None
         self.calm_until_s = 0.0
-        self.signalled = False
+        self.signalled, self.user_strategy = False, ""
         self.steps, self.keys, self.count = [], [], None
         self.step = self.total = self.requested_ranks = 0

@@ -1,18 +1,31 @@
-"""Processes that have the daemon's memory as it is at one moment, do one thing with it, and end."""
+"""Run users' functions in forks of the daemon, with a deadline for each answer.
+
+A policy with parts of a user's own is asked in a fork that ends after the pass: the fork has the
+state, which may hold many thousands of jobs, so nothing is sent to it. A strategy of tasks from a
+user's file has a process of its own, also forked, which imports the file once and is sent a state
+for each answer. A function that raises, never returns, calls ``sys.exit``, crashes the interpreter
+or changes the state spoils its own answer and nothing else.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
+import hashlib
 import os
-import select
+import pickle
 import signal
+import socket
+import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,29 +36,40 @@ from rms.core.policies import DEFAULT, POLICIES, Policy, View, adjusted
 from rms.core.policies.compose import UserPart
 from rms.core.rules.checks import RuleError
 from rms.core.state import State
+from rms.kernels.model import Choice, Resource, TaskState
+from rms.kernels.scheduler import STRATEGIES, Strategy
+from rms.wire.files import write_whole
+
+LIMIT_S = 2.0
+"""Deadline for an answer; the daemon waits until then."""
 
 FIRST_OPEN = 3
 """Files before this are standard input, output and error."""
 
 MOST_OPEN = 1 << 16
-"""So many may be open at least where the system says that there is no limit."""
+"""Lower bound of the number of open files where the system states no limit."""
+
+LENGTH_BYTES = 8
+"""Size of the length before each message."""
+
+T = TypeVar("T")
 
 
 def fork(work: Callable[[], object], only: int | None = None) -> int:
-    """Start a process that does this and nothing else; return its number.
+    """Start a process that calls a function and ends; return its process id.
 
-    Its status is 0 if the work returned, 1 if it raised, -N if signal N ended it. Other threads are
-    not there in it: the work must need none, nor a lock that one may have held.
+    Its status is 0 if the function returned, 1 if it raised, -N if signal N ended it. Other threads
+    do not exist in it: the function must need none, nor a lock that one of them may have held.
 
     Args:
-        only: the one open file that it keeps, besides standard input, output and error; None to
-            keep all. Where others are kept, what is listened at stays open until it ends, even if
-            the daemon is killed.
+        only: the one file that stays open, besides standard input, output and error; None keeps
+            all. Listening sockets among these stay open until the process ends, even if the daemon
+            is killed.
 
     Raises:
-        OSError: there is no room for it.
+        OSError: the system has no room for the process.
     """
-    with warnings.catch_warnings():  # that other threads are not there in a fork: none is asked
+    with warnings.catch_warnings():  # the warning is about other threads, which are not used
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid:
@@ -53,7 +77,7 @@ def fork(work: Callable[[], object], only: int | None = None) -> int:
     status = 1
     try:
         gc.disable()  # it would copy memory that is gone in a moment
-        with contextlib.suppress(ValueError):  # the daemon's loop is not to hear of our signals
+        with contextlib.suppress(ValueError):  # the daemon's loop does not hear of our signals
             signal.set_wakeup_fd(-1)
         if only is not None:
             os.closerange(FIRST_OPEN, only)
@@ -64,35 +88,131 @@ def fork(work: Callable[[], object], only: int | None = None) -> int:
         os._exit(status)
 
 
-# FUSED rms.daemon.store.sandbox: Policies with parts of users' own: each pass in a process of its own, with a time limit.
-#
-# A pass reads all of the state, which may hold many thousands of jobs. So it is no process that is
-# sent the state (as strategies of tasks are, :mod:`rms.daemon.kernels`) but a fork of the daemon,
-# which has it, and which is gone after the pass: a part that raises, never ends, calls ``sys.exit``,
-# crashes the interpreter or changes the state harms nothing but its answer. What it answers is
-# decoded as decisions and nothing else. A fork takes milliseconds; policies without such parts are
-# asked in the daemon itself.
-
-LIMIT_S = 2.0
-"""How long a pass may take; until then the daemon waits for it."""
-
-EXPLAINED = 100
-"""Of so many waiting jobs, the first, a part of a user's own is asked why they wait."""
-
-PARTS = ("order", "sizing", "admission", "placement", "passes", "node_power", "frequency")
-
-T = TypeVar("T")
+# --- one process, its answers, a deadline for each -----------------------------------------------
 
 
-class FailedPolicyError(RuleError):
-    """A policy that raised, did not answer in time, or answered what is no decision."""
+class SandboxError(ValueError):
+    """A function that raised, did not answer in time, or answered the wrong type."""
 
 
 class _Answer(msgspec.Struct):
-    """What a fork says: what it was asked for, encoded, or how that went wrong."""
+    """The value of a call, encoded, or a sentence on what went wrong."""
 
     body: bytes = b""
     error: str = ""
+
+
+class Sandbox:
+    """A fork that answers over a socket.
+
+    Args:
+        work: runs in the fork, with the fork's end of the socket; sends answers by :func:`reply`.
+        alone: whether to close all other files in the fork.
+        expected: the noun for an answer in errors.
+
+    Raises:
+        OSError: the system has no room for the process.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[socket.socket], object],
+        *,
+        alone: bool = False,
+        expected: str = "an answer",
+    ) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._expected = expected
+        try:
+            self.pid = fork(lambda: work(theirs), theirs.fileno() if alone else None)
+        except OSError:
+            self._socket.close()
+            raise
+        finally:
+            theirs.close()
+
+    def answer(self, kind: Any, limit_s: float, question: bytes | None = None) -> Any:
+        """Send a question, if there is one; return the next answer.
+
+        Args:
+            kind: type of the answer.
+
+        Raises:
+            SandboxError: the function raised, the answer is late or of another type, or the process
+                has ended.
+        """
+        if self._socket.fileno() < 0:
+            raise SandboxError("expected one that goes on, got one that was ended")
+        until_s = time.monotonic() + limit_s
+        try:
+            if question is not None:
+                self._socket.settimeout(limit_s)
+                self._socket.sendall(len(question).to_bytes(LENGTH_BYTES, "big") + question)
+            body = _receive(self._socket, until_s)
+        except TimeoutError:
+            raise SandboxError(f"expected an answer within {limit_s:g} s, got none") from None
+        except (OSError, EOFError):
+            raise SandboxError(f"expected {self._expected}, got the end of its process") from None
+        try:
+            answer = msgspec.msgpack.decode(body, type=_Answer)
+            if not answer.error:
+                return msgspec.msgpack.decode(answer.body, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            got = f"something else ({error})"
+            raise SandboxError(f"expected {self._expected}, got {got}") from None
+        raise SandboxError(answer.error)
+
+    def close(self) -> None:
+        """Kill the process; a second time does nothing."""
+        if self._socket.fileno() >= 0:
+            self._socket.close()
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+
+def reply(answers: socket.socket, work: Callable[[], object]) -> bool:
+    """Send the value of a call, or how it failed; return whether it succeeded."""
+    try:
+        answer = _Answer(msgspec.msgpack.encode(work()))
+    except SandboxError as error:
+        answer = _Answer(error=str(error))
+    except BaseException as error:
+        answer = _Answer(error=f"it raised {error!r}"[:1000])
+    body = msgspec.msgpack.encode(answer)
+    answers.sendall(len(body).to_bytes(LENGTH_BYTES, "big") + body)
+    return not answer.error
+
+
+def _receive(stream: socket.socket, until_s: float | None = None) -> bytes:
+    """Return the next message.
+
+    Raises:
+        TimeoutError: it is not whole in time.
+        EOFError: the other process has ended.
+    """
+    data, size = bytearray(), LENGTH_BYTES
+    while len(data) < size:
+        if until_s is not None:
+            stream.settimeout(max(0.001, until_s - time.monotonic()))
+        part = stream.recv(min(size - len(data), 1 << 20))
+        if not part:
+            raise EOFError
+        data += part
+        if len(data) == LENGTH_BYTES:
+            size += int.from_bytes(data, "big")
+    return bytes(data[LENGTH_BYTES:])
+
+
+# --- policies with parts of users' own -----------------------------------------------------------
+
+EXPLAINED = 100
+"""Number of waiting jobs, from the first, for which a user's part is asked why they wait."""
+
+PARTS = ("order", "sizing", "admission", "placement", "passes", "node_power", "frequency")
+
+
+class FailedPolicyError(RuleError):
+    """A policy that raised, did not answer in time, or answered no decision."""
 
 
 def stand_ins(cluster: Cluster) -> tuple[Policy, ...]:
@@ -103,109 +223,227 @@ def stand_ins(cluster: Cluster) -> tuple[Policy, ...]:
 
 
 def guarded(policy: Policy) -> Policy:
-    """Return a policy whose passes harm nobody: the same, if all of its parts are shipped."""
+    """Return a policy whose users' parts run in forks; a policy of shipped parts is returned."""
     if not any(isinstance(getattr(policy, part), UserPart) for part in PARTS):
         return policy
-    given = {each.name: getattr(policy, each.name) for each in fields(policy) if each.init}
-    return GuardedPolicy(**given)
+    parts = {part.name: getattr(policy, part.name) for part in fields(policy) if part.init}
+    return GuardedPolicy(**parts)
 
 
 @dataclass(frozen=True)
 class GuardedPolicy(Policy):
-    """A policy that is asked in forks. Its methods raise :class:`FailedPolicyError`.
+    """A policy that decides in forks. Its methods raise :class:`FailedPolicyError`.
 
     Attributes:
-        silent: not empty once it has failed to say why jobs wait: it is not asked again.
+        silent: the error of the first explanation that failed: it is not asked for another.
     """
 
     silent: list[FailedPolicyError] = field(default_factory=list, init=False, compare=False)
 
     def decide(self, state: State, events: Sequence[Event]) -> list[Decision]:
-        """Return what to do."""
-        found = list[Decision]
-        return forked(lambda: Policy.decide(self, state, events), found)
+        """Return the decisions."""
+        kind = list[Decision]
+        return forked(lambda: Policy.decide(self, state, events), kind)
 
     def place(self, state: State, job: Job, size: int) -> tuple[Node, ...]:
         """Return the nodes of a running job at another size."""
-        found = tuple[Node, ...]
-        return forked(lambda: Policy.place(self, state, job, size), found)
+        kind = tuple[Node, ...]
+        return forked(lambda: Policy.place(self, state, job, size), kind)
 
     def explained(self, state: State) -> dict[JobId, Later]:
         """Return why the first jobs wait."""
 
         def work() -> dict[JobId, Later]:
-            found, view = Policy.explained(self, state), Policy.view(self, state)
+            reasons, view = Policy.explained(self, state), Policy.view(self, state)
             for job_id, job in islice(state.pending.items(), EXPLAINED):
-                if job_id not in found:
-                    found[job_id] = Policy.explain(self, state, job, view)
-            return found
+                if job_id not in reasons:
+                    reasons[job_id] = Policy.explain(self, state, job, view)
+            return reasons
 
         if not self.silent:
             try:
                 return forked(work, dict[JobId, Later])
             except FailedPolicyError as error:
                 self.silent.append(error)
-        return {}  # whoever asks why a job waits is to have an answer
+        return {}
 
     def view(self, state: State) -> View | None:
-        """Return nothing: parts are asked in forks only."""
+        """Return None: parts are asked in forks only."""
         return None
 
     def explain(self, state: State, job: Job, view: View | None = None) -> Later:
-        """Return why a job waits of which the policy's parts are not asked."""
+        """Return a reason to wait without asking the policy's parts."""
         return Later(job.spec.id, "Resources: its turn has not come", Reason.RESOURCES)
 
 
-def forked(work: Callable[[], T], kind: type[T], limit_s: float | None = None) -> T:
-    """Return what a function returns in a fork of this process.
+def forked(work: Callable[[], T], kind: type[T]) -> T:
+    """Return the value of a function that runs in a fork of this process.
 
     Args:
-        kind: of what it returns; anything else is refused.
-        limit_s: how long it may take, s; None for :data:`LIMIT_S`.
+        kind: type of the value; any other is refused.
 
     Raises:
-        FailedPolicyError: it raised, ended its process, took longer, or returned something else.
+        FailedPolicyError: it raised, ended its process, was late, or returned another type.
     """
-    limit_s = LIMIT_S if limit_s is None else limit_s
-    reading, writing = os.pipe()
-    pid = fork(lambda: _answer(work, writing))
-    os.close(writing)
+    sandbox = Sandbox(lambda answers: reply(answers, work), expected="decisions")
     try:
-        said = _read(reading, time.monotonic() + limit_s)
+        value: T = sandbox.answer(kind, LIMIT_S)
+    except SandboxError as error:
+        raise FailedPolicyError(str(error)) from None
     finally:
-        os.close(reading)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    if said is None:
-        raise FailedPolicyError(f"expected an answer within {limit_s:g} s, got none")
-    try:
-        answer = msgspec.msgpack.decode(said, type=_Answer)
-        if not answer.error:
-            return msgspec.msgpack.decode(answer.body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        got = f"something else ({error})" if said else "the end of its process"
-        raise FailedPolicyError(f"expected decisions, got {got}") from None
-    raise FailedPolicyError(answer.error)
+        sandbox.close()
+    return value
 
 
-def _answer(work: Callable[[], object], writing: int) -> None:
-    """Write what there is to be answered, whatever happens."""
-    try:
-        answer = _Answer(msgspec.msgpack.encode(work()))
-    except BaseException as error:
-        answer = _Answer(error=f"it raised {error!r}"[:1000])
-    left = memoryview(msgspec.msgpack.encode(answer))
-    while left:
-        left = left[os.write(writing, left) :]
+# --- strategies of tasks in users' files ---------------------------------------------------------
+
+LOAD_S = 30.0
+"""Deadline for the import of a file; the daemon goes on meanwhile."""
+
+PARENT_S = 0.5
+"""Interval at which a strategy's process checks that its daemon is there."""
+
+MOST_SEEN = 256
+"""Number of waiting tasks, from the first, that a strategy is sent: sending takes time."""
 
 
-def _read(reading: int, until_s: float) -> bytes | None:
-    """Return all that a fork writes, None where it has not ended in time."""
-    found, poller = bytearray(), select.poll()  # not select: a daemon has many open files
-    poller.register(reading, select.POLLIN)
-    while poller.poll(1000.0 * max(0.0, until_s - time.monotonic())):
-        data = os.read(reading, 1 << 16)
-        if not data:
-            return bytes(found)
-        found += data
-    return None
+class StrategyError(ValueError):
+    """A strategy that cannot be loaded, raises, hangs, or answers nonsense; one sentence."""
+
+
+class FileStrategy:
+    """A strategy whose function ``schedule(state)`` is in a file and runs in its own process.
+
+    Whatever goes wrong is an error of the call, on which the scheduler of tasks goes back to the
+    strategy before.
+
+    Args:
+        path: of the file.
+        name: of the strategy, by default the path.
+
+    Raises:
+        StrategyError: the file cannot be loaded.
+    """
+
+    def __init__(self, path: Path, name: str = "") -> None:
+        self.path, self.name = path, name or str(path)
+        if not path.is_file():
+            raise StrategyError(f"expected a strategy's file, got {path}, which does not exist")
+        daemon = os.getpid()
+        self.sandbox = Sandbox(lambda answers: _serve_file(answers, path, daemon), alone=True)
+        self.capacity: Mapping[Resource, int] = self._answer(dict[Resource, int], LOAD_S)
+
+    def __call__(self, state: TaskState) -> tuple[Choice, ...]:
+        """Return the strategy's choices.
+
+        Raises:
+            StrategyError: it raised, took too long, or answered nonsense; its process is ended.
+        """
+        question = pickle.dumps(_head(state), pickle.HIGHEST_PROTOCOL)
+        choices: tuple[Choice, ...] = self._answer(tuple[Choice, ...], LIMIT_S, question)
+        return choices
+
+    def _answer(self, kind: Any, limit_s: float, question: bytes | None = None) -> Any:
+        try:
+            return self.sandbox.answer(kind, limit_s, question)
+        except SandboxError as error:
+            self.close()
+            raise StrategyError(f"{self.name}: {error}") from None
+
+    def close(self) -> None:
+        """End the strategy's process."""
+        self.sandbox.close()
+
+
+class StrategyFiles:
+    """The strategies of users; the process of one ends when it is to decide no more.
+
+    Args:
+        folder: where copies of their files are kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._used = folder, set[FileStrategy]()
+
+    def load(self, name: str, text: str) -> Strategy:
+        """Return a shipped strategy, or start that of a file.
+
+        Args:
+            text: of the file, as the user's command has read it.
+
+        Raises:
+            ValueError: there is none of that name, or it cannot be loaded.
+        """
+        if not name.endswith(".py"):
+            if name not in STRATEGIES:
+                raise ValueError(f"expected a strategy of {', '.join(STRATEGIES)}, got {name!r}")
+            return STRATEGIES[name]
+        if not text:
+            raise ValueError(f"expected the text of {name} with its name, got none")
+        path = self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.py"
+        path.parent.mkdir(exist_ok=True)
+        write_whole(path, text, mode=0o600)
+        return FileStrategy(path, name)
+
+    def used(self, strategy: Strategy) -> None:
+        """Enter that a strategy decides from now on."""
+        if isinstance(strategy, FileStrategy):
+            self._used.add(strategy)
+
+    def end_unused(self, strategies: Collection[Strategy]) -> None:
+        """End the processes of all strategies that were used but these."""
+        for strategy in self._used.difference(strategies):
+            self._used.remove(strategy)
+            strategy.close()
+
+
+def _head(state: TaskState) -> TaskState:
+    """Return a state with the first waiting tasks only."""
+    if len(state.waiting) <= MOST_SEEN:
+        return state
+    head = copy.copy(state)
+    head.waiting = state.waiting[:MOST_SEEN]
+    queued = (task for queue in state.queues.values() for task in queue)
+    head.tasks = {task.id: task for task in (*state.running.values(), *queued, *head.waiting)}
+    head.after, head.failed = {}, set()
+    return head
+
+
+def _serve_file(answers: socket.socket, path: Path, daemon: int) -> None:
+    """Import a strategy's file, answer with its capacities, then each state with its choices."""
+    threading.Thread(target=_end_with, args=(daemon,), daemon=True).start()
+    gc.freeze()  # the daemon's objects are not looked through; the strategy's are
+    gc.enable()
+    os.dup2(2, 1)  # what the file prints goes to standard error
+    sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    names: dict[str, Any] = {"__name__": "strategy", "__file__": str(path)}
+
+    def load() -> dict[Resource, int]:
+        try:
+            exec(compile(path.read_bytes(), str(path), "exec"), names)
+            capacity = msgspec.convert(names.get("CAPACITY", {}), dict[Resource, int])
+        except Exception as error:
+            expected = "expected a file that can be imported"
+            raise SandboxError(f"{expected}, got {error!r}") from None
+        if not callable(names.get("schedule")):
+            raise SandboxError("expected a function schedule(state), got none")
+        return capacity
+
+    def choose() -> tuple[Choice, ...]:
+        choices = tuple(names["schedule"](state))
+        wrong = [choice for choice in choices if not isinstance(choice, Choice)]
+        if wrong:
+            raise SandboxError(f"expected choices (TaskStart, TaskEnqueue, ...), got {wrong[0]!r}")
+        return choices
+
+    going_on = reply(answers, load)
+    while going_on:
+        state: TaskState = pickle.loads(_receive(answers))
+        reply(answers, choose)
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its daemon is gone, whatever its other thread does."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_S)
+    os._exit(0)

@@ -1,8 +1,7 @@
-"""What keeps a daemon small: snapshots, old entries deleted, jobs archived that are long over."""
+"""Snapshots of the scheduler in the journal; old entries are deleted and old jobs archived."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import tempfile
@@ -12,25 +11,25 @@ from typing import IO
 
 from rms.core.scheduler.scheduler import Scheduler
 from rms.core.scheduler.snapshot import freeze
-from rms.daemon.store.archive import catch_up, retire
+from rms.daemon.store.archive import retire
 from rms.daemon.store.context import Context
 from rms.daemon.store.journal import JournalFullError
 from rms.daemon.store.sandbox import fork
 
 EVERY = 2_000
-"""After so many entries there is a snapshot; a start follows no more than these again."""
+"""Number of entries between snapshots; a start replays no more than these."""
 
 KEEP = 100_000
-"""How many entries are kept at least, unless somebody wants otherwise."""
+"""Default of the minimum number of entries that are kept."""
 
 AT_ONCE = 500
-"""Of no more jobs a snapshot is packed while all wait, some 10 ms; of more in a fork."""
+"""Number of jobs up to which a snapshot is packed by the daemon, in some 10 ms; else in a fork."""
 
 LIMIT_S = 60.0
-"""How long a fork may take: a busy machine may need that."""
+"""Deadline for a fork, on a busy machine too."""
 
 NICE = 5
-"""What a fork is behind others by, which are waited for."""
+"""Niceness of a fork, for which no request waits."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Packing:
     """A fork that packs the scheduler as it was after an entry.
 
     Attributes:
-        into: has no name, and is gone with those who have it open.
+        into: a file without a name, which is gone when it is closed.
     """
 
     pid: int
@@ -48,7 +47,7 @@ class Packing:
 
     @classmethod
     def begin(cls, scheduler: Scheduler, after: int) -> Packing:
-        """Begin it.
+        """Start the fork.
 
         Raises:
             OSError: there is no room for another process, or file.
@@ -69,7 +68,7 @@ class Packing:
         return cls(pid, after, into, time.monotonic() + LIMIT_S)
 
     def over(self) -> bool | None:
-        """Return whether it has packed all, None while it is about to."""
+        """Return whether it has succeeded, None while it runs."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid:
             return status == 0
@@ -80,17 +79,17 @@ class Packing:
         return False
 
     def read(self) -> bytes:
-        """Return what it packed."""
+        """Return the snapshot."""
         self.into.seek(0)
         return self.into.read()
 
 
 class Snapshots:
-    """Takes them between events; where there are many jobs, after as many entries.
+    """Takes snapshots between events; where there are many jobs, after as many entries.
 
-    A snapshot and what it makes needless are one transaction: killed before its end, the daemon
-    goes on from the snapshot before. Where there is no room it is tried again later. Of many jobs
-    it is packed by a fork of the daemon, and entered when that has ended: nobody waits for it.
+    A snapshot and the deletion of needless ones are one transaction: killed before its end, the
+    daemon goes on from the snapshot before. Without room it is tried again later. With many jobs
+    it is packed by a fork of the daemon and entered when that has ended: no request waits for it.
     """
 
     def __init__(self, context: Context) -> None:
@@ -99,11 +98,9 @@ class Snapshots:
         self._prunes = True
         self._packing: Packing | None = None
         self._forks = True
-        with contextlib.suppress(JournalFullError):
-            catch_up(context)
 
-    def watch(self) -> None:
-        """Take one that is due; else archive some jobs, or delete some old entries."""
+    def tick(self) -> None:
+        """Take a snapshot that is due; else archive some jobs, or delete some old entries."""
         state, journal = self._context.state, self._context.journal
         try:
             jobs = len(state.pending) + len(state.held) + len(state.running)
@@ -119,7 +116,7 @@ class Snapshots:
             return
 
     def _take(self, jobs: int) -> None:
-        """Take a snapshot of so many jobs, or begin to."""
+        """Take a snapshot of this many jobs, or start to."""
         journal, scheduler = self._context.journal, self._context.scheduler
         if self._forks and jobs > AT_ONCE:
             try:
@@ -131,7 +128,7 @@ class Snapshots:
         journal.save(freeze(scheduler), self._context.settings.keep_entries)
 
     def _follow(self, packing: Packing) -> None:
-        """Enter what a fork has packed, once it has."""
+        """Enter the snapshot of a fork that has ended."""
         packed = packing.over()
         if packed is None:
             return
@@ -145,6 +142,6 @@ class Snapshots:
             self._context.journal.save(packing.read(), keep, packing.after)
 
     def _together(self, why: str) -> None:
-        """Have no more packed by forks: one that cannot be is packed while all wait."""
+        """Pack in the daemon from now on."""
         self._forks = False
         self._context.say(f"snapshots are made while all wait from now on: {why}")

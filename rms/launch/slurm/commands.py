@@ -1,4 +1,4 @@
-"""Which of a user's own ``#SBATCH`` options reach Slurm, and how. Pure."""
+"""Slurm's commands as typed calls, each with a deadline, and the options and variables for them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from pathlib import PurePath
 from threading import Event, Lock
 from typing import TypeVar
 
-from rms.launch.slurm import output, output_json
+from rms.launch.slurm import output
 from rms.launch.slurm.output import (
+    AccountingRecord,
     JobDetails,
-    OutputError,
     Partition,
     QueuedJob,
-    Record,
-    ReportedError,
     SiteNode,
 )
 
@@ -38,48 +36,54 @@ _RMS_OPTIONS = """
 -B -D -F -H -I -N -O -Q -V -W -a -b -d -e -h -i -J -k -m -n -o -s -t -v -w -x
 """
 RMS_OPTIONS = frozenset(_RMS_OPTIONS.split())
-"""What the RMS decides itself, or what would contradict it."""
+"""Options that the RMS decides itself, or that would contradict it."""
 
 _DONOR_OPTIONS = "--partition -p --account -A --qos -q --reservation --constraint -C --wckey"
 DONOR_OPTIONS = frozenset(_DONOR_OPTIONS.split())
-"""What a donor of nodes must have in common with the job they are for."""
+"""Options that a donor of nodes must have in common with the job that gets them."""
 
 VARIABLES = frozenset(
     f"SBATCH_{name}"
     for name in ("ACCOUNT", "CONSTRAINT", "PARTITION", "QOS", "RESERVATION", "WCKEY")
 )
-"""Of a user's environment, what says where jobs may run."""
+"""Variables of a user's environment that say where jobs may run."""
+
+SITE_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER")
+"""Variables that name the site, for every command of Slurm's."""
+
+ARRAY_VARIABLES = ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
+"""Variables of a job's own array, which the RMS sets."""
 
 
 def sbatch_options(own: Sequence[str], partition: str = "") -> list[str]:
-    """Return those of a script's own options that sbatch gets.
+    """Return the options of a script that sbatch gets.
 
     Args:
-        own: one word each, as :func:`rms.formats.jobscript.parse_script` has them.
-        partition: where it is to run if it names none, "" for Slurm's own choice.
+        own: one word each, as :func:`rms.formats.jobscript.parse_script` returns them.
+        partition: the partition of a script that names none, "" for Slurm's own choice.
     """
-    found = [word for word in own if _name(word) not in RMS_OPTIONS]
+    words = [word for word in own if _name(word) not in RMS_OPTIONS]
     if partition and not partition_of(own):
-        found.append(f"--partition={partition}")
-    return found
+        words.append(f"--partition={partition}")
+    return words
 
 
 def donor_options(own: Sequence[str], partition: str = "") -> list[str]:
-    """Return those that salloc gets for a donor."""
+    """Return the options of a script that salloc gets for a donor."""
     return [word for word in sbatch_options(own, partition) if _name(word) in DONOR_OPTIONS]
 
 
 def partition_of(own: Sequence[str]) -> str:
-    """Return the partition that a script asks for, "" for none."""
+    """Return the partition that a script names, "" for none."""
     for word in reversed(own):
-        found = re.fullmatch(r"(?:--partition=|-p)(.+)", word)
-        if found:
-            return found[1]
+        option = re.fullmatch(r"(?:--partition=|-p)(.+)", word)
+        if option:
+            return option[1]
     return ""
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return a job's environment without what would steer sbatch, a site's accounts aside."""
+    """Return a job's environment without the variables that steer sbatch, accounts aside."""
     return {
         key: value
         for key, value in env.items()
@@ -87,33 +91,44 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def inner_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a step without the variables of an outer allocation or step."""
+    kept = (*SITE_VARIABLES, *ARRAY_VARIABLES)
+    return {k: v for k, v in env.items() if k in kept or not k.startswith("SLURM_")}
+
+
+def plain_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the variables of Slurm and the RMS, but for the site's."""
+    foreign = ("SLURM_", "RMS_")
+    return {k: v for k, v in env.items() if k in SITE_VARIABLES or not k.startswith(foreign)}
+
+
 def _name(word: str) -> str:
     return word.partition("=")[0] if word.startswith("--") else word[:2]
 
 
-# FUSED rms.launch.slurm.commands: Slurm's commands as typed calls: each with a deadline, each failure with what it means.
+# --- Slurm's commands -----------------------------------------------------------------------------
 #
-# Measured on a test bed (22.05): squeue and scontrol answer in 7 to 9 ms, sacct in 100 (as JSON in
-# 370), a grow takes 0.4 s, a shrink 0.2 s. So the queue is what to poll, never accounting.
+# Measured on a test bed (22.05): squeue and scontrol answer in 7 to 9 ms, sacct in 100, a grow
+# takes 0.4 s, a shrink 0.2 s. So the queue is polled, never accounting.
 
-DEADLINE_S = 30.0  # an unreachable controller takes up to 18 s to be given up
+DEADLINE_S = 30.0  # a command gives up an unreachable controller after up to 18 s
 SILENT_S = 10.0
 """The controller counts as unreachable after this time without an answer."""
 
 ASK_CONTROLLER = ("squeue", "sinfo", "scontrol")
 """Commands that the controller answers at once; sacct uses slurmdbd, srun and salloc may wait."""
 
-KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
 OPTIONS_OF = ("SLURM_", "SBATCH_", "SALLOC_", "SCANCEL_", "SQUEUE_", "SINFO_", "SACCT_")
 
 
 class Meaning(Enum):
-    """What a refusal means for whoever asked."""
+    """The meaning of a refusal."""
 
     LATER = "may go through later"
     NEVER = "this site or this job does not allow it"
     GONE = "the job has ended, or there is none"
-    DENIED = "it is not this user's to do"
+    DENIED = "this user may not do it"
     UNREACHABLE = "the controller does not answer"
 
 
@@ -130,7 +145,7 @@ _PHRASES = (
 
 
 class SlurmError(Exception):
-    """A command that failed, in one sentence of Slurm's or ours."""
+    """A command has failed; one sentence."""
 
     def __init__(self, sentence: str, meaning: Meaning = Meaning.NEVER) -> None:
         super().__init__(sentence)
@@ -139,7 +154,7 @@ class SlurmError(Exception):
 
 @dataclass(frozen=True)
 class CommandResult:
-    """An ended command; ``status`` is None where it had to be ended at its deadline."""
+    """An ended command; ``status`` is None if it was interrupted at its deadline."""
 
     status: int | None
     out: str
@@ -147,13 +162,12 @@ class CommandResult:
 
 
 Run = Callable[[Sequence[str], Mapping[str, str], float], CommandResult]
-Row = TypeVar("Row")
 
 
 def run_command(
     command: Sequence[str], environment: Mapping[str, str], deadline_s: float
 ) -> CommandResult:
-    """Run a command to its end, or interrupt it as Ctrl-C does: salloc then takes its wish back.
+    """Run a command to its end, or interrupt it as Ctrl-C does: salloc then withdraws its request.
 
     Raises:
         SlurmError: there is no such command.
@@ -185,26 +199,24 @@ def run_command(
 
 
 def meaning_of(message: str) -> Meaning:
-    """Return what a refusal means, by Slurm's message."""
+    """Return the meaning of a refusal by Slurm's message."""
     lower = message.lower()
     return next((what for what, phrase in _PHRASES if re.search(phrase, lower)), Meaning.NEVER)
 
 
 @dataclass
 class Slurm:
-    """One site's commands. ``outer`` is the caller's environment, whose options are left out.
+    """One site's commands.
 
-    The variables of an allocation are left out too: within one, ``scontrol update`` would leave
-    files in the working folder.
-
-    JSON is some 3.5 kB a job where text is 70 B: on a big site pass ``{"squeue": False}``.
+    ``outer`` is the caller's environment. Its options for Slurm are left out, and so are the
+    variables of an allocation: within one, ``scontrol update`` would write files to the working
+    folder. All output is read as text: JSON is 50 times as long.
     """
 
     outer: Mapping[str, str]
     user: str
     run: Run = run_command
     deadline_s: float = DEADLINE_S
-    json_offered: dict[str, bool] = field(default_factory=dict)  # by command, once asked
     _begun_s: dict[int, float] = field(default_factory=dict)  # of commands under way, by thread
     _silent_since_s: float | None = None
 
@@ -212,9 +224,8 @@ class Slurm:
         kept = {
             name: value
             for name, value in self.outer.items()
-            if name in KEPT or not name.startswith(OPTIONS_OF)
+            if name in SITE_VARIABLES or not name.startswith(OPTIONS_OF)
         }
-        self._json_environment = kept  # sacct --json fails with the other
         self._environment = {**kept, "SLURM_TIME_FORMAT": "%s"}
 
     def call(
@@ -232,7 +243,7 @@ class Slurm:
             SlurmError: it failed, or did not end in time.
         """
         if environment is None:
-            environment = self._json_environment if "--json" in command else self._environment
+            environment = self._environment
         limit_s, name = deadline_s or self.deadline_s, PurePath(command[0]).name
         begun_s, thread = time.monotonic(), threading.get_ident()
         if name in ASK_CONTROLLER:
@@ -275,22 +286,13 @@ class Slurm:
         return output.config_from_text(self.call("scontrol", "show", "config").out)
 
     def ping(self) -> bool:
-        """Tell at once whether a controller answers; other commands take many seconds to."""
+        """Return at once whether a controller answers; other commands take many seconds."""
         with contextlib.suppress(SlurmError):
             return " is UP" in self.call("scontrol", "ping").out
         return False
 
-    def queue(self) -> list[QueuedJob]:
-        """Return all jobs of all users, and those that have ended since minutes."""
-        return self._read(
-            ["squeue"],
-            ["--noheader", "--array", "--states=all", f"--format={output.QUEUE_FORMAT}"],
-            output_json.queue_from_json,
-            output.queue_from_text,
-        )
-
     def jobs(self, *options: str) -> list[QueuedJob]:
-        """Return the jobs that squeue's options select, always read as text: it is the cheaper."""
+        """Return the jobs that squeue's options select."""
         command = ["squeue", "--noheader", "--array", f"--format={output.QUEUE_FORMAT}", *options]
         return output.queue_from_text(self.call(*command).out)
 
@@ -300,55 +302,46 @@ class Slurm:
         return output.partitions_from_text(done.out)
 
     def nodes(self) -> list[SiteNode]:
-        """Return all nodes."""
-        return self._read(
-            ["sinfo"],
-            ["--noheader", "--Node", f"--format={output.NODES_FORMAT}"],
-            output_json.nodes_from_json,
-            output.nodes_from_text,
-        )
+        """Return all nodes.
 
-    def all_nodes(self) -> list[SiteNode]:
-        """Return the same by fewer rows, one for all nodes that are alike, always read as text.
-
-        ``sinfo --Node`` takes a second for 10,000 nodes, this 35 ms.
+        sinfo prints one row for all nodes that are alike, 35 ms for 10,000 nodes; ``sinfo --Node``
+        takes a second.
         """
         command = ["sinfo", "--noheader", "--exact", f"--format={output.NODES_FORMAT}"]
         return output.nodes_from_text(self.call(*command).out)
 
-    def records(self, jobs: Sequence[int]) -> list[Record]:
-        """Return what accounting has of jobs, oldest first; a resized job has several.
+    def records(self, jobs: Sequence[int]) -> list[AccountingRecord]:
+        """Return the records of jobs in accounting, oldest first; a resized job has several.
 
         Accounting counts in whole seconds: of two resizes within one, it keeps the last only.
         """
-        return self._read(
-            ["sacct", "--duplicates", f"--jobs={','.join(map(str, jobs))}"],
-            ["--noheader", "--parsable2", f"--format={output.RECORDS_FORMAT}"],
-            output_json.records_from_json,
-            output.records_from_text,
+        done = self.call(
+            *["sacct", "--duplicates", f"--jobs={','.join(map(str, jobs))}"],
+            *["--noheader", "--parsable2", f"--format={output.RECORDS_FORMAT}"],
         )
+        return output.records_from_text(done.out)
 
     def consumed_j(self, job: int) -> float:
-        """Return the energy that Slurm's own plugin has measured of a job that is over."""
+        """Return the energy of a job that is over, by Slurm's own plugin."""
         # Without steps: their energies, of the same nodes at the same time, are in its own.
         command = ["sacct", "--noheader", "--parsable2", "--allocations", "--duplicates"]
         done = self.call(*command, f"--jobs={job}", "--format=ConsumedEnergyRaw")
         return sum(float(line) for line in done.out.split() if line.isdecimal())
 
     def job(self, job: int) -> JobDetails:
-        """Return what the controller knows of a job now."""
+        """Return the controller's details of a job."""
         return output.details_from_text(
             self.call("scontrol", "--details", "show", "job", str(job)).out
         )
 
     def oversubscribed(self) -> bool:
-        """Tell whether some nodes are one machine, as on a test bed: times mean nothing there."""
+        """Return whether several nodes are one machine, as on a test bed: timings mean nothing."""
         rows = self.call("sinfo", "--noheader", "--Node", "--format=%N %n").out.split("\n")
         nodes = {tuple(row.split()) for row in rows if row.strip()}
         return len({machine for _, machine in nodes}) < len(nodes)
 
     def steps(self, job: int) -> list[tuple[str, str]]:
-        """Return (id, name) of the steps of a job that run now; none where the job is over."""
+        """Return (id, name) of the running steps of a job; none if the job is over."""
         try:
             done = self.call("squeue", "--steps", f"--jobs={job}", "--noheader", "--format=%i|%j")
         except SlurmError as error:
@@ -358,43 +351,20 @@ class Slurm:
         rows = (line.strip().partition("|") for line in done.out.splitlines())
         return [(step, name.strip()) for step, _, name in rows if step]
 
-    def _read(
-        self,
-        command: list[str],
-        for_text: list[str],
-        from_json: Callable[[str], list[Row]],
-        from_text: Callable[[str], list[Row]],
-    ) -> list[Row]:
-        """Read a command's JSON where it offers that in a shape we know; this is asked once."""
-        name = command[0]
-        if self.json_offered.get(name, True):
-            try:
-                rows = from_json(self.call(*command, "--json").out)
-                self.json_offered[name] = True
-                return rows
-            except ReportedError:
-                # An empty list and success: what is wrong, the text's command says by its status.
-                return from_text(self.call(*command, *for_text).out)
-            except OutputError:
-                pass
-            except SlurmError as error:
-                if name in self.json_offered or error.meaning is Meaning.UNREACHABLE:
-                    raise
-        rows = from_text(self.call(*command, *for_text).out)
-        self.json_offered[name] = False
-        return rows
-
     # -- Acting ------------------------------------------------------------------------------
 
     def submit(self, *words: str, environment: Mapping[str, str] | None = None) -> int:
         """Hand options and a script to sbatch; return the job's id.
 
         Args:
-            environment: what the script is to have, instead of this process's own.
+            environment: of the script, instead of this process's own.
         """
         own, sbatch = None, "sbatch"
         if environment is not None:  # with a PATH of its own, on which there may be no sbatch
-            own = {**environment, **{k: v for k, v in self._environment.items() if k in KEPT}}
+            own = {
+                **environment,
+                **{k: v for k, v in self._environment.items() if k in SITE_VARIABLES},
+            }
             sbatch = shutil.which("sbatch", path=self.outer.get("PATH")) or sbatch
         answer = self.call(sbatch, "--parsable", *words, environment=own).out.strip()
         number = answer.partition(";")[0]  # the cluster's name may follow
@@ -403,17 +373,17 @@ class Slurm:
         return int(number)
 
     def cancel(self, *jobs: int, only_pending: bool = False) -> None:
-        """End jobs, or take out of the queue those that wait; one that has ended is no failure."""
+        """End jobs, or only pending ones; a job that has ended is no failure."""
         if jobs:
             which = ["--state=PENDING"] if only_pending else []
             self._call_unless_gone("scancel", *which, *map(str, jobs))
 
     def signal_script(self, job: int) -> None:
-        """Ask a running job's script to end (SIGTERM); one that has ended is no failure."""
+        """Ask a running job's script to end (SIGTERM); a job that has ended is no failure."""
         self._call_unless_gone("scancel", "--full", "--signal=TERM", str(job))
 
     def end_steps(self, steps: Sequence[str]) -> None:
-        """Kill steps; one that has ended already is no failure."""
+        """Kill steps; a step that has ended is no failure."""
         self._call_unless_gone("scancel", "--signal=KILL", *steps)
 
     def _call_unless_gone(self, *command: str) -> None:
@@ -424,7 +394,7 @@ class Slurm:
                 raise
 
     def shrink(self, job: int, kept: Sequence[str]) -> JobDetails:
-        """Leave a running job these of its nodes; what still runs on the others is killed.
+        """Leave a running job these of its nodes; processes on the others are killed.
 
         Raises:
             SlurmError: refused; the job has the nodes it had.
@@ -446,8 +416,8 @@ class Slurm:
         ``on`` are these nodes by name, ``options`` are more of salloc's for the donor.
 
         Slurm breaks a donor of a job with GRES (it stays COMPLETING for good), so that is refused
-        here. ``donor_name`` is this donor's alone: by it :meth:`cancel_named` finds what a killed
-        caller left, for a donor outlives the job it was for.
+        here. ``donor_name`` is this donor's alone: a donor outlives its job, and by the name
+        :meth:`cancel_named` ends those that a killed caller has left.
 
         Raises:
             SlurmError: refused or no node free; the job goes on as it was, without a donor.
@@ -481,7 +451,7 @@ class Slurm:
     def allocate(self, nodes: int, name: str, *options: str) -> int:
         """Return a job without steps that holds whole nodes until it is cancelled.
 
-        At once or not at all: it never waits in the queue.
+        It never waits in the queue: it is granted at once, or refused.
         """
         done = self.call(
             *["salloc", "--no-shell", "--immediate=1", "--exclusive", f"--nodes={nodes}"],
@@ -493,17 +463,17 @@ class Slurm:
         return int(granted[1])
 
     def cancel_named(self, name: str) -> None:
-        """Cancel all jobs of this user with a name, such as donors, whether they wait or run."""
+        """Cancel all jobs of this user with a name, such as donors, pending or running."""
         self.call("scancel", f"--user={self.user}", f"--name={name}")
 
 
-# FUSED rms.launch.slurm.commands: Slurm's commands for a daemon that must not wait: run on threads, their results taken later.
+# --- Commands on threads --------------------------------------------------------------------------
 
 THREADS = 8
-"""Most of them wait: for an answer, or for a second to be over."""
+"""Most threads wait: for an answer, or for the next second."""
 
 SHARE = 0.5
-"""Of the time in which the controller may be kept busy with changes of running jobs."""
+"""Share of the time in which changes of running jobs may keep the controller busy."""
 
 Answer = TypeVar("Answer")
 
@@ -511,8 +481,8 @@ Answer = TypeVar("Answer")
 class RateLimiter:
     """Lets one change of a running job at a time through, with pauses in between.
 
-    Slurm's controller does these one by one, 0.2 to 0.4 s each, and answers nobody meanwhile: no
-    sbatch and no scontrol of any user of the site.
+    Slurm's controller makes them one by one, 0.2 to 0.4 s each, and answers no command of any user
+    meanwhile.
     """
 
     def __init__(self, share: float = SHARE) -> None:
@@ -534,7 +504,7 @@ class Executor:
     """Commands under way; several at once.
 
     Attributes:
-        closing: set when the daemon ends: who waits for a controller that is away waits no longer.
+        closing: set when the daemon ends: waits for a controller that is away end.
     """
 
     def __init__(self, slurm: Slurm, threads: int = THREADS) -> None:
@@ -542,10 +512,10 @@ class Executor:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="slurm")
 
     def ask(self, what: Callable[[], Answer]) -> Future[Answer]:
-        """Have something done; it raises :class:`SlurmError` when its result is taken."""
+        """Run a call on a thread; its result may raise :class:`SlurmError`."""
         return self._threads.submit(what)
 
     def close(self) -> None:
-        """Let commands that are under way end; take nothing more, and try nothing again."""
+        """Wait for the commands under way; run no more, and repeat none."""
         self.closing.set()
         self._threads.shutdown(wait=True, cancel_futures=True)

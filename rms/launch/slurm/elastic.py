@@ -1,8 +1,12 @@
-"""A pilot's allocations in Slurm's queue: looked for by their name, asked for, changed, let go.
+"""A pilot outside of any allocation: it requests nodes of Slurm by demand, and returns them.
 
-They are batch jobs whose script only waits, so that they outlive a daemon that is killed: the next
-finds them by their name, which is this daemon's alone, and goes on with them. The script ends when
-the daemon has not been there for long, or has ended: it looks at a file that the daemon touches.
+The nodes of a partition are its cluster; those that none of its allocations holds are unavailable.
+A job may have nodes of several allocations: its worlds reach each node by a step in the allocation
+of that node.
+
+Allocations are batch jobs whose script only waits, so they outlive a daemon that is killed: the
+next daemon finds them by their name, which is its own, and continues with them. The script ends
+when the daemon has been away for long or has ended: it looks at a file that the daemon touches.
 """
 
 from __future__ import annotations
@@ -17,32 +21,33 @@ from math import inf
 from pathlib import Path
 
 from rms.core.rules.checks import LEAST_S
-from rms.launch.base import Demand, LaunchError, Leases, PendingCall
+from rms.launch.base import Demand, LeaseTerms, PendingCall
 from rms.launch.slurm.commands import Executor, Meaning, Slurm, SlurmError
+from rms.launch.slurm.launcher import SlurmLauncher, SlurmNodes
 from rms.launch.slurm.ondemand import (
     Action,
-    Change,
+    Alter,
     GiveBack,
-    Limits,
     Pending,
+    PilotLimits,
     Running,
     Submit,
     Withdraw,
     decide,
 )
 from rms.launch.slurm.output import QueuedJob
-from rms.launch.slurm.pilot import PilotLauncher, told
+from rms.launch.slurm.pilot import HeldAllocations, PilotClocks, StepScripts, diagnosis
 
 POLL_S = 2.0
-"""Time between two looks at the queue."""
+"""Time between two polls of the queue."""
 
 TOUCH_S = 60.0
 ABANDONED_MIN = 30
-"""After how many minutes without a daemon an allocation ends by itself."""
+"""Minutes without a daemon after which an allocation ends by itself."""
 
 RETRY_S = 30.0
 RETRY_MOST_S = 600.0
-"""How long nothing is submitted after a refusal, doubled each time, and at most."""
+"""Pause after a refusal, doubled each time, and its maximum."""
 
 SHORT_S = 30.0
 """An allocation that ends by itself so soon is a failure."""
@@ -59,20 +64,20 @@ while [ -n "$(find "$1" -mmin -{ABANDONED_MIN} 2>/dev/null)" ]; do sleep 5; done
 
 @dataclass
 class Allocations:
-    """The allocations of one pilot.
+    """The allocations of one pilot in Slurm's queue.
 
     Attributes:
-        name: what they are called in Slurm.
-        barred: nodes that are not asked for.
+        name: their name in Slurm.
+        barred: nodes that are not requested.
         options: sbatch's.
         folder: for their script, and the file that is touched.
-        running, coming: those that have nodes, and those whose nodes are being made ready.
-        pending: those that wait.
-        known: Slurm has answered since something was last asked of it: what is known holds.
-        silent: Slurm did not answer when it was asked last.
-        narrows: whether running ones could be given fewer nodes so far.
-        news: what is to be said.
-        wait_reason: what nodes that are asked for wait for, "" where none are.
+        running, coming: allocations with nodes, and with nodes that are being made ready.
+        pending: allocations that wait.
+        known: whether Slurm has answered since the last request, so that all of this holds.
+        silent: whether Slurm has not answered the last question.
+        narrows: whether running allocations can return single nodes, as far as known.
+        news: lines for the log.
+        wait_reason: the reason why requested nodes have not come, "" without requests.
     """
 
     executor: Executor
@@ -111,18 +116,18 @@ class Allocations:
 
     @property
     def may_submit(self) -> bool:
-        """Whether it is time to ask for more, after a refusal."""
+        """Whether the pause after a refusal is over."""
         return time.monotonic() >= self._submit_s
 
-    # --- what there is -----------------------------------------------------------------------
+    # --- polling -----------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Ask Slurm now and wait for the answer; without one it is asked again later."""
+        """Poll the queue now, and wait for the answer, if there is one."""
         with contextlib.suppress(SlurmError, ValueError):
             self._take_in(self._rows())
 
     def poll(self) -> bool:
-        """Ask when it is time; return whether an answer has come."""
+        """Poll the queue when it is time; return whether an answer has come."""
         now = time.monotonic()
         if now >= self._touch_s + TOUCH_S:
             self._touch_s = now
@@ -181,7 +186,7 @@ class Allocations:
         self._over.intersection_update(row.job_id for row in rows)
 
     def _ended(self, row: QueuedJob, *, known: bool) -> None:
-        """Take in the end of an allocation; one that ends at once is not asked for again soon."""
+        """Take in the end of an allocation; after one that ends at once there is a pause."""
         self._asked_for.pop(row.job_id, None)
         if row.job_id in self._let_go:
             return
@@ -194,17 +199,17 @@ class Allocations:
         self._refuse(f"allocation {row.job_id} ended at once ({row.state.lower()})")
 
     def _refuse(self, words: str) -> None:
-        """Submit nothing for a while."""
+        """Pause after a refusal."""
         pause_s = min(RETRY_MOST_S, RETRY_S * 2**self._refused)
         self._refused += 1
         self._submit_s = time.monotonic() + pause_s
         self.news.append(f"{words}; the next is asked for in {pause_s:.0f} s")
         self.wait_reason = self._refused_words = words
 
-    # --- what is changed ---------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------
 
     def act(self, actions: Sequence[Action]) -> None:
-        """Do what was decided; nothing more is known until Slurm has answered after that."""
+        """Carry out actions; until the next answer of Slurm nothing is known."""
         if actions:
             self.known = False
             self._acting = self.executor.ask(lambda: self._carry_out(actions))
@@ -217,7 +222,7 @@ class Allocations:
             except SlurmError as error:
                 if isinstance(action, Submit) and error.meaning is not Meaning.UNREACHABLE:
                     self._refuse(f"Slurm refuses an allocation: {error}")
-                elif isinstance(action, Change):  # another is submitted instead
+                elif isinstance(action, Alter):  # another is submitted instead
                     with contextlib.suppress(SlurmError):
                         self.slurm.cancel(action.number, only_pending=True)
                 elif isinstance(action, GiveBack) and error.meaning is Meaning.NEVER:
@@ -242,9 +247,9 @@ class Allocations:
             )
             self._asked_for[number] = action.least, action.most
             return f"allocation {number} asked for: {action.least} to {action.most} nodes"
-        if isinstance(action, Change):
-            asked = f"NumNodes={action.least}-{action.most}"
-            slurm.call("scontrol", "update", f"JobId={action.number}", asked)
+        if isinstance(action, Alter):
+            nodes = f"NumNodes={action.least}-{action.most}"
+            slurm.call("scontrol", "update", f"JobId={action.number}", nodes)
             self._asked_for[action.number] = action.least, action.most
             return f"allocation {action.number} changed: {action.least} to {action.most} nodes"
         if isinstance(action, Withdraw):
@@ -267,18 +272,14 @@ class Allocations:
         return f"allocation {action.number} gives back {','.join(sorted(going))}"
 
     def close(self) -> None:
-        """Let all go: at once where Slurm answers, else by themselves once they begin."""
+        """Let all go: at once if Slurm answers, else by themselves once they begin."""
         self._alive.unlink(missing_ok=True)
         which = [f"--user={self.slurm.user}", f"--name={self.name}"]
         with contextlib.suppress(SlurmError):
             self.slurm.call("scancel", *which, deadline_s=CANCEL_S)
 
 
-# FUSED rms.launch.slurm.elastic: A pilot outside of any allocation: it asks Slurm for nodes by what waits, and lets them go.
-#
-# The nodes of a partition are its cluster; those that none of its allocations holds are not to be
-# had. A job may have nodes of several allocations: its worlds reach each node by a step in the one
-# that it belongs to.
+# --- the nodes of all allocations ------------------------------------------------------------
 
 REACH = r"""#!/bin/sh
 # Runs a command on a node, as ssh does: by a step in the allocation that the node belongs to.
@@ -296,34 +297,38 @@ exec "@srun@" --jobid="$number" --nodes=1 --ntasks=1 --nodelist="$host" --input=
 """
 
 
-@dataclass
-class ElasticLauncher(PilotLauncher):
-    """Runs jobs as steps of allocations that come and go with what waits.
+class OnDemandNodes(SlurmNodes):
+    """Nodes of allocations that come and go by demand.
 
-    Attributes:
-        limits: what the user allows.
-        cluster: the nodes there could be.
+    Args:
+        limits: the user's limits.
+        cluster: the nodes of the partition that take part.
         options: sbatch's for the allocations.
-        excluded: nodes that are not asked for.
+        excluded: nodes that are not requested.
     """
 
-    limits: Limits = field(default_factory=Limits)
-    cluster: tuple[str, ...] = ()
-    options: Sequence[str] = ()
-    excluded: frozenset[str] = frozenset()
-    _barred: frozenset[str] = frozenset()
-    _idle_since_s: dict[str, float] = field(default_factory=dict)
-    _leaving: dict[int, GiveBack] = field(default_factory=dict)
-    _acted: set[int] = field(default_factory=set)
-    _opened: bool = False
-
+    requeue_on_shutdown = True
+    requeue_by_default = True
     unavailable_label = "unallocated"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        folder = self.state / "allocations"
-        self._allocations = Allocations(self.executor, self.name("pilot"), self.options, folder)
-        self._table, self._reach = folder / "nodes", self.shims / "reach"
+    def __init__(
+        self,
+        launcher: SlurmLauncher,
+        limits: PilotLimits,
+        cluster: tuple[str, ...],
+        options: Sequence[str] = (),
+        excluded: frozenset[str] = frozenset(),
+    ) -> None:
+        self._launcher, self._limits, self._cluster = launcher, limits, cluster
+        self.executor, self.held = launcher.executor, HeldAllocations(launcher)
+        self._excluded, self._barred = excluded, frozenset[str]()
+        self._idle_since_s: dict[str, float] = {}
+        self._leaving: dict[int, GiveBack] = {}
+        self._acted: set[int] = set()
+        self._opened = False
+        folder = launcher.state / "allocations"
+        self._allocations = Allocations(self.executor, launcher.name("pilot"), options, folder)
+        self._table, self._reach = folder / "nodes", launcher.shims / "reach"
         srun = shutil.which("srun") or "srun"
         text = REACH.replace("@file@", str(self._table)).replace("@srun@", srun)
         self._reach.write_text(text)
@@ -331,208 +336,193 @@ class ElasticLauncher(PilotLauncher):
         self._allocations.look()  # those of a daemon that was killed
         self._hold_all()
 
-    # --- what is held ------------------------------------------------------------------------
-
-    def allocation(self, job: str) -> int:
-        """Return no number: a job may have nodes of several."""
-        return 0
+    # --- the allocations that are held -------------------------------------------------------
 
     def allocations(self, job: str) -> list[int]:
-        """Return all there are."""
-        return list(self._held)
+        """Return all allocations: a job may have nodes of several."""
+        return list(self.held.by_number)
 
-    def holder(self, host: str) -> int:
-        """Return the allocation that a node belongs to.
-
-        Raises:
-            LaunchError: to none any more.
-        """
-        for each in self._held.values():
-            if host in each.hosts:
-                return each.number
-        raise LaunchError(f"expected a node that is held, got {host}")
+    def reach(self, job: str, env: dict[str, str]) -> list[str]:
+        """Return mpiexec's options: each node is reached by a step in its own allocation."""
+        if self._launcher.reach != "slurm":
+            return ["-launcher", self._launcher.reach]
+        return ["-launcher", "ssh", "-launcher-exec", str(self._reach)]
 
     def _hold_all(self) -> None:
-        """Take in which allocations there are now, and with which nodes."""
-        running = self._allocations.running
-        for number in self._held.keys() - running.keys():
-            gone = self._held.pop(number)
+        """Take in the allocations and their nodes."""
+        running, held = self._allocations.running, self.held.by_number
+        for number in held.keys() - running.keys():
+            gone = held.pop(number)
             self._leaving.pop(number, None)
             self.executor.ask(gone.close)  # it may have to wait for an answer of Slurm's
         for number, row in running.items():
-            held = self._held.get(number)
-            hosts = tuple(host for host in row.hosts if host in self.cluster)  # not newer ones
-            if held is None:
-                held = self.hold(number, hosts)
+            hosts = tuple(host for host in row.hosts if host in self._cluster)  # not newer ones
+            if number not in held:
+                allocation = self.held.hold(number, hosts)
                 if self._opened:
-                    self._meter(held)
-            elif held.hosts != hosts:
-                held.narrow(hosts)
+                    self.held.start_meters(allocation)
+            elif held[number].hosts != hosts:
+                held[number].hosts = hosts
                 self._leaving.pop(number, None)
-        for number in self._acted:  # whose nodes are there yet has not given them back
+        for number in self._acted:  # an allocation that still has its nodes has returned none
             self._leaving.pop(number, None)
         self._acted.clear()
-        lines = [f"{host} {n}\n" for n, each in self._held.items() for host in each.hosts]
+        lines = [f"{host} {n}\n" for n, allocation in held.items() for host in allocation.hosts]
         new = self._table.with_suffix(".new")
         new.write_text("".join(lines))
         new.replace(self._table)
 
     def open(self) -> None:
-        """Start a meter on every node; end those of a daemon that was killed."""
+        """Start an agent on every node; end those of an earlier daemon."""
         self._opened = True
-        super().open()
+        for allocation in self.held.by_number.values():
+            self.held.start_meters(allocation)
 
     def poll(self) -> None:
-        """Look at the allocations, the meters and all processes when it is time."""
-        super().poll()
+        """Poll the allocations, the agents and the queue."""
+        self.held.poll()
         if self._allocations.poll():
             self._hold_all()
 
     def close(self) -> None:
         """Let all allocations go."""
         self._allocations.close()
-        super().close()
+        self.held.close()
 
-    # --- what is known -----------------------------------------------------------------------
+    # --- queries -----------------------------------------------------------------------------
 
     def controller_answers(self) -> bool:
-        """Return whether the controller answered when it was asked last."""
-        return not self._allocations.silent and super().controller_answers()
-
-    def shutdown_reason(self) -> str:
-        """Return no reason: allocations end, the daemon does not."""
-        return ""
+        """Return whether the controller has answered the last questions."""
+        return not self._allocations.silent and self.held.answers()
 
     def unavailable(self) -> frozenset[str] | None:
         """Return the nodes that are not held, fail or go back soon."""
-        if not (self._held or self._allocations.known):
+        if not (self.held.by_number or self._allocations.known):
             return None
-        there = {host for each in self._held.values() for host in each.hosts}
-        for number, each in self._held.items():
-            seen = each.seen
-            if seen.snapshot is not None:
-                there -= seen.snapshot.unfit
-                if seen.snapshot.over:
-                    there.difference_update(seen.hosts)
-            there -= seen.suspects
-            if self._until_s(number) < time.time() + LEAST_S:  # no job is started there any more
-                there.difference_update(seen.hosts)
-            if number in self._leaving:
-                there.difference_update(self._leaving[number].hosts)
-        return frozenset(self.cluster).difference(there)
+        there: set[str] = set()
+        for number, allocation in self.held.by_number.items():
+            snapshot = allocation.snapshot
+            over = snapshot is not None and snapshot.over
+            if over or self._until_s(number) < time.time() + LEAST_S:  # no job is started there
+                continue
+            leaving = self._leaving[number].hosts if number in self._leaving else ()
+            there.update(set(allocation.hosts).difference(allocation.unfit, leaving))
+        return frozenset(self._cluster).difference(there)
 
-    def leases(self) -> Leases:
-        """Return until when jobs may have the nodes that are held."""
+    def leases(self) -> LeaseTerms:
+        """Return when jobs on the nodes that are held are told to end."""
         until_s: dict[str, float] = {}
-        for number, each in self._held.items():
+        for number, allocation in self.held.by_number.items():
             end_s = self._until_s(number)
-            until_s.update((host, end_s) for host in each.hosts if end_s < float("inf"))
-        limits, waits = self.limits, self._allocations.wait_reason
-        return Leases(until_s, limits.most, limits.longest_s, waits)
+            until_s.update((host, end_s) for host in allocation.hosts if end_s < inf)
+        limits, waits = self._limits, self._allocations.wait_reason
+        return LeaseTerms(until_s, limits.most, limits.longest_s, waits)
 
     def _until_s(self, number: int) -> float:
         """Return when jobs of an allocation are told to end, by the wall clock."""
-        held, row = self._held.get(number), self._allocations.running.get(number)
-        if held is not None and held.seen.snapshot is not None:
-            end_s = held.seen.snapshot.end_s  # to the second; the queue's limit is in minutes
+        held, row = self.held.by_number.get(number), self._allocations.running.get(number)
+        if held is not None and held.snapshot is not None:
+            end_s = held.snapshot.end_s  # to the second; the queue's limit is in minutes
             if end_s is not None:
-                return end_s - self.limits.margin_s
+                return end_s - self._limits.margin_s
         if row is None or row.start_s is None or row.limit_s is None:
-            return float("inf")
-        return row.start_s + row.limit_s - self.limits.margin_s
+            return inf
+        return row.start_s + row.limit_s - self._limits.margin_s
 
     def diagnose_failure(self, job: str, hosts: Sequence[str]) -> PendingCall:
-        """Ask whether a job died of its nodes or allocations, or its steps were cancelled."""
+        """Return how a job has lost its nodes or allocations, or that its steps were cancelled."""
         asked: list[Future[str]] = []
 
         def answer() -> str | None:
             if not asked:
                 if not self._allocations.known:
                     return None
-                asked.append(self.executor.ask(lambda: self._diagnose(self.name(job), hosts)))
-            return told(asked[0]) if asked[0].done() else None
+                name = self._launcher.name(job)
+                asked.append(self.executor.ask(lambda: self._diagnose(name, hosts)))
+            return diagnosis(asked[0]) if asked[0].done() else None
 
         return answer
 
     def _diagnose(self, name: str, hosts: Sequence[str]) -> str:
-        held, lost = list(self._held.values()), set(hosts)
-        for each in held:
-            own = [host for host in hosts if host in each.hosts]
+        lost = set(hosts)
+        for allocation in list(self.held.by_number.values()):
+            own = [host for host in hosts if host in allocation.hosts]
             lost.difference_update(own)
-            if own and (found := each.seen.diagnose(name, own)):
-                return found
+            if own and (reason := allocation.diagnose(name, own)):
+                return reason
         return f"its allocation of {', '.join(sorted(lost))} is over" if lost else ""
 
-    # --- worlds ------------------------------------------------------------------------------
-
-    def world_options(
-        self, job: str, launch: int, slots: Sequence[str], env: dict[str, str]
-    ) -> list[str]:
-        """Return mpiexec's options: each node is reached by a step in its own allocation."""
-        found = super().world_options(job, launch, slots, env)
-        del env["SLURM_JOB_ID"]
-        if self.reach != "slurm":
-            return found
-        return ["-launcher", "ssh", "-launcher-exec", str(self._reach), *found[2:]]
-
-    # --- what is asked for -------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------
 
     def follow(self, demand: Demand) -> Sequence[str]:
-        """Ask Slurm for nodes, or give some back, by what waits; return what is to be said."""
+        """Request and return nodes by demand; return lines for the log."""
         now = time.time()
-        held = {host for each in self._held.values() for host in each.hosts}
+        hosts = {host for each in self.held.by_number.values() for host in each.hosts}
         since = self._idle_since_s
-        self._idle_since_s = {h: since.get(h, now) for h in held if h not in demand.busy}
+        self._idle_since_s = {h: since.get(h, now) for h in hosts if h not in demand.busy}
         self._barred = demand.barred
-        self._allocations.barred = demand.barred | self.excluded
+        self._allocations.barred = demand.barred | self._excluded
         if self._allocations.known:
             self._allocations.act([*self._given_back(demand), *self._wanted(now, demand)])
-        said, self._allocations.news = self._allocations.news, []
-        return said
+        news, self._allocations.news = self._allocations.news, []
+        return news
 
     def _wanted(self, now: float, demand: Demand) -> list[Action]:
-        """Return what is to be asked of Slurm now; what is to be given back is closed first."""
-        running = [self._running(number) for number in self._held]
+        """Return the requests; nodes that are to go back are closed first."""
+        running = [self._running(number) for number in self.held.by_number]
         for number, row in self._allocations.coming.items():
             running.append(Running(number, row.hosts, idle_since_s=dict.fromkeys(row.hosts, now)))
-        found = decide(
+        actions = decide(
             now,
-            self.limits,
+            self._limits,
             demand.waiting,
             running,
             list(self._allocations.pending.values()),
             narrows=self._allocations.narrows,
         )
-        for each in found:
-            if isinstance(each, GiveBack) and each.number in self._held:
-                self._leaving.setdefault(each.number, each)
         may_submit = self._allocations.may_submit
-        return [
-            each
-            for each in found
-            if not isinstance(each, GiveBack) and (may_submit or not isinstance(each, Submit))
-        ]
+        requests: list[Action] = []
+        for action in actions:
+            if isinstance(action, GiveBack):
+                if action.number in self.held.by_number:
+                    self._leaving.setdefault(action.number, action)
+            elif may_submit or not isinstance(action, Submit):
+                requests.append(action)
+        return requests
 
     def _running(self, number: int) -> Running:
-        held = self._held[number]
-        hosts, seen = held.hosts, held.seen
-        unfit = frozenset() if seen.snapshot is None else seen.snapshot.unfit
+        allocation = self.held.by_number[number]
         leaving = self._leaving[number].hosts if number in self._leaving else ()
         idle = {
             host: self._idle_since_s[host]
-            for host in hosts
+            for host in allocation.hosts
             if host in self._idle_since_s and host not in leaving
         }
-        useless = self._barred | unfit | seen.suspects
-        return Running(number, hosts, self._until_s(number), idle, frozenset(leaving), useless)
+        useless = self._barred | allocation.unfit
+        until_s = self._until_s(number)
+        return Running(number, allocation.hosts, until_s, idle, frozenset(leaving), useless)
 
     def _given_back(self, demand: Demand) -> list[Action]:
-        """Return which nodes go now: those on which nothing runs, nor can be started any more."""
-        found: list[Action] = []
+        """Return the nodes that go now: nothing runs on them, nor can be started there."""
+        actions: list[Action] = []
         for number, going in list(self._leaving.items()):
             if not demand.busy.isdisjoint(going.hosts):  # a job was quicker
                 del self._leaving[number]
             elif demand.closed.issuperset(going.hosts):
                 self._acted.add(number)
-                found.append(going)
-        return found
+                actions.append(going)
+        return actions
+
+
+def on_demand(
+    launcher: SlurmLauncher,
+    limits: PilotLimits,
+    cluster: tuple[str, ...],
+    options: Sequence[str],
+    excluded: frozenset[str],
+) -> SlurmLauncher:
+    """Give a launcher the parts of a pilot on demand; return it."""
+    launcher.nodes = nodes = OnDemandNodes(launcher, limits, cluster, options, excluded)
+    launcher.scripts = StepScripts(launcher, nodes.held)
+    launcher.clocks = PilotClocks(nodes.held)
+    return launcher

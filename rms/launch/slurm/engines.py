@@ -1,10 +1,9 @@
-"""Where jobs run under Slurm: an allocation that the daemon was started in, or the whole site."""
+"""The engines of Slurm: the nodes of an allocation, of a partition, or of a pilot on demand."""
 
 from __future__ import annotations
 
 import math
 import re
-import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,31 +15,32 @@ from rms.core.rules.checks import LEAST_S
 from rms.formats.config import ClusterFile, FileError, read_cluster
 from rms.launch.base import Engine, Launcher
 from rms.launch.machine import CORE_POWER
-from rms.launch.slurm.commands import KEPT, Executor, Slurm, SlurmError
-from rms.launch.slurm.elastic import ElasticLauncher
-from rms.launch.slurm.jobs import JobsLauncher
-from rms.launch.slurm.ondemand import Limits
+from rms.launch.slurm import elastic
+from rms.launch.slurm.commands import Executor, Slurm, SlurmError
+from rms.launch.slurm.jobs import SlurmJobs
+from rms.launch.slurm.launcher import SlurmLauncher
+from rms.launch.slurm.ondemand import PilotLimits
 from rms.launch.slurm.output import Partition, SiteNode
-from rms.launch.slurm.pilot import PilotLauncher
-from rms.launch.slurm.site import Site, inspect_site, measures, refusals, serves, verdicts
+from rms.launch.slurm.pilot import within_allocation
+from rms.launch.slurm.site import SlurmSite, inspect_site, measures, refusals, serves, verdicts
 from rms.power.choice import AUTO, MeterChoice
 
 LEAST_MARGIN_S = 20.0
-"""From the last kill of a job to the end of the allocation: its steps have to be gone by then."""
+"""Time between the last kill of a job and the end of the allocation, in which its steps end."""
 
 MARGIN_S = 30.0
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What both engines are configured with.
+    """Options of the engines of Slurm.
 
     Attributes:
-        reach: how mpiexec starts its proxies on nodes.
-        grace_s: what a job is given to end by itself.
-        tasks: slots of each node; None for what was asked of Slurm, or else for its GPUs or CPUs.
+        reach: the way in which mpiexec starts its proxies on nodes.
+        grace_s: the time that a job has to end by itself.
+        tasks: slots of each node; None for those requested of Slurm, else for its GPUs or CPUs.
         file: a cluster file with the power of each node, and its slots.
-        meters: which of the nodes' meters are read.
+        meters: the meters of the nodes that are read.
     """
 
     reach: str
@@ -49,10 +49,12 @@ class EngineOptions:
     file: Path | None = None
     meters: MeterChoice = AUTO
 
-    @property
-    def meter_token(self) -> str:
-        """What meters show; none where none are read."""
-        return "" if self.meters.none else secrets.token_hex(16)
+    def launcher(
+        self, slurm: Slurm, state: Path, instance_id: str, server: str, *, binds: bool
+    ) -> SlurmLauncher:
+        """Return a launcher to which an engine adds its parts."""
+        own = state, instance_id, server, Executor(slurm), self.reach, binds
+        return SlurmLauncher(*own, meters=self.meters)
 
 
 def pilot(
@@ -62,12 +64,12 @@ def pilot(
 
     Args:
         env: this process's environment, with Slurm's variables.
-        margin_s: how long before the end of the allocation jobs are told to end.
+        margin_s: time between the end of jobs and that of the allocation.
 
     Raises:
-        SlurmError: there is no allocation, or Slurm does not answer; a margin that is too short,
-            or nodes of which the cluster file says nothing.
-        FileError: the cluster file is none.
+        SlurmError: there is no allocation, or Slurm does not answer; the margin is too short, or
+            the cluster file lacks nodes.
+        FileError: the cluster file does not parse.
     """
     margin_s = _margin(margin_s, options.grace_s)
     number = env.get("SLURM_JOB_ID", "")
@@ -78,28 +80,21 @@ def pilot(
     if details.state != "RUNNING":
         raise SlurmError(f"expected a running allocation, got job {within}, {details.state}")
     hosts, binds = details.hosts, binding(slurm)
-    known = None if options.file is None else read_cluster(options.file)
-    unknown = [] if known is None else [host for host in hosts if host not in known.nodes]
-    if unknown:
+    file = None if options.file is None else read_cluster(options.file)
+    missing = [] if file is None else [host for host in hosts if host not in file.nodes]
+    if missing:
         raise SlurmError(
             f"expected all nodes of the allocation in {options.file}, got no word of"
-            f" {', '.join(unknown)}"
+            f" {', '.join(missing)}"
         )
     slots = None
-    if known is None or options.tasks is not None:
+    if file is None or options.tasks is not None:
         slots = allocated(env, slurm, hosts, options.tasks)
-    cluster = _cluster(hosts, slots, known)
-    plain = {k: v for k, v in env.items() if not k.startswith(("SLURM_", "RMS_")) or k in KEPT}
+    cluster = _cluster(hosts, slots, file)
 
     def launcher(state: Path, instance_id: str, server: str) -> Launcher:
-        return PilotLauncher(
-            *(state, instance_id, server, Executor(slurm), options.reach, binds),
-            within=within,
-            hosts=hosts,
-            margin_s=margin_s,
-            environment=plain,
-            meters=options.meters,
-        )
+        own = options.launcher(slurm, state, instance_id, server, binds=binds)
+        return within_allocation(own, within, hosts, margin_s)
 
     return Engine(cluster, launcher, True, f"slurm:{within}")
 
@@ -109,31 +104,31 @@ def site(env: Mapping[str, str], user: str, options: EngineOptions, partition: s
 
     Args:
         env: this process's environment.
-        partition: whose nodes; "" for that of jobs which do not say.
+        partition: partition of the nodes; "" for the default one.
 
     Raises:
         SlurmError: Slurm does not answer, has no such partition or nodes, or is too old.
         FileError: the cluster file is none.
     """
-    slurm, found, chosen, cluster = _partition(env, user, options, partition)
-    binds, refused, partitions = binding(slurm), refusals(found), slurm.partitions()
-    refusal = next((v.why for v in verdicts(found) if v.what.startswith("engine slurm,")), "")
-    if not serves("slurm", found):
+    slurm, facts, chosen, cluster = _partition(env, user, options, partition)
+    binds, refused, partitions = binding(slurm), refusals(facts), slurm.partitions()
+    refusal = next((v.why for v in verdicts(facts) if v.what.startswith("engine slurm,")), "")
+    if not serves("slurm", facts):
         raise SlurmError(refusal)
 
     def launcher(state: Path, instance_id: str, server: str) -> Launcher:
-        return JobsLauncher(
-            *(state, instance_id, server, Executor(slurm), options.reach, binds),
+        own = options.launcher(slurm, state, instance_id, server, binds=binds)
+        own.nodes = own.scripts = SlurmJobs(
+            own,
             partition=partition,
             default=chosen.name,
             limits_s={p.name: p.limit_s for p in partitions if p.limit_s is not None},
             grace_s=options.grace_s,
             no_grow=refused.get("grow", ""),
             no_shrink=refused.get("shrink", ""),
-            measures=measures(found),
-            meters=options.meters,
-            meter_token=options.meter_token,
+            measures=measures(facts),
         )
+        return own
 
     return Engine(cluster, launcher, remote=True)
 
@@ -142,15 +137,15 @@ def on_demand(
     env: Mapping[str, str],
     user: str,
     options: EngineOptions,
-    limits: Limits,
+    limits: PilotLimits,
     margin_s: float | None = None,
 ) -> Engine:
-    """Return the nodes of a partition, for a pilot that asks Slurm for them by what waits.
+    """Return the nodes of a partition, for a pilot that requests them by demand.
 
     Args:
-        limits: what the user allows; ``most`` 0 for all nodes of the partition, which is "" for
-            that of jobs that do not say.
-        margin_s: how long before the end of an allocation jobs are told to end.
+        limits: the user's limits; ``most`` 0 for all nodes of the partition, which is "" for the
+            default one.
+        margin_s: time between the end of jobs and that of their allocation.
 
     Raises:
         SlurmError: Slurm does not answer, or has no such partition or nodes; a margin that is too
@@ -175,42 +170,34 @@ def on_demand(
             f"{limits.time_s:g} s"
         )
     words = [f"--partition={chosen.name}", f"--time={minutes}"]
-    plain = {k: v for k, v in env.items() if not k.startswith(("SLURM_", "RMS_")) or k in KEPT}
-    binds = binding(slurm)
+    binds, hosts = binding(slurm), tuple(cluster.hosts)
+    excluded = frozenset(chosen.hosts).difference(hosts)
 
     def launcher(state: Path, instance_id: str, server: str) -> Launcher:
-        return ElasticLauncher(
-            *(state, instance_id, server, Executor(slurm), options.reach, binds),
-            margin_s=margin_s,
-            environment=plain,
-            meters=options.meters,
-            limits=limits,
-            cluster=tuple(cluster.hosts),
-            options=(*words, *limits.options),
-            excluded=frozenset(chosen.hosts).difference(cluster.hosts),
-        )
+        own = options.launcher(slurm, state, instance_id, server, binds=binds)
+        return elastic.on_demand(own, limits, hosts, (*words, *limits.options), excluded)
 
     return Engine(cluster, launcher, True, f"slurm pilots of {chosen.name}")
 
 
 def _partition(
     env: Mapping[str, str], user: str, options: EngineOptions, partition: str
-) -> tuple[Slurm, Site, Partition, Cluster]:
-    """Return Slurm's commands, what this site is, the partition chosen, and its nodes."""
-    slurm = Slurm(env, user, json_offered={"squeue": False, "sinfo": False, "sacct": False})
-    found = inspect_site(slurm)
+) -> tuple[Slurm, SlurmSite, Partition, Cluster]:
+    """Return Slurm's commands, the facts of this site, the chosen partition, and its nodes."""
+    slurm = Slurm(env, user)
+    facts = inspect_site(slurm)
     chosen = _chosen(slurm.partitions(), partition)
-    known = None if options.file is None else read_cluster(options.file)
-    named = {node.name: node for node in found.nodes}
-    hosts = _hosts(chosen, named.keys(), known, options.file)
+    file = None if options.file is None else read_cluster(options.file)
+    named = {node.name: node for node in facts.nodes}
+    hosts = _hosts(chosen, named.keys(), file, options.file)
     slots = None
-    if known is None or options.tasks is not None:
+    if file is None or options.tasks is not None:
         slots = tuple(_slots(named[host], options.tasks) for host in hosts)
-    return slurm, found, chosen, _cluster(hosts, slots, known)
+    return slurm, facts, chosen, _cluster(hosts, slots, file)
 
 
 def _margin(margin_s: float | None, grace_s: float) -> float:
-    """Return how long before the end of an allocation its jobs are told to end."""
+    """Return the time between the end of jobs and that of their allocation."""
     if margin_s is None:
         return grace_s + MARGIN_S
     if not margin_s >= grace_s + LEAST_MARGIN_S:
@@ -223,7 +210,7 @@ def _margin(margin_s: float | None, grace_s: float) -> float:
 
 
 def _chosen(partitions: Sequence[Partition], name: str) -> Partition:
-    """Return the partition that is called so, for "" the default one."""
+    """Return the partition of a name, for "" the default one."""
     for partition in partitions:
         if partition.name == name or (partition.default and not name):
             return partition
@@ -232,44 +219,44 @@ def _chosen(partitions: Sequence[Partition], name: str) -> Partition:
 
 
 def _hosts(
-    partition: Partition, there: Collection[str], known: ClusterFile | None, file: Path | None
+    partition: Partition, there: Collection[str], file: ClusterFile | None, path: Path | None
 ) -> tuple[str, ...]:
-    """Return the nodes that take part: a partition's, or those of them that the file names.
+    """Return the nodes of a partition that take part: all, or those that the file names.
 
-    They come in Slurm's order: a job's first node is then where Slurm runs the job's script.
+    They are in Slurm's order: a job's first node is then the one on which Slurm runs its script.
     """
     hosts = tuple(host for host in partition.hosts if host in there)
-    if known is None:
+    if file is None:
         return hosts
-    unknown = [host for host in known.nodes if host not in hosts]
+    unknown = [host for host in file.nodes if host not in hosts]
     if unknown:
         raise SlurmError(
-            f"expected nodes of partition {partition.name} in {file}, got {', '.join(unknown)}"
+            f"expected nodes of partition {partition.name} in {path}, got {', '.join(unknown)}"
         )
-    return tuple(host for host in hosts if host in known.nodes)
+    return tuple(host for host in hosts if host in file.nodes)
 
 
 def _cluster(
-    hosts: tuple[str, ...], slots: tuple[tuple[str, ...], ...] | None, known: ClusterFile | None
+    hosts: tuple[str, ...], slots: tuple[tuple[str, ...], ...] | None, file: ClusterFile | None
 ) -> Cluster:
-    """Return nodes with their slots, those of the file for None, and the power of the file.
+    """Return nodes with their slots (for None those of the file) and the power of the file.
 
     Raises:
         FileError: it states another number of processors than a node has slots.
     """
     gb_s: tuple[float, ...] = ()
     kinds: tuple[tuple[Processors, ...], ...] = ()
-    levels = () if known is None else known.levels
-    if known is None:
+    levels = () if file is None else file.levels
+    if file is None:
         slots = slots or ()
-        power = tuple(_power(len(each)) for each in slots)
+        power = tuple(_power(len(own)) for own in slots)
     else:
-        at = [known.nodes.index(host) for host in hosts]
-        power = tuple(known.power[n] for n in at)
-        gb_s = tuple(known.bandwidth_gb_s[n] for n in at) if known.bandwidth_gb_s else ()
-        kinds = tuple(known.processors[n] for n in at) if known.processors else ()
+        at = [file.nodes.index(host) for host in hosts]
+        power = tuple(file.power[n] for n in at)
+        gb_s = tuple(file.bandwidth_gb_s[n] for n in at) if file.bandwidth_gb_s else ()
+        kinds = tuple(file.processors[n] for n in at) if file.processors else ()
         if slots is None:
-            slots = tuple(_numbered(known.slots[n], gpus=bool(known.gpus[n])) for n in at)
+            slots = tuple(_numbered(file.slots[n], gpus=bool(file.gpus[n])) for n in at)
         for host, own, each in zip(hosts, kinds, slots, strict=False):
             if (number := sum(kind.number for kind in own)) != len(each):
                 expected = f"as many processors of {host} in the cluster file as slots, {len(each)}"
@@ -281,7 +268,7 @@ def _cluster(
 
 
 def _slots(node: SiteNode, tasks: int | None) -> tuple[str, ...]:
-    """Return what a node holds: so many tasks, else its GPUs, else its CPUs."""
+    """Return the slots of a node: so many tasks, else its GPUs, else its CPUs."""
     gpus = sum(int(n) for n in re.findall(r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)", node.gres))
     if tasks is not None:
         return _numbered(tasks, gpus=False)
@@ -301,40 +288,40 @@ def _power(cores: int) -> NodePower:
 def allocated(
     env: Mapping[str, str], slurm: Slurm, hosts: Sequence[str], tasks: int | None = None
 ) -> tuple[tuple[str, ...], ...]:
-    """Return what each node of an allocation holds: tasks, GPUs asked for, else its CPUs.
+    """Return the slots of each node of an allocation: tasks, requested GPUs, else its CPUs.
 
     Args:
-        tasks: so many on each node, before what was asked of Slurm.
+        tasks: their number on each node, in place of the request to Slurm.
     """
     gpus = gpus_per_node(env)
-    asked = env.get("SLURM_NTASKS_PER_NODE", "")
-    if tasks is None and not gpus and asked.isdecimal():
-        tasks = int(asked)
+    requested = env.get("SLURM_NTASKS_PER_NODE", "")
+    if tasks is None and not gpus and requested.isdecimal():
+        tasks = int(requested)
     if tasks is not None or gpus:
         return (_numbered(gpus if tasks is None else tasks, gpus=tasks is None),) * len(hosts)
     cpus = counts(env.get("SLURM_JOB_CPUS_PER_NODE", ""))
     if len(cpus) != len(hosts):  # the environment of another place, or none
-        known = {node.name: node.cpus for node in slurm.nodes()}
-        cpus = [known.get(host, 1) for host in hosts]
+        cpus_of = {node.name: node.cpus for node in slurm.nodes()}
+        cpus = [cpus_of.get(host, 1) for host in hosts]
     return tuple(_numbered(n, gpus=False) for n in cpus)
 
 
 def gpus_per_node(env: Mapping[str, str]) -> int:
-    """Return how many GPUs were asked for on each node: ``2``, ``a100:2`` or ``a100:1,h100:1``."""
-    asked = env.get("SLURM_GPUS_PER_NODE") or env.get("SLURM_GPUS_ON_NODE") or "0"
-    numbers = [part.rpartition(":")[2] for part in asked.split(",")]
+    """Return the number of requested GPUs of a node: ``2``, ``a100:2`` or ``a100:1,h100:1``."""
+    requested = env.get("SLURM_GPUS_PER_NODE") or env.get("SLURM_GPUS_ON_NODE") or "0"
+    numbers = [part.rpartition(":")[2] for part in requested.split(",")]
     return sum(int(n) for n in numbers if n.isdecimal())
 
 
 def counts(text: str) -> list[int]:
-    """Return the numbers that Slurm writes as ``72(x2),36``, one a node; none of what it is not."""
-    found: list[int] = []
+    """Return the numbers of ``72(x2),36``, one a node; none of another text."""
+    numbers: list[int] = []
     for part in filter(None, text.split(",")):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None:
             return []
-        found += [int(match[1])] * int(match[2] or 1)
-    return found
+        numbers += [int(match[1])] * int(match[2] or 1)
+    return numbers
 
 
 def binding(slurm: Slurm) -> bool:

@@ -1,14 +1,18 @@
-"""Scripts and worlds as steps of an allocation: started by srun and mpiexec, ended by name.
+"""The common part of Slurm's engines: worlds, scripts and agents as steps of allocations.
 
-Each world is an mpiexec on the daemon's machine which reaches the nodes through one srun, so each
-is one step, named after the job and its launch. While mpiexec and srun run, its ranks do; where
-they had to be killed, the step is ended by its name and asked after until it is gone.
+A world is an mpiexec on the daemon's machine that reaches the nodes through one srun, so it is one
+step, named after the job and its launch. Its ranks run while mpiexec and srun run; if these had to
+be killed, the step is ended by its name and polled until it is gone.
+
+An engine is a :class:`SlurmLauncher` with parts of its own: :class:`SlurmNodes` and
+:class:`SlurmScripts`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -21,26 +25,31 @@ from functools import partial
 from itertools import groupby
 from math import inf
 from pathlib import Path
+from typing import Protocol
 
 from rms.launch.base import (
     NODES_LOST,
+    EngineNodes,
     LaunchError,
     ManagedProcess,
+    NodeClocks,
     PendingCall,
+    ScriptLaunch,
     WorldLaunch,
     hosts_of,
 )
 from rms.launch.local import LocalLauncher, agent_command
 from rms.launch.processes import alive, has_live_children, program_name, send_signal
-from rms.launch.slurm.commands import Executor, SlurmError
+from rms.launch.slurm.commands import Executor, SlurmError, inner_environment
 from rms.power.choice import AUTO, MeterChoice
-from rms.power.clocks import Shares
+from rms.power.frequency import Shares
+from rms.wire.messages import ClockOrders
 
 POLL_S = 0.5
 """Time between two checks of a process, or of a step that is being ended."""
 
 STUCK_S = 3.0
-"""How long mpiexec may be without the srun that it reaches its nodes by before it never will."""
+"""Time without an srun after which mpiexec does not reach its nodes any more."""
 
 MOST_BOOTS = 5
 
@@ -48,17 +57,17 @@ STATUS_POLL_S = 3.0
 """Time between two checks for the status of a script whose srun still runs."""
 
 STATUS_DELAY_S = 10.0
-"""How long a script may be over before its status must be seen in a shared folder."""
+"""Time from the end of a script until its status appears in a shared folder."""
 
 
 @dataclass(eq=False)
 class World(ManagedProcess):
-    """A mpiexec. Where its srun fails, which never happens later, it would wait for good.
+    """A mpiexec. If its srun fails, which never happens later, it would wait for good.
 
     Attributes:
-        boot: starts it anew, None where a failure is to be reported.
-        may_boot: whether that can work now.
-        abandoned: it is not to be started anew.
+        boot: starts it anew, None if a failure is reported instead.
+        may_boot: whether a start can succeed now.
+        abandoned: it is not started anew.
     """
 
     boot: Callable[[], ManagedProcess] | None = None
@@ -78,7 +87,7 @@ class World(ManagedProcess):
         return super().status()
 
     def poll(self) -> None:
-        """End a mpiexec that has lost its srun; start one that was ended so anew."""
+        """End a mpiexec that has lost its srun, and start it anew."""
         if self.process is None:
             if self.boot is not None and not self.abandoned and not self._failed:
                 self._boot_again(self.boot)
@@ -127,11 +136,11 @@ class ScriptStep(ManagedProcess):
     """A job's script, which srun runs on a node.
 
     Attributes:
-        begin: starts it, None once it was; it waits while the controller is away.
+        begin: starts it, None after the start; it waits while the controller is away.
         diagnose: asks why srun has ended although the script has left no status.
         may_begin: whether it can be started now.
         begun_file: the script creates it as soon as it runs.
-        abandoned: it is not to be started any more.
+        abandoned: it is not started any more.
     """
 
     begin: Callable[[], subprocess.Popen[bytes]] | None = None
@@ -154,7 +163,7 @@ class ScriptStep(ManagedProcess):
         return self._code
 
     def poll(self) -> None:
-        """Start it when it can be; see whether it has ended; diagnose an end without a status."""
+        """Start it if possible; check for its end; diagnose an end without a status."""
         if self._code is not None:
             return
         if self.begin is not None:
@@ -176,7 +185,7 @@ class ScriptStep(ManagedProcess):
             self.pid = self.process.pid
 
     def _status_of_running(self) -> int | None:
-        """Return what the script has left, a while after, although srun has not ended."""
+        """Return the script's status a while after its end, although srun still runs."""
         now = time.monotonic()
         if now < self._polled_s + STATUS_POLL_S:
             return None
@@ -185,7 +194,7 @@ class ScriptStep(ManagedProcess):
         return code if now > self._over_since_s + STATUS_DELAY_S else None
 
     def _status_of_ended(self) -> int | None:
-        """Return what the script has left; if nothing, that of srun, once it is known why."""
+        """Return the script's status; without one that of srun, after the diagnosis."""
         code = self.written_status()
         if code is not None:
             return code
@@ -204,7 +213,7 @@ class ScriptStep(ManagedProcess):
         return 1 if self.process is None else self.process.poll() or 1
 
     def written_status(self) -> int | None:
-        """Return what the script left in its status file, None while nothing is seen there."""
+        """Return the exit status in its status file, None without one."""
         if self.status_file is not None:
             refresh_folder(self.status_file.parent)
         return super().written_status()
@@ -213,7 +222,7 @@ class ScriptStep(ManagedProcess):
 def step_on_each(
     srun: str, allocation: int, hosts: Sequence[str], options: Sequence[str]
 ) -> list[str]:
-    """Return the command of a step with one task on each of these nodes, but for what it runs."""
+    """Return the command of a step with one task on each of these nodes, without its program."""
     n = len(hosts)
     return [
         *[srun, f"--jobid={allocation}", f"--nodes={n}", f"--ntasks={n}", "--ntasks-per-node=1"],
@@ -222,15 +231,12 @@ def step_on_each(
 
 
 def end_steps(executor: Executor, allocations: Sequence[int], name: str, patience_s: float) -> None:
-    """End all steps of allocations that are called so, and wait until they are gone.
-
-    Where the daemon ends meanwhile they are told to, and no more is waited.
-    """
+    """End all steps of a name in allocations, and wait until they are gone or the daemon ends."""
     slurm, until = executor.slurm, time.monotonic() + patience_s
     while time.monotonic() < until:
         try:
-            steps = [each for number in allocations for each in slurm.steps(number)]
-            left = [step for step, called in steps if is_part_of(called, name)]
+            steps = [step for number in allocations for step in slurm.steps(number)]
+            left = [number for number, own in steps if is_part_of(own, name)]
             if not left:
                 return
             slurm.end_steps(left)
@@ -241,38 +247,32 @@ def end_steps(executor: Executor, allocations: Sequence[int], name: str, patienc
 
 
 def is_part_of(step: str, name: str) -> bool:
-    """Return whether a step is called so, or belongs to the job that is."""
+    """Return whether a step has this name, or belongs to the job of this name."""
     return step == name or step.startswith(f"{name}.")
 
 
 def refresh_folder(folder: Path) -> None:
-    """Open a folder: over NFS, a file that was not there before may else stay unseen for long."""
+    """Open a folder: over NFS, new files in it may otherwise stay unseen for long."""
     with contextlib.suppress(OSError):
         os.scandir(folder).close()
 
 
-# FUSED rms.launch.slurm.launcher: Meters of power on nodes of Slurm: steps that run :mod:`rms.power.agent` on each node.
+# --- agents on nodes -------------------------------------------------------------------------
 
-StartMeter = Callable[[Sequence[str]], subprocess.Popen[bytes]]
-"""Starts a command on the daemon's machine, with what the agents need in its environment."""
+StartAgent = Callable[[Sequence[str]], subprocess.Popen[bytes]]
+"""Starts a command on the daemon's machine, with the environment of agents."""
 
 UNTIL_DONE = 'until "$@"; do [ $? -gt 128 ] || exit 1; sleep 5; done'
-"""Shell around an agent: starts it again where it was killed."""
+"""Shell around an agent: starts it again if it was killed."""
 
 EVERY_S = 2.0
 """Time between readings of a job's nodes."""
 
-READINGS_PER_S = 50.0
-"""Readings of power that the daemon takes from all nodes of an allocation together."""
-
-NOTHING_TO_READ_S = 5.0
-"""A meter that ends well so soon, while its job goes on, found nothing to read."""
+NO_METERS_S = 5.0
+"""An agent that ends with status 0 so soon, while its job goes on, is on a node without meters."""
 
 FORGET_S = 600.0
-"""How long such nodes are not asked again."""
-
-RESTART_S = 30.0
-"""Time between two starts of an allocation's meters that died."""
+"""Time until such nodes are tried again."""
 
 
 @dataclass(frozen=True)
@@ -285,45 +285,45 @@ class _JobMeter:
 
 @dataclass
 class JobMeters:
-    """Meters in the jobs of Slurm's: one step for each time that a job comes to hold nodes.
+    """Agents of meters in the jobs of Slurm's: one step each time that a job gets nodes.
 
     Slurm ends them with their jobs.
 
     Attributes:
         launch: starts a step.
         options: srun's for every step.
-        meters: which are read.
-        unreadable: nodes that have nothing to read, and until when they are not asked again.
+        meters: the meters that are read.
+        unreadable: nodes without meters, and when they are tried again.
     """
 
-    launch: StartMeter
+    launch: StartAgent
     options: Sequence[str]
     meters: MeterChoice = AUTO
     unreadable: dict[str, float] = field(default_factory=dict)
     _running: list[_JobMeter] = field(default_factory=list)
 
     def start(self, number: int, hosts: Iterable[str]) -> None:
-        """Have the power of these nodes of a running job of Slurm's read."""
+        """Read the power of these nodes of a running job of Slurm's."""
         now = time.monotonic()
         chosen = sorted(host for host in hosts if self.unreadable.get(host, 0.0) < now)
-        step = _step(number, chosen, self.options) if chosen else None
+        arguments = ["--every", f"{EVERY_S:g}", *self.meters.arguments]
+        step = agent_step(number, chosen, self.options, arguments) if chosen else None
         if step is not None:
-            command = [*step, *_agent(self.meters, EVERY_S)]
             with contextlib.suppress(LaunchError):
-                self._running.append(_JobMeter(number, chosen, now, self.launch(command)))
+                self._running.append(_JobMeter(number, chosen, now, self.launch(step)))
 
     def watch(self, held: set[int]) -> None:
-        """Take in which have ended: where a job is still ``held``, because nothing can be read."""
+        """Drop ended agents; one that ended early, while its job is ``held``, has no meters."""
         now = time.monotonic()
         for meter in self._running:
-            # One that reads ends with 0 too, when its job does; mostly that is later.
-            early = meter.job in held and now < meter.begun_s + NOTHING_TO_READ_S
+            # An agent ends with 0 at the end of its job too; mostly that is later.
+            early = meter.job in held and now < meter.begun_s + NO_METERS_S
             if meter.process.poll() == 0 and early:
                 self.unreadable.update(dict.fromkeys(meter.hosts, now + FORGET_S))
         self._running = [meter for meter in self._running if meter.process.poll() is None]
 
     def close(self) -> None:
-        """End them all."""
+        """End all agents."""
         for meter in self._running:
             meter.process.terminate()
         for meter in self._running:
@@ -335,114 +335,116 @@ class JobMeters:
         self._running = []
 
 
-@dataclass
-class AllocationMeters:
-    """Meters on all nodes of one allocation: one step, started again where it dies.
-
-    Attributes:
-        launch: starts the step.
-        options: srun's for it.
-        may_start: whether that can work now.
-        meters: which are read.
-        agent: what is run on each node instead of what reads meters.
-    """
-
-    launch: StartMeter
-    allocation: int
-    hosts: Sequence[str]
-    options: Sequence[str]
-    may_start: Callable[[], bool]
-    meters: MeterChoice = AUTO
-    agent: Sequence[str] = ()
-    _process: subprocess.Popen[bytes] | None = None
-    _started_s: float = 0.0
-
-    @property
-    def started(self) -> bool:
-        """Whether they were started."""
-        return self._process is not None
-
-    def start(self) -> None:
-        """Start a meter on every node, if there is an srun."""
-        every_s = max(1.0, len(self.hosts) / READINGS_PER_S)
-        step = _step(self.allocation, self.hosts, self.options)
-        if step is not None:
-            self._started_s = time.monotonic()
-            with contextlib.suppress(LaunchError):
-                command = self.agent or _agent(self.meters, every_s)
-                self._process = self.launch([*step, *command])
-
-    def poll(self) -> None:
-        """Start them again where they died; they end well where there is nothing to read."""
-        if self._process is None or self._process.poll() in (None, 0):
-            return
-        if time.monotonic() > self._started_s + RESTART_S and self.may_start():
-            self.start()
-
-    def close(self) -> bool:
-        """End their srun; return whether it ran, so that its step has to be ended too."""
-        if self._process is None or self._process.poll() is not None:
-            return False
-        self._process.kill()
-        self._process.wait()
-        return True
-
-
-def _step(allocation: int, hosts: Sequence[str], options: Sequence[str]) -> list[str] | None:
-    """Return the command of a step on nodes, but for what it runs; None where there is no srun."""
+def agent_step(
+    allocation: int, hosts: Sequence[str], options: Sequence[str], arguments: Sequence[str]
+) -> list[str] | None:
+    """Return the command of a step that runs an agent on each node; None without an srun."""
     srun = shutil.which("srun")
     if srun is None:
         return None
-    return step_on_each(srun, allocation, hosts, ["--quiet", *options])
+    step = step_on_each(srun, allocation, hosts, ["--quiet", *options])
+    return [*step, "/bin/sh", "-c", UNTIL_DONE, "meter", *agent_command(arguments)]
 
 
-def _agent(meters: MeterChoice, every_s: float) -> list[str]:
-    """Return what such a step runs on each node."""
-    return until_done(agent_command(["--every", f"{every_s:g}", *meters.arguments]))
-
-
-def until_done(command: Sequence[str]) -> list[str]:
-    """Return what runs a command, and again where it was killed."""
-    return ["/bin/sh", "-c", UNTIL_DONE, "meter", *command]
-
-
-# FUSED rms.launch.slurm.launcher: What both engines of Slurm share: scripts and worlds within allocations, started from here.
+# --- the launcher and its parts --------------------------------------------------------------
 
 END_PATIENCE_S = 60.0
-"""How long a step that was ended is asked after."""
+"""Time for which a step that was ended is polled."""
 
 SRUN_S = 10.0
-"""How long an srun that is to end has for ending its step. Slurm keeps a step for good whose srun
-was killed between its creation and the start of its tasks: whoever is told to kill it finds none.
+"""Time that an srun has to end its step. Slurm keeps a step for good whose srun
+was killed between its creation and the start of its tasks: a later scancel does not find it.
 """
 
 POLL_BUDGET_S = 0.1
 """How long one call may poll processes."""
 
-KEPT_VARIABLES = ("SLURM_CONF", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
+
+class SlurmNodes(EngineNodes):
+    """Nodes in allocations of Slurm's."""
+
+    executor: Executor
+
+    def controller_answers(self) -> bool:
+        """Return whether Slurm has answered the last question."""
+        return True
+
+    def allocations(self, job: str) -> list[int]:
+        """Return all jobs of Slurm's in which steps of an RMS job may run."""
+        raise NotImplementedError
+
+    def reach(self, job: str, env: dict[str, str]) -> list[str]:
+        """Return the options by which mpiexec reaches a job's nodes; may change its environment."""
+        raise NotImplementedError
+
+    def silent_s(self) -> float:
+        """Return the time without an answer of the controller, 0 while it answers."""
+        return self.executor.slurm.silent_s()
+
+
+class SlurmScripts(Protocol):
+    """Job scripts, which Slurm starts."""
+
+    def start(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
+        """Run a job script once."""
+
+    def find(self, job: str, pid: int | None) -> ManagedProcess | None:
+        """Return a job's script after a restart of the daemon, None if nothing is left of it."""
+
+    def terminate(self, job: str, *, has_worlds: bool) -> None:
+        """Ask a script to end, unless its job has worlds: these are asked."""
+
+    def kill(self, job: str, launch: int | None) -> None:
+        """Take in that a job, or one of its launches, is killed."""
+
+
+class SlurmClocks:
+    """Frequencies that the RMS does not set."""
+
+    def refusal(self, slots: Sequence[str]) -> str:
+        """Return why the frequencies of nodes cannot be set."""
+        return "nodes of Slurm's jobs are set by Slurm itself (srun --cpu-freq)"
+
+    def orders(self, node: str) -> ClockOrders:
+        """Return no orders."""
+        return ClockOrders()
+
+    def set(self, shares: Shares, highest_mhz: float | None) -> None:
+        """Set none: policies decide no frequencies here."""
+
+    def close(self) -> None:
+        """Restore none."""
 
 
 @dataclass
 class SlurmLauncher(LocalLauncher):
-    """Starts worlds within allocations.
+    """Starts worlds as steps of allocations.
 
     Attributes:
         executor: for commands that take their time.
-        reach: how mpiexec starts its proxies on nodes (its option ``-launcher``).
+        reach: the way in which mpiexec starts its proxies on nodes (its option ``-launcher``).
         binds: whether steps of this site are bound to CPUs unless told otherwise.
+        nodes, scripts: the parts of an engine.
     """
 
     executor: Executor
     reach: str = "slurm"
     binds: bool = False
-    _ending: dict[str, Future[None]] = field(default_factory=dict)
-    _worlds: dict[str, World] = field(default_factory=dict)
-    _polled: deque[World | ScriptStep] = field(default_factory=deque)
-    _told_s: dict[int, float] = field(default_factory=dict)
+    nodes: SlurmNodes = field(init=False, repr=False)
+    scripts: SlurmScripts = field(init=False, repr=False)
+    clocks: NodeClocks = field(default_factory=SlurmClocks, init=False, repr=False)
+    meter_token: str = field(default_factory=lambda: secrets.token_hex(16), init=False, repr=False)
+    _ending: dict[str, Future[None]] = field(default_factory=dict, init=False)
+    _worlds: dict[str, World] = field(default_factory=dict, init=False)
+    _polled: deque[World | ScriptStep] = field(default_factory=deque, init=False)
+    _told_s: dict[int, float] = field(default_factory=dict, init=False)
 
     shared_filesystem = True
-    starts_steps = False
     watches_processes = False
+
+    def open(self) -> None:
+        """Begin: the daemon serves."""
+        self.nodes.open()
 
     def poll(self) -> None:
         """Poll the processes that were started here, for a short while; the rest next time."""
@@ -451,93 +453,88 @@ class SlurmLauncher(LocalLauncher):
             process = self._polled.popleft()
             try:
                 process.poll()
-            finally:  # one that fails is looked at again
+            finally:  # a failed poll is repeated
                 if process.status() is None:
                     self._polled.append(process)
             if time.monotonic() > until:
                 break
+        self.nodes.poll()
 
-    def silent_s(self) -> float:
-        """Return the time without an answer of the controller, 0 while it answers."""
-        return self.executor.slurm.silent_s()
+    def close(self) -> None:
+        """End: wait for the commands under way."""
+        self.nodes.close()
+        self.executor.close()
 
-    def controller_answers(self) -> bool:
-        """Return whether Slurm answered when it was asked last."""
-        return True
-
-    def allocation(self, job: str) -> int | None:
-        """Return the Slurm job that an RMS job's nodes belong to, None while it has none."""
-        raise NotImplementedError
-
-    def allocations(self, job: str) -> list[int]:
-        """Return all jobs of Slurm's in which steps of an RMS job may run."""
-        found = self.allocation(job)
-        return [] if found is None else [found]
+    def watch_process(self, process: World | ScriptStep) -> None:
+        """Poll a process from now on."""
+        self._polled.append(process)
 
     def name(self, job: str, launch: int | None = None) -> str:
-        """Return what a job's script is called in Slurm, or one of its launches."""
+        """Return the name in Slurm of a job's script, or of one of its launches."""
         return f"rms.{self.instance_id[:8]}.{job}" + ("" if launch is None else f".{launch}")
 
-    def completion_file(self, job: str, step: int) -> Path:
-        """Return where the completion record of a step goes, having read that folder anew."""
-        found = super().completion_file(job, step)
-        refresh_folder(found.parent)
-        return found
+    def step_options(self, name: str) -> list[str]:
+        """Return srun's options for every step: a name, and leave to share its nodes."""
+        return ["--overlap", f"--job-name={name}", *(["--cpu-bind=none"] if self.binds else [])]
 
-    # --- worlds ------------------------------------------------------------------------------
+    def completion_file(self, job: str, step: int) -> Path:
+        """Return the file of the completion record of a step, in a folder that is read anew."""
+        file = super().completion_file(job, step)
+        refresh_folder(file.parent)
+        return file
+
+    # --- scripts and worlds ------------------------------------------------------------------
+
+    def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
+        """Run a job script once, on its first node."""
+        return self.scripts.start(job, launch)
+
+    def find_script(self, job: str, pid: int | None) -> ManagedProcess | None:
+        """Return a job's script after a restart of the daemon, None if nothing is left of it."""
+        return self.scripts.find(job, pid)
 
     def boot_world(self, job: str, launch: WorldLaunch) -> ManagedProcess:
-        """Start a world; a job's first is started anew where Slurm could not be asked for it."""
+        """Start a world; a job's first is started anew if Slurm could not be asked for it."""
         boot = partial(super().boot_world, job, launch)
         started = boot()
         again = None if launch.resize else boot
-        world = World(started.pid, started.process, None, again, self.controller_answers)
+        world = World(started.pid, started.process, None, again, self.nodes.controller_answers)
         self._worlds = {name: known for name, known in self._worlds.items() if not known.over}
         self._worlds[self.name(job, launch.launch)] = world
-        self._polled.append(world)
+        self.watch_process(world)
         return world
 
     def world_options(
         self, job: str, launch: int, slots: Sequence[str], env: dict[str, str]
     ) -> list[str]:
-        """Return mpiexec's options for one rank on each slot, and set what srun is to know."""
-        for key in [k for k in env if k.startswith("SLURM_") and k not in KEPT_VARIABLES]:
-            del env[key]  # they describe an outer allocation or step, not this one
-        env["SLURM_JOB_ID"] = str(self.allocation(job))
+        """Return mpiexec's options for one rank on each slot, and set the variables of srun."""
+        kept = inner_environment(env)
+        env.clear()
+        env.update(kept)
         if self.reach == "slurm":
             env["HYDRA_LAUNCHER_EXTRA_ARGS"] = " ".join(self.step_options(self.name(job, launch)))
         per_host = [(h, len(list(each))) for h, each in groupby(slots, lambda s: hosts_of([s])[0])]
-        return ["-launcher", self.reach, "-hosts", ",".join(f"{h}:{n}" for h, n in per_host)]
-
-    def step_options(self, name: str) -> list[str]:
-        """Return what every step is started with: a name, and leave to share its nodes."""
-        return ["--overlap", f"--job-name={name}", *(["--cpu-bind=none"] if self.binds else [])]
+        places = ",".join(f"{host}:{number}" for host, number in per_host)
+        return [*self.nodes.reach(job, env), "-hosts", places]
 
     def keeping_status(self, command: list[str], file: Path) -> list[str]:
-        """Return what runs a world: mpiexec itself, whose own children are looked at."""
+        """Return the command of a world: mpiexec itself, whose own children are looked at."""
         file.unlink(missing_ok=True)
         return command
-
-    # --- frequencies -------------------------------------------------------------------------
-
-    def frequency_refusal(self, slots: Sequence[str]) -> str:
-        """Return why the frequencies of nodes cannot be set."""
-        return "nodes of Slurm's jobs are set by Slurm itself (srun --cpu-freq)"
-
-    def set_frequencies(self, shares: Shares, highest_mhz: float | None) -> None:
-        """Set none: no policy asks for any here."""
 
     # --- ending them -------------------------------------------------------------------------
 
     def terminate(self, job: str, worlds: Sequence[ManagedProcess]) -> None:
-        """Ask a job's worlds to checkpoint and end; one that never began is over."""
+        """Ask a job's worlds, or else its script, to end; a world that never began is over."""
+        self.scripts.terminate(job, has_worlds=bool(worlds))
         for world in worlds:
             if isinstance(world, World) and not world.pid:
                 world.abandoned = True
-        super().terminate(job, worlds)
+        if worlds:
+            super().terminate(job, worlds)
 
     def members(self, job: str | None = None, launch: int | None = None) -> list[int]:
-        """Return what is left here of a launch or a job; 0 for a step that is being ended."""
+        """Return the processes here of a launch or a job; 0 for a step that is being ended."""
         here = super().members(job, launch)
         for name, ending in list(self._ending.items()):
             if ending.done():
@@ -547,20 +544,21 @@ class SlurmLauncher(LocalLauncher):
         return here
 
     def kill(self, job: str, launch: int | None = None) -> None:
-        """End whatever is left of a job or launch at once, here and on its nodes."""
-        name, allocations = self.name(job, launch), self.allocations(job)
-        asked = name in self._ending
+        """End all processes of a job or launch at once, here and on its nodes."""
+        self.scripts.kill(job, launch)
+        name, allocations = self.name(job, launch), self.nodes.allocations(job)
+        ending = name in self._ending
         for known in [known for known in self._worlds if is_part_of(known, name)]:
             self._worlds.pop(known).abandoned = True
         super().kill(job, launch)
-        if allocations and not asked:
+        if allocations and not ending:
             executor = self.executor
             self._ending[name] = executor.ask(
                 lambda: end_steps(executor, allocations, name, END_PATIENCE_S)
             )
 
     def end_process(self, pid: int) -> None:
-        """Kill a process, but tell an srun, which ends its step, and kill it only if it stays."""
+        """Kill a process; an srun, which ends its step, gets SIGTERM and some time before."""
         now = time.monotonic()
         if pid not in self._told_s and program_name(pid) == "srun":
             self._told_s = {known: at for known, at in self._told_s.items() if alive(known)}

@@ -1,9 +1,9 @@
-"""Which allocations a pilot submits, changes, withdraws and lets go, by what waits. Pure.
+"""The decisions of a pilot on demand: allocations to submit, change, withdraw and let go. Pure.
 
-As HyperQueue's automatic allocation, a pilot keeps a backlog of so many allocations in Slurm's
-queue while there is work for more nodes; unlike there they are as wide as the queue asks for (from
-what the first job lacks to what all lack, of which Slurm gives what it has), change with it while
-they wait, and give back single nodes once they run.
+As HyperQueue's automatic allocation, a pilot keeps a backlog of allocations in Slurm's queue while
+there is work for more nodes. Unlike there, an allocation asks for a range of nodes (from those that
+the first job lacks to those that all lack), changes with the queue while it waits, and returns
+single nodes while it runs.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from rms.launch.base import WaitingJob
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a user allows.
+class PilotLimits:
+    """The user's limits.
 
     Attributes:
-        on_demand: whether there are to be more nodes than ``keep`` while jobs wait.
-        keep: nodes that are held whatever waits.
-        most: nodes that are held or asked for at once at most.
-        time_s: of an allocation.
-        margin_s: how long before its end its jobs are told to end.
-        idle_s: how long a node that nobody needs is kept.
-        backlog: allocations that wait in Slurm's queue at once at most.
-        partition: whose nodes; "" for Slurm's default.
-        options: more of sbatch's.
+        on_demand: whether more nodes than ``keep`` are requested while jobs wait.
+        keep: nodes that are always held.
+        most: maximum number of nodes that are held or requested at once.
+        time_s: time limit of an allocation.
+        margin_s: time between the end of its jobs and its own.
+        idle_s: time for which an unused node is kept.
+        backlog: maximum number of allocations that wait in Slurm's queue.
+        partition: partition of the nodes; "" for Slurm's default.
+        options: further options of sbatch.
     """
 
     on_demand: bool = True
@@ -44,13 +44,13 @@ class Limits:
 
     @property
     def longest_s(self) -> float:
-        """How long a job may run on an allocation that has just begun."""
+        """The longest time of a job on an allocation that has just begun."""
         return self.time_s - self.margin_s
 
 
 @dataclass(frozen=True)
 class Pending:
-    """An allocation in Slurm's queue; the nodes asked for, 0 where that is not known."""
+    """An allocation in Slurm's queue; the requested nodes, 0 if unknown."""
 
     number: int
     least: int = 0
@@ -63,8 +63,8 @@ class Running:
 
     Attributes:
         until_s: when its jobs are told to end.
-        idle_since_s: of the nodes on which nothing runs and that are not being given back.
-        leaving: its nodes that are being given back.
+        idle_since_s: since when each idle node is idle, without leaving ones.
+        leaving: its nodes that are being returned.
         useless: its nodes that no job can have.
     """
 
@@ -78,15 +78,15 @@ class Running:
 
 @dataclass(frozen=True)
 class Submit:
-    """Ask Slurm for an allocation of ``least`` to ``most`` nodes."""
+    """Submit an allocation of ``least`` to ``most`` nodes."""
 
     least: int
     most: int
 
 
 @dataclass(frozen=True)
-class Change:
-    """Ask for other numbers of nodes for an allocation that waits."""
+class Alter:
+    """Change the numbers of nodes of a pending allocation."""
 
     number: int
     least: int
@@ -95,49 +95,49 @@ class Change:
 
 @dataclass(frozen=True)
 class Withdraw:
-    """Take an allocation that waits out of Slurm's queue."""
+    """Withdraw a pending allocation."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class GiveBack:
-    """Give nodes of a running allocation back, or the ``whole`` of it."""
+    """Return nodes of a running allocation, or the ``whole`` allocation."""
 
     number: int
     hosts: tuple[str, ...]
     whole: bool = False
 
 
-Action = Submit | Change | Withdraw | GiveBack
+Action = Submit | Alter | Withdraw | GiveBack
 
 
 def decide(
     now_s: float,
-    limits: Limits,
+    limits: PilotLimits,
     waiting: Sequence[WaitingJob],
     running: Sequence[Running],
     pending: Sequence[Pending],
     *,
     narrows: bool = True,
 ) -> list[Action]:
-    """Return what is to change.
+    """Return the actions that are due.
 
     Args:
-        narrows: whether single nodes can be given back.
+        narrows: whether single nodes can be returned.
     """
     served = [job for job in waiting if serves(limits, job)]
     wanted = sum(job.wants for job in served) if limits.on_demand else 0
     shortest_s = max(LEAST_S, min((job.needs_s for job in served), default=0.0))
     idle: dict[str, Running] = {}
     short: set[str] = set()
-    for each in running:
-        for host in each.idle_since_s:
-            idle[host] = each
-            if host in each.useless or each.until_s - now_s < shortest_s:
+    for allocation in running:
+        for host in allocation.idle_since_s:
+            idle[host] = allocation
+            if host in allocation.useless or allocation.until_s - now_s < shortest_s:
                 short.add(host)
-    held = sum(len(each.hosts) for each in running)
-    lasting = sum(len(each.hosts) - len(each.leaving) for each in running) - len(short)
+    held = sum(len(own.hosts) for own in running)
+    lasting = sum(len(own.hosts) - len(own.leaving) for own in running) - len(short)
     spare = len(idle) - len(short)
     missing = max(wanted - spare, limits.keep - lasting)
     missing = min(missing, limits.most - held)
@@ -145,27 +145,27 @@ def decide(
     surplus = min(max(0, spare - wanted), max(0, lasting - limits.keep))
     old = {
         host
-        for host, each in idle.items()
-        if host not in short and now_s - each.idle_since_s[host] >= limits.idle_s
+        for host, own in idle.items()
+        if host not in short and now_s - own.idle_since_s[host] >= limits.idle_s
     }
     return actions + _give_back(running, short, old, surplus, narrows=narrows)
 
 
-def serves(limits: Limits, job: WaitingJob) -> bool:
+def serves(limits: PilotLimits, job: WaitingJob) -> bool:
     """Return whether an allocation could ever serve a job."""
     return job.least <= limits.most and job.needs_s <= limits.longest_s
 
 
 def _ask(
-    limits: Limits,
+    limits: PilotLimits,
     served: Sequence[WaitingJob],
     missing: int,
     spare: int,
     pending: Sequence[Pending],
 ) -> list[Action]:
-    """Return what brings the queue of allocations to ask for the nodes that are missing.
+    """Return the actions after which the pending allocations request the missing nodes.
 
-    The first asks for no less than the oldest job lacks that it can serve, so that it is of use.
+    The first requests at least the nodes that the oldest job lacks that it can serve.
     """
     lacks = [max(1, job.least - spare) for job in served]
     keeps = limits.keep > 0
@@ -176,13 +176,13 @@ def _ask(
         pieces = [(least, first)]
         while (left := missing - sum(most for _, most in pieces)) > 0:
             pieces.append((1, max(1, -(-left // (limits.backlog - len(pieces))))))
-    in_turn = sorted(pending, key=lambda each: each.number)
+    in_turn = sorted(pending, key=lambda waiting: waiting.number)
     actions: list[Action] = [
-        Change(each.number, *piece)
-        for each, piece in zip(in_turn, pieces, strict=False)
-        if (each.least, each.most) != piece
+        Alter(waiting.number, *piece)
+        for waiting, piece in zip(in_turn, pieces, strict=False)
+        if (waiting.least, waiting.most) != piece
     ]
-    actions += [Withdraw(each.number) for each in in_turn[len(pieces) :]]
+    actions += [Withdraw(waiting.number) for waiting in in_turn[len(pieces) :]]
     actions += [Submit(*piece) for piece in pieces[len(in_turn) :]]
     return actions
 
@@ -195,25 +195,26 @@ def _give_back(
     *,
     narrows: bool,
 ) -> list[Action]:
-    """Return which nodes go: those held too ``short`` to be of use, and of ``old`` the surplus.
+    """Return the nodes that go: those held too ``short`` for a job, and the surplus of ``old``.
 
-    Whole allocations come first, of these what ends first. An allocation keeps its first node,
+    Whole allocations come first, in the order of their ends. An allocation keeps its first node,
     where its script runs, as long as it has another.
     """
-    found: list[Action] = []
+    actions: list[Action] = []
 
-    def first(each: Running) -> tuple[bool, float, int]:
-        whole = all(host in short or host in old for host in each.hosts)
-        return not whole, each.until_s, each.number
+    def first(allocation: Running) -> tuple[bool, float, int]:
+        whole = all(host in short or host in old for host in allocation.hosts)
+        return not whole, allocation.until_s, allocation.number
 
-    for each in sorted(running, key=first):
-        going = [host for host in each.hosts if host in short]
-        going += [host for host in reversed(each.hosts) if host in old][:surplus]
-        whole = len(going) == len(each.hosts)
+    for allocation in sorted(running, key=first):
+        hosts = allocation.hosts
+        going = [host for host in hosts if host in short]
+        going += [host for host in reversed(hosts) if host in old][:surplus]
+        whole = len(going) == len(hosts)
         if not whole:
-            going = [host for host in going if host != each.hosts[0]] if narrows else []
+            going = [host for host in going if host != hosts[0]] if narrows else []
         surplus -= sum(host in old for host in going)
         if going:
-            hosts = tuple(sorted(going, key=each.hosts.index))
-            found.append(GiveBack(each.number, hosts, whole))
-    return found
+            in_order = tuple(sorted(going, key=hosts.index))
+            actions.append(GiveBack(allocation.number, in_order, whole))
+    return actions

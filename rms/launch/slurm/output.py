@@ -1,7 +1,6 @@
-"""What Slurm's commands print, as values. Pure: text in, rows out.
+"""The output of Slurm's commands as values. Pure: text in, rows out.
 
-Times are seconds since the epoch: commands are run with ``SLURM_TIME_FORMAT=%s`` where text is
-read. What they print as JSON: :mod:`rms.launch.slurm.output_json`.
+Times are seconds since the epoch: commands run with ``SLURM_TIME_FORMAT=%s``.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from rms.formats.jobscript import ScriptError, parse_time
 from rms.formats.values import NodeListError, expand
@@ -24,12 +22,8 @@ SYMBOLS = "*~#!%$@^-+"  # after a node's state
 _WHOLE_LINE = ("Command=", "WorkDir=", "StdErr=", "StdIn=", "StdOut=", "Comment=", "AdminComment=")
 
 
-class OutputError(ValueError):
-    """Output that has not the expected shape; one sentence, expected and got."""
-
-
-class ReportedError(OutputError):
-    """JSON that tells of a failure: its command exits 0 with an empty list all the same."""
+class SlurmOutputError(ValueError):
+    """Output of an unexpected shape; one sentence, expected and got."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +46,7 @@ class QueuedJob:
 
 @dataclass(frozen=True)
 class SiteNode:
-    """A node as Slurm sees it, once for each of its partitions in text, once in JSON."""
+    """A node as Slurm sees it, once for all of its partitions."""
 
     name: str
     partitions: tuple[str, ...]
@@ -75,7 +69,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class JobDetails:
-    """What the controller knows of a job now; ``hosts`` are the nodes that are really its own."""
+    """The controller's details of a job; ``hosts`` are its real nodes."""
 
     job_id: int
     state: str
@@ -89,8 +83,8 @@ class JobDetails:
 
 
 @dataclass(frozen=True)
-class Record:
-    """A job, or one stretch between two resizes of it, as accounting keeps it."""
+class AccountingRecord:
+    """A job, or the time between two of its resizes, in accounting."""
 
     job_id: int
     name: str
@@ -102,9 +96,6 @@ class Record:
     end_s: float | None
 
 
-Row = TypeVar("Row")
-
-
 def hosts(text: str) -> tuple[str, ...]:
     """Return the names in ``n[1-3,7],gpu2``; none of ``(null)`` and its like."""
     if text in NO_TEXT:
@@ -112,7 +103,7 @@ def hosts(text: str) -> tuple[str, ...]:
     try:
         return tuple(expand(text))
     except NodeListError as error:
-        raise OutputError(f"expected a list of nodes, got {text!r} ({error})") from None
+        raise SlurmOutputError(f"expected a list of nodes, got {text!r} ({error})") from None
 
 
 def queue_from_text(text: str) -> list[QueuedJob]:
@@ -145,7 +136,7 @@ def nodes_from_text(text: str) -> list[SiteNode]:
 
     A node of two partitions is one.
     """
-    found: dict[str, SiteNode] = {}
+    nodes: dict[str, SiteNode] = {}
     for names, partition, state, cpus, gres, reason in _rows(text, NODES_FORMAT.count("|") + 1):
         kind = SiteNode(
             name="",
@@ -157,22 +148,24 @@ def nodes_from_text(text: str) -> list[SiteNode]:
             reason="" if reason in NO_TEXT else reason,
         )
         for name in hosts(names):
-            before = found[name].partitions if name in found else ()
-            found[name] = replace(kind, name=name, partitions=(*before, *kind.partitions))
-    return list(found.values())
+            before = nodes[name].partitions if name in nodes else ()
+            nodes[name] = replace(kind, name=name, partitions=(*before, *kind.partitions))
+    return list(nodes.values())
 
 
 def partitions_from_text(text: str) -> list[Partition]:
     """Read ``sinfo --noheader --format=PARTITIONS_FORMAT``: a row a partition and kind of node."""
-    found: dict[str, Partition] = {}
+    partitions: dict[str, Partition] = {}
     for limit, names, word in _rows(text, PARTITIONS_FORMAT.count("|") + 1):
         name = word.rstrip("*")
-        before = found[name].hosts if name in found else ()
-        found[name] = Partition(name, word.endswith("*"), (*before, *hosts(names)), _limit(limit))
-    return list(found.values())
+        before = partitions[name].hosts if name in partitions else ()
+        partitions[name] = Partition(
+            name, word.endswith("*"), (*before, *hosts(names)), _limit(limit)
+        )
+    return list(partitions.values())
 
 
-def records_from_text(text: str) -> list[Record]:
+def records_from_text(text: str) -> list[AccountingRecord]:
     """Read ``sacct --noheader --parsable2 --duplicates --format=RECORDS_FORMAT``, without steps."""
     rows = []
     for words in _rows(text, RECORDS_FORMAT.count(",") + 1):
@@ -180,7 +173,7 @@ def records_from_text(text: str) -> list[Record]:
         if "." in job:
             continue
         rows.append(
-            Record(
+            AccountingRecord(
                 job_id=_whole(job),
                 name=name,
                 state=state.partition(" ")[0],  # CANCELLED by 1000
@@ -191,7 +184,7 @@ def records_from_text(text: str) -> list[Record]:
                 end_s=_time(end),
             )
         )
-    return sorted(rows, key=oldest_first)
+    return sorted(rows, key=_oldest_first)
 
 
 def details_from_text(text: str) -> JobDetails:
@@ -225,7 +218,7 @@ def details_from_text(text: str) -> JobDetails:
             resized_s=_time(fields.get("ResizeTime", "")),
         )
     except KeyError as error:
-        raise OutputError(f"expected {error.args[0]}= of a job, got {text[:200]!r}") from None
+        raise SlurmOutputError(f"expected {error.args[0]}= of a job, got {text[:200]!r}") from None
 
 
 def config_from_text(text: str) -> dict[str, str]:
@@ -238,12 +231,12 @@ def version_from_text(text: str) -> tuple[int, ...]:
     """Read ``sinfo --version``: ``slurm-wlm 22.05.8`` is (22, 5, 8)."""
     match = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
     if match is None:
-        raise OutputError(f"expected a version of Slurm, got {text.strip()!r}")
+        raise SlurmOutputError(f"expected a version of Slurm, got {text.strip()!r}")
     return tuple(int(part) for part in match.groups() if part)
 
 
-def oldest_first(row: Record) -> tuple[float, int]:
-    """Order of records: Slurm's own differs between JSON and text, and within a second."""
+def _oldest_first(row: AccountingRecord) -> tuple[float, int]:
+    """Return the sort key of a record: Slurm's own order is arbitrary within a second."""
     return (math.inf if row.start_s is None else row.start_s, row.job_id)
 
 
@@ -251,7 +244,7 @@ def _rows(text: str, columns: int) -> list[list[str]]:
     rows = [line.split("|", columns - 1) for line in text.splitlines() if line.strip()]
     for row in rows:
         if len(row) != columns:
-            raise OutputError(f"expected {columns} columns, got {'|'.join(row)!r}")
+            raise SlurmOutputError(f"expected {columns} columns, got {'|'.join(row)!r}")
     return rows
 
 
@@ -259,7 +252,7 @@ def _whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise OutputError(f"expected a whole number, got {text!r}") from None
+        raise SlurmOutputError(f"expected a whole number, got {text!r}") from None
 
 
 def _time(text: str) -> float | None:

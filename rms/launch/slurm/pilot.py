@@ -1,7 +1,8 @@
-"""The one allocation that a pilot was given: what Slurm knows of it, and what jobs there died of.
+"""Engine ``slurm-pilot``: jobs as steps of the one allocation that the daemon was given.
 
-Its end (which may be changed), its nodes and how they are: asked for every few seconds on a thread.
-Slurm notices a dead node only after minutes (``SlurmdTimeout``), but a step there fails at once.
+The allocation's end (which may be changed) and its nodes are polled every few seconds on a thread.
+Slurm notices a dead node only after minutes (``SlurmdTimeout``), but a step there fails at once: so
+a script or world that dies without a record is diagnosed before its job counts as failed.
 """
 
 from __future__ import annotations
@@ -9,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from rms.launch.base import (
@@ -27,27 +27,35 @@ from rms.launch.base import (
     cores_of,
     hosts_of,
 )
-from rms.launch.processes import INSTANCE_VARIABLE
-from rms.launch.slurm.commands import Executor, Meaning, Slurm, SlurmError
+from rms.launch.local import MOST_WAIT_S, AgentProcess
+from rms.launch.slurm.commands import (
+    SITE_VARIABLES,
+    Executor,
+    Meaning,
+    Slurm,
+    SlurmError,
+    inner_environment,
+    plain_environment,
+)
 from rms.launch.slurm.launcher import (
-    AllocationMeters,
     ScriptStep,
     SlurmLauncher,
+    SlurmNodes,
+    agent_step,
     end_steps,
     is_part_of,
     step_on_each,
-    until_done,
 )
-from rms.launch.slurm.output import OutputError
+from rms.launch.slurm.output import SlurmOutputError
 from rms.launch.slurm.site import UNFIT
-from rms.power.clocks import Shares
+from rms.power.frequency import Shares
 from rms.wire.messages import ClockOrders
 
 POLL_S = 3.0
 """Time between two snapshots of the allocation."""
 
 PATIENCE_S = 90.0
-"""How long the controller may be silent before a failure is not blamed on the nodes."""
+"""A failure is not blamed on the nodes if the controller was silent for so long."""
 
 ASK_AGAIN_S = 0.5
 PROBE_S = 20.0
@@ -59,15 +67,28 @@ OVER = (
 )
 DEAD = ("down", "fail", "failing", "error")
 
+READINGS_PER_S = 50.0
+"""Readings of power that the daemon takes from all nodes of an allocation together."""
+
+MOST_STARTS = 5
+
+JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES")
+"""Variables that srun would set for a script's step, and that the script has of the RMS."""
+
+MARK_BEGUN = 'touch "$0"; exec "$@"'
+
+
+# --- an allocation and its agents ------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class AllocationSnapshot:
-    """What Slurm has reported of the allocation at one time.
+    """Slurm's report of an allocation at one time.
 
     Attributes:
-        over: how it has ended, "" while it has not.
-        end_s: when its time is up, by the wall clock; None where there is no limit.
-        unfit: its nodes that are not to be used now.
+        over: the state in which it has ended, "" before.
+        end_s: when its time is up, by the wall clock; None without a limit.
+        unfit: its nodes that cannot be used now.
     """
 
     over: str
@@ -77,20 +98,24 @@ class AllocationSnapshot:
 
 @dataclass
 class Allocation:
-    """The allocation, as it was seen last.
+    """An allocation, its last snapshot, and the agents on its nodes.
 
     Attributes:
         hosts: its nodes.
-        probe_options: srun's for a step that only tries whether nodes answer.
-        snapshot: what was seen last, None before that.
+        probe_options: srun's for a step that only tests whether nodes answer.
+        meters, clocks: the agents on its nodes.
+        snapshot: the last one, None before the first.
         suspects: nodes that jobs were lost on, until a step can be started there again.
         killed: names of steps that this daemon has killed itself.
+        silent: whether the last question was not answered.
     """
 
     slurm: Slurm
     number: int
     hosts: tuple[str, ...]
     probe_options: Sequence[str]
+    meters: AgentProcess
+    clocks: AgentProcess
     snapshot: AllocationSnapshot | None = None
     suspects: set[str] = field(default_factory=set)
     killed: set[str] = field(default_factory=set)
@@ -102,21 +127,31 @@ class Allocation:
         self._executor = Executor(self.slurm, 1)
 
     def poll(self) -> None:
-        """Take in an answer that has come; ask for the next when it is time."""
+        """Take in a snapshot, and ask for the next when it is time; poll the agents."""
         if self._asked is not None and self._asked.done():
             asked, self._asked = self._asked, None
             try:
                 self.snapshot, self.silent = asked.result(), False
-            except Exception:  # of Slurm, or of what it prints: asked again in any case
+            except Exception:  # of Slurm, or of its output: asked again in any case
                 self.silent = True
         now = time.monotonic()
         if self._asked is None and now >= self._next_s:
             self._next_s = now + POLL_S
             self._asked = self._executor.ask(self._take_snapshot)
+        self.meters.poll()
+        self.clocks.poll()
 
-    def close(self) -> None:
-        """Wait for the question that is under way."""
+    def close(self) -> bool:
+        """End the agents, wait for a question under way; return whether steps of agents remain."""
+        ran = [self.meters.close(), self.clocks.close()]
         self._executor.close()
+        return any(ran)
+
+    @property
+    def unfit(self) -> frozenset[str]:
+        """Its nodes that cannot be used now, or that jobs were lost on."""
+        known = frozenset[str]() if self.snapshot is None else self.snapshot.unfit
+        return known | self.suspects
 
     def _take_snapshot(self) -> AllocationSnapshot:
         if not self.slurm.ping():
@@ -136,12 +171,12 @@ class Allocation:
         unfit = {n.name for n in self.slurm.nodes() if n.state in UNFIT or not n.responds}
         return frozenset(unfit.intersection(self.hosts) | set(self.hosts).difference(held))
 
-    # --- what a job died of ------------------------------------------------------------------
+    # --- the failure of a job ----------------------------------------------------------------
 
     def diagnose(self, name: str, hosts: Sequence[str]) -> str:
         """Return how the steps of a job lost their nodes or were cancelled, "" if they were not.
 
-        To be called on a thread: it waits for the controller.
+        It waits for the controller, so it is called on a thread.
         """
         until = time.monotonic() + PATIENCE_S
         while not self.slurm.ping():
@@ -155,7 +190,7 @@ class Allocation:
         except SlurmError as error:
             over = error.meaning is Meaning.GONE
             return f"its allocation {self.number} is over" if over else ""
-        except OutputError:
+        except SlurmOutputError:
             return ""
         # Slurm takes minutes to notice a dead node, and one that is silent may be back at once.
         held = set(details.hosts) - down
@@ -178,7 +213,7 @@ class Allocation:
         return []
 
     def _cancelled(self, name: str) -> bool:
-        """Return whether somebody else has cancelled a step of a job, as far as accounting says."""
+        """Return whether another user or Slurm has cancelled a step of a job, by accounting."""
         time.sleep(ACCOUNTING_DELAY_S)  # it is a second or two late
         try:
             accounting = self.slurm.call(
@@ -196,221 +231,222 @@ class Allocation:
         return False
 
 
-# FUSED rms.launch.slurm.pilot: An allocation that a pilot holds: what is known of it, and what runs on all its nodes.
-
-
 @dataclass
-class HeldAllocation:
-    """One allocation of a pilot.
+class HeldAllocations:
+    """The allocations of a pilot, by number."""
 
-    Attributes:
-        seen: what Slurm says of it, as it was asked last.
-        meters, clocks: what reads meters on its nodes, and what sets their frequencies.
-    """
+    launcher: SlurmLauncher
+    by_number: dict[int, Allocation] = field(default_factory=dict)
 
-    seen: Allocation
-    meters: AllocationMeters
-    clocks: AllocationMeters
+    def hold(self, number: int, hosts: tuple[str, ...]) -> Allocation:
+        """Run jobs on the nodes of an allocation, too."""
+        launcher = self.launcher
 
-    @property
-    def number(self) -> int:
-        """Its number in Slurm."""
-        return self.seen.number
+        def agents(arguments: Sequence[str]) -> AgentProcess:
+            return AgentProcess(
+                self._start_agent,
+                lambda: self._agent_step(number, arguments),
+                may_start=self.answers,
+                wait_s=MOST_WAIT_S,
+            )
 
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """Its nodes."""
-        return self.seen.hosts
-
-    def poll(self) -> None:
-        """Do what is due now."""
-        self.seen.poll()
-        self.meters.poll()
-        self.clocks.poll()
-
-    def narrow(self, hosts: tuple[str, ...]) -> None:
-        """Go on with fewer nodes."""
-        self.seen.hosts = self.meters.hosts = self.clocks.hosts = hosts
-
-    def close(self) -> bool:
-        """End what runs on its nodes; return whether there are steps of that yet."""
-        ran = [self.meters.close(), self.clocks.close()]
-        self.seen.close()
-        return any(ran)
-
-
-# FUSED rms.launch.slurm.pilot: Engine ``slurm-pilot``: jobs as steps of the one allocation that the daemon was given.
-#
-# Where a script or world dies without a record, it is diagnosed before its job counts as failed.
-
-MOST_STARTS = 5
-
-JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES")
-"""What srun would set for a script's step, and the script is to have of the RMS."""
-
-SITE_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER")
-KEPT_VARIABLES = (*SITE_VARIABLES, "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
-MARK_BEGUN = 'touch "$0"; exec "$@"'
-
-
-@dataclass
-class PilotLauncher(SlurmLauncher):
-    """Runs jobs as steps of the one allocation that the daemon was given.
-
-    Attributes:
-        within: the allocation's number.
-        hosts: its nodes.
-        margin_s: how long before its end its jobs are told to end.
-        environment: what the daemon's own commands get.
-    """
-
-    within: int = 0
-    hosts: tuple[str, ...] = ()
-    margin_s: float = 40.0
-    environment: Mapping[str, str] = field(default_factory=dict)
-    meter_token: str = field(default_factory=lambda: secrets.token_hex(16))
-    _orders: dict[str, ClockOrders] = field(default_factory=dict)
-    _starts: dict[str, int] = field(default_factory=dict)
-    _scripts: dict[str, ScriptStep] = field(default_factory=dict)
-
-    requeue_on_shutdown = True
-    requeue_by_default = True
-    starts_steps = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._held: dict[int, HeldAllocation] = {}
-        if self.within:
-            self.hold(self.within, self.hosts)
-
-    def hold(self, number: int, hosts: tuple[str, ...]) -> HeldAllocation:
-        """Run jobs on the nodes of an allocation, too, from now on."""
-        probe = self.step_options(self.name("probe"))
-        given = number, hosts, self.step_options(self.name(self._meter_name))
-        self._held[number] = HeldAllocation(
-            Allocation(self.executor.slurm, number, hosts, probe),
-            AllocationMeters(self._start_meter, *given, self.controller_answers, self.meters),
-            AllocationMeters(
-                self._start_meter,
-                *given,
-                self.controller_answers,
-                agent=until_done([sys.executable, "-P", "-m", "rms.power.clock_agent"]),
-            ),
+        self.by_number[number] = Allocation(
+            launcher.executor.slurm,
+            number,
+            hosts,
+            launcher.step_options(launcher.name("probe")),
+            meters=agents(launcher.meters.arguments),
+            clocks=agents(["--clocks"]),
         )
-        return self._held[number]
+        return self.by_number[number]
 
-    def allocation(self, job: str) -> int:
-        """Return the pilot's own job."""
-        return self.within
+    def _agent_step(self, number: int, arguments: Sequence[str]) -> list[str] | None:
+        hosts = self.by_number[number].hosts
+        every_s = max(1.0, len(hosts) / READINGS_PER_S)
+        options = self.launcher.step_options(self.launcher.name(self._agent_name))
+        return agent_step(number, hosts, options, ["--every", f"{every_s:g}", *arguments])
 
-    def holder(self, host: str) -> int:
-        """Return the allocation that a node belongs to."""
-        return self.within
+    def start_meters(self, allocation: Allocation) -> None:
+        """Read the meters of an allocation's nodes; end the agents of an earlier daemon."""
+        launcher = self.launcher
+        if not launcher.meters.none:
+            allocation.meters.start()
+        slurm, number = launcher.executor.slurm, allocation.number
+        prefix, own = launcher.name("meter-"), launcher.name(self._agent_name)
 
-    # --- what runs beside the jobs -----------------------------------------------------------
+        def end_others() -> None:
+            with contextlib.suppress(SlurmError):
+                steps = slurm.steps(number)
+                old = [step for step, name in steps if name.startswith(prefix) and name != own]
+                if old:
+                    slurm.end_steps(old)
 
-    def open(self) -> None:
-        """Start a meter on every node; end those of a daemon that was killed."""
-        for each in self._held.values():
-            self._meter(each)
-
-    def _meter(self, held: HeldAllocation) -> None:
-        """Read the meters of an allocation's nodes; end those of a daemon that was killed."""
-        if not self.meters.none:
-            held.meters.start()
-        own, prefix = self.name(self._meter_name), self.name("meter-")
-        self.executor.ask(lambda: self._end_meters(held.number, prefix, own))
+        launcher.executor.ask(end_others)
 
     def poll(self) -> None:
-        """Look at the allocations, the meters and all processes when it is time."""
-        super().poll()
-        for each in self._held.values():
-            each.poll()
+        """Poll all allocations."""
+        for allocation in self.by_number.values():
+            allocation.poll()
 
     def close(self) -> None:
-        """End the meters; wait for what was asked of Slurm."""
-        ran = [each.number for each in list(self._held.values()) if each.close()]
+        """End the agents and their steps."""
+        ran = [number for number, held in list(self.by_number.items()) if held.close()]
         if ran:
-            executor, name = self.executor, self.name(self._meter_name)
+            executor, name = self.launcher.executor, self.launcher.name(self._agent_name)
             executor.ask(lambda: end_steps(executor, ran, name, PROBE_S))
-        self.executor.close()
+
+    def answers(self) -> bool:
+        """Return whether the controller has answered the last questions."""
+        return not any(held.silent for held in self.by_number.values())
+
+    def holder(self, host: str) -> int:
+        """Return the number of the allocation of a node.
+
+        Raises:
+            LaunchError: no allocation holds it any more.
+        """
+        for number, held in self.by_number.items():
+            if host in held.hosts:
+                return number
+        raise LaunchError(f"expected a node that is held, got {host}")
 
     @property
-    def _meter_name(self) -> str:
-        return f"meter-{self.meter_token[:6]}"
+    def _agent_name(self) -> str:
+        return f"meter-{self.launcher.meter_token[:6]}"
 
-    def meter_env(self) -> dict[str, str]:
-        """Return the environment of the step that reads meters."""
-        mark = f"{self.instance_id}:{self._meter_name}"
-        return {**self.environment, INSTANCE_VARIABLE: mark}
+    def _start_agent(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        env = plain_environment(self.launcher.executor.slurm.outer)
+        return self.launcher.start_agent(command, env, self._agent_name)
 
-    def _end_meters(self, number: int, prefix: str, own: str) -> None:
-        slurm = self.executor.slurm
-        with contextlib.suppress(SlurmError):
-            steps = slurm.steps(number)
-            old = [step for step, name in steps if name.startswith(prefix) and name != own]
-            if old:
-                slurm.end_steps(old)
 
-    # --- frequencies -------------------------------------------------------------------------
+@dataclass
+class PilotClocks:
+    """Frequencies of a pilot's nodes, set by an agent on each node."""
 
-    def frequency_refusal(self, slots: Sequence[str]) -> str:
-        """Return why frequencies cannot be set: the nodes themselves tell, once they are to."""
+    held: HeldAllocations
+    _orders: dict[str, ClockOrders] = field(default_factory=dict)
+
+    def refusal(self, slots: Sequence[str]) -> str:
+        """Return "": the agents report what they cannot set."""
         return ""
 
-    def clock_orders(self, node: str) -> ClockOrders:
-        """Return what a node is to be set to."""
+    def orders(self, node: str) -> ClockOrders:
+        """Return the frequencies of a node."""
         return self._orders.get(node, ClockOrders())
 
-    def set_frequencies(self, shares: Shares, highest_mhz: float | None) -> None:
-        """Let each node's own process set its frequencies."""
+    def set(self, shares: Shares, highest_mhz: float | None) -> None:
+        """Let the agent of each node set its frequencies."""
         by_host: dict[str, dict[str, float | None]] = {}
         for slot, share in shares.items():
             host, _, device = slot.partition("/")
             by_host.setdefault(host, {})[device] = share
         self._orders = {host: ClockOrders(own, highest_mhz or 0.0) for host, own in by_host.items()}
-        for held in self._held.values():
+        for held in self.held.by_number.values():
             if self._orders and not held.clocks.started:
                 held.clocks.start()
 
-    # --- what is known -----------------------------------------------------------------------
+    def close(self) -> None:
+        """Restore none: the agents do, when they end."""
+
+
+# --- the nodes of the one allocation ---------------------------------------------------------
+
+
+class PilotNodes(SlurmNodes):
+    """The nodes of the one allocation that the daemon was given.
+
+    Args:
+        margin_s: time between the end of its jobs and its own.
+    """
+
+    requeue_on_shutdown = True
+    requeue_by_default = True
+
+    def __init__(
+        self, launcher: SlurmLauncher, number: int, hosts: tuple[str, ...], margin_s: float = 40.0
+    ) -> None:
+        self._launcher, self._margin_s = launcher, margin_s
+        self.executor, self.held = launcher.executor, HeldAllocations(launcher)
+        self._allocation = self.held.hold(number, hosts)
+
+    def open(self) -> None:
+        """Start an agent on every node; end those of an earlier daemon."""
+        self.held.start_meters(self._allocation)
+
+    def poll(self) -> None:
+        """Poll the allocation and the agents."""
+        self.held.poll()
+
+    def close(self) -> None:
+        """End the agents."""
+        self.held.close()
 
     def controller_answers(self) -> bool:
-        """Return whether the controller answered when it was asked last."""
-        return not any(each.seen.silent for each in self._held.values())
+        """Return whether the controller has answered the last question."""
+        return self.held.answers()
+
+    def allocations(self, job: str) -> list[int]:
+        """Return the pilot's own job."""
+        return [self._allocation.number]
+
+    def reach(self, job: str, env: dict[str, str]) -> list[str]:
+        """Return mpiexec's option; srun finds the allocation in the environment."""
+        env["SLURM_JOB_ID"] = str(self._allocation.number)
+        return ["-launcher", self._launcher.reach]
 
     def shutdown_reason(self) -> str:
-        """Return why the daemon has to end: its allocation does, or has."""
-        seen = self._held[self.within].seen.snapshot
-        if seen is None:
+        """Return that the allocation is over or ends soon."""
+        number, snapshot = self._allocation.number, self._allocation.snapshot
+        if snapshot is None:
             return ""
-        if seen.over:
-            return f"the allocation {self.within} is over ({seen.over.lower()})"
-        left_s = float("inf") if seen.end_s is None else seen.end_s - time.time()
-        if left_s <= self.margin_s:
-            return f"the allocation {self.within} ends in {left_s:.0f} s"
+        if snapshot.over:
+            return f"the allocation {number} is over ({snapshot.over.lower()})"
+        left_s = inf if snapshot.end_s is None else snapshot.end_s - time.time()
+        if left_s <= self._margin_s:
+            return f"the allocation {number} ends in {left_s:.0f} s"
         return ""
 
     def unavailable(self) -> frozenset[str] | None:
         """Return the allocation's nodes that are down, drained or silent."""
-        seen = self._held[self.within].seen
-        return None if seen.snapshot is None else seen.snapshot.unfit | seen.suspects
+        return None if self._allocation.snapshot is None else self._allocation.unfit
 
     def diagnose_failure(self, job: str, hosts: Sequence[str]) -> PendingCall:
-        """Ask whether a job died of its nodes, or its steps were cancelled by a user."""
-        name, diagnose = self.name(job), self._held[self.within].seen.diagnose
+        """Return how a job has lost its nodes, or that another user has cancelled its steps."""
+        name, diagnose = self._launcher.name(job), self._allocation.diagnose
         asked = self.executor.ask(lambda: diagnose(name, hosts))
-        return lambda: told(asked) if asked.done() else None
+        return lambda: diagnosis(asked) if asked.done() else None
 
-    # --- scripts -----------------------------------------------------------------------------
 
-    def start_script(self, job: str, launch: ScriptLaunch) -> ScriptStep:
+def diagnosis(asked: Future[str]) -> str:
+    """Return a diagnosis, "" if it has failed."""
+    return "" if asked.exception() is not None else asked.result()
+
+
+# --- scripts as steps ------------------------------------------------------------------------
+
+
+@dataclass
+class StepScripts:
+    """Job scripts as steps of a pilot's allocations.
+
+    Attributes:
+        first: the nodes on which a script may run that an earlier daemon has started.
+    """
+
+    launcher: SlurmLauncher
+    held: HeldAllocations
+    first: Sequence[str] = ()
+    _starts: dict[str, int] = field(default_factory=dict)
+    _scripts: dict[str, ScriptStep] = field(default_factory=dict)
+
+    def start(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
         """Run a job script once, on its first node; it waits while the controller is away.
 
         Raises:
             LaunchError: it was tried too often, or there is no srun.
         """
-        status, begun = self.status_file(job), self._begun_file(job)
+        launcher, begun = self.launcher, self._begun_file(job)
+        status, slots = launcher.status_file(job), launch.nodes[0]
         if begun.exists():
             self._starts.pop(job, None)
         self._starts[job] = self._starts.get(job, 0) + 1
@@ -418,99 +454,98 @@ class PilotLauncher(SlurmLauncher):
             raise LaunchError(f"its script could not be started, {MOST_STARTS} times")
         status.unlink(missing_ok=True)
         begun.unlink(missing_ok=True)
-        slots = launch.nodes[0]
-        command, env = self._script_step(job, launch)
+        command, env = self._step(job, launch)
 
         def begin() -> subprocess.Popen[bytes]:
             cores = cores_of(slots)
-            return self._start(command, launch.cwd, env, launch.output, cores, launch.errors)
+            return launcher.start(command, launch.cwd, env, launch.output, cores, launch.errors)
 
-        found = ScriptStep(
+        script = ScriptStep(
             0,
             None,
             status,
             begin,
-            lambda: self.diagnose_failure(job, hosts_of(slots)),
-            self.controller_answers,
+            lambda: launcher.nodes.diagnose_failure(job, hosts_of(slots)) or (lambda: ""),
+            launcher.nodes.controller_answers,
             begun,
         )
-        return self._polled_script(job, found)
+        return self._watched(job, script)
 
-    def find_script(self, job: str, pid: int | None) -> ManagedProcess | None:
-        """Return a job's script after a restart of the daemon, None where nothing is left of it."""
-        left = super().find_script(job, pid)
+    def find(self, job: str, pid: int | None) -> ManagedProcess | None:
+        """Return a job's script after a restart of the daemon, None if nothing is left of it."""
+        launcher, left = self.launcher, self.launcher.left_script(job, pid)
         if left is None:
             return None
-        found = ScriptStep(
+        script = ScriptStep(
             left.pid,
             None,
             left.status_file,
             None,
-            lambda: self.diagnose_failure(job, self.hosts[:1]),
+            lambda: launcher.nodes.diagnose_failure(job, self.first) or (lambda: ""),
             begun_file=self._begun_file(job),
         )
-        return self._polled_script(job, found)
+        return self._watched(job, script)
 
-    def _polled_script(self, job: str, script: ScriptStep) -> ScriptStep:
-        """Return a script that is polled from now on."""
+    def terminate(self, job: str, *, has_worlds: bool) -> None:
+        """Ask a script to end if its job has no worlds; one that waits is not started."""
+        script = self._scripts.get(job)
+        if has_worlds:
+            return
+        if script is not None and not script.started:
+            script.abandoned = True
+            return
+        slurm, name = self.launcher.executor.slurm, self.launcher.name(job)
+        allocations = self.launcher.nodes.allocations(job)
+
+        def signal_step() -> None:
+            with contextlib.suppress(SlurmError):  # it is killed later in any case
+                steps = [step for number in allocations for step in slurm.steps(number)]
+                own = [step for step, step_name in steps if step_name == name]
+                if own:
+                    slurm.call("scancel", "--signal=TERM", *own)
+
+        self.launcher.executor.ask(signal_step)
+
+    def kill(self, job: str, launch: int | None) -> None:
+        """Note that this daemon ends the steps itself."""
+        for allocation in self.held.by_number.values():
+            allocation.killed.add(self.launcher.name(job, launch))
+
+    def _watched(self, job: str, script: ScriptStep) -> ScriptStep:
         self._scripts[job] = script
-        self._polled.append(script)
+        self.launcher.watch_process(script)
         script.poll()
         return script
 
     def _begun_file(self, job: str) -> Path:
-        return self.status_file(job).with_name("begun")
+        return self.launcher.status_file(job).with_name("begun")
 
-    def _script_step(self, job: str, launch: ScriptLaunch) -> tuple[list[str], dict[str, str]]:
+    def _step(self, job: str, launch: ScriptLaunch) -> tuple[list[str], dict[str, str]]:
         """Return the command and environment of the step that runs a job's script."""
         srun = shutil.which("srun")  # on the daemon's own PATH: the script's has another one first
         if srun is None:
             raise LaunchError("expected Slurm's srun on PATH, got none")
-        site = {key: self.environment[key] for key in SITE_VARIABLES if key in self.environment}
+        launcher, outer = self.launcher, self.launcher.executor.slurm.outer
+        site = {key: outer[key] for key in SITE_VARIABLES if key in outer}
         path, host = launch.env.get("PATH", os.defpath), hosts_of(launch.nodes[0])[0]
-        env = {**site, **launch.env, **self.script_env(job, path)}
+        env = {**site, **launch.env, **launcher.script_env(job, path)}
         # srun describes the allocation to its step; to the script, its job is the RMS's.
         own = [f"{key}={env[key]}" for key in JOB_VARIABLES if key in env]
-        for key in [k for k in env if k.startswith("SLURM_") and k not in KEPT_VARIABLES]:
-            del env[key]
         command = [
-            *[srun, f"--jobid={self.holder(host)}", "--nodes=1", "--ntasks=1", "--input=none"],
-            *[f"--nodelist={host}", "--quiet"],
-            *[*self.step_options(self.name(job)), "env", *own],
+            *[srun, f"--jobid={self.held.holder(host)}", "--nodes=1", "--ntasks=1"],
+            *["--input=none", f"--nodelist={host}", "--quiet"],
+            *[*launcher.step_options(launcher.name(job)), "env", *own],
             *["/bin/sh", "-c", MARK_BEGUN, str(self._begun_file(job))],
-            *self.script_command(launch),
+            *launcher.script_command(launch),
         ]
-        return command, env
-
-    # --- ending them -------------------------------------------------------------------------
-
-    def terminate(self, job: str, worlds: Sequence[ManagedProcess]) -> None:
-        """Ask a job's worlds to checkpoint and end, else its script, where it runs."""
-        if worlds:
-            super().terminate(job, worlds)
-            return
-        script = self._scripts.get(job)
-        if script is not None and not script.started:
-            script.abandoned = True
-            return
-        name, allocations = self.name(job), self.allocations(job)
-        self.executor.ask(lambda: self._signal_step(allocations, name))
-
-    def _signal_step(self, allocations: Sequence[int], name: str) -> None:
-        slurm = self.executor.slurm
-        with contextlib.suppress(SlurmError):  # it is killed later in any case
-            steps = [each for number in allocations for each in slurm.steps(number)]
-            found = [step for step, called in steps if called == name]
-            if found:
-                slurm.call("scancel", "--signal=TERM", *found)
-
-    def kill(self, job: str, launch: int | None = None) -> None:
-        """End whatever is left of a job or launch at once, here and on its nodes."""
-        for held in self._held.values():
-            held.seen.killed.add(self.name(job, launch))
-        super().kill(job, launch)
+        return command, inner_environment(env)
 
 
-def told(asked: Future[str]) -> str:
-    """Return a diagnosis, "" where none could be made."""
-    return "" if asked.exception() is not None else asked.result()
+def within_allocation(
+    launcher: SlurmLauncher, number: int, hosts: tuple[str, ...] = (), margin_s: float = 40.0
+) -> SlurmLauncher:
+    """Give a launcher the parts of engine ``slurm-pilot``; return it."""
+    launcher.nodes = nodes = PilotNodes(launcher, number, hosts, margin_s)
+    launcher.scripts = StepScripts(launcher, nodes.held, hosts[:1])
+    launcher.clocks = PilotClocks(nodes.held)
+    return launcher

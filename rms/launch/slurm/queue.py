@@ -1,4 +1,7 @@
-"""Snapshots of Slurm's queue and nodes, taken about once a second on a thread."""
+"""Jobs in Slurm's queue: snapshots of it, submissions, resizes, and the state of each job.
+
+Snapshots of the queue and the nodes are taken about once a second on a thread.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +32,19 @@ RESERVED = ("reserved", "planned", "powered_down", "powering_down", "rebooting")
 URGENT_S = 0.2
 CALM_S = 1.0
 AWAY_S = 2.0
-"""Time between snapshots: while something is expected, while nothing is, where Slurm is away."""
+"""Time between snapshots: if a change is expected, if none is, and while Slurm is away."""
 
 SHARE = 0.2
-"""Of the time that snapshots may take: a queue of thousands is not asked for all the time."""
+"""Share of the time for snapshots: a queue of thousands is not polled all the time."""
 
 
 @dataclass(frozen=True)
 class QueueSnapshot:
-    """What Slurm has answered at one time.
+    """Slurm's answer at one time.
 
     Attributes:
-        begun_s: the monotonic clock before Slurm was asked: what is known since may be missing;
-            ``ended_s`` when it had answered.
+        begun_s, ended_s: the monotonic clock before the question and after the answer; later
+            changes may be missing.
         own: the jobs of this daemon by number, donors and ended ones too.
         unavailable: nodes that others hold, or that are not fit for work.
         hidden: nodes held by jobs that are not shown, or that have come between two questions.
@@ -55,13 +58,13 @@ class QueueSnapshot:
 
 
 def take_snapshot(slurm: Slurm, is_own: Callable[[str], bool]) -> QueueSnapshot:
-    """Ask Slurm.
+    """Return a snapshot.
 
     Args:
         is_own: whether a job of this name and user is this daemon's.
 
     Raises:
-        SlurmError: no answer.
+        SlurmError: Slurm does not answer.
     """
     begun_s = time.monotonic()
     own = {
@@ -74,7 +77,7 @@ def take_snapshot(slurm: Slurm, is_own: Callable[[str], bool]) -> QueueSnapshot:
     for row in slurm.jobs(f"--states={HOLDING}"):
         (ours if row.job_id in own else others).update(row.hosts)
     hidden: set[str] = set()
-    for node in slurm.all_nodes():
+    for node in slurm.nodes():
         if node.state in ("allocated", "mixed") and node.name not in ours:
             hidden.add(node.name)
         if not node.responds or node.state in (*UNFIT, *RESERVED):
@@ -83,7 +86,7 @@ def take_snapshot(slurm: Slurm, is_own: Callable[[str], bool]) -> QueueSnapshot:
 
 
 class QueuePoller:
-    """Asks for one snapshot after the other; never waits for an answer."""
+    """Takes one snapshot after the other; never waits for an answer."""
 
     def __init__(self, executor: Executor, is_own: Callable[[str], bool]) -> None:
         self._executor, self._is_own = executor, is_own
@@ -93,18 +96,18 @@ class QueuePoller:
         self.trouble = ""
 
     def poll(self, *, urgent: bool) -> QueueSnapshot | None:
-        """Return a snapshot that has just come in; ask for the next when it is time."""
+        """Return a new snapshot, if any; take the next when it is time."""
         now = time.monotonic()
-        found = None
+        snapshot = None
         if self._asked is not None and self._asked.done():
             asked, self._asked = self._asked, None
             try:
-                found, self.trouble = asked.result(), ""
-                self._pause_s = (found.ended_s - found.begun_s) / SHARE
-                self._next_s = found.begun_s
-                lasting, self._hidden = found.hidden & self._hidden, found.hidden
-                found = replace(found, unavailable=found.unavailable | lasting)
-            except Exception as error:  # of Slurm, or of what it prints: asked again in any case
+                snapshot, self.trouble = asked.result(), ""
+                self._pause_s = (snapshot.ended_s - snapshot.begun_s) / SHARE
+                self._next_s = snapshot.begun_s
+                lasting, self._hidden = snapshot.hidden & self._hidden, snapshot.hidden
+                snapshot = replace(snapshot, unavailable=snapshot.unavailable | lasting)
+            except Exception as error:  # of Slurm, or of its output: asked again in any case
                 self.trouble = str(error) or type(error).__name__
                 self._next_s = now + AWAY_S - CALM_S
         due_s = self._next_s + max(
@@ -113,20 +116,20 @@ class QueuePoller:
         if self._asked is None and now >= due_s:
             slurm = self._executor.slurm
             self._asked = self._executor.ask(lambda: take_snapshot(slurm, self._is_own))
-        return found
+        return snapshot
 
 
-# FUSED rms.launch.slurm.queue: A job that was handed to Slurm, and what is kept of it for a daemon that comes after.
+# --- A submitted job ------------------------------------------------------------------------------
 #
-# The record beside the job's script is written before sbatch is called and again when it has
-# answered, so that a job is submitted once whatever happens in between: its name is looked for first.
+# The record beside the job's script is written before sbatch is called and again after its answer,
+# so that a job is submitted once whatever happens in between: the queue is searched for its name.
 
 SLURM_NUMBER_VARIABLE = "RMS_SLURM_JOB_ID"
-"""Slurm's own id of a job, for its script: ``SLURM_JOB_ID`` is the RMS's there."""
+"""Slurm's own id of a job, for its script, whose ``SLURM_JOB_ID`` is the RMS's."""
 
 VANISHED = "nothing of it any more"
 END_STATES = {"CANCELLED": "CANCELLED", "TIMEOUT": "TIMEOUT", "DEADLINE": "TIMEOUT"}
-"""States that Slurm ends a job in, and what they are to the RMS; with others, nodes were lost."""
+"""Slurm's states of ended jobs, and the RMS's; with other states, nodes were lost."""
 
 SUBMIT_AGAIN_S = 2.0
 
@@ -138,19 +141,19 @@ for name in JOB_ID JOB_NUM_NODES ARRAY_JOB_ID ARRAY_TASK_ID; do
 done
 exec /bin/sh -c {shlex.quote(KEEP_STATUS)} job "$RMS_SCRIPT" "$@"
 """
-"""What Slurm runs: to the script its job is the RMS's, as under every engine."""
+"""The script that Slurm runs; to the user's script its job is the RMS's, as under every engine."""
 
 
 class SubmissionRecord(msgspec.Struct):
-    """What is kept of a job of Slurm's.
+    """The record of a job of Slurm's.
 
     Attributes:
-        since_s: when it was to be submitted; one of its name from before is another.
+        since_s: time of the submission; an earlier job of its name is another one.
         before: numbers of earlier jobs of that name.
         number: its own, once known.
-        closed: it is over, and the job of the RMS waits for another.
-        donor: options of salloc for donors of its.
-        held: when the job of the RMS came to hold which nodes, under all its numbers.
+        closed: whether it is over, and the job of the RMS waits for another.
+        donor: salloc's options for its donors.
+        held: times and nodes that the job of the RMS has held, under all its numbers.
     """
 
     since_s: float
@@ -162,7 +165,7 @@ class SubmissionRecord(msgspec.Struct):
 
     @classmethod
     def read(cls, path: Path) -> SubmissionRecord | None:
-        """Return a record, None where there is none."""
+        """Return the record in a file, None without one."""
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except (OSError, msgspec.DecodeError):
@@ -175,7 +178,7 @@ class SubmissionRecord(msgspec.Struct):
 
     @property
     def open(self) -> bool:
-        """Whether a daemon before may have submitted it without writing down its number."""
+        """Whether an earlier daemon may have submitted it without saving its number."""
         return self.number is None and not self.closed
 
 
@@ -184,19 +187,19 @@ class SlurmJob(ManagedProcess):
     """A job script that Slurm runs.
 
     Attributes:
-        name: in Slurm's queue.
-        record: what is kept of it, in ``record_file``.
-        hosts: the nodes that were asked for.
+        name: its name in Slurm's queue.
+        record: its record, saved in ``record_file``.
+        hosts: the requested nodes.
         submission: sbatch's answer, until it is taken in.
         known_s: the monotonic clock when its number was known.
         end_requested: whether this daemon has asked it to end.
         withdrawn: whether it was taken out of Slurm's queue, because it had to wait.
-        metered: the nodes that meters were started on.
-        completing_s: the monotonic clock when Slurm was first seen to clean up after it.
+        metered: the nodes with agents of meters.
+        completing_s: the monotonic clock of the first snapshot in which Slurm cleans up after it.
         finished: whether Slurm is done with it.
-        wait_reason: Slurm's reason why it waits, "" where it does not.
-        energy_j: Slurm's own measurement, once it was asked for.
-        unsaved: whether its record could not be written, and is to be.
+        wait_reason: Slurm's reason for its wait, "" without one.
+        energy_j: Slurm's own measurement, once requested.
+        unsaved: whether its record still has to be saved.
     """
 
     name: str
@@ -226,7 +229,7 @@ class SlurmJob(ManagedProcess):
 
     @property
     def number(self) -> int | None:
-        """Slurm's number of it, None while it has none."""
+        """Its number in Slurm, None while it has none."""
         answer = self.submission
         if answer is None or not answer.done() or answer.exception() is not None:
             return self.record.number
@@ -234,29 +237,29 @@ class SlurmJob(ManagedProcess):
 
     @property
     def held(self) -> tuple[str, ...]:
-        """The nodes that it is known to have."""
+        """Its nodes, as far as known."""
         return self.record.held[-1][1] if self.record.held else ()
 
     def keep(self) -> None:
-        """Write its record; on a full disk later."""
+        """Save its record; on a full disk later."""
         self.unsaved = True
         with contextlib.suppress(OSError):
             self.save()
 
     def save(self) -> None:
-        """Write its record.
+        """Save its record.
 
         Raises:
-            OSError: it cannot be.
+            OSError: it cannot be written.
         """
         self.record_file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self.record_file, msgspec.json.encode(self.record))
         self.unsaved = False
 
     def enter_nodes(self, hosts: Sequence[str], at_s: float | None = None) -> None:
-        """Enter which nodes it has, since when Slurm says; now for None."""
+        """Record its nodes since a time of Slurm's; since now for None."""
         held, now = self.record.held, tuple(hosts)
-        if self.finished and now:  # known late: what it had at its end
+        if self.finished and now:  # the nodes at its end, known late
             if len(held) > 1 and held[-2][1] != now and at_s is not None:
                 held.insert(-1, (at_s, now))
                 self.keep()
@@ -265,7 +268,7 @@ class SlurmJob(ManagedProcess):
             self.keep()
 
     def end(self, state: str) -> None:
-        """Enter that Slurm is done with it."""
+        """Record that Slurm is done with it."""
         self.finished, code = True, self.written_status()
         if self.end_requested:
             return
@@ -279,12 +282,12 @@ class SlurmJob(ManagedProcess):
 
 @dataclass(frozen=True)
 class SubmitCall:
-    """How a job is handed to sbatch.
+    """The arguments and the environment of sbatch for a job.
 
     Attributes:
-        output_folder: of what it prints; made before.
-        maybe_submitted: whether a daemon before may have done it: then the queue is looked through
-            first, which takes long where there are many jobs.
+        output_folder: folder of its output, which is made before.
+        maybe_submitted: whether an earlier daemon may have submitted it: then the queue is searched
+            first, which takes long with many jobs.
     """
 
     arguments: Sequence[str]
@@ -294,14 +297,14 @@ class SubmitCall:
 
 
 def submit(executor: Executor, job: SlurmJob, call: SubmitCall) -> int:
-    """Submit a job unless it has been; on a thread. Slurm that is away is asked again.
+    """Submit a job, on a thread, unless it was submitted; repeat that while Slurm is away.
 
     Returns:
-        Its number in Slurm; 0 where it was asked to end before.
+        Its number in Slurm; 0 if it was asked to end before.
 
     Raises:
-        SlurmError: refused, or its record could not be written, or the daemon ends: its record
-            stays open, and the next daemon looks for it first.
+        SlurmError: refused, or its record could not be saved, or the daemon ends: its record stays
+            open, and the next daemon searches for it first.
     """
     slurm, record, search = executor.slurm, job.record, call.maybe_submitted
     try:
@@ -332,17 +335,17 @@ def submit(executor: Executor, job: SlurmJob, call: SubmitCall) -> int:
         search = True
 
 
-# FUSED rms.launch.slurm.queue: A running job of Slurm's at other nodes: grown by a donor, shrunk by a list of nodes.
+# --- Changes of a running job: grown by a donor, shrunk by a list of nodes ------------------------
 #
-# Both look at what the job really has first, so that asking twice does no harm.
+# Both look at the job's real nodes first, so that a repetition does no harm.
 
 DONOR = "rms-donor"
 LATER_S = 8.0
-"""How long nodes are waited for that are not free yet: those of a job that is just ending, or of
-which a controller that has just started has not heard."""
+"""Time limit for nodes that are not free yet: those of a job that is just ending, or that have not
+yet reported to a controller that has just started."""
 
 RESIZE_AWAY_S = 60.0
-"""How long a controller that does not answer is waited for before a resize is given up."""
+"""A resize is given up if the controller does not answer for so long."""
 
 AGAIN_S = 0.5
 
@@ -356,8 +359,8 @@ class Donor:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a change: the job as it is, None where it is over, or why it could not be."""
+class ChangeOutcome:
+    """The result of a change: the job (None: it is over), or the reason of a failure."""
 
     job: JobDetails | None = None
     failure: str = ""
@@ -366,7 +369,7 @@ class Outcome:
 def grow(
     executor: Executor, job: int, hosts: Sequence[str], wanted: Sequence[str], donor: Donor
 ) -> JobDetails:
-    """Have a job hold ``hosts``; return what is known of it then.
+    """Let a job hold ``hosts``; return its details after that.
 
     Raises:
         SlurmError: refused; it goes on as it was, without a donor.
@@ -395,7 +398,7 @@ def grow(
 
 
 def shrink(executor: Executor, job: int, hosts: Sequence[str]) -> JobDetails:
-    """Have a job hold none but ``hosts``; return what is known of it then.
+    """Let a job hold only ``hosts``; return its details after that.
 
     Raises:
         SlurmError: refused; it has the nodes it had.
@@ -417,11 +420,11 @@ def _next_second(job: JobDetails) -> None:
 
 
 class Retried:
-    """A change of a running job that is asked for again while it may go through later.
+    """A change of a running job that is repeated while it may go through later.
 
     Args:
-        change: asks Slurm for it, on a thread.
-        give_up: after a while; else only where the job is over.
+        change: makes it, on a thread.
+        give_up: whether it is given up after a while; else only if the job is over.
     """
 
     def __init__(
@@ -432,8 +435,8 @@ class Retried:
         self._again_s = 0.0
         self._asked: Future[JobDetails] | None = executor.ask(change)
 
-    def __call__(self) -> Outcome | None:
-        """Return what became of it, None while that is open; asks again when it is time."""
+    def __call__(self) -> ChangeOutcome | None:
+        """Return its result, None while that is open; repeat it when it is time."""
         now = time.monotonic()
         if self._asked is None:
             if now >= self._again_s:
@@ -443,44 +446,44 @@ class Retried:
             return None
         asked, self._asked = self._asked, None
         try:
-            return Outcome(asked.result())
-        except Exception as error:  # of Slurm, or of what it prints
+            return ChangeOutcome(asked.result())
+        except Exception as error:  # of Slurm, or of its output
             return self._refused(error, now)
 
-    def _refused(self, error: Exception, now: float) -> Outcome | None:
+    def _refused(self, error: Exception, now: float) -> ChangeOutcome | None:
         meaning = error.meaning if isinstance(error, SlurmError) else Meaning.LATER
         if meaning is Meaning.GONE and not self._give_up:
-            return Outcome()
+            return ChangeOutcome()
         first_s = self._first_s.setdefault(meaning, now)
         # A controller that is just back refuses what it does once its nodes have reported.
         away = Meaning.UNREACHABLE in self._first_s
         later = away or meaning is Meaning.LATER
         patience_s = RESIZE_AWAY_S if away else LATER_S if later else 0.0
         if self._give_up and now >= first_s + patience_s:
-            return Outcome(None, f"later: {error}" if later else str(error))
+            return ChangeOutcome(None, f"later: {error}" if later else str(error))
         self._again_s = now + (AGAIN_S if self._give_up else 4 * AGAIN_S)
         return None
 
 
-# FUSED rms.launch.slurm.queue: What becomes of jobs that were handed to Slurm, from one snapshot of its queue to the next.
+# --- Following jobs from one snapshot to the next -------------------------------------------------
 
 WAIT_S = 5.0
-"""How long a job may wait for nodes that were free before it goes to others."""
+"""How long a job waits for nodes that were free before it goes to others."""
 
 CONTESTED_S = 20.0
-"""How long nodes that a job waited for in vain count as taken by others."""
+"""How long nodes that a job has not got count as taken by others."""
 
 COMPLETING_S = 30.0
 """How long Slurm may clean up after a job before it counts as ended."""
 
 ACCOUNTING_DELAY_S = 5.0
-"""From a job's end until accounting has all of it."""
+"""Time from a job's end until accounting has all of it."""
 
 CHECK_S = 0.25
-"""Time between two checks whether any job's end or start is to be expected."""
+"""Time between two checks whether the start or end of a job is expected."""
 
 FEW = 100
-"""Up to so many jobs, their status files are checked; with more, some job ends all the time."""
+"""Status files are checked of up to so many jobs; of more, some job ends all the time."""
 
 RUNNING = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 WAITS_FOR_NODES = ("Resources", "Priority", "None", "ReqNodeNotAvail", "Nodes_required", "Resv")
@@ -488,14 +491,14 @@ WAITS_FOR_NODES = ("Resources", "Priority", "None", "ReqNodeNotAvail", "Nodes_re
 
 @dataclass
 class JobTracker:
-    """Keeps the jobs of this daemon up to date; acts on what it sees.
+    """Follows the jobs of this daemon.
 
     Attributes:
-        meters: reads the power of the nodes that jobs hold, None for no meters.
+        meters: starts agents of meters on the nodes that jobs hold; None for no meters.
         measures: whether Slurm's own plugin measures energy here.
-        jobs: by the id that the RMS gave them.
+        jobs: jobs by their id of the RMS.
         resizes: changes of running jobs that are under way.
-        contested: nodes that jobs waited for in vain, and until when they are left alone.
+        contested: nodes that jobs have not got, and until when they are left alone.
     """
 
     executor: Executor
@@ -528,10 +531,10 @@ class JobTracker:
         return self._urgent
 
     def follow(self, snapshot: QueueSnapshot, donors: Callable[[str], str]) -> frozenset[str]:
-        """Take in a snapshot of the queue; return the nodes that are not to be had now.
+        """Take in a snapshot of the queue; return the nodes that are unavailable now.
 
         Args:
-            donors: what donors of a job are called.
+            donors: returns the name of the donors of a job.
         """
         live = [job for job in self.jobs.values() if not job.finished]
         for job in live:
@@ -544,8 +547,8 @@ class JobTracker:
         self.contested = {node: until for node, until in self.contested.items() if until > now}
         return snapshot.unavailable | self.contested.keys()
 
-    def resize(self, job_id: str, change: Callable[[], Outcome | None]) -> PendingCall:
-        """Enter a change of a running job; when it is done, which nodes the job has then."""
+    def resize(self, job_id: str, change: Callable[[], ChangeOutcome | None]) -> PendingCall:
+        """Begin a change of a running job; at its end the job's new nodes are recorded."""
         job = self.jobs[job_id]
 
         def answer() -> str | None:
@@ -555,7 +558,7 @@ class JobTracker:
             self.resizes.pop(job_id, None)
             now = outcome.job
             if now is not None and now.hosts and now.resized_s is not None:
-                # A job that is just ending is shown with fewer nodes and fewer: no change of ours.
+                # A job that is just ending loses its nodes one by one: that is no change.
                 since_s = max((at_s for at_s, hosts in job.record.held if hosts), default=0.0)
                 if now.resized_s > since_s:
                     job.enter_nodes(now.hosts, now.resized_s)
@@ -565,7 +568,7 @@ class JobTracker:
         return answer
 
     def cancel(self, number: int, *, only_pending: bool = False) -> None:
-        """Have a job of Slurm's cancelled, or taken out of its queue."""
+        """Cancel a job of Slurm's, or only if it is pending."""
         slurm = self.executor.slurm
         self.executor.ask(lambda: slurm.cancel(number, only_pending=only_pending))
 
@@ -590,14 +593,14 @@ class JobTracker:
         job.keep()
 
     def _give_up(self, job: SlurmJob) -> None:
-        """Let a job that did not get its nodes be requeued; keep others off them for a while."""
+        """Let a job that did not get its nodes be requeued; no job gets them for a while."""
         job.end_state, job.record.closed = NODES_LOST, True
         job.keep()
         until_s = time.monotonic() + CONTESTED_S
         self.contested.update(dict.fromkeys(job.hosts, until_s))
 
     def _follow(self, job: SlurmJob, number: int, snapshot: QueueSnapshot) -> None:
-        """See what has become of a job."""
+        """Take in the row of a job."""
         row = snapshot.own.get(number)
         if row is None or row.name != job.name:
             if snapshot.begun_s > job.known_s:
@@ -624,7 +627,7 @@ class JobTracker:
             job.metered = job.held
 
     def _waits(self, job: SlurmJob, row: QueuedJob) -> None:
-        """See a job that Slurm has not started: one that waits for others' nodes goes elsewhere."""
+        """Take in a pending job: one that waits for nodes of others is withdrawn."""
         job.wait_reason = row.reason
         if job.withdrawn or job.end_requested or row.state != "PENDING":
             return
@@ -634,7 +637,7 @@ class JobTracker:
             self.cancel(row.job_id, only_pending=True)
 
     def _end(self, job: SlurmJob, state: str) -> None:
-        """Enter that Slurm is done with a job."""
+        """Take in that Slurm is done with a job."""
         unstarted = not job.started and not job.end_requested
         if job.withdrawn and state == "CANCELLED" and unstarted:
             job.finished, job.end_reason = True, f"Slurm had it wait ({job.wait_reason})"
@@ -650,15 +653,15 @@ class JobTracker:
             self._unread.append((time.monotonic() + ACCOUNTING_DELAY_S, job))
 
     def _read_energy(self, job: SlurmJob) -> None:
-        """Ask what Slurm has measured of a job that is over."""
+        """Request Slurm's own measurement of a job that is over."""
         slurm, number = self.executor.slurm, job.record.number
         if number is not None:
             job.energy_j = self.executor.ask(lambda: slurm.consumed_j(number))
 
     def _cancel_strays(self, snapshot: QueueSnapshot, donors: Callable[[str], str]) -> None:
-        """Cancel donors that no resize waits for, and jobs that nobody knows of any more.
+        """Cancel donors without a resize and unknown jobs.
 
-        They are what a daemon has left that was killed, or whose journal was lost.
+        A daemon has left them that was killed, or whose journal was lost.
         """
         for row in snapshot.own.values():
             job = row.name.rpartition(".")[2]

@@ -1,7 +1,7 @@
-"""What a site's Slurm allows: behind ``rms serve --engine slurm --check``.
+"""The abilities of a site's Slurm, for ``rms serve --engine slurm --check``.
 
-:func:`inspect_site` only asks; :func:`try_resize` resizes a job for two seconds, because a site may
-refuse in plugins of its own.
+:func:`inspect_site` only reads; :func:`try_resize` resizes a job for two seconds, as a site may
+refuse it in plugins of its own.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ UNFIT = ("down", "drained", "draining", "fail", "failing", "error", "unknown", "
 
 
 @dataclass(frozen=True)
-class Site:
-    """The facts that the verdicts are drawn from."""
+class SlurmSite:
+    """The facts of a site from which the verdicts follow."""
 
     version: tuple[int, ...]
     cluster: str
@@ -29,41 +29,40 @@ class Site:
     accounting: str
     energy: str
     nodes: tuple[SiteNode, ...]
-    json_commands: tuple[str, ...]
 
     @property
     def fit(self) -> tuple[SiteNode, ...]:
-        """The nodes that jobs can have."""
+        """Nodes that jobs can have."""
         return tuple(n for n in self.nodes if n.responds and n.state not in UNFIT)
 
     @property
     def without_gres(self) -> tuple[SiteNode, ...]:
-        """Of those, the ones that can be given from job to job."""
+        """Nodes among those that can be given from job to job."""
         return tuple(node for node in self.fit if not node.gres)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether something is allowed here, and why or what instead."""
+    """Whether something is allowed on a site, and the reason or the alternative."""
 
     what: str
     allowed: bool
     why: str
 
 
-def inspect_site(slurm: Slurm) -> Site:
-    """Ask a site's Slurm, each command once.
+def inspect_site(slurm: Slurm) -> SlurmSite:
+    """Return the facts of a site; every command is called once.
 
     Raises:
-        SlurmError: Slurm is not here, or does not answer.
+        SlurmError: there is no Slurm, or it does not answer.
     """
     version = slurm.version()
     config = slurm.config()
     nodes = tuple(slurm.nodes())
-    queue = slurm.queue()
+    queue = slurm.jobs("--states=all")
     if config.get("AccountingStorageType", "").endswith("/slurmdbd"):
         slurm.records([queue[0].job_id if queue else 1])
-    return Site(
+    return SlurmSite(
         version=version,
         cluster=config.get("ClusterName", ""),
         select=config.get("SelectType", ""),
@@ -71,36 +70,35 @@ def inspect_site(slurm: Slurm) -> Site:
         accounting=config.get("AccountingStorageType", ""),
         energy=config.get("AcctGatherEnergyType", ""),
         nodes=nodes,
-        json_commands=tuple(sorted(name for name, yes in slurm.json_offered.items() if yes)),
     )
 
 
-def verdicts(site: Site) -> list[Verdict]:
+def verdicts(site: SlurmSite) -> list[Verdict]:
     """Return what the two engines can do on a site."""
     return [_pilot(site), _jobs(site), _shrink(site), _grow(site), _books(site), _energy(site)]
 
 
-def serves(engine: str, site: Site) -> bool:
+def serves(engine: str, site: SlurmSite) -> bool:
     """Return whether an engine, ``slurm-pilot`` or ``slurm``, can work on a site at all."""
     return (_pilot(site) if engine == "slurm-pilot" else _jobs(site)).allowed
 
 
-def refusals(site: Site) -> dict[str, str]:
-    """Return why a site changes no running job: by ``grow`` and ``shrink``, where it does not."""
-    found = {"grow": _grow(site), "shrink": _shrink(site)}
+def refusals(site: SlurmSite) -> dict[str, str]:
+    """Return why a site changes no running job, by ``grow`` and ``shrink`` if it does not."""
+    changes = {"grow": _grow(site), "shrink": _shrink(site)}
     books = _books(site)
     if not books.allowed:
-        found = {"grow": books, "shrink": books}
-    return {what: verdict.why for what, verdict in found.items() if not verdict.allowed}
+        changes = {"grow": books, "shrink": books}
+    return {what: verdict.why for what, verdict in changes.items() if not verdict.allowed}
 
 
-def measures(site: Site) -> bool:
+def measures(site: SlurmSite) -> bool:
     """Return whether a site's Slurm measures energy."""
     return _energy(site).allowed
 
 
 def try_resize(slurm: Slurm, name: str, now: Callable[[], float]) -> list[Verdict]:
-    """Grow and shrink a job of one node for real, where two nodes are free; leave nothing.
+    """Grow and shrink a job of one node, if two nodes are free; leave nothing.
 
     ``name`` is for this call's jobs alone; ``now`` is a clock for the times in the verdicts.
     """
@@ -131,86 +129,81 @@ def try_resize(slurm: Slurm, name: str, now: Callable[[], float]) -> list[Verdic
     return tried
 
 
-def as_text(site: Site, tried: Iterable[Verdict] = ()) -> list[str]:
-    """Return the lines that a person reads."""
-    number = ".".join(f"{part:02d}" if place == 1 else str(part) for place, part in _numbered(site))
+def as_text(site: SlurmSite, tried: Iterable[Verdict] = ()) -> list[str]:
+    """Return the verdicts as lines of text."""
+    major, *rest = site.version
+    number = ".".join([str(major), *(f"{part:02d}" for part in rest[:1]), *map(str, rest[1:])])
     head = (
         f"Slurm {number}, cluster {site.cluster or '(no name)'}, {site.select or 'select unknown'}:"
         f" {len(site.fit)} of {len(site.nodes)} nodes fit for work"
     )
-    offered = ", ".join(site.json_commands)
-    tail = (
-        f"JSON is read of {offered}; all else as text" if offered else "all output is read as text"
-    )
     lines = [
         f"{'yes' if v.allowed else 'no ':3s}  {v.what}: {v.why}" for v in [*verdicts(site), *tried]
     ]
-    return [head, *lines, tail]
+    return [head, *lines]
 
 
-def as_json(site: Site, tried: Iterable[Verdict] = ()) -> dict[str, Any]:
-    """Return the same for programs."""
-    found = [asdict(verdict) for verdict in [*verdicts(site), *tried]]
-    return {**asdict(site), "verdicts": found}
+def as_json(site: SlurmSite, tried: Iterable[Verdict] = ()) -> dict[str, Any]:
+    """Return the facts and the verdicts as JSON."""
+    rows = [asdict(verdict) for verdict in [*verdicts(site), *tried]]
+    return {**asdict(site), "verdicts": rows}
 
 
-def _pilot(site: Site) -> Verdict:
-    what = "engine slurm-pilot"
+def _pilot(site: SlurmSite) -> Verdict:
+    too_old = "steps share nodes (--overlap) only since Slurm 20.11"
+    allowed = "resizes within one allocation need nothing of the site"
+    return _engine(site, "engine slurm-pilot", too_old, allowed)
+
+
+def _jobs(site: SlurmSite) -> Verdict:
+    allowed = "each array task becomes a job; any resize may go by a checkpoint"
+    too_old = "expected Slurm 20.11 or newer"
+    return _engine(site, "engine slurm, jobs of their own", too_old, allowed)
+
+
+def _engine(site: SlurmSite, what: str, too_old: str, allowed: str) -> Verdict:
     if site.version < OLDEST:
-        return Verdict(what, False, "steps share nodes (--overlap) only since Slurm 20.11")
+        return Verdict(what, False, too_old)
     if not site.fit:
         return Verdict(what, False, "no node is fit for work now")
-    return Verdict(what, True, "resizes within one allocation need nothing of the site")
+    return Verdict(what, True, allowed)
 
 
-def _jobs(site: Site) -> Verdict:
-    what = "engine slurm, jobs of their own"
-    if site.version < OLDEST:
-        return Verdict(what, False, "expected Slurm 20.11 or newer")
-    if not site.fit:
-        return Verdict(what, False, "no node is fit for work now")
-    return Verdict(what, True, "each array task becomes a job; any resize may go by a checkpoint")
-
-
-def _shrink(site: Site) -> Verdict:
+def _shrink(site: SlurmSite) -> Verdict:
     what = "shrinking running jobs"
     if "disable_job_shrink" in site.scheduler_parameters:
         return Verdict(what, False, "SchedulerParameters has disable_job_shrink: by checkpoint")
     if site.select not in KNOWN_SELECTS:
-        return Verdict(
-            what, False, f"{site.select or 'this selection'} was never tried: by checkpoint"
-        )
+        return Verdict(what, False, _untried(site))
     return Verdict(what, True, "scontrol update NodeList=, on jobs of one's own")
 
 
-def _grow(site: Site) -> Verdict:
-    what = "growing running jobs"
+def _grow(site: SlurmSite) -> Verdict:
+    what, free, fit = "growing running jobs", len(site.without_gres), len(site.fit)
     if "permit_job_expansion" not in site.scheduler_parameters:
-        return Verdict(
-            what, False, "SchedulerParameters lacks permit_job_expansion: by checkpoint, or pilot"
-        )
+        reason = "SchedulerParameters lacks permit_job_expansion: by checkpoint, or pilot"
+        return Verdict(what, False, reason)
     if site.select not in KNOWN_SELECTS:
-        return Verdict(
-            what, False, f"{site.select or 'this selection'} was never tried: by checkpoint"
-        )
-    free = len(site.without_gres)
+        return Verdict(what, False, _untried(site))
     if not free:
         return Verdict(what, False, "every node has GRES, and such jobs cannot grow: use the pilot")
-    if free < len(site.fit):
-        return Verdict(
-            what, True, f"by donors, on the {free} of {len(site.fit)} nodes without GRES"
-        )
+    if free < fit:
+        return Verdict(what, True, f"by donors, on the {free} of {fit} nodes without GRES")
     return Verdict(what, True, "by donors (salloc --dependency=expand)")
 
 
-def _books(site: Site) -> Verdict:
+def _untried(site: SlurmSite) -> str:
+    return f"{site.select or 'this selection'} was never tried: by checkpoint"
+
+
+def _books(site: SlurmSite) -> Verdict:
     what = "more than one resize of a job, and sacct's agreement"
     if not site.accounting.endswith("/slurmdbd"):
         return Verdict(what, False, "no slurmdbd: a job's second resize fails: use the pilot")
     return Verdict(what, True, "slurmdbd keeps each resize, in whole seconds")
 
 
-def _energy(site: Site) -> Verdict:
+def _energy(site: SlurmSite) -> Verdict:
     what = "Slurm's own ConsumedEnergy"
     plugin = site.energy.rpartition("/")[2]
     if plugin in ("", "none", "(null)"):
@@ -220,7 +213,3 @@ def _energy(site: Site) -> Verdict:
 
 def _split(text: str) -> Iterable[str]:
     return (word.strip().lower() for word in text.split(",") if word.strip() not in ("", "(null)"))
-
-
-def _numbered(site: Site) -> Iterable[tuple[int, int]]:
-    return enumerate(site.version)

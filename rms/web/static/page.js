@@ -88,7 +88,7 @@ function show(message) {
   if (message.parts || message.window) placeTimes();
   for (const each of message.news || []) tell(each);
   if (message.seq !== undefined) main.dataset.view = following;
-  if (message.missed) tell({n: lastNews, at: "", say: `and ${message.missed} more before that`});
+  if (message.missed) tell({n: lastNews, at: "", say: `${message.missed} earlier events`});
 }
 
 // Bars and marks stand at times: their places follow from the window that is shown.
@@ -298,7 +298,7 @@ function overBars(event, holder) {
   for (const old of holder.querySelectorAll(".cursor")) old.classList.remove("cursor");
   const bar = lanes[cursor[0]][cursor[1]];
   const told = holder.parentElement.querySelector(".told");
-  told.textContent = bar ? bar.querySelector("title").textContent : "nobody held this node";
+  told.textContent = bar ? bar.querySelector("title").textContent : "no job on this node";
   if (!bar) return;
   bar.classList.add("cursor");
   if (event.key === "Enter" && bar.dataset.job) openJob(bar.dataset.job);

@@ -25,7 +25,7 @@ class Reading:
 
 def state_of(run):
     """Return the values as text that names their types."""
-    found = {name: value for name, value in run.values.items() if name != "lock"}
+    found = {name: value for name, value in run.state.items() if name != "lock"}
     found["reading"] = (type(found["reading"]).__name__, found["reading"].value)
     return repr(found)
 
@@ -35,8 +35,8 @@ class Job(dmr.Application):
         return {"u": dmr.FieldSpec((12,), "f8", lambda box: np.arange(box.start[0], box.stop[0]))}
 
     def build(self, run):
-        if not run.values:
-            run.values.update(
+        if not run.state:
+            run.state.update(
                 mean=np.float32(0.1),
                 count=np.int64(7),
                 history=[1.5, float("nan"), float("-inf")],
@@ -47,16 +47,16 @@ class Job(dmr.Application):
             )
             self.expected = state_of(run)
             if BAD:
-                run.values["lock"] = threading.Lock()
+                run.state["lock"] = threading.Lock()
 
     def steps(self, run):
         return 40
 
     def step(self, run):
         run.fields["u"].interior[...] += 1
-        run.values["count"] += 1
+        run.state["count"] += 1
         if run.step == 25:
-            run.values.pop("lock", None)
+            run.state.pop("lock", None)
 
     def finish(self, run):
         run.say(f"ended on {run.world.size} ranks with {state_of(run)}")

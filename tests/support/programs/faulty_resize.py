@@ -105,7 +105,7 @@ def no_velocities(stays: bool) -> Callable[..., None]:
     def act(run: Any, *_: Any) -> None:
         found.extend([1] * (run.world.size == 2))
         mine = JOINS is None if stays else JOINS == "1"
-        dmr.agree(
+        dmr.raise_on_all(
             run.world.comm,
             f"no velocities on rank {run.world.rank}"
             if mine and run.world.size == 2 and len(found) == 1

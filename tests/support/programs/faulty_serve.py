@@ -1,6 +1,6 @@
 """``rms serve`` that dies when a state is in the journal, once: faulty_serve.py STATE MARKER ...
 
-States are those of :class:`rms.daemon.store.record.PendingResize`; ``requested`` is the decision itself.
+States are those of :class:`rms.daemon.store.record.ResizeState`; ``requested`` is the decision.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 from rms.cli.main import main
 from rms.core.model.events import Resize
 from rms.daemon.store.journal import Journal
+from rms.daemon.store.notes import Note
+from rms.daemon.store.record import ResizeNote
 
 STATE, MARKER = sys.argv[1], Path(sys.argv[2])
 
@@ -31,9 +33,10 @@ within: list[bool] = []
 """Of each transaction that is open, whether it holds the state."""
 
 
-def faulty_note(journal: Journal, key: str, value: dict[str, Any]) -> None:
-    note(journal, key, value)
-    if key.startswith("boot/") and value.get("state") == STATE:
+def faulty_note(journal: Journal, *notes: Note) -> None:
+    note(journal, *notes)  # which comes here again for each of several
+    resize = notes[0].resize if notes and isinstance(notes[0], ResizeNote) else None
+    if len(notes) == 1 and resize is not None and resize.state == STATE:
         if within:
             within[-1] = True
         else:

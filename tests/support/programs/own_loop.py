@@ -21,18 +21,18 @@ WHAT, STEPS = sys.argv[1], int(sys.argv[2])
 
 
 def before(run, ranks):
-    run.values["befores"] = [*run.values.get("befores", []), ranks]
+    run.state["befores"] = [*run.state.get("befores", []), ranks]
     if WHAT == "veto" and ranks == 3:
         raise dmr.UsageError("expected to be asked for another number than 3")
     if WHAT == "owner":
-        run.values["befores"] = []
+        run.state["befores"] = []
     if WHAT == "ask-in-vain":
         raise dmr.UsageError("expected not to be asked at all")
 
 
 def after(run, record):
     now = None if record is None else record.to_ranks
-    run.values["afters"] = [*run.values.get("afters", []), now]
+    run.state["afters"] = [*run.state.get("afters", []), now]
 
 
 def owner(items, layout):
@@ -96,7 +96,7 @@ def main(comm):
     build = here.build if stays else None
     hooks = {"build": build, "before": before, "after": after}
     with dmr.malleable(runtime, fields, plan, backends=("abacus", "rule"), **hooks) as run:
-        run.values["backends"] = [*run.values.get("backends", []), runtime.backend]
+        run.state["backends"] = [*run.state.get("backends", []), runtime.backend]
         if not stays:
             here.build(run)
             assert np.shares_memory(u, here.u)
@@ -130,7 +130,7 @@ def main(comm):
             rows = rows[np.argsort(rows[:, 0])]
             digest = hashlib.sha256(np.ascontiguousarray(whole).tobytes() + rows.tobytes())
             sizes = [[r.step, r.from_ranks, r.to_ranks] for r in run.resizes]
-            print(f"{sizes} {run.values} sha256 {digest.hexdigest()}", flush=True)
+            print(f"{sizes} {run.state} sha256 {digest.hexdigest()}", flush=True)
     print("after the block", flush=True)
 
 

@@ -11,7 +11,7 @@ import pytest
 from rms.launch.slurm import elastic
 from rms.launch.slurm.commands import CommandResult, Executor, Slurm
 from rms.launch.slurm.elastic import RETRY_S, Allocations
-from rms.launch.slurm.ondemand import Action, Change, GiveBack, Pending, Submit, Withdraw
+from rms.launch.slurm.ondemand import Action, Alter, GiveBack, Pending, Submit, Withdraw
 
 NAME = "rms.cafe.pilot"
 DEADLINE_S = 120.0
@@ -92,7 +92,7 @@ def test_what_is_asked_for_is_known_once_slurm_has_it(site: Site) -> None:
     } <= set(words)
     assert site.known.pending == {40: Pending(40, 2, 5)}
     assert site.known.wait_reason == "allocation 40 waits in Slurm: Resources"
-    assert site.do(Change(40, 1, 3)) == [("scontrol", "update", "JobId=40", "NumNodes=1-3")]
+    assert site.do(Alter(40, 1, 3)) == [("scontrol", "update", "JobId=40", "NumNodes=1-3")]
     assert site.known.pending == {40: Pending(40, 1, 3)}
     assert site.do(Withdraw(40)) == [("scancel", "--state=PENDING", "40")]
     site.rows.clear()

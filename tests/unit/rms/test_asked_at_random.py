@@ -135,7 +135,7 @@ class Asked(RuleBasedStateMachine):
     @rule(seconds=st.floats(0.0, 1e5))
     def watch(self, seconds: float) -> None:
         self.server.clock[0] += seconds
-        self.server.daemon.watch()
+        self.server.daemon.tick()
 
     @invariant()
     def it_goes_on(self) -> None:

@@ -12,8 +12,10 @@ from routed import routed
 
 from rms.core.model.jobs import JobId
 from rms.daemon.ask import views
-from rms.daemon.store.context import NOTE, Clock, boot_id, uptime_s
+from rms.daemon.store.context import BootClock
 from rms.daemon.store.journal import Journal
+from rms.daemon.store.notes import ClockNote
+from rms.power.meter import boot_id, boottime
 from rms.wire.messages import DeviceEnergy, Metered
 
 DAY_S = 86_400.0
@@ -32,8 +34,8 @@ class Machine:
         self.of_day_s += seconds
         self.up_s += seconds
 
-    def clock(self, journal: Journal) -> Clock:
-        return Clock(
+    def clock(self, journal: Journal) -> BootClock:
+        return BootClock(
             journal,
             self.said.append,
             uptime=lambda: self.up_s,
@@ -85,9 +87,9 @@ def test_a_restart_goes_on_with_it_and_another_boot_begins_anew(journal: Journal
 
 
 def test_this_machine_has_one(journal: Journal) -> None:
-    clock = Clock(journal, lambda words: None)
-    assert clock() <= clock() and clock.skew_s == 0.0 and uptime_s() > 0.0
-    assert journal.notes(NOTE)[NOTE]["boot"] == boot_id()
+    clock = BootClock(journal, lambda words: None)
+    assert clock() <= clock() and clock.skew_s == 0.0 and boottime() > 0.0
+    assert journal.noted(ClockNote).boot == boot_id()
 
 
 @pytest.mark.promise("faults-contained")
@@ -102,7 +104,7 @@ def test_limits_grace_and_energy_do_not_follow_it(tmp_path: Path, fault: Fault) 
         def report(number: int, joules: float) -> None:
             device = DeviceEnergy("package-0", "rapl", joules)
             said = Metered("n1", "agent", number, machine.of_day_s, "boot", [device])
-            daemon.metered(said)
+            daemon.meters.take_report(said)
 
         report(1, 0.0)
         for number, step_s in enumerate((0.0, 2 * DAY_S, -4 * DAY_S), 2):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from cpufreq import CPUFREQ_VARIABLE, limits, restored_here, tree
 
-from rms.power import clock_agent, frequency
-from rms.power.clock_agent import ClockAgent
-from rms.power.clocks import Clocks
+from rms.power import agent, frequency
+from rms.power.agent import ClockAgent
+from rms.power.frequency import Clocks
 from rms.power.meter import MeterError
 from rms.wire.http import UnreachableError
 from rms.wire.messages import ClockOrders, ClockReport
@@ -26,7 +26,7 @@ class Daemon:
         self.over, self.said = threading.Event(), list[str]()
         self.seen: list[tuple[int, int]] = []
 
-    def ask(self, report: ClockReport) -> ClockOrders:
+    def poll(self, report: ClockReport) -> ClockOrders:
         self.seen += limits(self.folder)[:1]
         self.said.append(report.reason)
         answer = self.answers.pop(0)
@@ -39,7 +39,7 @@ class Daemon:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(clock_agent, "EVERY_S", 0.0)
+    monkeypatch.setattr(agent, "CLOCKS_EVERY_S", 0.0)
     monkeypatch.setattr(frequency, "restored", restored_here)
     return tree(tmp_path / "cpufreq", {0: (0,), 1: (1,), 2: (2,)})
 
@@ -48,7 +48,7 @@ def run(folder: Path, *answers: ClockOrders | Exception) -> Daemon:
     """Follow a daemon on cores 0 and 1 of three; core 2 is somebody else's."""
     daemon = Daemon(folder, *answers)
     clocks = Clocks({CPUFREQ_VARIABLE: str(folder)})
-    ClockAgent("n1", daemon.ask, clocks, frozenset({0, 1}), daemon.over).run()
+    ClockAgent("n1", daemon.poll, clocks, frozenset({0, 1}), daemon.over).run()
     assert limits(folder) == [FOUND] * 3
     return daemon
 
@@ -71,9 +71,9 @@ def test_they_are_put_back_while_the_daemon_is_away(
 ) -> None:
     low, away = ClockOrders({"core:0": 0.5}), UnreachableError("away")
     assert run(folder, low, away, low).seen == [FOUND, (1000, 1000), (1000, 1000)]
-    monkeypatch.setattr(clock_agent, "AWAY_S", -1.0)
+    monkeypatch.setattr(agent, "AWAY_S", -1.0)
     assert run(folder, low, away, low, low).seen[2:] == [FOUND, (1000, 1000)]
-    monkeypatch.setattr(clock_agent, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(agent, "PATIENCE_S", -1.0)
     with pytest.raises(MeterError, match="away"):
         run(folder, low, away, low)
     assert limits(folder) == [FOUND] * 3
@@ -83,5 +83,5 @@ def test_what_cannot_be_set_is_told(folder: Path) -> None:
     low = ClockOrders({"core:0": 0.5})
     daemon = Daemon(folder, low, ClockOrders())
     clocks = Clocks({CPUFREQ_VARIABLE: str(folder / "none")})
-    ClockAgent("n1", daemon.ask, clocks, frozenset({0}), daemon.over).run()
+    ClockAgent("n1", daemon.poll, clocks, frozenset({0}), daemon.over).run()
     assert daemon.said[0] == "" and "the kernel shows none here" in daemon.said[1]

@@ -137,7 +137,7 @@ def test_where_it_cannot_be() -> None:
 def test_power_aware_is_a_part_of_its_own_too() -> None:
     shared = {"part": "first-fit-shared"}
     as_part = adjusted(named("easy"), frequency={"part": "power-aware"}, placement=shared)
-    assert as_part.clocked and as_part.shared
+    assert as_part.clocked and as_part.placement.shared
 
 
 @st.composite

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from submissions import hand_in
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import Ended, Later, Reason, Resize
@@ -24,7 +25,6 @@ from rms.wire.messages import Resize as ResizeReport
 ONE, WALL = JobId("1"), JobId("2")
 COMMAND = LaunchCommand(["a.out"], "/", {}, "/dev/null", "/dev/null")
 NAMES = ("n1", "n2", "n3", "n4")
-NOTE = {"array": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
 
 
 class Runs(ManagedProcess):
@@ -62,16 +62,16 @@ class Bench:
             NAMES, tuple((f"cpu:{n}",) for n in range(4)), (NodePower(5.0, 10.0),) * 4
         )
         self.launcher = Idle(self.folder, "instance", "unix:none")
-        settings = Settings("array-share", lambda: self.now_s, self.said.append)
+        settings = Settings(policy="array-share", now=lambda: self.now_s, say=self.said.append)
         return resume(cluster, self.journal, self.launcher, settings)
 
     def run(self, name: JobId, low: int, high: int, preferred: int, mode: Mode) -> None:
         """Submit a job that starts at once."""
         spec = JobSpec(name, self.now_s, low, high, preferred, mode)
-        self.daemon.submit([spec], {name: NOTE | {"array": name, "requeue": False}})
+        hand_in(self.daemon, [spec])
 
     def poll(self, step: int, known: int = 0) -> None:
-        self.daemon.poll(ONE, Poll(step, 100, known, "spawn", ((0, 1),)))
+        self.daemon.worlds.poll(self.daemon.jobs[ONE], Poll(step, 100, known, "spawn", ((0, 1),)))
 
 
 @pytest.fixture
@@ -85,13 +85,13 @@ def test_who_is_held_is_held_after_a_restart_and_freed_in_time(bench: Bench) -> 
         JobSpec(JobId("3"), bench.now_s, 1, 1, 1, Mode.FIXED, hold=True),
         JobSpec(JobId("4"), bench.now_s, 1, 1, 1, Mode.FIXED, begin_s=bench.now_s + 60.0),
     ]
-    notes = {spec.id: NOTE | {"array": spec.id, "requeue": False} for spec in specs}
-    bench.daemon.submit(specs, notes)
+    for spec in specs:
+        hand_in(bench.daemon, [spec])
     bench.daemon = bench.resumed()
-    bench.daemon.watch()
+    bench.daemon.tick()
     assert set(bench.daemon.context.state.held) == {"3", "4"}
     bench.now_s += 60.0
-    bench.daemon.watch()
+    bench.daemon.tick()
     state = bench.daemon.context.state
     assert set(state.held) == {"3"} and set(state.running) == {"4"}
     bench.daemon.holds.release([JobId("3")])
@@ -103,7 +103,7 @@ def test_the_strategy_of_a_refused_resize_is_forgotten(bench: Bench) -> None:
     bench.run(WALL, 3, 3, 3, Mode.FIXED)
     bench.run(ONE, 1, 2, 1, Mode.FLEXIBLE)
     daemon = bench.daemon
-    daemon.launch(ONE, COMMAND, "key")
+    daemon.worlds.launch(daemon.jobs[ONE], COMMAND, "key")
     bench.poll(1)
     decision = daemon.resize(ONE, 7, "warm")
     assert isinstance(decision, Later) and decision.code is Reason.IMPOSSIBLE
@@ -118,7 +118,7 @@ def test_a_users_strategy_counts_for_the_resize_it_was_given_for(bench: Bench) -
     bench.daemon.set_policy("fifo")
     bench.run(ONE, 1, 4, 2, Mode.MALLEABLE)
     daemon = bench.daemon
-    daemon.launch(ONE, COMMAND, "key")
+    daemon.worlds.launch(daemon.jobs[ONE], COMMAND, "key")
     bench.poll(1)
     assert isinstance(daemon.resize(ONE, 1, "warm"), Resize)
     assert [launch.resize for launch in bench.launcher.booted] == [0, 1]
@@ -130,17 +130,19 @@ def test_a_resize_that_the_job_does_itself_from_request_to_row(bench: Bench) -> 
     bench.run(WALL, 3, 3, 3, Mode.FIXED)
     bench.run(ONE, 1, 2, 1, Mode.FLEXIBLE)
     daemon = bench.daemon
-    daemon.launch(ONE, COMMAND, "key")
+    daemon.worlds.launch(daemon.jobs[ONE], COMMAND, "key")
     bench.poll(1)
     daemon.handle(Ended(bench.now_s, WALL, "COMPLETED"))
-    request = daemon.request(ONE, 0)
+    request = daemon.jobs[ONE].request_after(0)
     assert request is not None and (request.number, request.strategy) == (1, "spawn")
-    assert daemon.request(ONE, 1) is None
+    assert daemon.jobs[ONE].request_after(1) is None
     assert views.jobs(daemon.context)[0].resizing == ""
     bench.now_s += 1.0
-    daemon.report(ONE, Begun(1))
+    daemon.worlds.report(daemon.jobs[ONE], Begun(1))
     bench.now_s += 1.0
-    daemon.report(ONE, Done(1, ResizeReport(5, 1, 2, "spawn", 0.1, 0.1, 0.1, 8, 1.0)))
+    daemon.worlds.report(
+        daemon.jobs[ONE], Done(1, ResizeReport(5, 1, 2, "spawn", 0.1, 0.1, 0.1, 8, 1.0))
+    )
     (row, _) = views.jobs(daemon.context)
     assert [(each.at_s, each.from_ranks, each.to_ranks) for each in row.resizes] == [(1002.0, 1, 2)]
     assert (row.size, row.resizing, daemon.jobs[ONE].resize) == (2, "", None)
@@ -149,7 +151,7 @@ def test_a_resize_that_the_job_does_itself_from_request_to_row(bench: Bench) -> 
 def test_a_restarted_daemon_says_of_a_job_what_the_one_before_said(bench: Bench) -> None:
     bench.run(WALL, 3, 3, 3, Mode.FIXED)
     bench.run(ONE, 1, 2, 1, Mode.FLEXIBLE)
-    bench.daemon.launch(ONE, COMMAND, "key")
+    bench.daemon.worlds.launch(bench.daemon.jobs[ONE], COMMAND, "key")
     bench.poll(1)
     bench.daemon.resize(ONE, 7)
     bench.now_s += 10.0
@@ -179,10 +181,10 @@ def test_readings_are_on_the_power_curve_until_the_meter_falls_silent(bench: Ben
     bench.run(ONE, 1, 1, 1, Mode.FIXED)
     for number, joules in enumerate((0.0, 500.0, 1_100.0), 1):
         device = DeviceEnergy("package-0", "rapl", joules)
-        daemon.meters.node(Metered("n1", "agent", number, bench.now_s, "boot", [device]))
+        daemon.meters.take_report(Metered("n1", "agent", number, bench.now_s, "boot", [device]))
         bench.now_s += 10.0 if number < 3 else 0.0
     bench.now_s += 100.0
-    daemon.watch()
+    daemon.tick()
     curve = daemon.scheduler.timeline.power_w
     assert [watts for _, watts in curve if curve] == [25.0, 65.0, 75.0, 25.0]
     assert [at_s for at_s, _ in curve] == [1000.0, 1010.0, 1020.0, 1120.0]
@@ -191,7 +193,7 @@ def test_readings_are_on_the_power_curve_until_the_meter_falls_silent(bench: Ben
 
 def test_steps_are_counted_and_told(bench: Bench) -> None:
     bench.run(ONE, 1, 1, 1, Mode.FIXED)
-    bench.daemon.launch(ONE, COMMAND, "key")
+    bench.daemon.worlds.launch(bench.daemon.jobs[ONE], COMMAND, "key")
     for _ in range(12):
         bench.now_s += 1.0
         bench.poll(int(bench.now_s - 1000.0) * 2)

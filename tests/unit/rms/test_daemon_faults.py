@@ -16,6 +16,7 @@ from routed import SCRIPT, Routed, routed
 
 from rms.core.model.jobs import JobId, Mode
 from rms.daemon.ask import views
+from rms.daemon.store.file import checksum
 from rms.daemon.store.journal import Seen
 from rms.launch.base import LaunchCommand, LaunchError, ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import LocalLauncher
@@ -135,13 +136,15 @@ def running(bench: Bench) -> None:
     """Let job 1 compute, beside job 2."""
     bench.submit("1", (1, 4, 2), Mode.MALLEABLE)
     bench.submit("2", (1, 1, 1), Mode.FIXED)
-    bench.daemon.launch(ONE, COMMAND, "key")
+    bench.daemon.worlds.launch(bench.daemon.jobs[ONE], COMMAND, "key")
     poll(bench, 1)
 
 
 def poll(bench: Bench, step: int) -> None:
     ranks = ((0, 2),)
-    bench.daemon.poll(ONE, Poll(step, 100, 0, "warm", ranks, restartable=True))
+    bench.daemon.worlds.poll(
+        bench.daemon.jobs[ONE], Poll(step, 100, 0, "warm", ranks, restartable=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,11 +161,11 @@ def test_a_report_that_cannot_be_changes_nothing(
     running(bench)
     bench.daemon.resize(ONE, 1, "warm")
     with pytest.raises(ValueError, match=expected):
-        bench.daemon.report(ONE, report)
+        bench.daemon.worlds.report(bench.daemon.jobs[ONE], report)
     poll(bench, 2)
-    bench.daemon.watch()
+    bench.daemon.tick()
     bench.start()
-    bench.daemon.watch()
+    bench.daemon.tick()
     assert states(bench) == {"1": "RUNNING", "2": "RUNNING"}
     resize = bench.daemon.jobs[ONE].resize
     assert resize is not None and resize.state == "booting"
@@ -174,12 +177,12 @@ def test_a_journal_that_names_unknown_worlds_is_read(bench: Bench, fault: Fault)
     job = bench.daemon.jobs[ONE]
     job.steps[0].current = (99,)
     bench.daemon.worlds.save_steps(job)
-    bench.daemon.watch()
+    bench.daemon.tick()
     bench.start()
     bench.machine.end("1", 0)
     bench.machine.end("1", None)
     for _ in range(3):
-        bench.daemon.watch()
+        bench.daemon.tick()
         bench.now_s += 20.0
     assert states(bench)["2"] == "RUNNING" and states(bench)["1"] in ("FAILED", "COMPLETED")
     fault("such worlds in the journal of an older daemon", "job FAILED")
@@ -197,9 +200,9 @@ class Odd(ManagedProcess):
 def test_an_error_about_a_job_ends_that_job(bench: Bench, fault: Fault) -> None:
     running(bench)
     bench.daemon.jobs[ONE].script = Odd(1)
-    bench.daemon.watch()
+    bench.daemon.tick()
     assert states(bench) == {"1": "RUNNING", "2": "RUNNING"}  # it is being killed
-    bench.daemon.watch()
+    bench.daemon.tick()
     assert states(bench) == {"1": "FAILED", "2": "RUNNING"}
     (row, _) = views.jobs(bench.daemon.context)
     assert row.reason.startswith("KeyError: 1 (test_daemon_faults.py:")
@@ -221,14 +224,14 @@ def test_an_error_of_a_part_is_said_once(
 
     monkeypatch.setitem(bench.daemon._parts, "launcher", fail)
     bench.machine.end("2", None)
-    bench.daemon.watch()
-    bench.daemon.watch()
+    bench.daemon.tick()
+    bench.daemon.tick()
     assert states(bench) == {"1": "RUNNING", "2": "COMPLETED"}
     assert sum("launcher: RuntimeError: odd" in words for words in bench.said) == 1
     fault("any exception of a part that is watched", "said once, the rest goes on")
 
 
-@pytest.mark.parametrize("kind", ["job", "line", "steps", "boot"])
+@pytest.mark.parametrize("kind", ["job", "line", "steps", "resize"])
 def test_a_note_that_is_damaged_or_gone_costs_its_job_alone(
     bench: Bench, kind: str, fault: Fault
 ) -> None:
@@ -238,10 +241,12 @@ def test_a_note_that_is_damaged_or_gone_costs_its_job_alone(
         bench.daemon.journal._run("DELETE FROM notes WHERE key = 'job/1'")
     else:
         name = "line/1/0" if kind == "line" else f"{kind}/1"
-        bench.daemon.journal.note(name, {"steps": [{}], "number": "x"})
+        value = '{"steps": [{}], "number": "x"}'
+        wrong = "INSERT OR REPLACE INTO notes (key, value, sum) VALUES (?, ?, ?)"
+        bench.daemon.journal._run(wrong, name, value, checksum(name, value))
     bench.start()
-    bench.daemon.watch()
-    bench.daemon.watch()
+    bench.daemon.tick()
+    bench.daemon.tick()
     assert states(bench) == {"1": "FAILED", "2": "RUNNING"}
     assert any("job 1 FAILED: could not be adopted: " in words for words in bench.said)
     assert bench.machine.of("1") == []
@@ -257,7 +262,7 @@ def test_an_entry_that_cannot_have_been_is_said_and_the_rest_serves(
     bench.daemon.journal._run("DELETE FROM entries WHERE seq = 2")
     bench.daemon.journal._run("DELETE FROM decisions WHERE seq = 2")
     bench.start()
-    bench.daemon.watch()
+    bench.daemon.tick()
     assert states(bench) == {"2": "RUNNING"}
     assert any("expected one that the engine takes" in words for words in bench.said)
     fault("an entry of the journal cut out", "said; the rest serves", lost="its job")

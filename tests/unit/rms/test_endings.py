@@ -26,8 +26,8 @@ def finished(server: Routed, output: Path, status: int = 0, nodes: int = 2) -> s
     """Let a job run for 4 s and end; return its line."""
     job = server.submit(nodes=[nodes, nodes])
     known = server.daemon.jobs[JobId(job)]  # as it is by now, whatever it was at submission
-    known.note["output"] = str(output)
-    server.daemon.context.note("job", known, known.note)
+    known.submission.output, known.files = str(output), (output, None)
+    server.daemon.context.journal.note(known.submission)
     server.clock[0] += 4.0
     server.daemon.scripts.end(known, status)
     return line(server, job)
@@ -103,23 +103,23 @@ def test_it_waits_for_the_last_readings_but_not_for_ever_and_survives_a_kill(
     with routed(tmp_path / "state") as server:
         assert finished(server, output) == ""
         settled.add("1")
-        server.daemon.endings.watch()
+        server.daemon.endings.tick()
         assert line(server, "1").startswith("job 1 COMPLETED")
         assert finished(server, output) == ""
         server.clock[0] += scripts.SETTLE_S + 0.1
-        server.daemon.endings.watch()
+        server.daemon.endings.tick()
         assert line(server, "2").startswith("job 2 COMPLETED")
         assert finished(server, output) == ""
     settled.add("3")
     with routed(tmp_path / "state") as server:  # the one before was killed
         assert line(server, "3") == ""
-        server.daemon.endings.watch()
+        server.daemon.endings.tick()
         assert line(server, "3").startswith("job 3 COMPLETED")
         assert finished(server, output) == ""
         server.daemon.endings.close()  # it ends: what is known by now
         assert line(server, "4").startswith("job 4 COMPLETED")
     with routed(tmp_path / "state") as server:
-        server.daemon.endings.watch()
+        server.daemon.endings.tick()
     assert [said.split()[2] for said in output.read_text().splitlines()] == ["1", "2", "3", "4"]
 
 
@@ -131,7 +131,7 @@ def test_what_meters_say_is_waited_for_and_told_with_its_uncertainty(
         said = {"node": "n1", "agent": "a", "number": number, "at_s": server.clock[0], "boot": "b"}
         said["devices"] = [known | {"uncertainty_j": uncertainty_j}] if number else []
         assert server.ask("POST", "/meter", said, token="of the meters")[0] == 200
-        server.daemon.endings.watch()
+        server.daemon.endings.tick()
 
     output = tmp_path / "out"
     output.touch()
@@ -142,7 +142,7 @@ def test_what_meters_say_is_waited_for_and_told_with_its_uncertainty(
     report(2, 100.0, 2.0)
     server.clock[0] += 2.0
     server.daemon.scripts.end(server.daemon.jobs[JobId(job)], 0)
-    server.daemon.endings.watch()
+    server.daemon.endings.tick()
     assert line(server, job) == "" and not output.read_text()
     server.clock[0] += 1.0
     report(3, 190.0, 5.0)  # in these 3 s the job had the node for 2 s

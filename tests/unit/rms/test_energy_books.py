@@ -72,10 +72,10 @@ class Daemon:
         self.journal = Journal.open(self.folder / "journal")
         cluster, launcher = self.cluster, LocalLauncher(self.folder, "instance", "unix:none")
         self.journal.header(cluster, "easy")
-        settings = Settings("easy", lambda: self.now_s, self.said.append)
+        settings = Settings(policy="easy", now=lambda: self.now_s, say=self.said.append)
         self.context = restore(cluster, self.journal, launcher, settings)
         self.context.scheduler.cluster = cluster
-        self.meters = Meters(self.context)
+        self.meters = Meters(self.context, lambda report: None)
 
     def killed(self) -> None:
         self.journal.close()
@@ -89,7 +89,9 @@ class Daemon:
     def report(
         self, node: str, number: int, *devices: DeviceEnergy, agent: str = "a"
     ) -> MeterAnswer:
-        return self.meters.node(Metered(node, agent, number, self.now_s, "boot", list(devices)))
+        return self.meters.take_report(
+            Metered(node, agent, number, self.now_s, "boot", list(devices))
+        )
 
     def owners(self) -> dict[str, float]:
         """Return the energy of all owners."""
@@ -174,8 +176,11 @@ def test_a_measurement_takes_the_place_of_the_model(daemon: Daemon) -> None:
     assert [(p.source, p.joules, p.uncertainty_j, p.estimate) for p in parts] == [
         ("rapl", 700.0, 7.0, False)
     ]
-    assert daemon.meters.node_w("n1") == 50.0 and daemon.meters.node_w("n2") is None
-    assert daemon.meters.cluster_w == 50.0 + 20.0
+    assert (
+        daemon.context.scheduler.energy.measured.node_w.get("n1") == 50.0
+        and daemon.context.scheduler.energy.measured.node_w.get("n2") is None
+    )
+    assert daemon.context.scheduler.energy.power_w == 50.0 + 20.0
     daemon.balances()
     daemon.rows_add_up()
 
@@ -209,7 +214,7 @@ def test_what_was_not_seen_is_the_models(daemon: Daemon) -> None:
     daemon.now_s = 10.0
     daemon.report("n1", 2, rapl(300.0, unseen_s=4.0))
     assert daemon.owners()["1"] == pytest.approx(300.0 + 4.0 * 100.0)
-    assert daemon.meters.node_w("n1") == 50.0
+    assert daemon.context.scheduler.energy.measured.node_w.get("n1") == 50.0
     parts = daemon.context.scheduler.energy.parts(ONE, daemon.owners()["1"])
     assert {part.source for part in parts} == {"rapl", MODEL}
     daemon.rows_add_up()
@@ -388,7 +393,7 @@ def test_rows_are_as_many_as_changes_of_hands(daemon: Daemon) -> None:
     for number in range(1, 200):
         daemon.now_s = float(number)
         daemon.report("n1", number, rapl(50.0 * number))
-        daemon.meters.watch()
+        daemon.meters.tick()
     assert len(daemon.journal.energy()) == 2  # the model's and the meter's
     assert len(daemon.context.scheduler.energy.measured.spans.pieces("n1", 0.0, 200.0)) == 1
 
@@ -412,8 +417,11 @@ def test_a_silent_meter_leaves_power_to_the_model_and_says_so(daemon: Daemon) ->
     daemon.report("n1", 2, rapl(500.0))
     assert daemon.context.scheduler.energy.power_source == "rapl and model"
     daemon.now_s = 100.0
-    daemon.meters.watch()
-    assert daemon.meters.node_w("n1") is None and daemon.meters.cluster_w == 120.0
+    daemon.meters.tick()
+    assert (
+        daemon.context.scheduler.energy.measured.node_w.get("n1") is None
+        and daemon.context.scheduler.energy.power_w == 120.0
+    )
     assert daemon.context.scheduler.energy.power_source == MODEL
     assert "no report of the meters of n1 for 60 s" in daemon.said[-1]
     daemon.now_s = 110.0
@@ -487,7 +495,9 @@ class Books(RuleBasedStateMachine):
             ]
         )
         try:
-            return self.daemon.meters.node(Metered(meter.node, agent, number, at_s, "b", devices))
+            return self.daemon.meters.take_report(
+                Metered(meter.node, agent, number, at_s, "b", devices)
+            )
         except ReplacedAgentError:
             assert agent != f"{meter.node}-{meter.agent}"
             return None
@@ -617,7 +627,7 @@ class Books(RuleBasedStateMachine):
 
     @rule()
     def save(self) -> None:
-        self.daemon.meters.watch()
+        self.daemon.meters.tick()
 
     @rule(forgets=st.booleans())
     def snapshot(self, forgets: bool) -> None:

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from rms.core.books.spans import BalanceError
 from rms.formats.energy import (
-    Account,
-    accounts,
+    OwnerEnergy,
     amount,
-    check_accounts,
+    check_energies,
     cost_words,
+    owner_energies,
     source_words,
 )
 from rms.formats.prices import JOULES_PER_KWH, Cost, Prices, Series
-from rms.wire.users import Accounts, Books, EnergyPart, EnergyRow, JobRow, SlurmRow
+from rms.wire.users import AcctAnswer, Books, EnergyPart, EnergyRow, JobRow, SlurmRow
 
 PRICES = Prices("p.toml", "EUR", "UTC", Series((0.5,)), Series((100.0,)))
 
@@ -48,13 +48,13 @@ def job(name: str, joules: float) -> JobRow:
     )
 
 
-def books(rows: list[EnergyRow], jobs: list[str]) -> Accounts:
+def books(rows: list[EnergyRow], jobs: list[str]) -> AcctAnswer:
     """Return what a daemon would tell of these rows."""
-    sums = {owner: account.joules for owner, account in accounts(rows).items()}
+    sums = {owner: account.joules for owner, account in owner_energies(rows).items()}
     busy_j = math.fsum(sums.get(name, 0.0) for name in jobs)
     parts = [sums.get(name, 0.0) for name in ("idle", "off", "boot")]
     energy = Books(9.0, busy_j, *parts, math.fsum([busy_j, *parts]), 9.0, "model")
-    return Accounts([job(name, sums.get(name, 0.0)) for name in jobs], energy, rows)
+    return AcctAnswer([job(name, sums.get(name, 0.0)) for name in jobs], energy, rows)
 
 
 def test_sources_with_shares_where_they_are_mixed() -> None:
@@ -67,20 +67,20 @@ def test_sources_with_shares_where_they_are_mixed() -> None:
 
 
 def test_an_account_says_how_certain_it_is_and_when_it_is_an_estimate() -> None:
-    found = accounts([row("1", 100.0, "nvml-counter", 1.25), row("2", 9.0, "rapl", 0.5)])
+    found = owner_energies([row("1", 100.0, "nvml-counter", 1.25), row("2", 9.0, "rapl", 0.5)])
     assert found["1"].words == "100.0 +- 1.2 J (nvml-counter)"
     assert found["2"].words == "9.0 +- 0.5 J (rapl; an estimate, from devices that were shared)"
     both = found["1"] + found["2"]
     assert (both.joules, both.uncertainty_j, both.estimate) == (109.0, 1.75, True)
     assert both.sources == "92 % nvml-counter, 8 % rapl"
     assert both.cells == ("109.0 +- 1.8", "92 % nvml-counter, 8 % rapl (estimate)")
-    assert Account().words == "0.0 J (model)"
+    assert OwnerEnergy().words == "0.0 J (model)"
     parts = [EnergyPart("model", 2.0), EnergyPart("rapl", 8.0, 0.5, True)]
-    assert Account.of(parts).cells == ("10.0 +- 0.5", "80 % rapl, 20 % model (estimate)")
+    assert OwnerEnergy.of(parts).cells == ("10.0 +- 0.5", "80 % rapl, 20 % model (estimate)")
 
 
 def test_cost_in_words() -> None:
-    found = accounts([row("1", 2 * JOULES_PER_KWH)], PRICES)["1"]
+    found = owner_energies([row("1", 2 * JOULES_PER_KWH)], PRICES)["1"]
     assert found.cost == Cost(1.0, 200.0)
     assert cost_words(found.cost, PRICES) == ["1.00 EUR", "200.00 g CO2"]
     gap = Cost(0.000123456, 0.0, 5.0, 7.0)
@@ -99,7 +99,7 @@ def test_cost_in_words() -> None:
 def test_whatever_adds_up_is_taken(given_rows: list[tuple[str, float]]) -> None:
     rows = [row(owner, joules) for owner, joules in given_rows]
     found = books(rows, ["1", "2"])
-    check_accounts(found, accounts(rows), whole=True)
+    check_energies(found, owner_energies(rows), whole=True)
 
 
 @pytest.mark.parametrize("owner", ["1", "2", "idle"])
@@ -109,8 +109,8 @@ def test_a_joule_that_nobody_owns_or_two_do_is_found(owner: str) -> None:
     lost = [each for each in rows if each.owner != owner]
     for wrong in (lost, [*rows, row(owner, 0.01)]):
         with pytest.raises(BalanceError, match=r"expected .*, got .* J and .* J"):
-            check_accounts(found, accounts(wrong), whole=True)
-    check_accounts(found, accounts([*rows, row(owner, 0.001)]), whole=True)  # 1e-9 of 6 MJ
+            check_energies(found, owner_energies(wrong), whole=True)
+    check_energies(found, owner_energies([*rows, row(owner, 0.001)]), whole=True)  # 1e-9 of 6 MJ
     sums = msgspec.structs.replace(found.energy, busy_j=found.energy.busy_j + 1.0)
     with pytest.raises(BalanceError, match="busy"):
-        check_accounts(Accounts(found.jobs, sums, rows), accounts(rows), whole=True)
+        check_energies(AcctAnswer(found.jobs, sums, rows), owner_energies(rows), whole=True)

@@ -92,7 +92,9 @@ OFF_WHEN_IDLE = [
 
 
 BY_STRATEGY = [
-    adjusted(POLICIES["easy-share"], admission={"part": "strategy", "name": name}).key
+    adjusted(
+        POLICIES["easy-share"], admission={"part": "rms.kernels.admission:ByStrategy", "name": name}
+    ).key
     for name in ("short-term", "long-term")
 ]
 

@@ -26,7 +26,7 @@ def site(said: Mapping[str, str]) -> Slurm:
     ) -> CommandResult:
         return CommandResult(0, said.get(command[1], said.get(command[0], "")), "")
 
-    return Slurm({}, "me", run, json_offered={"sinfo": False})
+    return Slurm({}, "me", run)
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ import pytest
 from device_runs import STAND_IN
 
 from rms.launch.processes import alive
-from rms.power.clocks import Clocks
 from rms.power.frequency import (
     CPUFREQ_VARIABLE,
+    Clocks,
     Domain,
-    Found,
     FrequencyError,
+    SavedLimits,
     available,
     locked,
 )
@@ -230,7 +230,7 @@ def test_both_may_be_killed(cpufreq: Path, by: str) -> None:
 
 
 def test_what_was_left_before_the_machine_was_started_is_not_put_back(cpufreq: Path) -> None:
-    left = Found("another boot", {str(cpufreq / "policy0"): (1, 2)})
+    left = SavedLimits("another boot", {str(cpufreq / "policy0"): (1, 2)})
     (cpufreq / "rms-frequency-cpu.json").write_bytes(msgspec.json.encode(left))
     processors(cpufreq)
     assert limits(cpufreq) == FOUND

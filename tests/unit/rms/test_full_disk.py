@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from faults import Fault
 from routed import SCRIPT, Routed, routed
+from submissions import filler
 
 from rms.core.model.jobs import JobId
 from rms.daemon.jobs import submit
@@ -28,7 +29,7 @@ def fill(journal: Journal) -> None:
     journal._db.execute("PRAGMA max_page_count = 1")  # as many as there are
     numbers = count()
     while not journal._late:
-        journal.note(f"filler/{next(numbers)}", {"text": "x" * 2000})
+        journal.note(filler(next(numbers)))
 
 
 @pytest.mark.promise("full-disk")
@@ -42,14 +43,14 @@ def test_jobs_are_refused_and_looked_after_until_there_is_room(
     for _ in range(3):  # the script of the first is seen to have ended
         status, answer = server.ask("POST", "/jobs", SCRIPT | {"options": {}})
         assert status == 503 and "database or disk is full" in answer["error"], answer
-        daemon.watch()
+        daemon.tick()
         server.loop.run_until_complete(daemon.flush())
     rows = {row["id"]: row["state"] for row in server.ask("GET", "/jobs")[1]}
     assert rows == {runs: "FAILED", waits: "CONFIGURING"}
     assert daemon.jobs[JobId(waits)].script is None  # decided, but not written down yet
     assert [words for words in said if "jobs go on but none is taken in" in words] == said[1:]
     daemon.journal._db.execute("PRAGMA max_page_count = 100000")
-    daemon.watch()
+    daemon.tick()
     server.loop.run_until_complete(daemon.flush())
     assert "the journal can be written again" in said[2:]
     assert daemon.jobs[JobId(waits)].script is not None

@@ -15,9 +15,10 @@ from rms.core.policies import named
 from rms.core.rules.powercap import expected_w, tasks_in_the_way, under_cap
 from rms.core.scheduler.engine import Engine
 from rms.core.state import State
-from rms.daemon.kernels import GovernorRule, governor_of
+from rms.daemon.kernels import NodesForTasks
 from rms.formats.prices import Prices, Series
 from rms.kernels.model import Governor
+from rms.kernels.served import GovernorRule
 
 HIGH, LOW = Governor.HIGH, Governor.LOW
 POWER = NodePower(idle_w=10.0, static_w=30.0)
@@ -36,10 +37,11 @@ def engine(cap_w: float | None) -> Engine:
 
 
 def said(text: str, state: State, at_s: float, present: Governor = HIGH) -> Governor:
-    context: Any = SimpleNamespace(
-        state=state, now=lambda: at_s, settings=SimpleNamespace(prices=PRICES)
-    )
-    return governor_of(GovernorRule.parse(text), context, range(4), present)[0]
+    lender = NodesForTasks.__new__(NodesForTasks)
+    lender.now, lender.prices = (lambda: at_s), PRICES
+    context: Any = SimpleNamespace(state=state)
+    lender._context = context
+    return GovernorRule.parse(text).governor(lender, range(4), present)[0]
 
 
 @pytest.mark.promise("governor")

@@ -124,3 +124,36 @@ def test_how_a_sensor_follows(power: ModuleType) -> None:
     )
     assert power.rise(readings, 0.0, 1.0) == {}
     assert power.rise([(n * 0.1, 60.0) for n in range(100)], 2.0, 5.0) == {}
+
+
+RAMP = [(10.0, 100.0), (12.0, 300.0), (16.0, 140.0)]
+
+
+@pytest.mark.parametrize(
+    ("start_s", "end_s", "joules"),
+    [
+        (10.0, 16.0, 400.0 + 880.0),  # both trapezoids, whole
+        (11.0, 14.0, 250.0 + 520.0),  # 200..300 W in 1 s, 300..220 W in 2 s
+        (13.0, 14.0, 240.0),  # within one trapezoid: 260..220 W
+        (8.0, 11.0, 200.0 + 150.0),  # held before the first reading
+        (15.0, 19.0, 160.0 + 420.0),  # held after the last
+        (0.0, 2.0, 200.0),  # all before
+        (20.0, 22.0, 280.0),  # all after
+        (12.0, 12.0, 0.0),
+        (14.0, 11.0, 0.0),  # reversed: a clock that stepped back books nothing
+        (20.0, 8.0, 0.0),
+    ],
+)
+def test_energy_by_hand(power: ModuleType, start_s: float, end_s: float, joules: float) -> None:
+    assert power.energy_under(RAMP, start_s, end_s) == pytest.approx(joules, rel=1e-14)
+    assert power.energy_under(RAMP[::-1], start_s, end_s) == pytest.approx(joules, rel=1e-14)
+    split_s = (start_s + end_s) / 2
+    if start_s < end_s:
+        halves = [
+            power.energy_under(RAMP, *span) for span in ((start_s, split_s), (split_s, end_s))
+        ]
+        assert sum(halves) == pytest.approx(joules, rel=1e-12)
+
+
+def test_a_step_at_one_time(power: ModuleType) -> None:
+    assert power.energy_under([(0.0, 10.0), (1.0, 10.0), (1.0, 30.0)], 0.0, 2.0) == 40.0

@@ -15,7 +15,6 @@ from rms.core.model.jobs import Mode
 from rms.formats.jobscript import (
     DEFAULT_ARRAY_OUTPUT,
     DEFAULT_OUTPUT,
-    Options,
     OutputNames,
     Script,
     ScriptError,
@@ -29,6 +28,7 @@ from rms.formats.jobscript import (
     refuse_unsupported,
 )
 from rms.formats.values import MAX_TASKS, Array, IdSelection, fold_ids, parse_array, parse_ids
+from rms.wire.users import Options
 
 Read = Callable[[str], Script]
 
@@ -59,7 +59,7 @@ OPTIONS = [
 ]
 RMS_OPTIONS = [
     ("--mode=flexible", Options(mode=Mode.FLEXIBLE)),
-    *(("--preferred=3", Options(preferred=3)), ("--resize-factor=2", Options(resize_factor=2))),
+    ("--preferred=3", Options(preferred=3)),
     ("--memory-bandwidth=12.5", Options(memory_bandwidth_gb_s=12.5)),
     ("--power=250", Options(power_w=250.0)),
 ]
@@ -166,6 +166,7 @@ def test_a_script_need_not_be_executable_nor_end_its_last_line(tmp_path: Path) -
         ("#RMS -J end\\", "closed quotes"),
         ("#RMS --mode=elastic", "fixed, moldable, malleable, flexible, got 'elastic'"),
         *(("#RMS --preferred=0", "'0'"), ("#RMS --resize-factor=1.5", "'1.5'")),
+        ("#RMS --resize-factor=2", "--resize-factor: expected a script without it"),
         *(("#RMS --ntasks-per-node=-1", "'-1'"), ("#RMS --memory-bandwidth=nan", "'nan'")),
         *(("#RMS --memory-bandwidth=0.0", "'0.0'"), ("#RMS --power=1e3", "'1e3'")),
     ],
@@ -402,7 +403,6 @@ def test_a_job_of_no_array_has_slurms_number_for_its_index() -> None:
 @pytest.mark.parametrize(
     ("options", "got"),
     [
-        (Options(resize_factor=2), "--resize-factor"),
         (Options(ntasks_per_node=4), "expected --ntasks-per-node=1 or 2, .* got 4"),
         (Options(ntasks_per_node=2), "expected --ntasks-per-node=1 or 2, .* got 2"),
     ],

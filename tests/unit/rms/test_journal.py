@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, NewType, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentences import one_sentence
+from submissions import filler
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.contention import Processors, SharedNode
@@ -28,8 +29,8 @@ from rms.core.model.speedup import OperatingPoint
 from rms.core.policies import POLICIES, PolicyError, named
 from rms.core.scheduler.engine import Engine
 from rms.daemon.restart.recover import replay
+from rms.daemon.store.file import FORMAT, checksum
 from rms.daemon.store.journal import (
-    FORMAT,
     Journal,
     JournalError,
     JournalFullError,
@@ -37,6 +38,16 @@ from rms.daemon.store.journal import (
     PolicySet,
     Seen,
 )
+from rms.daemon.store.notes import (
+    EndingNote,
+    MarkNote,
+    NextNote,
+    ScriptNote,
+    StepNote,
+    StepsNote,
+    SubmissionNote,
+)
+from rms.formats.values import SignalAsked
 from rms.sim.simulator import Simulation
 from rms.wire.users import EnergyRow
 
@@ -76,7 +87,8 @@ SIZES = st.lists(st.integers(1, 99), min_size=3, max_size=3).map(
 
 def records(kind: type, without: set[str] = frozenset()) -> st.SearchStrategy[dict[str, Any]]:
     hints = get_type_hints(kind)
-    return st.fixed_dictionaries({n: values(h) for n, h in hints.items() if n not in without})
+    own = {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar}
+    return st.fixed_dictionaries({n: values(h) for n, h in own.items() if n not in without})
 
 
 def structs(kind: type) -> st.SearchStrategy[Any]:
@@ -157,10 +169,10 @@ def test_headers_and_policies_have_their_place_among_the_events(tmp_path: Path) 
     with begun(path, "array-share") as journal:
         last = journal.append(event)
         assert list(journal.read()) == [
-            Opened(NODES, "fifo", FORMAT, widths=(1,) * 4),
+            Opened(NODES, "fifo", widths=(1,) * 4),
             Seen(first, event, None),
             PolicySet(2.0, "easy"),
-            Opened(NODES, "array-share", FORMAT, widths=(1,) * 4),
+            Opened(NODES, "array-share", widths=(1,) * 4),
             Seen(last, event, None),
         ]
     with sqlite3.connect(path) as db:
@@ -180,22 +192,22 @@ def test_reading_goes_on_over_pages_and_while_entries_are_added(tmp_path: Path) 
         assert [entry.seq for entry in reader if isinstance(entry, Seen)] == numbers
 
 
-def test_notes_are_replaced_and_found_by_prefix(tmp_path: Path) -> None:
+def test_notes_are_replaced_and_found_by_kind(tmp_path: Path) -> None:
     path = tmp_path / "journal"
+    two = SubmissionNote("2", cwd="/odd \udcff name", signal=SignalAsked(10))
+    steps = StepsNote(
+        "2", steps=[StepNote({3: 4}, (3,), "warm", ((3, 1),), None, "", True, 0, True)]
+    )
     with begun(path) as journal:
-        journal.note("job/2", {"pid": 1})
-        journal.note("job/2", {"pid": 2, "folder": "odd \udcff name"})
-        journal.note("job/10", {"pids": [3, 4], "limit_s": None})
-        journal.note("jobs_%", {})
+        journal.note(SubmissionNote("2", cwd="/"))
+        journal.note(two, SubmissionNote("10"), steps)
     with Journal.open(path) as journal:
-        wanted = {
-            "job/10": {"pids": [3, 4], "limit_s": None},
-            "job/2": {"pid": 2, "folder": "odd \udcff name"},
-        }
-        assert journal.notes("job/") == wanted
-        assert journal.notes() == wanted | {"jobs_%": {}}
+        assert journal.notes(SubmissionNote) == {"10": SubmissionNote("10"), "2": two}
+        assert journal.noted(SubmissionNote, "2") == two
+        assert journal.noted(StepsNote, "2") == steps
+        assert journal.noted(StepsNote, "1") == StepsNote("1")
         with pytest.raises(ValueError, match="JSON"):
-            journal.note("job/2", {"limit_s": math.inf})
+            journal.note(EndingNote("2", "TIMEOUT", math.inf))
 
 
 # --- what is refused -------------------------------------------------------------------------
@@ -293,12 +305,13 @@ def test_an_overwritten_page_is_refused(whole: Path, tmp_path: Path, page: int) 
     path.write_bytes(data)
     with one_sentence(JournalError, str(path)), Journal.open(path) as journal:
         list(journal.read())
-        journal.notes()
+        journal.notes(ScriptNote)
 
 
 def harmed(path: Path, statement: str, *values: object) -> None:
     """Change a journal's file behind its back."""
     with sqlite3.connect(path) as db:
+        db.create_function("checksum", -1, checksum)
         db.execute(statement, values)
     db.close()
 
@@ -308,18 +321,17 @@ def test_damaged_records_are_set_aside_and_named(tmp_path: Path) -> None:
     with begun(path) as journal:
         first, second, third = (journal.append(Started(0.0, JobId(str(n)))) for n in range(3))
         journal.decided(third, [Later(JobId("2"), "why")])
-        journal.note("job/1", {"pid": 1})
-        journal.note("job/2", {"pid": 2})
+        journal.note(ScriptNote("1", 1), ScriptNote("2", 2))
     harmed(path, "UPDATE entries SET body = substr(body, 1, 9) WHERE seq = ?", second)
     harmed(path, "UPDATE decisions SET body = x'90' WHERE seq = ?", third)
-    harmed(path, "UPDATE notes SET value = replace(value, '1', '7') WHERE key = 'job/1'")
+    harmed(path, "UPDATE notes SET value = replace(value, '1', '7') WHERE key = 'script/1'")
     for opening in range(2):
         with Journal.open(path) as journal:
             found = [*journal.read()][1:]
             assert found == [Seen(n, Started(0.0, JobId(str(n - 2))), None) for n in (first, third)]
-            assert journal.notes() == {"job/2": {"pid": 2}}
+            assert journal.notes(ScriptNote) == {"2": ScriptNote("2", 2)}
             gap = f"entry {second} is missing"
-            set_aside = f"entry {second}", f"the decisions on entry {third}", "note job/1"
+            set_aside = f"entry {second}", f"the decisions on entry {third}", "note script/1"
             said = [f"{what} is damaged" for what in set_aside]
             assert journal.damage == [*([] if opening else said), gap]
             if opening:  # decided anew
@@ -331,8 +343,8 @@ def test_an_entry_that_this_version_cannot_have_written_is_named(tmp_path: Path)
     with begun(path) as journal:
         first = journal.append(Started(0.0, JobId("1")))
         journal.append(Started(1.0, JobId("1")))
-    wrong = "UPDATE entries SET body = substr(body, 1, 9), sum = NULL WHERE seq = ?"
-    harmed(path, wrong, first)
+    harmed(path, "UPDATE entries SET body = substr(body, 1, 9) WHERE seq = ?", first)
+    harmed(path, "UPDATE entries SET sum = checksum(seq, kind, body)")
     with Journal.open(path) as journal:
         assert len([*journal.read()]) == 2
         (named_it,) = journal.damage
@@ -358,8 +370,7 @@ OLDER = "it is damaged, or an older journal was restored"
 def test_a_tail_that_is_gone_is_missed(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with begun(path) as journal:
-        journal.note("mark", {"mark": "m"})
-        journal.note("next", {"id": 8})
+        journal.note(MarkNote(mark="m"), NextNote(id=8))
         for n in range(5):
             journal.append(Started(float(n), JobId("1")))
         journal.flush()
@@ -374,7 +385,7 @@ def test_a_tail_that_is_gone_is_missed(tmp_path: Path) -> None:
     with Journal.open(path) as journal:
         assert journal.damage == [f"entries 1 to 4 are missing: {OLDER}"]
         assert journal.counted is not None
-        assert journal.counted.notes == {"mark": {"mark": "m"}, "next": {"id": 8}}
+        assert (journal.counted.mark, journal.counted.next) == (MarkNote(mark="m"), NextNote(id=8))
     path.unlink()
     path.with_suffix(".count").write_bytes(b"\0" * 512)
     with Journal.open(path) as journal:
@@ -389,7 +400,7 @@ def test_after_a_power_cut_all_that_was_flushed_is_there(tmp_path: Path) -> None
     with begun(path) as journal:
         for number in range(1, 13):
             journal.append(Started(float(number), JobId("1")))
-            journal.note(f"job/{number}", {"text": "x" * 500 * number})
+            journal.note(filler(number, 500 * number))
             if number % 3 == 0:
                 journal.flush()
                 flushed.append((number, log.stat().st_size))
@@ -408,7 +419,7 @@ def test_after_a_power_cut_all_that_was_flushed_is_there(tmp_path: Path) -> None
                 assert found[:number] == [
                     Started(float(n), JobId("1")) for n in range(1, number + 1)
                 ]
-                assert journal.damage == [] and len(journal.notes()) >= number
+                assert journal.damage == [] and len(journal.notes(SubmissionNote)) >= number
 
 
 @pytest.mark.promise("damaged-journal")
@@ -419,20 +430,14 @@ def test_a_row_of_energy_that_is_not_what_was_written_counts_nowhere(tmp_path: P
         for owner, source in (("1", "rapl"), ("2", "rapl"), ("3", "model"))
     ]
     with begun(path) as journal:
-        journal.book(rows, {})
+        journal.book(rows)
         assert journal.energy() == rows and len(journal.energy_sums(0.0)) == 3
     harmed(path, "UPDATE energy SET joules = 6.0 WHERE owner = '2'")
-    harmed(path, "UPDATE energy SET sum = NULL WHERE owner = '3'")  # written before there were any
     with begun(path) as journal:
         assert journal.energy() == [rows[0], rows[2]] and journal.energy("2") == []
         assert [row.owner for row in journal.energy_sums(0.0)] == ["1", "3"]
         assert [row.owner for row in journal.newest_energy(0.0)] == ["1", "3"]
-        journal.book(rows[1:2], {})
-        assert journal.energy() == rows
-    harmed(path, "DROP INDEX energy_of")
-    harmed(path, "DROP INDEX energy_measured")
-    harmed(path, "ALTER TABLE energy DROP COLUMN sum")
-    with begun(path) as journal:  # one of before
+        journal.book(rows[1:2])
         assert journal.energy() == rows
 
 
@@ -460,7 +465,7 @@ def test_what_does_not_fit_on_a_full_disk_is_written_once_there_is_room(tmp_path
         numbers = filled(journal)
         journal.decided(numbers[-1], [Later(JobId("1"), "why")])
         for pid in range(3):
-            journal.note("job/1", {"pid": pid, "text": "x" * 9000})
+            journal.note(filler(1, 9000 + pid))
         last = journal.append(Started(1.0, JobId("1")))
         for _ in range(2):
             with one_sentence(JournalFullError, "database or disk is full"):
@@ -471,7 +476,7 @@ def test_what_does_not_fit_on_a_full_disk_is_written_once_there_is_room(tmp_path
         assert before < len(numbers)
         room(journal, 10_000)
         journal.flush()
-        assert journal.notes()["job/1"]["pid"] == 2
+        assert journal.noted(SubmissionNote, "filler-1") == filler(1, 9002)
     with Journal.open(path) as journal:
         found = [entry for entry in journal.read() if isinstance(entry, Seen)]
         assert [entry.seq for entry in found] == [*numbers, last]
@@ -483,12 +488,12 @@ def test_all_or_nothing_of_a_whole_is_written(tmp_path: Path) -> None:
     with begun(tmp_path / "journal") as journal:
         room(journal, 1)
         with pytest.raises(JournalFullError), journal.whole():
-            journal.note("job/1", {"pid": 1})
+            journal.note(ScriptNote("1", 1))
             seq = journal.append(Started(0.0, JobId("1")))
-            journal.note("job/2", {"text": "x" * 100_000})
+            journal.note(filler(2, 100_000))
         room(journal, 10_000)
         journal.flush()
-        assert journal.notes() == {} and len([*journal.read()]) == 1
+        assert journal.notes(ScriptNote) == {} and len([*journal.read()]) == 1
         assert journal.append(Started(1.0, JobId("1"))) == seq
 
 
@@ -615,11 +620,11 @@ APPENDS = """
 import sys
 from itertools import count
 from pathlib import Path
-from rms.core.cluster import Cluster
-from rms.core.engine import Engine
+from rms.core.model.cluster import Cluster
 from rms.core.model.events import Ended, Submitted
+from rms.core.model.jobs import JobId, JobSpec, Mode
+from rms.core.scheduler.engine import Engine
 from rms.daemon.store.journal import Journal
-from rms.core.model import JobId, JobSpec, Mode
 from rms.core.policies import named
 
 journal = Journal.open(Path(sys.argv[1]))

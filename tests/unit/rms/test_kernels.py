@@ -25,9 +25,18 @@ from rms.kernels import (
 )
 from rms.kernels import collection as collections
 from rms.kernels import connection as link
-from rms.kernels.model import Device, Start, Task, TaskId, TaskSpec, TaskState
+from rms.kernels.model import (
+    KernelSpec,
+    KernelTask,
+    TaskDevice,
+    TaskGoOn,
+    TaskId,
+    TaskRun,
+    TaskSpec,
+    TaskStart,
+    TaskState,
+)
 from rms.kernels.places import Place, bound
-from rms.kernels.wire import GoOn, KernelSpec, Run
 
 ROOT = Path(__file__).parents[3]
 JOBS = ROOT / "jobs"
@@ -39,7 +48,7 @@ def no_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RMS_SERVER", f"unix:{tmp_path / 'socket'}")
     monkeypatch.setattr(link, "_connection", None)
     monkeypatch.delenv("RMS_JOB_ID", raising=False)
-    collections._said.clear()
+    collections._alone_logged.clear()
 
 
 @pytest.fixture
@@ -75,7 +84,7 @@ def test_without_a_daemon_the_best_kernel_runs_here_and_that_is_said_once(
     with on_device(Resource.CORE) as found:
         assert found.resource is Resource.CORE and place() == found
     assert capsys.readouterr().err == "rms.kernels: no daemon answers: on core here\n"
-    collections._said.clear()
+    collections._alone_logged.clear()
     monkeypatch.setenv("RMS_JOB_ID", "1")  # whose devices they are
     KernelCollection[list[Resource]]([], *kernels).run()
     assert capsys.readouterr().err == "rms.kernels: in a job: on core here\n"
@@ -152,17 +161,17 @@ def test_a_malleable_kernel_goes_on_with_other_cores_at_a_yield_point(
     class Daemon:
         """A connection to a daemon that has one task, on one core at first."""
 
-        entry: link.Entry
+        entry: link.OpenTask
 
-        def open(self, entry: link.Entry, after: object) -> None:
+        def open(self, entry: link.OpenTask, after: object) -> None:
             self.entry = entry
-            entry.deliver(Run(1, "n1", Resource.CORES, ("cpu:0",)))
+            entry.deliver(TaskRun(TaskId(1), "n1", Resource.CORES, ("cpu:0",)))
 
-        def resized(self, entry: link.Entry) -> GoOn | None:
+        def resized(self, entry: link.OpenTask) -> TaskGoOn | None:
             coming, entry.coming = entry.coming, None
             return coming
 
-        def close(self, entry: link.Entry, *, failed: bool) -> None:
+        def close(self, entry: link.OpenTask, *, failed: bool) -> None:
             assert not failed
 
     daemon, seen = Daemon(), list[tuple[str, ...]]()
@@ -173,7 +182,7 @@ def test_a_malleable_kernel_goes_on_with_other_cores_at_a_yield_point(
             found = place()
             assert found is not None
             seen.append(found.slots)
-            daemon.entry.coming = GoOn(1, "there", cores) if cores else None
+            daemon.entry.coming = TaskGoOn(TaskId(1), "there", cores) if cores else None
             yield
 
     KernelCollection(None, Kernel(steps, Resource.CORES, malleable=True)).run()
@@ -254,6 +263,6 @@ def test_the_guide_has_a_computation_in_fifteen_lines_and_a_strategy_in_twenty()
     assert found["data"]["step"] == 200 and 0.0 < found["data"]["u"][1, 32] < 1.0
     own: dict[str, Any] = {}
     exec(strategy, own)
-    state = TaskState({"n1": Device("n1", Resource.CORE, (0,))})
-    state.wait(Task(TaskId(0), TaskSpec(0, (KernelSpec(Resource.CORE),))))
-    assert own["schedule"](state) == [Start(TaskId(0), "n1")]
+    state = TaskState({"n1": TaskDevice("n1", Resource.CORE, (0,))})
+    state.wait(KernelTask(TaskId(0), TaskSpec(0, (KernelSpec(Resource.CORE),))))
+    assert own["schedule"](state) == [TaskStart(TaskId(0), "n1")]

@@ -18,7 +18,7 @@ from killed import bench as opened
 from rms.core.model.events import Resize as ResizeDecision
 from rms.core.model.jobs import JobId, JobState, Mode
 from rms.daemon.restart.replay import replayed
-from rms.daemon.store.record import REQUEUED
+from rms.daemon.store.record import REQUEUED, ResizeNote
 from rms.daemon.store.snapshots import EVERY
 from rms.wire.messages import (
     Begun,
@@ -45,8 +45,10 @@ def submits(bench: Bench) -> None:
 
 def launches(key: str) -> Step:
     def step(bench: Bench) -> None:
-        bench.daemon.launch(ONE, COMMAND, key)
-        bench.daemon.poll(ONE, Poll(1, 100, 0, "warm", ((0, 2),), restartable=True))
+        bench.daemon.worlds.launch(bench.daemon.jobs[ONE], COMMAND, key)
+        bench.daemon.worlds.poll(
+            bench.daemon.jobs[ONE], Poll(1, 100, 0, "warm", ((0, 2),), restartable=True)
+        )
 
     return step
 
@@ -55,7 +57,9 @@ def wants(size: int) -> Step:
     def step(bench: Bench) -> None:
         running = bench.daemon.context.state.running[ONE]
         if size not in (running.size, running.requested_size):
-            bench.daemon.poll(ONE, Poll(2, 100, 0, "warm", ((0, 2),), restartable=True))
+            bench.daemon.worlds.poll(
+                bench.daemon.jobs[ONE], Poll(2, 100, 0, "warm", ((0, 2),), restartable=True)
+            )
             assert isinstance(bench.daemon.resize(ONE, size, "warm"), ResizeDecision)
 
     return step
@@ -64,8 +68,8 @@ def wants(size: int) -> Step:
 def reports(make: Callable[[int, tuple[int, ...]], list[Report]]) -> Step:
     def step(bench: Bench) -> None:
         resize = bench.daemon.jobs[ONE].resize
-        for report in [] if resize is None else make(resize.number, tuple(resize.launches)):
-            bench.daemon.report(ONE, report)
+        for report in [] if resize is None else make(resize.number, tuple(resize.new.slots)):
+            bench.daemon.worlds.report(bench.daemon.jobs[ONE], report)
 
     return step
 
@@ -95,7 +99,7 @@ def leaves(bench: Bench) -> None:
 def looks(bench: Bench) -> None:
     for _ in range(3):
         bench.now_s += 0.1
-        bench.daemon.watch()
+        bench.daemon.tick()
 
 
 def stops(bench: Bench) -> None:
@@ -136,7 +140,7 @@ def fixed(bench: Bench) -> None:
 
 def cancelled(bench: Bench) -> None:
     if ONE in bench.daemon.context.state.running:
-        bench.daemon.cancel(ONE)
+        bench.daemon.scripts.cancel(bench.daemon.jobs[ONE], if_journalled=True)
 
 
 def late(bench: Bench) -> None:
@@ -209,7 +213,7 @@ def told(
         rows = [row.number for row in context.jobs[ONE].resizes]
         assert rows == {"resized twice": [1, 2], "relaunched": [1]}.get(name, []), where
         assert context.jobs[ONE].summary, where
-        assert context.journal.notes("boot/").get("boot/1", {}) == {}, where
+        assert context.journal.noted(ResizeNote, "1").resize is None, where
         found = replayed(context.journal)
         assert (found.differing, found.refused, found.unrecorded) == ([], [], {}), where
         return db.writes

@@ -16,6 +16,7 @@ from routed import SCRIPT, Routed, routed
 
 from rms.core.model.jobs import JobId
 from rms.daemon.jobs import watch
+from rms.daemon.store.notes import SignalNote
 from rms.formats.jobscript import Options, parse_text, read_option
 from rms.formats.values import ScriptError, SignalAsked, parse_signal
 from rms.launch.base import ManagedProcess, ScriptLaunch
@@ -70,7 +71,7 @@ def test_lines_of_sbatch_are_heeded_here_and_by_slurm(tmp_path: Path) -> None:
     found = parse_text(lines, "job.sh")
     assert found.options == Options(memory_mib=2048.0, signal="B:USR1@30")
     assert found.slurm_options == ("--mem=2G", "--signal=B:USR1@30")
-    assert LocalLauncher(tmp_path, "cafe", "unix:none").unheeded(found.slurm_options) == []
+    assert LocalLauncher(tmp_path, "cafe", "unix:none").nodes.unheeded(found.slurm_options) == []
     with pytest.raises(ScriptError, match="--mem: expected memory like 512"):
         read_option("mem", "much")
 
@@ -86,15 +87,15 @@ def test_a_job_gets_its_signal_once_before_its_time_is_up(
     monkeypatch.setattr(launcher, "send_signal", lambda job, n, script: sent.append((job, n)))
     server.submit(time_s=100.0, signal="USR1@30")
     server.clock[0] += 69.0
-    daemon.watch()
+    daemon.tick()
     assert sent == []
     server.clock[0] += 2.0
-    daemon.watch()
-    daemon.watch()
+    daemon.tick()
+    daemon.tick()
     assert sent == [("1", signal.SIGUSR1)]
-    assert daemon.journal.noted("signal", "1") == {"sent": True}
+    assert daemon.journal.noted(SignalNote, "1").sent
     server.clock[0] += 30.0
-    daemon.watch()
+    daemon.tick()
     assert daemon.jobs[ONE].ending == "TIMEOUT" and len(sent) == 1
 
 
@@ -109,12 +110,12 @@ def test_a_job_over_its_memory_is_ended_at_once(
     monkeypatch.setattr(launcher, "kill", lambda job, launch=None: killed.append(job))
     server.submit(memory_mib=200.0)
     server.submit(memory_mib=50.0)
-    daemon.watch()
+    daemon.tick()
     server.clock[0] += 2.0
-    daemon.watch()
+    daemon.tick()
     assert (daemon.jobs[ONE].ending, daemon.jobs[JobId("2")].ending) == (None, "OUT_OF_MEMORY")
     server.clock[0] += 0.1
-    daemon.watch()
+    daemon.tick()
     assert set(killed) == {"2"}
     daemon.scripts.end(daemon.jobs[JobId("2")], 137)
     row = server.ask("GET", "/jobs?id=2")[1][0]
@@ -216,7 +217,7 @@ def test_who_was_ended_by_the_kernel_is_out_of_memory(
     monkeypatch.setattr(watch, "sum_mib", lambda pids: 1e9)  # nobody looks at that
     server.submit(memory_mib=50.0)
     server.clock[0] += 2.0
-    daemon.watch()
+    daemon.tick()
     assert daemon.jobs[ONE].ending is None and asked == [("1", 50.0)]
     kills["1"] = 3
     daemon.scripts.end(daemon.jobs[ONE], 137)

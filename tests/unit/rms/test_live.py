@@ -45,12 +45,12 @@ def test_a_page_asks_for_rows_and_drawings_that_are_cut_to_size(server: Routed) 
     assert (present["waiting"], present["running"], present["held"]) == (200, 1, 2)
     assert present["jobs"]["total"] == 2 and present["jobs"]["lines"][1]["tasks"] == 200
     said = [each["words"] for each in present["news"]]
-    assert f"job {wide} has started" in said and f"job {wide} was submitted" in said
+    assert f"job {wide} started" in said and f"job {wide} submitted" in said
 
     end(server, wide)
     then = asked(server, jobs="active", after=before, lanes=2, power=True, array=array, job=wide)
     assert [each["words"] for each in then["news"] if each["job"] == wide] == [
-        f"job {wide} is COMPLETED"
+        f"job {wide} COMPLETED"
     ]
     assert all(each["seq"] > before for each in then["news"]) and then["missed"] == 0
     assert [line["ids"] for line in then["jobs"]["lines"]] == [

@@ -9,6 +9,7 @@ import pytest
 from routed import routed
 
 from rms.daemon.store.journal import Seen
+from rms.daemon.store.notes import SubmissionNote
 
 
 @pytest.mark.promise("large-arrays")
@@ -18,7 +19,7 @@ def test_an_array_is_entered_and_cancelled_as_one(tmp_path: Path) -> None:
         before = server.ask("GET", "/jobs")[1]
         assert [row["output"] for row in before[:2]] == ["/1-1.out", "/1-2.out"]
         assert {row["state"] for row in before[:2]} == {"RUNNING"}
-        assert list(server.daemon.journal.notes("job/")) == ["job/1"]
+        assert list(server.daemon.journal.notes(SubmissionNote)) == ["1"]
         folders = {path.name for path in (tmp_path / "jobs").iterdir() if path.is_dir()}
         assert folders == {"1", "1_1", "1_2"}  # of those that run
         ids = [row["id"] for row in before]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from submissions import hand_in
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import Decision, Ended, Resize, Resized, Start, Started, Submitted
@@ -19,7 +20,8 @@ from rms.daemon.jobs.watch import LOOK_S
 from rms.daemon.restart.recover import replay, resume
 from rms.daemon.store.context import Settings
 from rms.daemon.store.journal import Journal
-from rms.daemon.store.record import JobRuntime, PendingResize
+from rms.daemon.store.notes import NextNote, ResizesNote, ScriptNote
+from rms.daemon.store.record import JobRuntime, PendingResize, ResizeNote
 from rms.launch.base import ManagedProcess, ScriptLaunch
 from rms.launch.local import LocalLauncher
 
@@ -104,10 +106,10 @@ def test_many_entries_are_flushed_once(tmp_path: Path, monkeypatch: pytest.Monke
     with Journal.open(tmp_path / "j") as journal:
         journal.header(Cluster.recorded(("a",)), "fifo")
         for n in range(10):
-            journal.note(f"job/{n}", {"n": n})
+            journal.note(ScriptNote(str(n), n))
         assert flushed == []
         journal.flush()
-        journal.notes("job/")
+        journal.notes(ScriptNote)
         journal.flush()
     assert flushed == [
         str(tmp_path),
@@ -115,13 +117,13 @@ def test_many_entries_are_flushed_once(tmp_path: Path, monkeypatch: pytest.Monke
     ]  # that it is there, and what is in it
 
 
-def test_notes_are_found_by_the_beginning_of_their_keys(tmp_path: Path) -> None:
+def test_notes_are_found_by_their_kind(tmp_path: Path) -> None:
     with Journal.open(tmp_path / "j") as journal:
-        for key in ("job/1", "job/10", "jo", "job0", "job/\u20ac", "boot/1"):
-            journal.note(key, {})
-        assert list(journal.notes("job/")) == ["job/1", "job/10", "job/\u20ac"]
-        assert list(journal.notes("job/1")) == ["job/1", "job/10"]
-        assert len(journal.notes()) == 6
+        for job in ("10", "1", "\u20ac"):
+            journal.note(ResizesNote(job), ResizeNote(job), NextNote(id=2))
+        assert list(journal.notes(ResizesNote)) == ["1", "10", "\u20ac"]
+        assert list(journal.notes(ResizeNote)) == ["1", "10", "\u20ac"]
+        assert journal.notes(NextNote) == {"": journal.noted(NextNote)} == {"": NextNote(id=2)}
 
 
 # -- The server's questions -------------------------------------------------------------------
@@ -138,18 +140,18 @@ def test_a_question_is_held_while_its_wish_is_known() -> None:
 
     async def ask() -> None:
         job = JobRuntime(JobId("1"))
-        waiting = asyncio.create_task(job.news.wait())
+        waiting = asyncio.create_task(job.wakeup.wait())
         await asyncio.sleep(0)
         job.resize = PendingResize(1, ("a",), "spawn", told=True)
-        job.tell()
+        job.wakeup.wake()
         await asyncio.wait_for(waiting, 10)
-        held = asyncio.create_task(job.news.wait())
+        held = asyncio.create_task(job.wakeup.wait())
         await asyncio.sleep(0.01)
         job.resize = None
         await asyncio.sleep(0.01)
         assert not held.done()
         job.resize = PendingResize(2, ("b",), "spawn", told=True)
-        job.tell()
+        job.wakeup.wake()
         await asyncio.wait_for(held, 10)
 
     asyncio.run(ask())
@@ -181,13 +183,12 @@ def test_every_job_has_its_turn_where_looks_take_long(tmp_path: Path) -> None:
     names = ("a", "b", "c")
     cluster = Cluster(names, tuple((f"cpu:{n}",) for n in range(3)), (NodePower(),) * 3)
     with Journal.open(tmp_path / "j") as journal:
-        settings = Settings("fifo", lambda: launcher.clock[0], lambda words: None)
+        settings = Settings(policy="fifo", now=lambda: launcher.clock[0], say=lambda words: None)
         daemon = resume(cluster, journal, launcher, settings)
-        note = {"array": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
         fixed = [JobSpec(JobId(n), 1_000.0, 1, 1, 1, Mode.FIXED) for n in ("1", "2", "3")]
-        daemon.submit(fixed, {each.id: dict(note) for each in fixed})
+        hand_in(daemon, fixed)
         for _ in range(6):
-            daemon.watch()
+            daemon.tick()
     assert launcher.looked == ["1", "2", "3"] * 2
 
 
@@ -223,17 +224,16 @@ def test_a_calm_job_is_looked_at_when_a_child_ends_or_a_limit_is_due(tmp_path: P
     launcher.told = []
     cluster = Cluster(("a",), (("cpu:0",),), (NodePower(),))
     with Journal.open(tmp_path / "j") as journal:
-        settings = Settings("fifo", lambda: clock[0], lambda words: None)
+        settings = Settings(policy="fifo", now=lambda: clock[0], say=lambda words: None)
         daemon = resume(cluster, journal, launcher, settings)
-        note = {"array": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
         limited = JobSpec(JobId("1"), 1_000.0, 1, 1, 1, Mode.FIXED, limit_s=100.0)
-        daemon.submit([limited], {"1": dict(note)})
+        hand_in(daemon, [limited])
         watch = daemon.job_watch
-        watch.told = True
+        watch.has_signals = True
 
         def looks() -> int:
             before = launcher.child.looks
-            daemon.watch()
+            daemon.tick()
             return launcher.child.looks - before
 
         assert looks() and not looks() and not looks()
@@ -244,5 +244,5 @@ def test_a_calm_job_is_looked_at_when_a_child_ends_or_a_limit_is_due(tmp_path: P
         assert looks() and looks()  # until it has ended
         launcher.child.code = 143
         watch.child_ended()
-        daemon.watch()
+        daemon.tick()
         assert str(daemon.context.state.ended[JobId("1")].state) == "TIMEOUT"

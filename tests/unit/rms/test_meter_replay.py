@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rms.power.command import Curve, Replay
+from rms.power.command import Curve, ReplayMeter
 from rms.power.meter import MeterError
 from rms.wire.messages import DeviceEnergy
 
@@ -34,7 +34,7 @@ def joules(found: list[DeviceEnergy]) -> dict[str, float]:
 
 
 def test_sums_rise_evenly_between_rows_and_the_last_is_told_once(tmp_path: Path) -> None:
-    replay = Replay(recording(tmp_path, JOULES))
+    replay = ReplayMeter(recording(tmp_path, JOULES))
     assert joules(replay.read(7.0)) == {"node": 0.0, "gpu-0": 0.0}
     assert joules(replay.read(8.0)) == {"node": 50.0, "gpu-0": 2.0}
     assert joules(replay.read(11.5)) == {"node": 100.0, "gpu-0": 9.0}
@@ -44,16 +44,16 @@ def test_sums_rise_evenly_between_rows_and_the_last_is_told_once(tmp_path: Path)
 
 
 def test_watts_are_trapezoids(tmp_path: Path) -> None:
-    replay = Replay(recording(tmp_path, WATTS))
+    replay = ReplayMeter(recording(tmp_path, WATTS))
     found = [replay.read(at_s)[0].joules for at_s in (0.0, 1.0, 2.0, 3.0, 9.0)]
     assert found == [0.0, 25.0, 100.0, 200.0, 300.0]
 
 
 def test_a_later_agent_goes_on_where_it_is_by_now(tmp_path: Path) -> None:
     file = recording(tmp_path, JOULES)
-    first = Replay(file)
+    first = ReplayMeter(file)
     first.read(0.0)
-    known, later = first.read(1.0), Replay(file)
+    known, later = first.read(1.0), ReplayMeter(file)
     later.resume(known, 0.5, True)
     assert joules(later.read(500.0)) == {"node": 75.0, "gpu-0": 3.0}
 
@@ -90,5 +90,5 @@ def test_what_is_no_recording_is_refused_in_a_sentence(
     tmp_path: Path, text: str, said: str
 ) -> None:
     with pytest.raises(MeterError) as error:
-        Replay(recording(tmp_path, text)).open()
+        ReplayMeter(recording(tmp_path, text)).open()
     assert said in str(error.value) and "\n" not in str(error.value)

@@ -299,7 +299,7 @@ def test_what_no_policy_may_do_with_nodes_power_is_refused() -> None:
 
 
 def test_nodes_that_are_counted_are_not_powered_off() -> None:
-    assert not chosen(off_when_idle(), counted=True).counted
+    assert not chosen(off_when_idle(), counted=True).placement.counted
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 
 from rms.launch.processes import alive
 from rms.power.meter import MeterError
-from rms.power.nvidia_smi import Devices, NvidiaSmi, Reading, integrate, parse_line
+from rms.power.nvidia_smi import Devices, NvidiaSmi, PowerReading, parse_line
 from rms.wire.messages import DeviceEnergy
 
 DEADLINE_S = 120.0
@@ -90,7 +89,7 @@ def group_members(group: int) -> list[int]:
 @pytest.mark.parametrize("then", ["exec sleep 1000", "sleep 1000; echo never"])
 def test_readings_arrive_and_nothing_is_left(tmp_path: Path, then: str) -> None:
     threads = set(threading.enumerate())
-    got: list[Reading] = []
+    got: list[PowerReading] = []
     with NvidiaSmi(stand_in(tmp_path, then), every_ms=50) as sampler:
         sampler.start(got.append)
         wait_for(lambda: len(got) >= len(PLAYED))
@@ -228,7 +227,7 @@ def test_devices_go_on_from_what_is_known(tmp_path: Path) -> None:
 class Silent(NvidiaSmi):
     """Starts nothing."""
 
-    def start(self, on_reading: Callable[[Reading], None]) -> None:
+    def start(self, on_reading: Callable[[PowerReading], None]) -> None:
         pass
 
 
@@ -242,7 +241,7 @@ def test_a_clock_that_is_set_costs_no_energy(
     for tenth in range(600):
         if tenth == 255:
             stamp_s += jump_s
-        meter._readings.put(Reading(stamp_s + tenth / 10, 0, 100.0))
+        meter._readings.put(PowerReading(stamp_s + tenth / 10, 0, 100.0))
         if tenth % 10 == 0:
             (device,) = meter.read(50.0 + tenth / 10)
     assert device.joules + 100.0 * device.unseen_s == pytest.approx(5900.0, abs=200.0)
@@ -250,10 +249,12 @@ def test_a_clock_that_is_set_costs_no_energy(
 
 def test_a_line() -> None:
     at_s = datetime(2024, 5, 6, 12, 34, 56, 789000).timestamp()
-    assert parse_line("2024/05/06 12:34:56.789, 0, 61.72") == Reading(at_s, 0, 61.72)
-    assert parse_line("2024/05/06 12:34:56.789, 11, 300\r\n") == Reading(at_s, 11, 300.0)
-    assert parse_line("2024/05/06 12:34:56.789, 0, 61.72, 400.00") == Reading(at_s, 0, 61.72, 400.0)
-    assert parse_line("2024/05/06 12:34:56.789, 0, 61.72, [N/A]") == Reading(at_s, 0, 61.72)
+    assert parse_line("2024/05/06 12:34:56.789, 0, 61.72") == PowerReading(at_s, 0, 61.72)
+    assert parse_line("2024/05/06 12:34:56.789, 11, 300\r\n") == PowerReading(at_s, 11, 300.0)
+    assert parse_line("2024/05/06 12:34:56.789, 0, 61.72, 400.00") == PowerReading(
+        at_s, 0, 61.72, 400.0
+    )
+    assert parse_line("2024/05/06 12:34:56.789, 0, 61.72, [N/A]") == PowerReading(at_s, 0, 61.72)
 
 
 @pytest.mark.parametrize(
@@ -281,73 +282,3 @@ def test_lines_that_are_no_reading(line: str) -> None:
 @given(st.text())
 def test_garbage_never_raises(line: str) -> None:
     parse_line(line)
-
-
-RAMP = [
-    Reading(10.0, 0, 100.0),
-    Reading(12.0, 0, 300.0),
-    Reading(16.0, 0, 140.0),
-    Reading(11.0, 3, 50.0),
-]
-
-
-@pytest.mark.parametrize(
-    ("start_s", "end_s", "joules"),
-    [
-        (10.0, 16.0, {0: 400.0 + 880.0, 3: 300.0}),  # both trapezoids, whole
-        (11.0, 14.0, {0: 250.0 + 520.0, 3: 150.0}),  # 200..300 W in 1 s, 300..220 W in 2 s
-        (13.0, 14.0, {0: 240.0, 3: 50.0}),  # within one trapezoid: 260..220 W
-        (8.0, 11.0, {0: 200.0 + 150.0, 3: 150.0}),  # held before the first reading
-        (15.0, 19.0, {0: 160.0 + 420.0, 3: 200.0}),  # held after the last
-        (0.0, 2.0, {0: 200.0, 3: 100.0}),  # all before
-        (20.0, 22.0, {0: 280.0, 3: 100.0}),  # all after
-        (12.0, 12.0, {0: 0.0, 3: 0.0}),
-        (14.0, 11.0, {0: 0.0, 3: 0.0}),  # reversed: a clock that stepped back books nothing
-        (20.0, 8.0, {0: 0.0, 3: 0.0}),
-    ],
-)
-def test_integral_by_hand(start_s: float, end_s: float, joules: dict[int, float]) -> None:
-    assert integrate(RAMP, start_s, end_s) == pytest.approx(joules, rel=1e-14)
-    assert integrate(RAMP[::-1], start_s, end_s) == pytest.approx(joules, rel=1e-14)
-
-
-def test_integral_of_the_recording() -> None:
-    readings = [r for line in RECORDING.splitlines() if (r := parse_line(line))]
-    joules = integrate(readings, START_S, START_S + 0.8)
-    inner = 210.44 + 402.90 + 188.03
-    assert joules[0] == pytest.approx(0.2 * (61.72 / 2 + inner + 62.01 / 2), rel=1e-6)
-
-
-def test_no_readings_no_energy() -> None:
-    assert integrate([], 0.0, 1.0) == {}
-
-
-def test_a_step_at_one_time() -> None:
-    step = [Reading(0.0, 0, 10.0), Reading(1.0, 0, 10.0), Reading(1.0, 0, 30.0)]
-    assert integrate(step, 0.0, 2.0) == {0: 40.0}
-
-
-# Times in whole milliseconds, as nvidia-smi stamps them, in the epoch of today.
-TIMES_S = st.integers(0, 10**7).map(lambda ms: 1.7e9 + ms / 1000)
-WATTS = st.floats(0.0, 1500.0)
-
-
-@given(st.lists(TIMES_S, min_size=1), WATTS, TIMES_S, TIMES_S)
-def test_constant_power(times: list[float], power: float, one: float, other: float) -> None:
-    start_s, end_s = sorted((one, other))
-    joules = integrate([Reading(t, 0, power) for t in times], start_s, end_s)
-    assert math.isclose(joules[0], power * (end_s - start_s), rel_tol=1e-12, abs_tol=1e-300)
-
-
-@given(
-    st.lists(st.builds(Reading, TIMES_S, st.integers(0, 2), WATTS), min_size=1),
-    st.tuples(TIMES_S, TIMES_S, TIMES_S).map(sorted),
-)
-def test_parts_add_up(readings: list[Reading], times: list[float]) -> None:
-    start_s, split_s, end_s = times
-    whole = integrate(readings, start_s, end_s)
-    left, right = integrate(readings, start_s, split_s), integrate(readings, split_s, end_s)
-    assert whole.keys() == left.keys() == right.keys() == {r.gpu for r in readings}
-    most = max(r.power_w for r in readings) * (end_s - start_s)
-    for gpu, joules in whole.items():
-        assert left[gpu] + right[gpu] == pytest.approx(joules, rel=1e-12, abs=1e-12 * most + 1e-300)

@@ -14,10 +14,10 @@ from rms.core.rules.checks import LEAST_S
 from rms.launch.base import WaitingJob
 from rms.launch.slurm.ondemand import (
     Action,
-    Change,
+    Alter,
     GiveBack,
-    Limits,
     Pending,
+    PilotLimits,
     Running,
     Submit,
     Withdraw,
@@ -26,7 +26,7 @@ from rms.launch.slurm.ondemand import (
 )
 
 NOW_S = 1000.0
-HOUR = Limits(most=4)
+HOUR = PilotLimits(most=4)
 
 
 def waits(least: int, wants: int | None = None, needs_s: float = 60.0) -> WaitingJob:
@@ -54,8 +54,8 @@ def holds(
         # Nor who could not end before an allocation does.
         ([waits(1, needs_s=HOUR.longest_s + 1)], [], [], []),
         # The queue grew, shrank, is empty.
-        ([waits(1)] * 3, [], [Pending(7, 1, 1)], [Change(7, 1, 3)]),
-        ([waits(1)], [], [Pending(7, 1, 3)], [Change(7, 1, 1)]),
+        ([waits(1)] * 3, [], [Pending(7, 1, 1)], [Alter(7, 1, 3)]),
+        ([waits(1)], [], [Pending(7, 1, 3)], [Alter(7, 1, 1)]),
         ([waits(1)], [], [Pending(7, 1, 1)], []),
         ([], [], [Pending(7, 1, 3)], [Withdraw(7)]),
         # As many nodes as are allowed, and no more.
@@ -91,13 +91,13 @@ def test_examples(
 
 
 def test_what_is_kept_is_kept_whatever_waits() -> None:
-    kept = Limits(on_demand=False, keep=2, most=2)
+    kept = PilotLimits(on_demand=False, keep=2, most=2)
     assert decide(NOW_S, kept, [], [], []) == [Submit(1, 2)]
     idle = holds(1, "a", "b", idle="a b", idle_s=999.0)
     assert decide(NOW_S, kept, [waits(2)] * 9, [idle], []) == []
     ends = holds(1, "a", "b", idle="a b", left_s=0.0)
     assert decide(NOW_S, kept, [], [ends], []) == [GiveBack(1, ("a", "b"), whole=True)]
-    both = Limits(keep=1, most=3)
+    both = PilotLimits(keep=1, most=3)
     assert decide(NOW_S, both, [], [idle], []) == [GiveBack(1, ("b",))]
 
 
@@ -109,7 +109,7 @@ def test_nodes_that_no_job_can_have_go_back_at_once_and_others_are_asked_for() -
 
 
 def test_a_backlog_is_shared_out_and_single_nodes_stay_where_they_must() -> None:
-    many = Limits(most=8, backlog=3)
+    many = PilotLimits(most=8, backlog=3)
     asked = decide(NOW_S, many, [waits(1)] * 8, [], [])
     assert asked == [Submit(1, 3), Submit(1, 3), Submit(1, 2)]
     idle = holds(1, "a", "b", idle="b", idle_s=99.0)
@@ -117,9 +117,9 @@ def test_a_backlog_is_shared_out_and_single_nodes_stay_where_they_must() -> None
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[Limits, list[WaitingJob], list[Running], list[Pending]]:
+def situations(draw: st.DrawFn) -> tuple[PilotLimits, list[WaitingJob], list[Running], list[Pending]]:
     most = draw(st.integers(1, 9))
-    limits = Limits(
+    limits = PilotLimits(
         on_demand=draw(st.booleans()),
         keep=draw(st.integers(0, most)),
         most=most,
@@ -151,7 +151,7 @@ def situations(draw: st.DrawFn) -> tuple[Limits, list[WaitingJob], list[Running]
 @given(situations())
 @pytest.mark.promise("pilot-on-demand")
 def test_no_limit_is_passed_and_no_job_loses_its_nodes(
-    situation: tuple[Limits, list[WaitingJob], list[Running], list[Pending]],
+    situation: tuple[PilotLimits, list[WaitingJob], list[Running], list[Pending]],
 ) -> None:
     limits, waiting, running, pending = situation
     actions = decide(NOW_S, limits, waiting, running, pending)
@@ -161,7 +161,7 @@ def test_no_limit_is_passed_and_no_job_loses_its_nodes(
         if isinstance(action, Withdraw):
             del asked[action.number]
             backlog -= 1
-        elif isinstance(action, Change):
+        elif isinstance(action, Alter):
             assert 1 <= action.least <= action.most
             asked[action.number] = action.most
         elif isinstance(action, Submit):
@@ -200,7 +200,7 @@ def test_every_job_runs_and_then_all_is_let_go(
     jobs: list[tuple[int, int, int]], keep: int, backlog: int, free: list[int]
 ) -> None:
     """A queue served in order by whatever nodes Slurm has: those free at each step."""
-    limits = Limits(keep=keep, most=6, backlog=backlog, idle_s=2.0)
+    limits = PilotLimits(keep=keep, most=6, backlog=backlog, idle_s=2.0)
     waiting = [(WaitingJob(least, least + more, 60.0), steps) for least, more, steps in jobs]
     busy: dict[str, int] = {}
     since: dict[str, float] = {}
@@ -223,7 +223,7 @@ def test_every_job_runs_and_then_all_is_let_go(
             if isinstance(action, Submit):
                 number += 1
                 pending[number] = Pending(number, action.least, action.most)
-            elif isinstance(action, Change):
+            elif isinstance(action, Alter):
                 pending[action.number] = Pending(action.number, action.least, action.most)
             elif isinstance(action, Withdraw):
                 del pending[action.number]

@@ -10,8 +10,12 @@ import pytest
 from rms.plots import (
     MOST_IN_LEGEND,
     History,
+    TimeWindow,
+    folded,
     gantt,
     gantt_figure,
+    lanes_of,
+    marks_on,
     power_figure,
     power_over_time,
     side_by_side,
@@ -106,3 +110,22 @@ def test_every_figure_is_written(tmp_path: Path) -> None:
     side_by_side([("30.0 s", seen, 600.0)] * 2, tmp_path / "modes.png", "model")
     for path in tmp_path.iterdir():
         assert path.read_bytes().startswith(PNG)
+
+
+def test_a_lane_has_the_spans_of_one_node_or_the_share_of_several() -> None:
+    names, window = ["n1", "n2", "n3"], TimeWindow(0.0, 10.0)
+    spans = [NodeSpan("n1", "7", 0.0, 5.0), NodeSpan("n2", "off", 0.0, None)]
+    single = list(lanes_of(names, folded(names, 3), spans, window))
+    assert [(lane.name, len(lane.spans), lane.held) for lane in single] == [
+        *(("n1", 1, []), ("n2", 1, []), ("n3", 0, [])),
+    ]
+    (first, last) = lanes_of(names, folded(names, 2), spans, window, parts=2)
+    assert (first.name, first.spans, first.held) == ("n1 - n2", [], [(0.0, 0.5), (5.0, 0.0)])
+    assert (last.name, last.nodes) == ("n3", 1)
+
+
+def test_a_mark_is_on_the_nodes_that_its_job_held_then() -> None:
+    marks = {"7": [(5.5, "to 2 ranks"), (30.0, "later")]}
+    spans = [NodeSpan("n1", "7", 0.0, 5.0), NodeSpan("n1", "8", 5.0, None)]
+    assert marks_on(spans, marks) == []
+    assert marks_on(spans, marks, 1.0) == [(5.5, "to 2 ranks")]

@@ -19,6 +19,7 @@ from rms.sim.run import simulate
 from rms.sim.simulator import Simulation
 
 JOBS = Path(__file__).parents[3] / "jobs"
+BY_STRATEGY = "rms.kernels.admission:ByStrategy"
 
 
 def spec(
@@ -73,7 +74,7 @@ def test_three_jobs_on_six_nodes_run_side_by_side() -> None:
 
 def test_a_strategy_of_tasks_sees_jobs_as_collections_of_kernels_for_so_many_nodes() -> None:
     def by(name: str) -> str:
-        return adjusted(named("fifo"), admission={"part": "strategy", "name": name}).key
+        return adjusted(named("fifo"), admission={"part": BY_STRATEGY, "name": name}).key
 
     moldable = [spec(n, 1, 4, Mode.MOLDABLE) for n in (1, 2, 3)]
     # Wherever nodes are free; long-term: its best size if waiting for that is worth it.

@@ -18,8 +18,8 @@ from rms.core.model.jobs import JobId, Mode
 from rms.core.policies import MissingPartError, PolicyError, named, read_policy
 from rms.daemon.ask import views
 from rms.daemon.restart.recover import replay
+from rms.daemon.serve import StderrLog
 from rms.daemon.store import sandbox
-from rms.daemon.store.context import Log
 from rms.daemon.store.journal import PolicySet
 from rms.daemon.store.sandbox import FailedPolicyError, GuardedPolicy, forked, guarded
 
@@ -162,13 +162,15 @@ def test_rms_serve_with_a_policy_whose_module_is_gone(
     path = tmp_path / "gone.toml"
     path.write_text('order = { part = "my_gone_parts:order" }\n')
     with pytest.raises(MissingPartError, match="my_gone_parts"):  # a daemon that is new
-        _policy(Namespace(policy=str(path)), False, Log("info", {}))
+        _policy(Namespace(policy=str(path)), False, StderrLog("info", {}))
     arguments = Namespace(policy=str(path))
-    assert _policy(arguments, True, Log("info", {})).name == arguments.policy == "backfill-share"
+    assert (
+        _policy(arguments, True, StderrLog("info", {})).name == arguments.policy == "backfill-share"
+    )
     said = capsys.readouterr()
     assert "policy backfill-share decides instead: " in said.out + said.err
     with pytest.raises(PolicyError, match="does not exist"):
-        _policy(Namespace(policy=str(tmp_path / "typo.toml")), True, Log("info", {}))
+        _policy(Namespace(policy=str(tmp_path / "typo.toml")), True, StderrLog("info", {}))
 
 
 def test_decisions_that_were_not_recorded_are_a_shipped_policys_then(

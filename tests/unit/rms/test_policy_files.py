@@ -12,8 +12,10 @@ from rms.core.model.jobs import Job, JobId, JobSpec, JobState, Mode, Node, NodeP
 from rms.core.policies import POLICIES, PolicyError, adjusted, modules_of, named, read_policy
 from rms.core.scheduler.engine import Engine
 from rms.core.state import State
+from rms.kernels.admission import ByStrategy
 from rms.studies.chiesi import PowerRoom, PowerSlot
 
+JOBS = Path(__file__).parents[3] / "jobs"
 OWN = '''
 def last_come(state):
     """The last that came is served first."""
@@ -63,6 +65,17 @@ def test_a_users_own_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         named(policy.key, {"parts"})
     with pytest.raises(PolicyError, match="expected a policy of"):
         named(str(path), {"my_parts"})
+
+
+def test_structs_of_the_program_are_parts_by_module_and_name() -> None:
+    policy = read_policy(JOBS / "strategy.toml")
+    assert policy.admission == ByStrategy("short-term") and not modules_of(policy)
+    assert named(policy.key, ()) == policy  # no --policy-modules is needed
+    with pytest.raises(PolicyError, match="Invalid enum value 'banking'"):
+        adjusted(policy, admission={"name": "banking"})
+    function = '{"name":"x","order":{"part":"rms.cli.main:main"}}'
+    with pytest.raises(PolicyError, match="--policy-modules"):
+        named(function, ())
 
 
 @pytest.mark.parametrize(

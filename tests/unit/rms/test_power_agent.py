@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rms.launch.local import MeterAgent
+from rms.launch.local import AgentProcess, agent_command
 from rms.power.agent import Agent
 from rms.power.choice import MeterChoice
 from rms.power.meter import Ladder, MeterError, NodeMeter
@@ -214,8 +214,9 @@ def test_an_agent_that_dies_is_started_again_and_one_that_is_done_is_not() -> No
         processes.append(subprocess.Popen(["/bin/sh", "-c", codes[len(processes)]]))
         return processes[-1]
 
-    agent = MeterAgent(launch, lambda: cleaned.append(len(processes)), ["--node", ""])
-    agent._wait_s = 0.0
+    command = agent_command(["--node", ""])
+    agent = AgentProcess(launch, lambda: command, lambda: cleaned.append(len(processes)))
+    agent.wait_s = 0.0
     agent.start()
     for number in (1, 2, 3, 3):
         assert len(processes) == number

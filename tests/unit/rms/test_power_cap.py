@@ -41,6 +41,7 @@ from rms.core.model.events import (
 )
 from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import POLICIES, Policy, adjusted, named
+from rms.core.policies.compose import UserPart
 from rms.core.policies.placement import Plan, Room
 from rms.core.rules.checks import RuleError, check
 from rms.core.rules.powercap import (
@@ -208,7 +209,7 @@ def test_the_cap_holds_on_parts_of_ones_own() -> None:
                 starts.append(Start(waiting.spec.id, room.place(waiting, size), "fits"))
         return starts
 
-    driven = Driven(150.0, replace(named("fifo"), admission=all_that_fit))
+    driven = Driven(150.0, replace(named("fifo"), admission=UserPart(all_that_fit, ())))
     assert driven.submit(job(1, (1,)), job(2, (2,)), job(3, (1, 2, 2), FLEXIBLE)) == [
         ("1", 1),
         ("3", 1),

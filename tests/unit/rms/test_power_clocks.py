@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rms.power import frequency
-from rms.power.clocks import Clocks
-from rms.power.frequency import FrequencyError
+from rms.power.frequency import Clocks, FrequencyError
 
 FOUND = (800, 2000)
 

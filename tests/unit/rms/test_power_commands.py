@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from submissions import hand_in
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
@@ -19,7 +20,6 @@ from rms.daemon.store.journal import Journal
 from rms.launch.base import ManagedProcess, PowerCommands, ScriptLaunch
 from rms.launch.local import LocalLauncher
 
-NOTE = {"array": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
 DEADLINE_S = 30.0
 
 
@@ -55,9 +55,9 @@ class Bench:
         cluster = Cluster(("n1", "n2"), (("cpu:0",), ("cpu:1",)), (NodePower(9.0, 9.0),) * 2)
         launcher = Idle(self.folder, "instance", "unix:none")
         settings = Settings(
-            placing(str(self.folder / "p.toml")).key,
-            lambda: self.now_s,
-            self.said.append,
+            policy=placing(str(self.folder / "p.toml")).key,
+            now=lambda: self.now_s,
+            say=self.said.append,
             power_commands=self.commands,
         )
         return resume(cluster, self.journal, launcher, settings)
@@ -65,13 +65,13 @@ class Bench:
     def submit(self, number: int, nodes: int) -> None:
         job = JobId(str(number))
         spec = JobSpec(job, self.now_s, nodes, nodes, nodes, Mode.FIXED)
-        self.daemon.submit([spec], {job: NOTE | {"array": job, "requeue": False}})
+        hand_in(self.daemon, [spec])
 
     def until(self, happens: Callable[[], bool]) -> None:
         end = time.monotonic() + DEADLINE_S
         while not happens():
             assert time.monotonic() < end, self.said
-            self.daemon.node_power.watch()
+            self.daemon.node_switch.tick()
             time.sleep(0.002)
 
     def asked(self) -> list[str]:
@@ -85,7 +85,7 @@ class Bench:
 
     def settled(self) -> None:
         """Wait until no command runs."""
-        self.until(lambda: not self.daemon.node_power._running)
+        self.until(lambda: not self.daemon.node_switch._running)
 
 
 Made = Callable[[str, str], Bench]
@@ -121,7 +121,7 @@ def test_nodes_go_off_when_their_time_has_come_though_nothing_happens(made: Made
         (1.0, ["powered_down", "powered_down"]),
     ):
         bench.now_s += more_s
-        bench.daemon.watch()
+        bench.daemon.tick()
         assert bench.states() == states
     assert replay(bench.journal.read()).differing == []
     spans = views.books(bench.daemon.context).power_spans
@@ -140,7 +140,7 @@ def test_a_node_is_not_powered_on_before_the_command_that_powers_it_off_has_ende
     bench.until(lambda: bench.asked() == ["off n1", "off n2"])
     bench.submit(1, 1)
     assert bench.states() == ["powering_up", "powered_down"]
-    bench.daemon.node_power.watch()
+    bench.daemon.node_switch.tick()
     assert "on n1" not in bench.asked()
     (bench.folder / "gone").touch()
     bench.until(bench.running)
@@ -156,7 +156,7 @@ def test_a_node_that_cannot_be_powered_off_is_down_until_resumed_and_over_a_rest
     assert any("the command to power it off ended with 1" in line for line in bench.said)
     bench.settled()
     again = bench.daemon = bench.resumed()
-    again.nodes.watch()
+    again.nodes.tick()
     assert bench.states() == ["down", "powered_down"]
     assert bench.asked() == ["off n1", "off n2"]  # n2 is known to be off
     bench.settled()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import cast
 
@@ -21,8 +22,9 @@ from rms.core.model.events import (
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.core.policies import named
 from rms.core.scheduler.scheduler import Scheduler
-from rms.daemon.nodes.energy import CAP_STALE_S, LAG_S, PowerWatch
-from rms.daemon.store.context import Context, Notes
+from rms.daemon.nodes.energy import CAP_STALE_S, LAG_S, CapWatch
+from rms.daemon.store.context import Context
+from rms.daemon.store.notes import Note
 from rms.wire.messages import DeviceEnergy, Metered
 
 NAMES = ("n1", "n2", "n3", "n4")
@@ -42,7 +44,7 @@ class Watched:
             now=lambda: self.now_s,
             time=lambda: self.now_s,
         )
-        self.watch = PowerWatch(cast("Context", context), self.handle)
+        self.watch = CapWatch(cast("Context", context), self.handle)
         self.handle(PowerCapSet(self.now_s, 300.0))
         spec = JobSpec(JobId("1"), self.now_s, 1, 4, 4, Mode.MALLEABLE)
         for decision in self.handle(Submitted(self.now_s, (spec,))):
@@ -50,9 +52,9 @@ class Watched:
             self.handle(Started(self.now_s, decision.job))
         self.handle(ResizePoint(self.now_s, spec.id))
 
-    def handle(self, event: Event, notes: Notes | None = None) -> list[Decision]:
+    def handle(self, event: Event, notes: Sequence[Note] = ()) -> list[Decision]:
         decided = self.scheduler.feed(event)
-        self.watch.followed(event)
+        self.watch.on_event(event)
         self.events.append(event)
         return decided
 
@@ -62,12 +64,12 @@ class Watched:
         for name in NAMES:
             self.scheduler.energy.measured.node_w[name] = watts / 4
             devices = [DeviceEnergy("node", "command", 0.0)]
-            self.watch.report(Metered(name, "a", 1, self.now_s, "b", devices))
+            self.watch.on_report(Metered(name, "a", 1, self.now_s, "b", devices))
         return self.look()
 
     def look(self) -> list[float]:
         before = len(self.events)
-        self.watch.look()
+        self.watch.tick()
         return [e.watts for e in self.events[before:] if isinstance(e, PowerMeasured)]
 
     @property

@@ -14,7 +14,6 @@ import pytest
 from routed import SCRIPT, routed
 from sentences import one_sentence
 
-from rms.core.model.jobs import JobId
 from rms.daemon.store.private import Private, ServeError, check_loopback, make_folder, secret
 from rms.launch.base import LaunchError
 from rms.wire.http import UnreachableError, request
@@ -47,24 +46,18 @@ def test_secrets_are_in_files_of_their_owner_and_not_in_the_journal(tmp_path: Pa
     ]
     assert {mode(path) for path in [*holding, tmp_path / "key"]} == {0o600}
     with routed(tmp_path) as server:  # as before
-        private, note = server.daemon.context.private, server.daemon.jobs[JobId("1_2")].note
-        assert server.token("1_1") == token and private.environment(note) == {"KEY": SECRET}
+        kept = server.daemon.context.private.environment("1")
+        assert server.token("1_1") == token and kept == {"KEY": SECRET}
 
 
 def test_an_environment_that_is_gone_is_said(tmp_path: Path) -> None:
     with one_sentence(LaunchError, "expected the environment in"):
-        Private(tmp_path, "x").environment({"array": "7"})
-
-
-def test_notes_of_before_hold_token_and_environment_themselves(tmp_path: Path) -> None:
-    private, note = Private(tmp_path, "x"), {"token": "t", "env": {"A": "1"}, "array": "7"}
-    assert private.token("7", note) == "t" and private.environment(note) == {"A": "1"}
-    assert not list(tmp_path.iterdir())
+        Private(tmp_path, "x").environment("7")
 
 
 def test_another_journal_gives_other_tokens(tmp_path: Path) -> None:
-    assert Private(tmp_path, "x").token("1", {}) != Private(tmp_path, "y").token("1", {})
-    assert Private(tmp_path, "x").token("1", {}) != Private(tmp_path, "x").token("2", {})
+    assert Private(tmp_path, "x").token("1") != Private(tmp_path, "y").token("1")
+    assert Private(tmp_path, "x").token("1") != Private(tmp_path, "x").token("2")
 
 
 def test_a_secret_that_was_not_written_is_made_again(tmp_path: Path) -> None:

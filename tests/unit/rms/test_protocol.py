@@ -1,4 +1,4 @@
-"""The completion record: whole or not at all, of a known format; messages as 0.1.0 sent them."""
+"""The completion record: whole or not at all, of a known format."""
 
 from __future__ import annotations
 
@@ -16,18 +16,9 @@ from sentences import one_sentence
 
 from rms.wire.messages import (
     COMPLETION_FORMAT,
-    BootedWorld,
     CompletionRecord,
-    Done,
-    Failed,
-    Poll,
-    PollAnswer,
     ProtocolError,
-    Ready,
-    Report,
     Resize,
-    ResizeRequest,
-    RolledBack,
     read_completion,
     write_completion,
 )
@@ -204,60 +195,3 @@ def test_a_resize_is_reported_by_the_names_of_the_command_line() -> None:
         "bytes",
         "gb_per_s",
     ]
-
-
-WORLD = {"world": 3, "ranks": 2, "line": "host:1:token", "port": "mpi", "boot_s": 0.5}
-REQUEST = {"number": 4, "slots": ["cpu:0", "cpu:1"], "strategy": "warm", "worlds": [WORLD]}
-
-
-@pytest.mark.parametrize(
-    ("message", "type_", "of_0_1_0"),
-    [
-        (
-            Poll(7, 9, 3, "merge", ((0, 2), (1, 1)), 1.5, True),
-            Poll,
-            {"step": 7, "steps": 9, "known": 3, "strategy": "merge", "groups": [[0, 2], [1, 1]]}
-            | {"cooldown_s": 1.5, "restarts": True},
-        ),
-        (
-            PollAnswer(
-                ResizeRequest(
-                    4,
-                    ("cpu:0", "cpu:1"),
-                    "warm",
-                    (BootedWorld(3, 2, "host:1:token", "mpi", 0.5),),
-                ),
-                2.0,
-            ),
-            PollAnswer,
-            {"wish": REQUEST, "again_s": 2.0},
-        ),
-        (
-            Ready(4, 3, "host:1:token", "mpi"),
-            Report,
-            {"type": "Ready", "number": 4, "world": 3, "line": "host:1:token", "port": "mpi"},
-        ),
-        (
-            Failed(4, 3, "no room"),
-            Report,
-            {"type": "Failed", "number": 4, "world": 3, "why": "no room"},
-        ),
-        (
-            Done(4, RESIZE, (3,)),
-            Report,
-            {"type": "Done", "number": 4, "resize": msgspec.to_builtins(RESIZE), "worlds": [3]},
-        ),
-        (
-            RolledBack(4, "no room", "spawn"),
-            Report,
-            {"type": "RolledBack", "number": 4, "why": "no room", "strategy": "spawn"},
-        ),
-    ],
-    ids=lambda case: type(case).__name__ if isinstance(case, msgspec.Struct) else "",
-)
-def test_messages_are_on_the_wire_as_in_0_1_0(
-    message: msgspec.Struct, type_: Any, of_0_1_0: dict[str, Any]
-) -> None:
-    """A daemon that is updated while jobs run goes on with them."""
-    assert json.loads(msgspec.json.encode(message)) == of_0_1_0
-    assert msgspec.json.decode(json.dumps(of_0_1_0), type=type_) == message

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -10,9 +12,19 @@ import pytest
 from rms.core.model.events import ResizeBegun, Resized, ResizeRolledBack
 from rms.core.model.jobs import JobId
 from rms.daemon.jobs import machine
-from rms.daemon.jobs import machine as do
-from rms.daemon.jobs.machine import LATER_S, LEAVE_S, MOVE_S, READY_S, Facts, Input, ResizeMachine
-from rms.daemon.store.record import JobRuntime, PendingResize, Step
+from rms.daemon.jobs.machine import (
+    LATER_S,
+    LEAVE_S,
+    MOVE_S,
+    READY_S,
+    Input,
+    ResizeContext,
+    ResizeMachine,
+)
+from rms.daemon.jobs.scripts import Scripts
+from rms.daemon.jobs.worlds import Worlds
+from rms.daemon.store.context import Context
+from rms.daemon.store.record import JobRuntime, ResizeNote, ResizeState, Step
 from rms.launch.base import LaunchCommand, ManagedProcess
 from rms.wire.messages import (
     Begun,
@@ -45,8 +57,8 @@ STATES = (
 )
 
 
-def facts(now_s: float = 100.0, *, begun: bool = False, requested: bool = True) -> Facts:
-    return Facts(now_s, now_s, HAVE, WANTED if requested else None, begun)
+def facts(now_s: float = 100.0, *, begun: bool = False, requested: bool = True) -> ResizeContext:
+    return ResizeContext(now_s, now_s, HAVE, WANTED if requested else None, begun)
 
 
 def job(strategy: str = "warm", **step: object) -> JobRuntime:
@@ -57,21 +69,25 @@ def job(strategy: str = "warm", **step: object) -> JobRuntime:
     return JobRuntime(JOB, steps=[line], keys=["k"], launch_count=1)
 
 
-def fed(to: JobRuntime, *given: Input, at_s: float = 100.0) -> list[do.Instruction]:
+def fed(to: JobRuntime, *given: Input, at_s: float = 100.0) -> list[machine.Instruction]:
     """Feed inputs; return the instructions on the last."""
-    found: list[do.Instruction] = []
+    found: list[machine.Instruction] = []
     for each in given:
         found = MACHINE.handle(to, facts(at_s), each)
     return found
 
 
-def words(found: list[do.Instruction]) -> list[str]:
+def words(found: list[machine.Instruction]) -> list[str]:
     return [type(each).__name__ for each in found]
 
 
-def states(found: list[do.Instruction]) -> list[str]:
+def states(found: list[machine.Instruction]) -> list[str]:
     """Return the states that are noted."""
-    return [each.note.get("state", "") for each in found if isinstance(each, do.SaveResize)]
+    return [
+        "" if each.note is None else each.note.state
+        for each in found
+        if isinstance(each, machine.SaveResize)
+    ]
 
 
 DECIDED = machine.Decided(1, WANTED)
@@ -127,7 +143,7 @@ def decided(**changes: str) -> machine.Decided:
 
 def test_whoever_owns_the_nodes_is_asked_first() -> None:
     found = job()
-    assert fed(found, DECIDED) == [do.AskGrant(("n1",), ("n1", "n2"))]
+    assert fed(found, DECIDED) == [machine.AskGrant(("n1",), ("n1", "n2"))]
     assert (found.resizing, found.request) == ("", None)
     given = fed(found, machine.CallStarted())
     assert words(given) == ["SaveResize"] and states(given) == ["granting"]
@@ -141,21 +157,21 @@ def test_a_world_boots_beside_the_running_one(strategy: str, asked: bool) -> Non
     fed(found, DECIDED, *([machine.CallStarted()] if asked else []))
     given = fed(found, machine.CallAnswered(), at_s=100.0)
     assert words(given) == ["SaveSteps", "SaveResize", "BootWorlds"]
-    assert given[-1] == do.BootWorlds(0, {1: WANTED}, 1, ())
+    assert given[-1] == machine.BootWorlds(0, {1: WANTED}, 1, ())
     resize = found.resize
     assert resize is not None
     assert (resize.state, resize.begun_s, resize.until_s) == ("booting", 100.0, 160.0)
     assert found.launch_count == 2
     assert states(fed(found, machine.Booted({1: 11}))) == ["booting"]
-    assert resize.pids == {1: 11} and found.request is None
+    assert resize.new.pids == {1: 11} and found.request is None
 
 
 def test_it_boots_on_cores_that_the_running_world_does_not_use() -> None:
     found, given = job(), facts()
     MACHINE.handle(found, given, machine.Decided(1, ("cpu:0", "cpu:1")))
-    here = Facts(0.0, 0.0, ("cpu:0",), ("cpu:0", "cpu:1"))
+    here = ResizeContext(0.0, 0.0, ("cpu:0",), ("cpu:0", "cpu:1"))
     (*_, boot) = MACHINE.handle(found, here, machine.CallAnswered())
-    assert isinstance(boot, do.BootWorlds) and boot.cores == (1,)
+    assert isinstance(boot, machine.BootWorlds) and boot.cores == (1,)
 
 
 def test_the_job_is_told_when_the_next_world_is_ready() -> None:
@@ -170,7 +186,7 @@ def test_the_job_is_told_when_the_next_world_is_ready() -> None:
 
 def test_the_job_is_told_at_once_where_nothing_is_started_here() -> None:
     found = job("spawn")
-    assert fed(found, DECIDED, NOBODY_TO_ASK) == [do.TellJob()]
+    assert fed(found, DECIDED, NOBODY_TO_ASK) == [machine.TellJob()]
     assert found.request is not None and found.resizing == ""
     after = job("spawn")
     given = fed(after, DECIDED, machine.CallStarted(), machine.CallAnswered())
@@ -189,7 +205,7 @@ def test_moving_begins_once() -> None:
 def test_a_commit(begun: bool) -> None:
     found = in_state("moving" if begun else "ready")
     given = MACHINE.handle(found, facts(120.0, begun=begun), Done(1, RESIZE, (1,)))
-    last = ["SavePast", "SaveSteps", "SaveResize", "Observe"]
+    last = ["SaveFinishedResizes", "SaveSteps", "SaveResize", "Observe"]
     assert words(given) == (last if begun else ["SaveResize", "ResizeBegun", *last])
     assert states(given) == ([] if begun else ["moving"]) + ["leaving"]
     resize = found.resize
@@ -202,17 +218,20 @@ def test_a_commit(begun: bool) -> None:
 def test_what_leaves_has_its_time_and_is_killed_then() -> None:
     found = in_state("leaving")
     assert fed(found, OBSERVED, at_s=100.0 + LEAVE_S) == []
-    assert fed(found, OBSERVED, at_s=100.5 + LEAVE_S) == [do.KillLaunch(0)]
+    assert fed(found, OBSERVED, at_s=100.5 + LEAVE_S) == [machine.KillLaunch(0)]
 
 
 def test_nodes_are_given_back_when_the_last_process_is_gone() -> None:
     found = in_state("leaving")
     given = fed(found, machine.Observed({}, frozenset([0])))
     assert words(given) == ["SaveSteps", "SaveResize", "AskRelease"]
-    assert given[-1] == do.AskRelease(("n1", "n2"))
+    assert given[-1] == machine.AskRelease(("n1", "n2"))
     assert list(found.steps[0].worlds) == [1]
     assert fed(found, machine.CallStarted()) == []
-    assert fed(found, machine.CallAnswered()) == [do.SaveResize({}), Resized(100.0, JOB, False)]
+    assert fed(found, machine.CallAnswered()) == [
+        machine.SaveResize(None),
+        Resized(100.0, JOB, False),
+    ]
     assert found.resize is None
 
 
@@ -220,9 +239,9 @@ def test_a_release_that_fails_is_tried_again() -> None:
     found = in_state("releasing")
     assert fed(found, OBSERVED) == []
     found.call = None
-    assert fed(found, machine.CallAnswered("busy")) == [do.Say("job 7: busy; tried again")]
+    assert fed(found, machine.CallAnswered("busy")) == [machine.Say("job 7: busy; tried again")]
     assert found.resize is not None
-    assert fed(found, OBSERVED) == [do.AskRelease(("n1", "n2"))]
+    assert fed(found, OBSERVED) == [machine.AskRelease(("n1", "n2"))]
 
 
 def test_a_job_rests_after_a_resize() -> None:
@@ -251,18 +270,18 @@ def test_what_a_merge_boots(
     strategy: str,
 ) -> None:
     found = job("merge", ranks=((0, 1), (5, 1)))
-    given = Facts(0.0, 0.0, have, wanted)
+    given = ResizeContext(0.0, 0.0, have, wanted)
     MACHINE.handle(found, given, machine.Decided(1, wanted))
     (*_, last) = MACHINE.handle(found, given, machine.CallAnswered())
     assert found.resize is not None and found.resize.strategy == strategy
     if launches:
-        assert isinstance(last, do.BootWorlds) and last.launches == launches
+        assert isinstance(last, machine.BootWorlds) and last.launches == launches
     else:
-        assert last == do.TellJob()
+        assert last == machine.TellJob()
 
 
 def test_all_launches_of_a_merge_must_be_ready() -> None:
-    found, given = job("merge"), Facts(0.0, 0.0, ("a",), ("a", "b", "c"))
+    found, given = job("merge"), ResizeContext(0.0, 0.0, ("a",), ("a", "b", "c"))
     MACHINE.handle(found, given, machine.Decided(1, ("a", "b", "c")))
     MACHINE.handle(found, given, machine.CallAnswered())
     assert words(MACHINE.handle(found, given, Ready(1, 2, "x", ""))) == ["SaveResize"]
@@ -284,7 +303,7 @@ def test_a_users_strategy_is_of_one_resize() -> None:
 
 def test_a_job_without_a_step_does_it_itself() -> None:
     found = JobRuntime(JOB)
-    assert fed(found, decided(strategy="warm"), NOBODY_TO_ASK) == [do.TellJob()]
+    assert fed(found, decided(strategy="warm"), NOBODY_TO_ASK) == [machine.TellJob()]
 
 
 def test_a_rollback_says_how_the_job_would_be_resized_next() -> None:
@@ -363,9 +382,12 @@ def test_a_grant_that_is_refused() -> None:
     found.call = None
     assert states(fed(found, machine.CallAnswered("later: busy"))) == ["closing"]
     given = fed(found, OBSERVED)
-    assert given[-1] == do.AskRelease(("n1",))  # what it has, not what it was to have
+    assert given[-1] == machine.AskRelease(("n1",))  # what it has, not what it was to have
     given = fed(found, machine.CallAnswered())
-    assert given == [do.SaveResize({}), ResizeRolledBack(100.0, JOB, "later: busy", True, True)]
+    assert given == [
+        machine.SaveResize(None),
+        ResizeRolledBack(100.0, JOB, "later: busy", True, True),
+    ]
     assert found.rests_until_s == 100.0 + LATER_S
 
 
@@ -381,19 +403,22 @@ def test_a_rollback_while_nodes_are_asked_for_waits_for_the_answer() -> None:
     fed(found, machine.StepEnded())
     assert fed(found, OBSERVED) == []
     found.call = None
-    assert fed(found, machine.CallAnswered()) == [do.Observe()]
+    assert fed(found, machine.CallAnswered()) == [machine.Observe()]
     assert words(fed(found, OBSERVED)) == ["SaveSteps", "SaveResize", "AskRelease"]
 
 
 def test_a_closed_resize_kills_until_all_is_gone_and_frees_then() -> None:
     found = in_state("closing")
     for _ in range(3):
-        assert fed(found, OBSERVED) == [do.KillLaunch(1)]
+        assert fed(found, OBSERVED) == [machine.KillLaunch(1)]
     given = fed(found, machine.Observed({}, frozenset([1])))
     assert words(given) == ["SaveSteps", "SaveResize", "AskRelease"]
-    assert given[-1] == do.AskRelease(("n1",))
+    assert given[-1] == machine.AskRelease(("n1",))
     given = fed(found, machine.CallAnswered())
-    assert given == [do.SaveResize({}), ResizeRolledBack(100.0, JOB, "no memory", False, False)]
+    assert given == [
+        machine.SaveResize(None),
+        ResizeRolledBack(100.0, JOB, "no memory", False, False),
+    ]
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -413,7 +438,7 @@ def test_the_end_of_the_step_ends_its_resize(state: str) -> None:
 @pytest.mark.parametrize("state", STATES)
 def test_nothing_happens_before_its_deadline(state: str) -> None:
     found = in_state(state)
-    kills = [do.KillLaunch(1)] if state == "closing" else []
+    kills = [machine.KillLaunch(1)] if state == "closing" else []
     assert fed(found, OBSERVED, at_s=100.0) == kills
 
 
@@ -442,8 +467,8 @@ def test_a_move_without_end_ends_the_job() -> None:
     found = in_state("moving")
     given = fed(found, OBSERVED, at_s=100.1 + MOVE_S)
     assert given == [
-        do.Say("job 7: no word of its resize for 180 s; it is ended"),
-        do.KillJob(),
+        machine.Say("job 7: no word of its resize for 180 s; it is ended"),
+        machine.KillJob(),
     ]
     assert fed(found, OBSERVED, at_s=1e9) == []
 
@@ -451,7 +476,7 @@ def test_a_move_without_end_ends_the_job() -> None:
 def test_a_world_that_writes_no_checkpoint_in_time() -> None:
     found = in_state("stopping")
     assert fed(found, OBSERVED, at_s=110.0) == []
-    assert fed(found, OBSERVED, at_s=110.1) == [do.KillLaunch(0)]
+    assert fed(found, OBSERVED, at_s=110.1) == [machine.KillLaunch(0)]
     assert fed(found, OBSERVED, at_s=1e9) == []
     assert words(fed(found, machine.WorldEnded(None))) == ["SaveResize", "KillJob"]
     assert found.resize is not None and found.resize.committed
@@ -481,7 +506,11 @@ def test_a_relaunch() -> None:
     assert found.resizing == "starting"
     found.steps.append(Step(COMMAND, {1: ManagedProcess(12)}, (1,), cooldown_s=3.0))
     given = fed(found, machine.Polled(), at_s=108.0)
-    assert given == [do.SavePast(), do.SaveResize({}), Resized(108.0, JOB, True)]
+    assert given == [
+        machine.SaveFinishedResizes(),
+        machine.SaveResize(None),
+        Resized(108.0, JOB, True),
+    ]
     (row,) = found.resizes
     assert (row.step, row.from_ranks, row.to_ranks, row.stall_s) == (42, 1, 2, 8.0)
 
@@ -506,7 +535,7 @@ def test_a_job_that_is_cancelled_is_not_relaunched() -> None:
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_script_that_ends_while_it_starts_again(lost: bool) -> None:
     given = fed(in_state("starting"), machine.ScriptEnded(lost))
-    assert given == ([do.Requeue("could not start at its new size")] if lost else [])
+    assert given == ([machine.Requeue("could not start at its new size")] if lost else [])
 
 
 @pytest.mark.parametrize("state", sorted(set(STATES) - {"stopping", "starting"}))
@@ -525,19 +554,19 @@ def restarted(state: str) -> JobRuntime:
     resize = before.resize
     assert resize is not None
     after = JobRuntime(JOB, steps=before.steps, launch_count=before.launch_count)
-    after.resize = PendingResize.from_note(resize.note())
+    after.resize = resize.note()
     assert after.resize is not None and not after.resize.told
     return after
 
 
 def test_a_resize_of_which_nothing_was_noted_begins_anew() -> None:
     found = job()
-    assert fed(found, machine.Adopted()) == [do.Decide(WANTED)]
+    assert fed(found, machine.Adopted()) == [machine.Decide(WANTED)]
 
 
 def test_a_grant_is_asked_for_again() -> None:
     found = restarted("granting")
-    assert fed(found, machine.Adopted()) == [do.Decide(WANTED, "warm")]
+    assert fed(found, machine.Adopted()) == [machine.Decide(WANTED, "warm")]
     assert found.resize is None
 
 
@@ -557,7 +586,7 @@ def test_a_resize_goes_on_with_a_new_deadline(state: str, until_s: float) -> Non
     given = fed(found, machine.Adopted(), at_s=500.0)
     told = ["TellJob"] if state in ("ready", "moving") else []
     assert words(given) == ["Say", *told]
-    assert given[0] == do.Say(f"job 7: its resize goes on, {state}")
+    assert given[0] == machine.Say(f"job 7: its resize goes on, {state}")
     assert found.resize is not None and found.resize.until_s == until_s
     assert (found.request is not None) == bool(told)
 
@@ -565,7 +594,7 @@ def test_a_resize_goes_on_with_a_new_deadline(state: str, until_s: float) -> Non
 def test_launches_whose_processes_were_not_noted_are_looked_for() -> None:
     found = restarted("booting")
     del found.steps[0].worlds[1]
-    assert fed(found, machine.Adopted())[-1] == do.FindLaunches((1,))
+    assert fed(found, machine.Adopted())[-1] == machine.FindLaunches((1,))
 
 
 @pytest.mark.parametrize("committed", [False, True])
@@ -573,7 +602,9 @@ def test_a_job_that_was_told_to_stop_is_told_again(committed: bool) -> None:
     found = restarted("stopping")
     assert found.resize is not None
     found.resize.committed = committed
-    assert fed(found, machine.Adopted()) == [do.KillJob() if committed else do.Terminate()]
+    assert fed(found, machine.Adopted()) == [
+        machine.KillJob() if committed else machine.Terminate()
+    ]
     assert found.resize.until_s == 110.0
 
 
@@ -581,14 +612,18 @@ def test_a_job_that_was_told_to_stop_is_told_again(committed: bool) -> None:
 def test_a_resize_that_the_scheduler_knows_to_be_over_is_dropped(state: str) -> None:
     found = restarted(state)
     given = MACHINE.handle(found, facts(requested=False), machine.Adopted())
-    assert given == [do.SaveResize({})] and found.resize is None
+    assert given == [machine.SaveResize(None)] and found.resize is None
 
 
 def test_a_world_whose_start_was_not_noted_is_started_again() -> None:
     found = job()
     fed(found, DECIDED, NOBODY_TO_ASK)  # launch 1 may run, or not
     given = fed(found, machine.Adopted())
-    assert given == [do.KillLaunch(1), do.SaveResize({}), do.Decide(WANTED, "warm")]
+    assert given == [
+        machine.KillLaunch(1),
+        machine.SaveResize(None),
+        machine.Decide(WANTED, "warm"),
+    ]
     assert found.resize is None
 
 
@@ -596,7 +631,7 @@ def test_a_note_of_a_resize_before_the_newest_is_dropped() -> None:
     found = restarted("leaving")
     newer = replace(facts(), number=2)
     given = MACHINE.handle(found, newer, machine.Adopted())
-    assert given == [do.SaveResize({}), do.Decide(WANTED)] and found.resize is None
+    assert given == [machine.SaveResize(None), machine.Decide(WANTED)] and found.resize is None
 
 
 def test_a_resize_told_twice_is_one_row() -> None:
@@ -611,7 +646,7 @@ def test_a_resize_told_twice_is_one_row() -> None:
 def test_a_rollback_goes_on_after_a_restart() -> None:
     found = restarted("closing")
     fed(found, machine.Adopted())
-    assert fed(found, OBSERVED) == [do.KillLaunch(1)]
+    assert fed(found, OBSERVED) == [machine.KillLaunch(1)]
     fed(found, machine.Observed({}, frozenset([1])))
     assert fed(found, machine.CallAnswered())[-1] == ResizeRolledBack(100.0, JOB, "no memory")
 
@@ -623,7 +658,8 @@ def test_a_rollback_goes_on_after_a_restart() -> None:
 def test_a_note_has_all_but_what_is_only_of_this_daemon(state: str) -> None:
     resize = in_state(state).resize
     assert resize is not None
-    back = PendingResize.from_note(msgspec.json.decode(msgspec.json.encode(resize.note())))
+    note = ResizeNote(JOB, resize.note())
+    back = ResizeNote.read(note.value()).resize
     resize.told, resize.until_s = False, 0.0
     assert back == resize
 
@@ -638,3 +674,75 @@ def test_there_is_nothing_to_do_without_a_resize() -> None:
         machine.CallAnswered(),
     ):
         assert fed(found, given) == []
+
+
+# --- the queue of inputs -------------------------------------------------------------------------
+
+
+def test_an_input_is_handled_after_the_one_that_leads_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed: list[str] = []
+    scripts = SimpleNamespace(fail=lambda job, reason: failed.append(f"{job.id}: {reason[:14]}"))
+    context = SimpleNamespace(settings=SimpleNamespace(boot_s=60.0, grace_s=10.0))
+    worlds = Worlds(cast("Context", context), cast("Scripts", scripts), cast("Any", None))
+    one, two, done = JobRuntime(JobId("1")), JobRuntime(JobId("2")), list[str]()
+
+    def handled(job: JobRuntime, given: Input) -> list[machine.Instruction]:
+        if isinstance(given, machine.Polled):
+            assert not worlds.feed(two, machine.ScriptEnded())
+            assert not worlds.feed(one, machine.StepEnded())
+        done.append(f"{type(given).__name__} {job.id}")
+        if job is two:
+            raise ValueError("no nodes")
+        return [machine.Observe()] if isinstance(given, machine.Polled) else []
+
+    monkeypatch.setattr(worlds, "_handle_input", handled)
+    assert worlds.feed(one, machine.Polled())
+    assert done == ["Polled 1", "ScriptEnded 2", "StepEnded 1"]
+    assert failed == ["2: ValueError: no"]
+    with pytest.raises(ValueError, match="no nodes"):  # its own error is the caller's
+        worlds.feed(two, machine.ScriptEnded())
+
+
+# --- all pairs -----------------------------------------------------------------------------------
+
+INPUTS: tuple[Input, ...] = (
+    machine.CallStarted(),
+    machine.CallAnswered(),
+    machine.Booted({1: 11}),
+    READY,
+    Failed(1, 1, "no memory"),
+    Begun(1),
+    Done(1, RESIZE, (1,)),
+    RolledBack(1, "no peer", "warm"),
+    OBSERVED,
+    machine.WorldEnded(CompletionRecord("CANCELLED", 0, "", 42, 1, 1)),
+    machine.StepEnded(),
+    machine.ScriptEnded(),
+    machine.Polled(),
+    machine.Adopted(),
+    DECIDED,
+)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("given", INPUTS, ids=[type(given).__name__ for given in INPUTS])
+def test_an_input_that_is_not_in_the_table_changes_nothing(state: str, given: Input) -> None:
+    own = set(machine.ResizeInput.__subclasses__())
+    assert {type(each) for each in INPUTS} == own | {Ready, Failed, Begun, Done, RolledBack}
+    found = in_state(state)
+    assert found.resize is not None
+    before = msgspec.to_builtins(found.resize)
+    legal = machine.is_legal(found.resize, given)
+    listed = (found.resize.state, type(given)) in machine.TABLE
+    assert legal == (listed or isinstance(given, machine.Adopted | machine.Decided | Done))
+    instructions = fed(found, given)
+    if not legal:
+        assert instructions == [] and msgspec.to_builtins(found.resize) == before
+
+
+@pytest.mark.parametrize("state", ResizeState)
+def test_every_state_has_a_way_out(state: ResizeState) -> None:
+    transitions = [transition for (of, _), transition in machine.TABLE.items() if of is state]
+    assert any(transition is not ResizeMachine._wait for transition in transitions)

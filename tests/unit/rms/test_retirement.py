@@ -18,6 +18,7 @@ from rms.daemon.ask.views import UnknownJobError, archived, past, selected
 from rms.daemon.restart.replay import replayed
 from rms.daemon.store.archive import retire
 from rms.daemon.store.journal import JournalFullError
+from rms.daemon.store.notes import SubmissionNote
 from rms.wire.users import JobSelection
 
 JOBS = 4
@@ -32,11 +33,11 @@ def lives(bench: Bench, number: int) -> None:
         bench.submit(job_id, (1, 2, 1), Mode.FIXED)
     for _ in range(3):
         bench.now_s += 1.0
-        bench.daemon.watch()
+        bench.daemon.tick()
         bench.machine.end(job_id, None)
     for _ in range(3):  # what there is to be said of it is said by then
         bench.now_s += 6.0
-        bench.daemon.watch()
+        bench.daemon.tick()
 
 
 def told(folder: Path, at: int | None, *, after: bool = False) -> int:
@@ -68,8 +69,7 @@ def told(folder: Path, at: int | None, *, after: bool = False) -> int:
         books = context.scheduler.books(bench.now_s)
         busy_j = sum(each.energy_j for each in rows)
         assert books.busy_j == pytest.approx(busy_j, rel=1e-9), where
-        left = {key.split("/")[1] for key in journal.notes() if key.startswith("job/")}
-        assert left == set(context.jobs), where
+        assert journal.notes(SubmissionNote).keys() == set(context.jobs), where
         found = replayed(journal)
         assert (found.differing, found.refused) == ([], []), where
         return db.writes
@@ -129,30 +129,12 @@ def test_they_are_found_by_their_ids(retired: Bench) -> None:
     retired.start()
 
 
-def test_many_of_a_journal_of_before_are_archived_before_anybody_is_served(
-    tmp_path: Path,
-) -> None:
-    with opened(tmp_path) as bench:
-        for number in range(1, JOBS + 1):
-            lives(bench, number)
-        assert bench.journal.archived_ids() == set()
-        with (
-            patch("rms.daemon.store.archive.KEPT", 1),
-            patch("rms.daemon.store.archive.AT_ONCE", 1),
-            patch("rms.daemon.store.archive.BACKLOG", 1),
-        ):
-            bench.start()
-        assert bench.journal.archived_ids() == set(NAMES[:-1])
-        assert f"archives {JOBS - 1} jobs that are over, once" in bench.said
-        assert [each.id for each in views.acct(bench.daemon.context).jobs] == NAMES
-
-
 def test_without_room_for_their_rows_they_stay(retired: Bench) -> None:
     lives_on = retired.daemon.context
     with patch.object(retired.journal, "archive", side_effect=JournalFullError("full")):
         lives(retired, 4)
         assert len(lives_on.state.ended) == 2 == len(lives_on.jobs)
-    retired.daemon.watch()
+    retired.daemon.tick()
     assert len(lives_on.state.ended) == 1
 
 
@@ -192,5 +174,5 @@ def test_of_many_jobs_that_are_over_a_few_are_looked_at_at_a_time(tmp_path: Path
         state = bench.daemon.context.state
         state.ended = walked = Walked(state.ended)
         with patch("rms.daemon.store.archive.AT_ONCE", 1):
-            assert retire(bench.daemon.context, 1)
+            assert retire(bench.daemon.context)
         assert walked.seen <= 2 and len(state.ended) == JOBS - 1

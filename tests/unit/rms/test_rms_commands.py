@@ -15,9 +15,9 @@ from rms.cli.main import COMMANDS
 from rms.client import commands
 from rms.core.model.events import Ended
 from rms.core.model.jobs import JobId
-from rms.drawings import clock
 from rms.formats import profiles
 from rms.formats.profiles import Machine, Point, Profile, Program
+from rms.wire.terminal import clock
 from rms.wire.users import SlurmRow
 
 HEADS = ["JOBID", "NAME", "STATE", "MODE", "SUBMITTED", "WAITED", "RAN", "RESIZES", "ENERGY"]
@@ -88,7 +88,7 @@ def test_jobs_are_held_and_released(terminal: Terminal) -> None:
     terminal.lines("cancel", "1")
     assert daemon.jobs[JobId("1_1")].ending == "CANCELLED"
     terminal.server.clock[0] += 3601.0
-    daemon.holds.look()
+    daemon.holds.tick()
     assert JobId("2") in daemon.context.state.pending
     assert [row[0] for row in terminal.lines("hold", "2")] == ["HELD", "2"]
     assert [row[-1] for row in terminal.lines("explain", "2")] == ["REASON", "JobHeldUser"]
@@ -104,10 +104,10 @@ def test_jobs_wait_for_others(terminal: Terminal) -> None:
     (_, *rows) = terminal.lines("queue", "2")
     assert rows[0][8:] == ["(Dependency:", "afterany:1)"]
     daemon.handle(Ended(1000.0, JobId("1_0"), "COMPLETED"))
-    daemon.holds.look()
+    daemon.holds.tick()
     assert set(state.held) == {"2", "3"}
     daemon.handle(Ended(1000.0, JobId("1_1"), "FAILED"))
-    daemon.holds.look()
+    daemon.holds.tick()
     assert set(state.running) == {"2"} and set(state.held) == {"3"}
     assert terminal.lines("queue", "3")[1][8] == "(DependencyNeverSatisfied:"
     said = terminal.refused(2, "submit", "--dependency", "afterok:99", "good.sh")
@@ -175,7 +175,7 @@ def test_what_slurm_says_stands_beside_ours(
     terminal.run("submit", "good.sh")
     terminal.server.clock[0] += 5.0
     details = SlurmRow(slurm_job=7, consumed_energy_j=20.0)
-    monkeypatch.setattr(terminal.server.daemon.launcher, "job_details", lambda job: details)
+    monkeypatch.setattr(terminal.server.daemon.launcher.nodes, "job_details", lambda job: details)
     said = "20.0 J by Slurm's ConsumedEnergy, unverified, 0.80 of ours"
     for words in (["show", "1"], ["acct", "--energy"]):
         assert terminal.run(*words) == 0 and said in terminal.out
@@ -241,7 +241,7 @@ def test_one_look_and_a_report(terminal: Terminal, tmp_path: Path) -> None:
     terminal.run("submit", "--job-name", "<runs>", "good.sh")
     terminal.server.clock[0] += 5.0
     assert terminal.run("top") == 0
-    assert "policy fifo: 1 of 2 nodes held, 1 jobs run, 0 wait, 0 are over" in terminal.out
+    assert "Policy fifo, nodes 1 of 2 allocated, Running 1, Pending 0, Completed 0" in terminal.out
     assert terminal.lines("report", "out") == [["out/report.html"]]
     page = (tmp_path / "out" / "report.html").read_text()
     assert "<td>&lt;runs&gt;</td>" in page and page.count('class="bar ') == 1
@@ -273,7 +273,7 @@ def test_json_is_all_that_is_printed_or_goes_to_a_file(terminal: Terminal, words
 def test_what_steers_a_terminal_is_shown_as_text(terminal: Terminal) -> None:
     terminal.run("submit", "good.sh")
     job = terminal.server.daemon.jobs[JobId("1")]
-    job.note["name"] = "\x1b[2J[red]x[/b]<i>"
+    job.submission.name = "\x1b[2J[red]x[/b]<i>"
     job.answer = "\x9b31m\u202e"
     for words in ("queue", "top", "show 1", "acct"):
         assert terminal.run(*words.split()) == 0, terminal.err

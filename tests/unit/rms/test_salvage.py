@@ -55,7 +55,7 @@ def back(folder: Path, instance: str = "instance") -> Iterator[Back]:
     said: list[str] = []
     with open_journal(folder / "journal.sqlite", said.append) as journal:
         restore_notes(journal, folder / "jobs")
-        settings = Settings("fifo", lambda: 1_000.0, said.append)
+        settings = Settings(policy="fifo", now=lambda: 1_000.0, say=said.append)
         daemon = resume(CLUSTER, journal, Finds(folder, instance, "unix:none"), settings)
         settle(daemon)
         server = Routed(daemon, [1_000.0])

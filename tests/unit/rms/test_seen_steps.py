@@ -20,7 +20,7 @@ from rms.core.rules.transition import TransitionError
 from rms.core.scheduler.engine import Engine
 from rms.daemon.restart.recover import replay
 from rms.daemon.store.journal import Journal, Opened, Seen
-from rms.daemon.store.record import COUNTS_AT_ONCE, PACE_S, CountPace, JobRuntime, Step
+from rms.daemon.store.record import COUNTS_AT_ONCE, PACE_S, JobRuntime, Step, StepRateLimit
 from rms.launch.base import LaunchCommand
 from rms.sim.simulator import Simulation
 
@@ -69,7 +69,7 @@ def test_a_resize_begins_a_new_count() -> None:
 
 
 def test_of_many_jobs_that_are_due_at_once_the_rest_count_on() -> None:
-    jobs, pace, entered = [Counted().job for _ in range(1000)], CountPace(), []
+    jobs, pace, entered = [Counted().job for _ in range(1000)], StepRateLimit(), []
     for job_ in jobs:
         job_.total = 10_000
     for tick in range(300):  # each polls once in 2 s, ten steps a second

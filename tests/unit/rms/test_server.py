@@ -11,7 +11,7 @@ from routed import SCRIPT, USERS_TOKEN, Routed, routed
 
 from rms.core.model.jobs import JobId
 from rms.daemon.ask.http import Peer
-from rms.wire.signing import USER, Session, digest, job_name
+from rms.wire.signing import USER_TOKEN, Session, digest, job_name
 
 JOB_ROW = (
     "id name state mode submit_s start_s end_s nodes size nodes_min nodes_max reason step steps "
@@ -72,8 +72,7 @@ def test_answers_have_the_names_of_the_contract(server: Routed) -> None:
         "exclude": [],
         "restartable": None,
     }
-    note = server.daemon.jobs[JobId(runs)].note
-    kept = server.daemon.context.private.environment(note)
+    kept = server.daemon.context.private.environment(runs)
     assert kept == {"A": "1", "DMR_COOLDOWN": "2.5"}
     assert server.ask("GET", f"/jobs?id={waits}")[1] == rows[1:]
     (entry,) = server.ask("GET", f"/history/{runs}")[1]
@@ -239,7 +238,7 @@ def test_requests_over_tcp_are_signed_and_so_are_answers(server: Routed) -> None
     for name in ("job-9", "job-", "nobody", "job-7\u00e9"):  # whether there is one is not told
         session = server.session("", name, peer := Peer())
         assert send(session, "GET", "/jobs/9/steps/0", b"")[0] == 401
-    users = server.session(USERS_TOKEN, USER, peer := Peer())
+    users = server.session(USERS_TOKEN, USER_TOKEN, peer := Peer())
     assert send(users, "GET", "/jobs?id=1", b"")[0] == 200
     assert send(users, "HEAD", "/jobs?id=2", b"")[0] == 200
     assert send(users, "GET", "/none", b"")[0] == 404

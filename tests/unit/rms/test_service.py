@@ -15,15 +15,15 @@ from faults import Fault
 from processes import ROOT, called
 
 from rms.cli.main import main
-from rms.daemon.serve import Notifier
-from rms.daemon.store.context import LEVELS, Log, debug, warning
+from rms.daemon.serve import LEVELS, Notifier, StderrLog
+from rms.daemon.store.context import debug, warning
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_sentences_of_a_level_or_graver_are_said(
     level: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = Log(level, {})
+    log = StderrLog(level, {})
     for words in (debug("an event"), "a job ended", warning("a node is down\x1b[2J")):
         log(words)
     said = [line.split(" ", 2)[2] for line in capsys.readouterr().err.splitlines()]
@@ -37,7 +37,7 @@ def test_the_journal_of_systemd_is_told_the_level(
     with (tmp_path / "log").open("w") as file:
         monkeypatch.setattr(sys, "stderr", file)
         here = os.fstat(2)
-        log = Log("info", {"JOURNAL_STREAM": f"{here.st_dev}:{here.st_ino}"})
+        log = StderrLog("info", {"JOURNAL_STREAM": f"{here.st_dev}:{here.st_ino}"})
         log("serving")
         log(warning("no room"))
     assert (tmp_path / "log").read_text() == "<6>serving\n<4>no room\n"
@@ -50,11 +50,11 @@ def test_a_log_that_takes_nothing_ends_nothing(
     descriptor = os.open("/dev/full", os.O_WRONLY)
     full = os.fdopen(descriptor, "w", closefd=False)
     monkeypatch.setattr(sys, "stderr", full)
-    Log("info", {})("serving")
+    StderrLog("info", {})("serving")
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)  # what is kept back goes there
     full.close()
     os.close(descriptor)
-    Log("info", {})("closed")
+    StderrLog("info", {})("closed")
     fault("no room for what the daemon says, or nobody reads it", "it goes on")
 
 
@@ -74,17 +74,17 @@ def test_systemd_is_told_that_it_serves_and_goes_on(manager: socket.socket) -> N
     env["WATCHDOG_PID"] = str(os.getpid())
     with manager:
         notifier = Notifier(env)
-        notifier.tell("READY=1", "STATUS=serving")
+        notifier.send("READY=1", "STATUS=serving")
         assert manager.recv(100) == b"READY=1\nSTATUS=serving"
         for now_s in (5.0, 6.9, 7.0, 8.9):  # every two of four seconds
-            notifier.alive(now_s)
+            notifier.tick(now_s)
         assert [manager.recv(100) for _ in range(2)] == [b"WATCHDOG=1"] * 2
-        Notifier(env | {"WATCHDOG_PID": "1"}).alive(5.0)
-        Notifier(env | {"WATCHDOG_USEC": "soon"}).alive(5.0)
+        Notifier(env | {"WATCHDOG_PID": "1"}).tick(5.0)
+        Notifier(env | {"WATCHDOG_USEC": "soon"}).tick(5.0)
         with pytest.raises(BlockingIOError):
             manager.recv(100)
-    notifier.tell("STOPPING=1")  # to nobody any more
-    Notifier({}).tell("READY=1")
+    notifier.send("STOPPING=1")  # to nobody any more
+    Notifier({}).send("READY=1")
 
 
 @pytest.mark.promise("service")

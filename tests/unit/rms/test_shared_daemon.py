@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from processes import ROOT
 from routed import SCRIPT, routed
+from submissions import hand_in
 from test_daemon import Idle
 
 from rms.core.books.measured import Measured
@@ -36,7 +37,7 @@ from rms.daemon.store.archive import energy_rows
 from rms.daemon.store.context import Settings
 from rms.daemon.store.journal import Journal, JournalError
 from rms.formats.config import FileError, read_cluster, read_workload
-from rms.formats.energy import accounts, check_accounts
+from rms.formats.energy import check_energies, owner_energies
 from rms.formats.values import expand, fold_slots
 from rms.launch import machine
 from rms.wire.messages import DeviceEnergy, Metered
@@ -69,7 +70,9 @@ class Bench:
 
     def resumed(self, policy: str, cluster: Cluster | None = None, where: str = "") -> Daemon:
         launcher = Idle(self.folder, "instance", "unix:none")
-        settings = Settings(policy, lambda: self.now_s, self.said.append, where=where)
+        settings = Settings(
+            policy=policy, now=lambda: self.now_s, say=self.said.append, where=where
+        )
         return resume(cluster or WHOLE.split(), self.journal, launcher, settings)
 
     def submit(
@@ -84,8 +87,7 @@ class Bench:
         high = size + 1 if mode is Mode.MALLEABLE else size
         given = {"bandwidth_gb_s": gb_s, "power_w": power_w}
         spec = JobSpec(name, self.now_s, size, high, size, mode, **given)
-        note = {"array": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
-        self.daemon.submit([spec], {name: note | {"array": name, "requeue": False}})
+        hand_in(self.daemon, [spec])
         return name
 
     def slots(self, name: JobId) -> list[str]:
@@ -100,7 +102,7 @@ class Bench:
         context = self.daemon.context
         context.scheduler.energy.check(self.now_s)
         found = views.acct(context)
-        check_accounts(found, accounts(energy_rows(context)), whole=True)
+        check_energies(found, owner_energies(energy_rows(context)), whole=True)
 
 
 @pytest.fixture
@@ -205,7 +207,7 @@ def test_a_meter_of_a_host_is_split_over_it_and_its_slots(bench: Bench) -> None:
     for number, joules in ((0, 0.0), (1, 0.0), (2, 90.0)):
         bench.now_s += 10.0
         devices = [DeviceEnergy("package-0", "rapl", joules)] if number else []
-        meters.node(Metered("n1", "a", number, bench.now_s, "boot", devices))
+        meters.take_report(Metered("n1", "a", number, bench.now_s, "boot", devices))
     (job,) = views.jobs(bench.daemon.context)
     # 20 s by the model; then 90 J, of which the model has 200 for the job and 100 for the host.
     assert job.energy_j == pytest.approx(20 * 20.0 + 60.0)

@@ -11,6 +11,8 @@ import pytest
 
 from rms.cli import queue
 from rms.cli.main import main
+from rms.client.status import RESIZE_HEADS
+from rms.wire.terminal import duration, slurm_duration
 from rms.wire.users import EnergyPart, JobRow, ResizeRow, SeenSteps, SlurmRow
 
 RESIZE = ResizeRow(60.0, 40, 1, 2, "warm", 0.31, 0.02, 0.01, 2_500_000, 1.0)
@@ -57,7 +59,7 @@ def test_a_resize_says_what_it_cost_and_what_it_saves(shown: Any) -> None:
     more = [msgspec.structs.replace(cost, saved_j=saved_j) for saved_j in (40.0, -7.0)]
     lines = shown(job(resizes=[RESIZE, cost, *more], end_s=3700.0, exit_code=3))
     table = lines[lines.index("") + 1 :]
-    assert table[0].split() == list(queue.RESIZE_HEADS)
+    assert table[0].split() == ["RESIZE", *RESIZE_HEADS]
     assert table[1].endswith("40    1 to 2  warm      0.31 s  0.020 s  2.5 MB")
     assert table[2].endswith("2.5 MB  3.2 J")
     assert table[3].endswith("3.2 J, saves 40.0 J later")
@@ -79,4 +81,16 @@ def test_a_resize_says_what_it_cost_and_what_it_saves(shown: Any) -> None:
     ],
 )
 def test_lengths_of_time(seconds: float, words: str) -> None:
-    assert queue.elapsed(seconds) == words
+    assert duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(7.25, "7.25 s"), (600.0, "10 min"), (5400.0, "1.5 h"), (86400.0, "1 d")]
+)
+def test_lengths_of_time_in_one_unit(seconds: float, words: str) -> None:
+    assert duration(seconds, 1) == words
+
+
+def test_lengths_of_time_as_squeue_writes_them() -> None:
+    lengths = [slurm_duration(each) for each in (65.0, 3600.0, 2 * 86400.0 + 3723.0)]
+    assert lengths == ["1:05", "1:00:00", "2-01:02:03"]

@@ -22,9 +22,10 @@ from rms.launch.slurm.commands import (
     Slurm,
     SlurmError,
 )
-from rms.launch.slurm.jobs import JobsLauncher
+from rms.launch.slurm.jobs import SlurmJobs
+from rms.launch.slurm.launcher import SlurmLauncher
 from rms.launch.slurm.output import JobDetails, QueuedJob
-from rms.launch.slurm.pilot import PilotLauncher
+from rms.launch.slurm.pilot import within_allocation
 from rms.launch.slurm.queue import (
     VANISHED,
     JobTracker,
@@ -97,7 +98,7 @@ def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
 JOB = JobDetails(7, "RUNNING", "None", ("n1",), "n1", False, 1.0, None, None)
 
 
-def answer(change: queue.Retried) -> queue.Outcome:
+def answer(change: queue.Retried) -> queue.ChangeOutcome:
     deadline = time.monotonic() + 120
     while (found := change()) is None:
         assert time.monotonic() < deadline
@@ -122,7 +123,7 @@ def test_a_grow_that_is_refused_for_good_is_not_tried_again(
         asked.append(meaning)
         raise SlurmError(words, meaning)
 
-    assert answer(queue.Retried(executor, refuse, give_up=True)) == queue.Outcome(None, words)
+    assert answer(queue.Retried(executor, refuse, give_up=True)) == queue.ChangeOutcome(None, words)
     assert len(asked) == 1
 
 
@@ -135,7 +136,7 @@ def test_a_grow_that_may_go_through_later_is_tried_again(executor: Executor) -> 
             raise SlurmError("nodes are busy", Meaning.LATER)
         return JOB
 
-    assert answer(queue.Retried(executor, act, give_up=True)) == queue.Outcome(JOB)
+    assert answer(queue.Retried(executor, act, give_up=True)) == queue.ChangeOutcome(JOB)
     assert len(asked) == 3
 
 
@@ -144,7 +145,7 @@ def test_a_grow_that_is_never_let_through_says_that_it_may_be_later(executor: Ex
         raise SlurmError("nodes are busy", Meaning.LATER)
 
     found = answer(queue.Retried(executor, act, give_up=True))
-    assert found == queue.Outcome(None, "later: nodes are busy")
+    assert found == queue.ChangeOutcome(None, "later: nodes are busy")
 
 
 def test_a_release_is_tried_until_it_is_done_or_the_job_is_over(executor: Executor) -> None:
@@ -153,7 +154,7 @@ def test_a_release_is_tried_until_it_is_done_or_the_job_is_over(executor: Execut
     def act() -> JobDetails:
         raise SlurmError("no", meanings.pop(0))
 
-    assert answer(queue.Retried(executor, act, give_up=False)) == queue.Outcome()
+    assert answer(queue.Retried(executor, act, give_up=False)) == queue.ChangeOutcome()
     assert meanings == []
 
 
@@ -168,7 +169,7 @@ def test_nodes_that_a_job_loses_by_ending_are_no_change(
     record = SubmissionRecord(0.0, number=7, held=list(before))
     tracker = JobTracker(executor, jobs={"1": slurm_job(tmp_path, record)})
     now = JobDetails(7, state, "None", ("n1",), "n1", False, 1.0, None, resized_s)
-    assert tracker.resize("1", lambda: queue.Outcome(now))() == ""
+    assert tracker.resize("1", lambda: queue.ChangeOutcome(now))() == ""
     assert record.held == ([*before, (6.0, ("n1",))] if entered else before)
     assert SubmissionRecord.read(tmp_path / "slurm.json") == (record if entered else None)
     assert tracker.resizes == {}
@@ -180,15 +181,18 @@ def test_queries_ask_slurm_nothing_and_start_no_thread(tmp_path: Path) -> None:
 
     threads = set(threading.enumerate())
     executor = Executor(Slurm({}, "nobody", refuse))
-    jobs = JobsLauncher(tmp_path / "jobs", "cafe", "unix:none", executor)
-    pilot = PilotLauncher(tmp_path / "pilot", "cafe", "unix:none", executor, within=7)
+    jobs = SlurmLauncher(tmp_path / "jobs", "cafe", "unix:none", executor)
+    jobs.nodes = jobs.scripts = SlurmJobs(jobs)
+    pilot = within_allocation(
+        SlurmLauncher(tmp_path / "pilot", "cafe", "unix:none", executor), number=7
+    )
     for _ in range(2):
-        for launcher in (jobs, pilot):
-            assert launcher.unavailable() is None
-            assert launcher.shutdown_reason() == ""
-            assert launcher.job_details("1") == SlurmRow()
-            assert launcher.controller_answers()
-    assert jobs.allocation("1") is None
+        for nodes in (jobs.nodes, pilot.nodes):
+            assert nodes.unavailable() is None
+            assert nodes.shutdown_reason() == ""
+            assert nodes.job_details("1") == SlurmRow()
+            assert nodes.controller_answers()
+    assert jobs.nodes.allocations("1") == []
     assert set(threading.enumerate()) == threads
     jobs.close()
     pilot.close()

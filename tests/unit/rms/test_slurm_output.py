@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rms.launch.slurm import output, output_json
+from rms.launch.slurm import output
 from rms.launch.slurm import site as probe
 from rms.launch.slurm.commands import (
     CommandResult,
@@ -19,17 +19,13 @@ from rms.launch.slurm.commands import (
     meaning_of,
     run_command,
 )
-from rms.launch.slurm.output import OutputError, QueuedJob
+from rms.launch.slurm.output import SlurmOutputError
 
 SAMPLES = Path(__file__).parent / "slurm_samples"
 
 
 def sample(name: str) -> str:
     return (SAMPLES / name).read_text()
-
-
-def by_job(rows: list[QueuedJob]) -> list[QueuedJob]:
-    return sorted(rows, key=lambda row: (row.job_id, row.task or 0))
 
 
 class Recorded:
@@ -56,16 +52,7 @@ def printed(name: str) -> CommandResult:
     return CommandResult(0, sample(name), "")
 
 
-NO_JSON = CommandResult(1, "", "scontrol: unrecognized option '--json'\n")
-
-
 # -- What is printed -------------------------------------------------------------------------
-
-
-def test_the_queue_is_the_same_in_json_and_text() -> None:
-    text = output.queue_from_text(sample("squeue.txt"))
-    assert by_job(output_json.queue_from_json(sample("squeue.json"))) == by_job(text)
-    assert len(text) == 14
 
 
 def test_a_queued_job() -> None:
@@ -79,17 +66,9 @@ def test_a_queued_job() -> None:
 
 
 def test_waiting_tasks_are_a_row_each() -> None:
-    for rows in (
-        output.queue_from_text(sample("squeue.txt")),
-        output_json.queue_from_json(sample("squeue.json")),
-    ):
-        assert sorted(row.task or 0 for row in rows if row.job_id == 9) == [1, 2, 3, 4, 5, 6]
-
-
-@pytest.mark.parametrize("kind", ["", "-gres"])
-def test_nodes_are_the_same_in_json_and_text(kind: str) -> None:
-    text = output.nodes_from_text(sample(f"sinfo{kind}.txt"))
-    assert output_json.nodes_from_json(sample(f"sinfo{kind}.json")) == text
+    rows = output.queue_from_text(sample("squeue.txt"))
+    assert len(rows) == 14
+    assert sorted(row.task or 0 for row in rows if row.job_id == 9) == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_draining_node() -> None:
@@ -104,10 +83,8 @@ def test_a_node_of_two_partitions_that_does_not_answer() -> None:
     assert (node.partitions, node.state, node.responds) == (("all", "long"), "down", False)
 
 
-def test_records_are_the_same_in_json_and_text() -> None:
-    """In the same order too, where several begin in one second."""
+def test_records_are_in_order_where_several_begin_in_one_second() -> None:
     text = output.records_from_text(sample("sacct.txt"))
-    assert output_json.records_from_json(sample("sacct.json")) == text
     assert [row.job_id for row in text] == [10, 11, 12, 11]
 
 
@@ -169,11 +146,6 @@ def test_versions(text: str, version: tuple[int, ...]) -> None:
     [
         (output.queue_from_text, "1|2|3\n"),
         (output.queue_from_text, "x|9|1|PENDING|1||None|1|1|1|root|winds\n"),
-        (output_json.queue_from_json, "squeue: error"),
-        (output_json.queue_from_json, "[]"),
-        (output_json.queue_from_json, '{"jobs": {}}'),
-        (output_json.queue_from_json, '{"jobs": [{"job_id": 1}]}'),
-        (output_json.nodes_from_json, '{"sinfo": []}'),
         (output.records_from_text, "1|2\n"),
         (output.details_from_text, "JobId=1 JobName=x\n"),
         (output.hosts, "n[1-"),
@@ -182,84 +154,24 @@ def test_versions(text: str, version: tuple[int, ...]) -> None:
     ],
 )
 def test_other_shapes_are_refused_in_one_sentence(read, text) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(OutputError, match=r"expected .* got "):
+    with pytest.raises(SlurmOutputError, match=r"expected .* got "):
         read(text)
-
-
-def test_json_with_states_as_lists_and_numbers_as_objects() -> None:
-    read = json.loads(sample("squeue.json"))
-    for job in read["jobs"]:
-        job["job_state"] = [job["job_state"]]
-        for key in ("array_job_id", "array_task_id", "time_limit", "start_time", "submit_time"):
-            value = job[key]
-            infinite = key == "time_limit" and value is None
-            job[key] = {
-                "set": value is not None and not infinite,
-                "infinite": infinite,
-                "number": value or 0,
-            }
-    want = by_job(output.queue_from_text(sample("squeue.txt")))
-    assert by_job(output_json.queue_from_json(json.dumps(read))) == want
-
-
-def test_a_list_of_tasks_cut_short_is_refused() -> None:
-    cut = sample("squeue.json").replace('"1-6%4"', '"1,3,5,7,..."')
-    with pytest.raises(OutputError, match="list of tasks"):
-        output_json.queue_from_json(cut)
 
 
 # -- The commands ----------------------------------------------------------------------------
 
 
-def test_json_is_asked_for_once_where_there_is_none() -> None:
-    site = Recorded(("squeue --json", NO_JSON), ("squeue", printed("squeue.txt")))
-    slurm = Slurm({}, "me", site)
-    assert slurm.queue() == slurm.queue() == output.queue_from_text(sample("squeue.txt"))
-    assert ["--json" in command for command in site.commands] == [True, False, False]
-
-
-def test_json_is_read_where_there_is_some() -> None:
-    site = Recorded(("squeue --json", printed("squeue.json")))
-    slurm = Slurm({}, "me", site)
-    assert slurm.queue() == slurm.queue()
-    assert site.commands == ["squeue --json"] * 2
-
-
-def test_json_of_a_shape_to_come_is_not_trusted() -> None:
-    other = CommandResult(0, '{"jobs": [{"job_id": {"value": 1}}]}', "")
-    site = Recorded(("squeue --json", other), ("squeue", printed("squeue.txt")))
-    slurm = Slurm({}, "me", site)
-    assert len(slurm.queue()) == 14
-    assert slurm.json_offered == {"squeue": False}
-
-
-def test_a_controller_that_is_away_says_nothing_about_json() -> None:
+def test_a_controller_that_is_away() -> None:
     away = CommandResult(
         1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     )
-    slurm = Slurm({}, "me", Recorded(("squeue", away)))
     with pytest.raises(SlurmError) as refused:
-        slurm.queue()
+        Slurm({}, "me", Recorded(("squeue", away))).jobs()
     assert refused.value.meaning is Meaning.UNREACHABLE
-    assert slurm.json_offered == {}
-
-
-def test_an_empty_list_with_errors_is_no_empty_queue() -> None:
-    """What squeue --json prints, with status 0, where no controller answers."""
-    errors = [{"description": "Failed while looking for jobs", "source": "slurm_load_jobs"}]
-    empty = CommandResult(0, json.dumps({"meta": {}, "errors": errors, "jobs": []}), "")
-    away = CommandResult(
-        1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
-    )
-    for known in ({}, {"squeue": True}):
-        site = Recorded(("squeue --json", empty), ("squeue", away))
-        with pytest.raises(SlurmError) as refused:
-            Slurm({}, "me", site, json_offered=dict(known)).queue()
-        assert refused.value.meaning is Meaning.UNREACHABLE
 
 
 def test_an_allocation_around_us_is_not_handed_on() -> None:
-    site = Recorded(("sacct --json", printed("sacct.json")), ("scontrol", printed("job.txt")))
+    site = Recorded(("sacct", printed("sacct.txt")), ("scontrol", printed("job.txt")))
     outer = {
         "SLURM_JOB_ID": "7",
         "SQUEUE_FORMAT": "%i",
@@ -269,8 +181,8 @@ def test_an_allocation_around_us_is_not_handed_on() -> None:
     slurm = Slurm(outer, "me", site)
     slurm.records([11])
     slurm.job(11)
-    kept = {"SLURM_CONF": "/x/slurm.conf", "HOME": "/h"}
-    assert site.environments == [kept, {**kept, "SLURM_TIME_FORMAT": "%s"}]
+    kept = {"SLURM_CONF": "/x/slurm.conf", "HOME": "/h", "SLURM_TIME_FORMAT": "%s"}
+    assert site.environments == [kept, kept]
 
 
 @pytest.mark.parametrize(
@@ -431,7 +343,7 @@ def test_a_command_that_is_missing_or_hangs() -> None:
 # -- The check -------------------------------------------------------------------------------
 
 
-def looked(kind: str = "", **changes: str) -> probe.Site:
+def looked(kind: str = "", **changes: str) -> probe.SlurmSite:
     config = sample(f"config{kind}.txt")
     for key, value in changes.items():
         lines = config.splitlines()
@@ -439,15 +351,14 @@ def looked(kind: str = "", **changes: str) -> probe.Site:
     site = Recorded(
         ("sinfo --version", CommandResult(0, "slurm-wlm 22.05.8\n", "")),
         ("scontrol config", CommandResult(0, config, "")),
-        ("sinfo --json", printed(f"sinfo{kind}.json")),
-        ("squeue --json", printed("squeue.json")),
-        ("sacct --json", NO_JSON),
+        ("sinfo", printed(f"sinfo{kind}.txt")),
+        ("squeue", printed("squeue.txt")),
         ("sacct", printed("sacct.txt")),
     )
     return probe.inspect_site(Slurm({}, "me", site))
 
 
-def allowed(site: probe.Site) -> dict[str, bool]:
+def allowed(site: probe.SlurmSite) -> dict[str, bool]:
     return {verdict.what.split()[0]: verdict.allowed for verdict in probe.verdicts(site)}
 
 
@@ -455,7 +366,6 @@ def test_a_site_that_allows_all() -> None:
     site = looked()
     words = probe.as_text(site)
     assert words[0] == "Slurm 22.05.8, cluster testbed, select/linear: 3 of 4 nodes fit for work"
-    assert words[-1] == "JSON is read of sinfo, squeue; all else as text"
     assert {verdict.what: verdict.allowed for verdict in probe.verdicts(site)} == {
         "engine slurm-pilot": True,
         "engine slurm, jobs of their own": True,
@@ -491,7 +401,7 @@ def test_a_site_whose_nodes_all_have_gres() -> None:
 
 def test_an_old_site() -> None:
     site = looked()
-    old = probe.Site(**{**vars(site), "version": (19, 5, 2)})
+    old = probe.SlurmSite(**{**vars(site), "version": (19, 5, 2)})
     assert not any(v.allowed for v in probe.verdicts(old) if v.what.startswith("engine"))
     assert probe.as_text(old)[0].startswith("Slurm 19.05.2,")
 

@@ -8,18 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from rms.core.model.jobs import JobId
-from rms.daemon.jobs.machine import Facts, KillLaunch, Observed, ResizeMachine
+from rms.daemon.jobs.machine import KillLaunch, Observed, ResizeContext, ResizeMachine
 from rms.daemon.jobs.worlds import Worlds
 from rms.daemon.store.context import Context, Settings
-from rms.daemon.store.record import JobRuntime, PendingResize
+from rms.daemon.store.record import JobRuntime, PendingResize, ResizeState
 from rms.launch.base import LaunchError, ManagedProcess
 from rms.launch.slurm import launcher
 from rms.launch.slurm.commands import Executor
-from rms.launch.slurm.launcher import ScriptStep, SlurmLauncher, World
+from rms.launch.slurm.launcher import ScriptStep, SlurmLauncher, SlurmNodes, World
 
 if TYPE_CHECKING:
     from rms.launch.slurm.commands import Slurm
@@ -147,19 +148,20 @@ class Steps:
         self.left = []
 
 
-class Within(SlurmLauncher):
-    def allocation(self, job: str) -> int:
-        return 7
+class Within(SlurmNodes):
+    def allocations(self, job: str) -> list[int]:
+        return [7]
 
 
 def test_what_is_being_ended_is_left_until_its_step_is_gone(tmp_path: Path) -> None:
     executor = Executor(cast("Slurm", None))
-    within = Within(tmp_path, "0" * 32, "unix:none", executor)
+    within = SlurmLauncher(tmp_path, "0" * 32, "unix:none", executor)
+    within.nodes, within.scripts = Within(), Mock()
     executor.slurm = cast("Slurm", steps := Steps(within.name("3", 1)))
-    settings = Settings("fifo", time.time, print)
+    settings = Settings(policy="fifo", now=time.time, say=print)
     context = SimpleNamespace(launcher=within, settings=settings)
     worlds = Worlds(cast("Context", context), cast("Any", None), cast("Any", None))
-    closing = PendingResize(1, (), "warm", state="closing", leaving=[1])
+    closing = PendingResize(1, (), "warm", state=ResizeState.CLOSING, leaving=[1])
     job, machine = JobRuntime(JobId("3"), resize=closing), ResizeMachine()
 
     def gone() -> bool:
@@ -167,7 +169,7 @@ def test_what_is_being_ended_is_left_until_its_step_is_gone(tmp_path: Path) -> N
         closing.state = "closing"
         left = worlds.has_processes(job, 1)
         seen = Observed({}, frozenset() if left else frozenset([1]))
-        for what in machine.handle(job, Facts(0.0, 0.0, ()), seen):
+        for what in machine.handle(job, ResizeContext(0.0, 0.0, ()), seen):
             if isinstance(what, KillLaunch):
                 within.kill("3", what.launch)
         return not left

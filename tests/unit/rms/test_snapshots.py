@@ -220,10 +220,10 @@ def test_of_many_jobs_a_daemon_has_a_fork_pack_it(
         for number in range(1, 9):
             bench.submit(str(number), (1, 1, 1), Mode.FIXED)
         taken, until = journal.last, time.monotonic() + 20.0
-        snapshots.watch()
+        snapshots.tick()
         while not journal.snapshots() and time.monotonic() < until:
             bench.submit(str(number := number + 1), (1, 1, 1), Mode.FIXED)
-            snapshots.watch()
+            snapshots.tick()
             time.sleep(0.005)
         if not fault:
             assert journal.snapshots() == [taken] and taken < journal.last

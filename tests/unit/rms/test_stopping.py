@@ -12,7 +12,7 @@ from faults import Fault
 
 from rms.daemon import serve
 from rms.daemon.heart import Daemon
-from rms.daemon.serve import Cycles, Notifier
+from rms.daemon.serve import Collector, Notifier
 
 
 class Stuck:
@@ -21,12 +21,12 @@ class Stuck:
     def __init__(self, *faults: Exception) -> None:
         self.said, self.told, self._faults = list[str](), list[str](), list(faults)
         self.idle, self.say = False, self.said.append
-        self.launcher = SimpleNamespace(shutdown_reason=lambda: "")
+        self.launcher = SimpleNamespace(nodes=SimpleNamespace(shutdown_reason=lambda: ""))
         self.context = SimpleNamespace(state=SimpleNamespace(running={"7": None}))
         self.scripts = SimpleNamespace(starting=False)
         self.stopping = serve._Stopping()
 
-    def watch(self) -> None:
+    def tick(self) -> None:
         if self._faults:
             raise self._faults.pop()
         self.stopping.signal()
@@ -41,8 +41,8 @@ class Stuck:
         self.told.append("hurry")
 
     def run(self) -> None:
-        daemon, cycles = cast("Daemon", cast("Any", self)), Cycles(inf)
-        watching = serve._watch(daemon, self.stopping, None, Notifier({}), cycles)
+        daemon, collector = cast("Daemon", cast("Any", self)), Collector(inf)
+        watching = serve._run(daemon, self.stopping, None, Notifier({}), collector)
         asyncio.run(asyncio.wait_for(watching, 120.0))
 
 

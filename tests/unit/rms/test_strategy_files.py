@@ -8,15 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from rms.daemon import kernels
-from rms.daemon.kernels import FileStrategy, StrategyError
-from rms.kernels.model import Device, Finished, Registered, Run, TaskId, TaskSpec, Woken
+from rms.daemon.store import sandbox
+from rms.daemon.store.sandbox import FileStrategy, StrategyError
+from rms.kernels.model import (
+    Affinity,
+    KernelSpec,
+    Resource,
+    TaskDevice,
+    TaskFinished,
+    TaskId,
+    TaskRegistered,
+    TaskRun,
+    TaskSpec,
+    Woken,
+)
 from rms.kernels.scheduler import ShortTerm, TaskScheduler
-from rms.kernels.wire import Affinity, KernelSpec, Resource
 
 FEWEST = '''
-from rms.wire.tasks import Resource
-from rms.kernels.model import Start
+from rms.kernels import Resource
+from rms.kernels.model import TaskStart
 
 CAPACITY = {Resource.GPU: 4}
 
@@ -29,11 +39,11 @@ def schedule(state):
             device = room.free(resource)
             if device is not None and (resource != Resource.GPU or len(task.preference) == 1):
                 room.take(device)
-                choices.append(Start(task.id, device.name))
+                choices.append(TaskStart(task.id, device.name))
                 break
     return choices
 '''
-DEVICES = (Device("gpu", Resource.GPU, (0,)), Device("core", Resource.CORE, (1,)))
+DEVICES = (TaskDevice("gpu", Resource.GPU, (0,)), TaskDevice("core", Resource.CORE, (1,)))
 GPU, CORE = KernelSpec(Resource.GPU), KernelSpec(Resource.CORE, Affinity.LOW)
 
 Load = Callable[[str], FileStrategy]
@@ -56,7 +66,7 @@ def load(tmp_path: Path) -> Iterator[Load]:
 
 def registered(scheduler: TaskScheduler, *kernels: KernelSpec) -> list[object]:
     number = TaskId(scheduler.state.serial)
-    return list(scheduler.handle(Registered(0.0, number, TaskSpec(0, kernels))))
+    return list(scheduler.handle(TaskRegistered(0.0, number, TaskSpec(0, kernels))))
 
 
 @pytest.mark.promise("strategy-files")
@@ -65,15 +75,17 @@ def test_a_file_decides_until_it_goes_wrong(load: Load) -> None:
     scheduler = TaskScheduler(DEVICES, ShortTerm(), said.append)
     scheduler.swap(load(FEWEST))
     assert scheduler.state.capacity == {Resource.GPU: 4}
-    assert registered(scheduler, GPU, CORE) == [Run(TaskId(0), "core", Resource.CORE)]
+    assert registered(scheduler, GPU, CORE) == [TaskRun(TaskId(0), "core", Resource.CORE)]
     assert registered(scheduler, GPU, CORE) == []
-    assert registered(scheduler, GPU) == [Run(TaskId(2), "gpu", Resource.GPU)]
+    assert registered(scheduler, GPU) == [TaskRun(TaskId(2), "gpu", Resource.GPU)]
     wrong = load(FEWEST)
     wrong.close()  # as if it had crashed
     scheduler.swap(wrong)
     scheduler.handle(Woken(1.0))
     assert "strategy0.py decides again" in said[0]
-    assert scheduler.handle(Finished(2.0, TaskId(0))) == [Run(TaskId(1), "core", Resource.CORE)]
+    assert scheduler.handle(TaskFinished(2.0, TaskId(0))) == [
+        TaskRun(TaskId(1), "core", Resource.CORE)
+    ]
 
 
 @pytest.mark.wide
@@ -85,7 +97,7 @@ def test_a_file_decides_until_it_goes_wrong(load: Load) -> None:
         ("    import time\n    time.sleep(600)", "expected an answer within 0.3 s, got none"),
         ("    raise KeyError('queue')", "it raised KeyError('queue')"),
         ("    return 17", "it raised TypeError"),
-        ("    return [17]", "expected choices (Start, Enqueue, ...), got 17"),
+        ("    return [17]", "expected choices (TaskStart, TaskEnqueue, ...), got 17"),
         ("    import os\n    os._exit(3)", "expected an answer, got the end of its process"),
     ],
 )
@@ -95,12 +107,12 @@ def test_whatever_goes_wrong_in_a_call_is_an_error_of_the_call(
     said: list[str] = []
     scheduler = TaskScheduler(DEVICES, ShortTerm(), said.append)
     wrong = load(f"def schedule(state):\n{body}\n")
-    monkeypatch.setattr(kernels, "LIMIT_S", 0.3 if "within 0.3 s" in words else 60.0)
+    monkeypatch.setattr(sandbox, "LIMIT_S", 0.3 if "within 0.3 s" in words else 60.0)
     scheduler.swap(wrong)
-    assert registered(scheduler, CORE) == [Run(TaskId(0), "core", Resource.CORE)]
+    assert registered(scheduler, CORE) == [TaskRun(TaskId(0), "core", Resource.CORE)]
     assert words in said[0] and "short-term decides again" in said[0]
     with pytest.raises(ProcessLookupError):
-        os.kill(wrong._process.pid, 0)
+        os.kill(wrong.sandbox.pid, 0)
 
 
 @pytest.mark.wide

@@ -16,33 +16,41 @@ from task_machine import CORE, CORES, DEVICES, GPU
 from rms.cli.main import main
 from rms.daemon.store.journal import Journal
 from rms.kernels.model import (
-    Finished,
+    Affinity,
     Governor,
     GovernorSet,
+    KernelSpec,
     OwnerGone,
-    Registered,
-    Run,
     TaskDecision,
     TaskEvent,
+    TaskFinished,
     TaskId,
+    TaskRegistered,
+    TaskRun,
     TaskSpec,
+    TaskYielded,
     UnitsFreed,
     UnitsTaken,
     Woken,
-    Yielded,
 )
-from rms.kernels.record import Ran, RecordEntry, Recording, UnitPower, past_tasks
+from rms.kernels.record import (
+    RecordEntry,
+    TaskRan,
+    TaskRecording,
+    UnitPower,
+    as_it_was,
+    past_tasks,
+    tried,
+)
 from rms.kernels.scheduler import STRATEGIES, Strategy, TaskScheduler
-from rms.kernels.simulator import as_it_was, tried
-from rms.kernels.wire import Affinity, KernelSpec
 
 KERNELS = (KernelSpec(GPU), KernelSpec(CORES, Affinity.MED), KernelSpec(CORE, Affinity.LOW))
 SECONDS = {GPU: 1.0, CORES: 2.5, CORE: 4.0}
 POWER = {0: UnitPower(2.0, 8.0), 1: UnitPower(2.0, 8.0), 2: UnitPower(10.0, 100.0)}
 
 
-def begin(daemon: float = 0.0, strategy: str = "short-term") -> Recording:
-    return Recording(daemon, daemon, DEVICES, POWER, strategy, Governor.HIGH)
+def begin(daemon: float = 0.0, strategy: str = "short-term") -> TaskRecording:
+    return TaskRecording(daemon, daemon, DEVICES, POWER, strategy, Governor.HIGH)
 
 
 def happened(strategy: Strategy, arrivals: Sequence[float]) -> list[RecordEntry]:
@@ -54,17 +62,17 @@ def happened(strategy: Strategy, arrivals: Sequence[float]) -> list[RecordEntry]
     def act(decisions: list[TaskDecision]) -> None:
         nonlocal order
         for decision in decisions:
-            if isinstance(decision, Run):
+            if isinstance(decision, TaskRun):
                 now_s = scheduler.state.now_s
-                entries.append(Ran(now_s, decision.task, decision.device))
+                entries.append(TaskRan(now_s, decision.task, decision.device))
                 end_s = now_s + SECONDS[decision.resource]
                 order += 1
-                heapq.heappush(heap, (end_s, order, Finished(end_s, decision.task)))
+                heapq.heappush(heap, (end_s, order, TaskFinished(end_s, decision.task)))
 
     for number, at_s in enumerate(sorted(arrivals)):
         order += 1
         spec = TaskSpec(number, KERNELS, name="alike")  # each of a process of its own
-        heapq.heappush(heap, (at_s, order, Registered(at_s, TaskId(number), spec)))
+        heapq.heappush(heap, (at_s, order, TaskRegistered(at_s, TaskId(number), spec)))
     scheduler.handle(GovernorSet(0.0, Governor.HIGH))  # from when on credits come back
     while heap or scheduler.state.tasks:
         wake_s = scheduler.wake_s
@@ -106,23 +114,23 @@ def test_what_is_said_of_a_strategy_is_what_it_would_have_done(
 def test_times_energy_and_what_is_left_out() -> None:
     spec = TaskSpec(7, KERNELS)
     entries = [
-        Finished(0.0, TaskId(3)),  # of what was forgotten
+        TaskFinished(0.0, TaskId(3)),  # of what was forgotten
         begin(),
-        Registered(1.0, TaskId(1), spec),
-        Ran(1.0, TaskId(1), "core0"),
-        Yielded(2.0, TaskId(1)),
-        Ran(3.0, TaskId(1), "gpu"),
-        Finished(5.0, TaskId(1)),
-        Registered(6.0, TaskId(2), spec),  # as it had nothing else to do
-        Ran(6.5, TaskId(2), "gpu"),
-        Finished(10.5, TaskId(2)),
-        Registered(11.0, TaskId(3), TaskSpec(8, KERNELS, after=(TaskId(2), TaskId(9)))),
+        TaskRegistered(1.0, TaskId(1), spec),
+        TaskRan(1.0, TaskId(1), "core0"),
+        TaskYielded(2.0, TaskId(1)),
+        TaskRan(3.0, TaskId(1), "gpu"),
+        TaskFinished(5.0, TaskId(1)),
+        TaskRegistered(6.0, TaskId(2), spec),  # as it had nothing else to do
+        TaskRan(6.5, TaskId(2), "gpu"),
+        TaskFinished(10.5, TaskId(2)),
+        TaskRegistered(11.0, TaskId(3), TaskSpec(8, KERNELS, after=(TaskId(2), TaskId(9)))),
         OwnerGone(12.0, 8),
-        Registered(12.0, TaskId(4), spec),
-        Ran(12.0, TaskId(4), "gpu"),
+        TaskRegistered(12.0, TaskId(4), spec),
+        TaskRan(12.0, TaskId(4), "gpu"),
         begin(20.0),  # another daemon, to which nobody says hello again
-        Registered(21.0, TaskId(1), spec, device="gpu"),
-        Finished(22.0, TaskId(1)),
+        TaskRegistered(21.0, TaskId(1), spec, device="gpu"),
+        TaskFinished(22.0, TaskId(1)),
     ]
     record = past_tasks(entries)
     assert [task.run_s for task in record.tasks] == [3.0, 4.0, 1.0]
@@ -146,21 +154,25 @@ def test_jobs_have_their_nodes_as_soon_as_a_task_gives_them_back() -> None:
     only = TaskSpec(1, (KernelSpec(CORE),), name="n")
     entries: list[RecordEntry] = [begin()]
     for number, device in enumerate(("core0", "core1")):
-        entries += [Registered(0.0, TaskId(number), only), Ran(0.0, TaskId(number), device)]
+        entries += [TaskRegistered(0.0, TaskId(number), only), TaskRan(0.0, TaskId(number), device)]
     entries += [
-        Finished(1.0, TaskId(0)),
+        TaskFinished(1.0, TaskId(0)),
         UnitsTaken(1.0, (0,)),
-        Finished(3.0, TaskId(1)),
-        Registered(3.0, TaskId(2), TaskSpec(2, (KernelSpec(CORES), KernelSpec(CORE)), name="n")),
+        TaskFinished(3.0, TaskId(1)),
+        TaskRegistered(
+            3.0, TaskId(2), TaskSpec(2, (KernelSpec(CORES), KernelSpec(CORE)), name="n")
+        ),
         UnitsFreed(5.0, (0,)),
-        Ran(5.0, TaskId(2), "cores"),
-        Finished(6.0, TaskId(2)),
+        TaskRan(5.0, TaskId(2), "cores"),
+        TaskFinished(6.0, TaskId(2)),
     ]
     record = past_tasks(entries)
     found = tried(record, STRATEGIES["short-term"])
     assert not found.unfinished
     assert found.runs == {CORE: 2 + 1} or found.runs == {CORE: 2, CORES: 1}
-    never = past_tasks([*entries[:-3], Ran(3.0, TaskId(2), "core1"), Finished(6.0, TaskId(2))])
+    never = past_tasks(
+        [*entries[:-3], TaskRan(3.0, TaskId(2), "core1"), TaskFinished(6.0, TaskId(2))]
+    )
     assert not tried(never, STRATEGIES["banking"]).unfinished  # jobs go with the record
 
 

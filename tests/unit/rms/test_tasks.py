@@ -11,28 +11,31 @@ from task_machine import ALL, APART, CORE, CORES, DEVICES, GPU, Machine, Wrong, 
 
 from rms.kernels import model
 from rms.kernels.model import (
+    Affinity,
     ChoiceError,
-    Drop,
-    Finished,
-    GoOn,
     Governor,
     GovernorSet,
-    Interrupt,
+    KernelSpec,
     OwnerGone,
-    Registered,
     Remember,
-    Resize,
-    Resized,
-    Run,
-    Start,
-    Stop,
+    Resource,
     TaskDecision,
+    TaskDrop,
+    TaskFinished,
+    TaskGoOn,
     TaskId,
+    TaskInterrupt,
+    TaskRegistered,
+    TaskResize,
+    TaskResized,
+    TaskRun,
     TaskSpec,
+    TaskStart,
+    TaskStop,
+    TaskYielded,
     UnitsFreed,
     UnitsTaken,
     Woken,
-    Yielded,
 )
 from rms.kernels.scheduler import (
     STRATEGIES,
@@ -43,7 +46,6 @@ from rms.kernels.scheduler import (
     TaskError,
     TaskScheduler,
 )
-from rms.kernels.wire import Affinity, KernelSpec, Resource
 
 
 @pytest.mark.promise("tasks")
@@ -62,7 +64,7 @@ def test_nothing_is_lost_over_a_hundred_swaps(seed: int, first: str) -> None:
 
 
 def runs(decisions: list[TaskDecision]) -> dict[int, str]:
-    return {each.task: each.device for each in decisions if isinstance(each, Run)}
+    return {each.task: each.device for each in decisions if isinstance(each, TaskRun)}
 
 
 def test_short_term_gives_a_free_device_to_who_prefers_it_most() -> None:
@@ -72,8 +74,8 @@ def test_short_term_gives_a_free_device_to_who_prefers_it_most() -> None:
     assert runs(machine.add(TaskSpec(0, ALL))) == {2: "core"}
     assert runs(machine.add(TaskSpec(0, ALL))) == {}
     assert runs(machine.add(TaskSpec(0, kernels(CORE, GPU)))) == {}
-    assert runs(machine.feed(Finished(1.0, TaskId(2)))) == {4: "core"}  # its first choice
-    assert runs(machine.feed(Finished(2.0, TaskId(1)))) == {3: "cores"}  # its second
+    assert runs(machine.feed(TaskFinished(1.0, TaskId(2)))) == {4: "core"}  # its first choice
+    assert runs(machine.feed(TaskFinished(2.0, TaskId(1)))) == {3: "cores"}  # its second
 
 
 def test_long_term_balances_queues_by_the_performance_factor() -> None:
@@ -94,11 +96,11 @@ def test_banking_spends_its_credits_and_gets_them_back() -> None:
         machine.add(TaskSpec(0, ALL))
     assert sorted(machine.state.running) == [0, 1, 2]
     assert machine.state.memory["banking.credits"] == 0.0
-    assert not runs(machine.feed(Finished(4.9, TaskId(0)))) and machine.scheduler.wake_s == 5.0
+    assert not runs(machine.feed(TaskFinished(4.9, TaskId(0)))) and machine.scheduler.wake_s == 5.0
     assert runs(machine.feed(Woken(5.0))) == {3: "gpu"}  # 15 back, 10 spent
-    assert runs(machine.feed(Finished(5.0, TaskId(1)))) == {4: "cores"}
+    assert runs(machine.feed(TaskFinished(5.0, TaskId(1)))) == {4: "cores"}
     machine.feed(GovernorSet(5.0, Governor.LOW))
-    assert not runs(machine.feed(Finished(9.0, TaskId(3))))
+    assert not runs(machine.feed(TaskFinished(9.0, TaskId(3))))
     assert runs(machine.feed(Woken(10.0))) == {5: "gpu"}
 
 
@@ -131,10 +133,10 @@ def test_a_task_moves_to_a_better_device_that_falls_free() -> None:
     machine.feed(UnitsTaken(0.0, (0, 2)))  # by jobs
     spec = TaskSpec(0, ALL, interruptible=True)
     assert runs(machine.add(spec)) == {0: "core1"}
-    assert machine.feed(UnitsFreed(1.0, (0,))) == [Stop(TaskId(0))]
-    assert runs(machine.feed(Yielded(2.0, TaskId(0)))) == {0: "cores"}
-    assert machine.feed(UnitsFreed(3.0, (2,))) == [Stop(TaskId(0))]
-    assert runs(machine.feed(Yielded(4.0, TaskId(0)))) == {0: "gpu"}
+    assert machine.feed(UnitsFreed(1.0, (0,))) == [TaskStop(TaskId(0))]
+    assert runs(machine.feed(TaskYielded(2.0, TaskId(0)))) == {0: "cores"}
+    assert machine.feed(UnitsFreed(3.0, (2,))) == [TaskStop(TaskId(0))]
+    assert runs(machine.feed(TaskYielded(4.0, TaskId(0)))) == {0: "gpu"}
 
 
 def test_a_malleable_task_narrows_to_one_core_while_others_wait_and_goes_wide_again() -> None:
@@ -143,20 +145,20 @@ def test_a_malleable_task_narrows_to_one_core_while_others_wait_and_goes_wide_ag
     assert runs(machine.add(wide)) == {0: "cores"}
     for device, words in (("gpu", "a device of cores"), ("cores", "more cores than cores or some")):
         with pytest.raises(ChoiceError, match=words):
-            model.check(machine.state, Resize(TaskId(0), device))
-    assert machine.add(TaskSpec(0, kernels(CORE))) == [GoOn(TaskId(0), "core0")]
+            model.check(machine.state, TaskResize(TaskId(0), device))
+    assert machine.add(TaskSpec(0, kernels(CORE))) == [TaskGoOn(TaskId(0), "core0")]
     assert machine.add(TaskSpec(0, kernels(CORE))) == []  # one core is coming, no more are
     with pytest.raises(ChoiceError, match="that was told nothing yet"):
-        model.check(machine.state, Resize(TaskId(0), "core1"))
+        model.check(machine.state, TaskResize(TaskId(0), "core1"))
     with pytest.raises(TaskError, match="expected a task told to go on on core1"):
-        machine.scheduler.handle(Resized(1.0, TaskId(0), "core1"))
-    assert runs(machine.feed(Resized(1.0, TaskId(0), "core0"))) == {1: "core1"}
+        machine.scheduler.handle(TaskResized(1.0, TaskId(0), "core1"))
+    assert runs(machine.feed(TaskResized(1.0, TaskId(0), "core0"))) == {1: "core1"}
     with pytest.raises(ChoiceError, match="expected free cores for task 0 to grow"):
-        model.check(machine.state, Resize(TaskId(0), "cores"))
-    assert runs(machine.feed(Finished(2.0, TaskId(1)))) == {2: "core1"}
-    assert machine.feed(Finished(3.0, TaskId(2))) == [GoOn(TaskId(0), "cores")]
+        model.check(machine.state, TaskResize(TaskId(0), "cores"))
+    assert runs(machine.feed(TaskFinished(2.0, TaskId(1)))) == {2: "core1"}
+    assert machine.feed(TaskFinished(3.0, TaskId(2))) == [TaskGoOn(TaskId(0), "cores")]
     assert machine.add(TaskSpec(0, kernels(CORE))) == []  # until it says that it is wide
-    assert machine.feed(Resized(4.0, TaskId(0), "cores")) == [GoOn(TaskId(0), "core0")]
+    assert machine.feed(TaskResized(4.0, TaskId(0), "cores")) == [TaskGoOn(TaskId(0), "core0")]
     assert runs(machine.feed(OwnerGone(5.0, 0))) == {} and not machine.state.holder
 
 
@@ -166,33 +168,33 @@ def test_who_comes_after_waits_and_goes_with_what_failed() -> None:
     machine.add(TaskSpec(0, ALL, after=(TaskId(0),)))
     machine.add(TaskSpec(0, ALL, after=(TaskId(1),)))
     assert list(machine.state.running) == [0]
-    assert runs(machine.feed(Finished(1.0, TaskId(0)))) == {1: "gpu"}
+    assert runs(machine.feed(TaskFinished(1.0, TaskId(0)))) == {1: "gpu"}
     reason = "a task that it comes after has failed"
-    assert machine.feed(Finished(2.0, TaskId(1), failed=True)) == [Drop(TaskId(2), reason)]
-    assert machine.add(TaskSpec(0, ALL, after=(TaskId(2),))) == [Drop(TaskId(3), reason)]
+    assert machine.feed(TaskFinished(2.0, TaskId(1), failed=True)) == [TaskDrop(TaskId(2), reason)]
+    assert machine.add(TaskSpec(0, ALL, after=(TaskId(2),))) == [TaskDrop(TaskId(3), reason)]
     never = TaskSpec(0, (KernelSpec(GPU, Affinity.NEVER), KernelSpec(Resource.NODE)))
-    assert isinstance(machine.add(never)[0], Drop)
+    assert isinstance(machine.add(never)[0], TaskDrop)
 
 
 def test_all_cores_are_kept_for_the_task_that_waits_for_them() -> None:
     machine = Machine(LongTerm())
     for spec in (kernels(CORE), kernels(CORES), kernels(CORE), kernels(CORE)):
         machine.add(TaskSpec(0, spec))
-    assert runs(machine.feed(Finished(1.0, TaskId(0)))) == {1: "cores"}
-    assert runs(machine.feed(Finished(2.0, TaskId(1)))) == {2: "core0", 3: "core1"}
+    assert runs(machine.feed(TaskFinished(1.0, TaskId(0)))) == {1: "cores"}
+    assert runs(machine.feed(TaskFinished(2.0, TaskId(1)))) == {2: "core0", 3: "core1"}
 
 
 @pytest.mark.promise("tasks")
 @pytest.mark.parametrize(
     ("choices", "words"),
     [
-        ((Start(TaskId(1), "gpu"),), "expected a free device for task 1, got gpu"),
-        ((Start(TaskId(4), "core0"),), "expected a free device for task 4, got core0"),
-        ((Start(TaskId(7), "gpu"),), "expected a task there is, got 7"),
-        ((Start(TaskId(1), "tpu"),), "expected a device of gpu, cores, core0, core1"),
-        ((Interrupt(TaskId(0)),), "expected a running task with yield points"),
-        ((Resize(TaskId(0), "core0"),), "expected a malleable task on cores to resize, got 0"),
-        ((17,), "expected a choice (Start, Enqueue, ...), got 17"),
+        ((TaskStart(TaskId(1), "gpu"),), "expected a free device for task 1, got gpu"),
+        ((TaskStart(TaskId(4), "core0"),), "expected a free device for task 4, got core0"),
+        ((TaskStart(TaskId(7), "gpu"),), "expected a task there is, got 7"),
+        ((TaskStart(TaskId(1), "tpu"),), "expected a device of gpu, cores, core0, core1"),
+        ((TaskInterrupt(TaskId(0)),), "expected a running task with yield points"),
+        ((TaskResize(TaskId(0), "core0"),), "expected a malleable task on cores to resize, got 0"),
+        ((17,), "expected a choice (TaskStart, TaskEnqueue, ...), got 17"),
         ((Remember("credits", float("nan")),), "expected a finite number to remember, got nan"),
         ((KeyError("queue"),), "KeyError('queue')"),
     ],
@@ -226,10 +228,10 @@ def test_what_cannot_have_happened_is_refused() -> None:
     machine = Machine(ShortTerm())
     machine.add(TaskSpec(0, kernels(GPU)))
     for event in (
-        Finished(1.0, TaskId(5)),
+        TaskFinished(1.0, TaskId(5)),
         UnitsTaken(1.0, (2,)),
         UnitsFreed(1.0, (2,)),
-        Registered(1.0, TaskId(9), TaskSpec(0, ALL), device="gpu"),
+        TaskRegistered(1.0, TaskId(9), TaskSpec(0, ALL), device="gpu"),
     ):
         with pytest.raises(TaskError, match="expected"):
             machine.scheduler.handle(event)

@@ -14,21 +14,21 @@ from task_machine import CORE, CORES, GPU, Machine, kernels
 from rms.kernels.model import (
     OTHERS,
     Choice,
-    Finished,
     Governor,
     GovernorSet,
     OwnerGone,
-    Start,
+    Resource,
+    TaskFinished,
     TaskId,
     TaskSpec,
+    TaskStart,
     TaskState,
+    TaskYielded,
     UnitsFreed,
     UnitsTaken,
     Woken,
-    Yielded,
 )
 from rms.kernels.scheduler import STRATEGIES, ShortTerm
-from rms.kernels.wire import Resource
 
 OWNERS = st.integers(0, 2)
 SPECS = st.builds(
@@ -59,7 +59,7 @@ class Faulty:
         for task in state.tasks.values():
             for device in state.devices.values():
                 if not state.free(device):
-                    yield Start(task.id, device.name)
+                    yield TaskStart(task.id, device.name)
 
 
 class Faults(RuleBasedStateMachine):
@@ -89,18 +89,18 @@ class Faults(RuleBasedStateMachine):
     @rule(which=st.integers(0, 9), failed=st.booleans())
     def ends(self, which: int, failed: bool) -> None:
         task = self.one(self.state.running, which)
-        self.machine.feed(Finished(self.machine.now_s, task, failed))
+        self.machine.feed(TaskFinished(self.machine.now_s, task, failed))
 
     @precondition(lambda self: self.state.tasks.keys() - self.state.running.keys())
     @rule(which=st.integers(0, 9))
     def withdrawn(self, which: int) -> None:
         task = self.one(self.state.tasks.keys() - self.state.running.keys(), which)
-        self.machine.feed(Finished(self.machine.now_s, task, failed=True))
+        self.machine.feed(TaskFinished(self.machine.now_s, task, failed=True))
 
     @precondition(lambda self: self.machine.asked)
     @rule(which=st.integers(0, 9))
     def yielded(self, which: int) -> None:
-        self.machine.feed(Yielded(self.machine.now_s, self.one(self.machine.asked, which)))
+        self.machine.feed(TaskYielded(self.machine.now_s, self.one(self.machine.asked, which)))
 
     @rule(owner=OWNERS)
     def process_killed(self, owner: int) -> None:

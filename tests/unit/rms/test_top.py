@@ -94,13 +94,13 @@ def typed(keys: Keys, size: tuple[int, int] = (80, 24)) -> None:
 @pytest.mark.promise("top")
 def test_an_array_is_unfolded_sorted_and_a_task_cancelled(server: Routed) -> None:
     server.submit(nodes=[2, 2], job_name="wide")
-    server.daemon.jobs[JobId("1")].note["name"] = "\x1b[2J[red]x<i>"
+    server.daemon.jobs[JobId("1")].submission.name = "\x1b[2J[red]x<i>"
     server.submit(array="1-200", job_name="winds")
     server.submit(nodes=[1, 1], job_name="last")
 
     async def keys(pilot: Pilot[None], seen: Screen) -> None:
         await seen.until(lambda: seen.ids() == ["1", "2_[1-200]", "3"])
-        assert "2 of 2 held   1 run, 201 wait" in seen.words("#summary")
+        assert "2 of 2 allocated   Running 1, Pending 201" in seen.words("#summary")
         assert r"\x1b[2J[r…" in seen.rows()[0] and all(cell_len(row) <= 80 for row in seen.rows())
         await seen.until(lambda: r"1 \x1b[2J[red]x<i>, fixed" in seen.words("#details"))
 
@@ -114,7 +114,7 @@ def test_an_array_is_unfolded_sorted_and_a_task_cancelled(server: Routed) -> Non
         await seen.until(lambda: seen.ids()[:2] == ["3", "2_200"])
 
         await pilot.press("down", "c")
-        say = "Cancel job 2_200 (winds): it waits and will not run."
+        say = "Cancel job 2_200 (winds): it is pending and will not start."
         await seen.until(lambda: say in seen.dialog())
         await pilot.press("n")
         await seen.until(lambda: not seen.dialog())
@@ -165,7 +165,7 @@ def test_hold_find_ended_resize_and_a_daemon_that_is_away(
         await seen.until(lambda: "no daemon: no answer" in seen.words("#summary"))
         server.stopped.clear()
         await pilot.press("f")
-        await seen.until(lambda: "0 over" in seen.words("#summary") and not seen.rows())
+        await seen.until(lambda: "Completed 0" in seen.words("#summary") and not seen.rows())
         await pilot.press("f", "slash", "ctrl+u", *["backspace"] * 3, "enter")
         await seen.until(lambda: seen.ids() == ["1", "2"])
         await pilot.resize_terminal(140, 30)

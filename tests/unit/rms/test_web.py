@@ -19,15 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from routed import SCRIPT, Routed, routed
 
-from rms import drawings
+from rms import plots
 from rms.cli import web
 from rms.cli.main import main
 from rms.client.connection import ServerError
 from rms.web import app
 from rms.web.app import Bridge
-from rms.web.content import MOST_BYTES, VIEWS, Asked, Content, Sent, query, words
+from rms.web.content import MOST_BYTES, VIEWS, Content, PageQuery, PageState, query, words
 from rms.web.views import content
-from rms.wire.live import Live
+from rms.wire.live import Lane, Live
 from rms.wire.users import NodeSpan
 
 TOKEN = "of the page"
@@ -40,7 +40,7 @@ def server(tmp_path: Path) -> Iterator[Routed]:
         yield found
 
 
-def live(server: Routed, asked: Asked) -> Live:
+def live(server: Routed, asked: PageQuery) -> Live:
     body = msgspec.to_builtins(query(asked, 0, 0.0, server.clock[0]))
     status, answer = server.ask("POST", "/live", body)
     assert status == 200, answer
@@ -149,9 +149,9 @@ def test_what_is_done_is_the_daemons_own_command() -> None:
 
 def test_an_update_says_what_has_happened_and_ends_with_its_number(server: Routed) -> None:
     job = server.submit(job_name="first")
-    answers = [live(server, Asked())]
+    answers = [live(server, PageQuery())]
     server.submit(job_name="second")
-    answers.append(live(server, Asked()))
+    answers.append(live(server, PageQuery()))
     told, asked = [each.seq for each in answers], list[Any]()
 
     def answer(kind: type, *given: object) -> object:
@@ -162,7 +162,7 @@ def test_an_update_says_what_has_happened_and_ends_with_its_number(server: Route
 
     async def some() -> list[bytes]:
         found: list[bytes] = []
-        async for event in bridge._events(Asked(), 1):
+        async for event in bridge._events(PageQuery(), 1):
             found.append(event)
             if b'"lost"' in event:
                 return found
@@ -175,14 +175,14 @@ def test_an_update_says_what_has_happened_and_ends_with_its_number(server: Route
     assert [int(number[1]) for number in numbers if number] == told
     assert [each.after for each in asked] == [1, *told] and asked[1].hold_s > 0
     data = [json.loads(event.partition(b"data: ")[2]) for event in events]
-    assert "frame" in data[0] and f"job {job} was submitted" in json.dumps(data)
+    assert "frame" in data[0] and f"job {job} submitted" in json.dumps(data)
     assert "frame" not in data[-2] and data[-1] == {"lost": "gone"}
     assert bridge.pages == 0
 
 
 def test_of_another_daemon_at_the_same_address_all_is_new(server: Routed) -> None:
     server.submit(job_name="first")
-    there, asked = live(server, Asked()), list[Any]()
+    there, asked = live(server, PageQuery()), list[Any]()
 
     def answer(kind: type, *given: object) -> object:
         asked.append(given[3])
@@ -192,7 +192,7 @@ def test_of_another_daemon_at_the_same_address_all_is_new(server: Routed) -> Non
 
     async def some() -> list[Any]:
         found: list[Any] = []
-        async for event in Bridge("unix:there", TOKEN)._events(Asked(), there.seq + 100):
+        async for event in Bridge("unix:there", TOKEN)._events(PageQuery(), there.seq + 100):
             found.append(json.loads(event.partition(b"data: ")[2]))
             if "lost" in found[-1]:
                 break
@@ -211,7 +211,8 @@ def test_text_is_shown_as_text_in_every_view(server: Routed, view: str) -> None:
     assert status == 200, answer
     job = answer["ids"][0]
     found = content(
-        Asked(view, job, find="" if view != "jobs" else NASTY), live(server, Asked(view, job))
+        PageQuery(view, job, find="" if view != "jobs" else NASTY),
+        live(server, PageQuery(view, job)),
     )
     whole = found.frame + "".join(found.parts.values())
     seen = Texts(whole)
@@ -242,7 +243,7 @@ CONTENTS = st.builds(
 @settings(max_examples=15)
 @given(st.lists(CONTENTS, min_size=1, max_size=3))
 def test_updates_make_a_page_show_what_there_is_and_are_short(contents: list[Content]) -> None:
-    sent, frame = Sent(), None
+    sent, frame = PageState(), None
     parts: dict[str, str] = {}
     lists: dict[str, list[str]] = {}
     for each in contents:
@@ -259,15 +260,15 @@ def test_updates_make_a_page_show_what_there_is_and_are_short(contents: list[Con
         assert lists["rows"] == each.lists["rows"]
 
 
-def test_drawings_place_what_has_a_time() -> None:
-    window = drawings.Window(100.0, 200.0, 50.0)
+def test_charts_place_what_has_a_time() -> None:
+    window = plots.TimeWindow(100.0, 200.0, 50.0)
     spans = [NodeSpan("n1", "7", 110.0, 150.0), NodeSpan("n1", "off", 150.0, None)]
-    drawn = drawings.lane(spans, [(120.0, "a <mark>")], window)
+    drawn = plots.lane_svg(Lane("n1", 1, "idle", spans, []), [(120.0, "a <mark>")], window)
     assert 'data-a="60.0" data-b="100.0"' in drawn and 'x="10.000%" width="40.000%"' in drawn
     assert "a &lt;mark&gt;" in drawn and drawn.count("<text") == 2
-    drawn = drawings.power([(150.0, (4.0, 1.0, 0.0, 0.0)), (200.0, (4.0, 0.0, 0.0, 0.0))], window)
+    drawn = plots.power([(150.0, (4.0, 1.0, 0.0, 0.0)), (200.0, (4.0, 0.0, 0.0, 0.0))], window)
     assert "M0 180.0" in drawn and 'class="boot"' not in drawn and "5 W" in drawn
-    drawn = drawings.cells(50, {50: "COMPLETED", 51: "COMPLETED", 74: "PENDING"})
+    drawn = plots.cells(50, {50: "COMPLETED", 51: "COMPLETED", 74: "PENDING"})
     assert drawn.count("<rect") == 2 and "✓✓" in drawn and 'data-first="50"' in drawn
 
 

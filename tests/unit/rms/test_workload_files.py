@@ -118,7 +118,7 @@ def test_toml_and_csv_state_the_same_jobs(table: list[dict[str, Any]]) -> None:
 
 
 def test_the_columns_are_the_keys_of_a_job_that_are_no_tables() -> None:
-    keys = set(msgspec.structs.asdict(config._Job(nodes=(1, 1)))) - {"nodes", "speedup", "resize"}
+    keys = set(msgspec.structs.asdict(config._JobEntry(nodes=(1, 1)))) - {"nodes", "speedup", "resize"}
     assert set(COLUMNS) == keys | set(NESTED)
 
 

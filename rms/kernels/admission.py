@@ -1,8 +1,10 @@
-"""Part ``admission``: jobs decided by a strategy of tasks (:mod:`rms.kernels.scheduler`).
+"""Admission of jobs by a strategy of tasks (:mod:`rms.kernels.scheduler`).
 
-To it a job is a collection with a kernel "n nodes" for each size at which it may start, the fastest
-preferred, and any n free nodes are a device for that. So the strategies of Süß et al. (sections 4.1
-and 4.2) choose who starts, and how wide; ``sizing`` resizes what runs.
+    admission = { part = "rms.kernels.admission:ByStrategy", name = "short-term" }
+
+For the strategy a job is a collection with a kernel "n nodes" for each size at which it may start,
+the fastest preferred, and any n free nodes are a device for that. So the strategies of Süß et al.
+(sections 4.1 and 4.2) choose which jobs start, and how wide; ``sizing`` resizes running jobs.
 """
 
 from __future__ import annotations
@@ -16,32 +18,40 @@ import msgspec
 
 from rms.core.model.events import Later, Reason, Start, node_words
 from rms.core.model.jobs import Job
-from rms.core.policies.admission import start
+from rms.core.policies.admission import Admission, start
 from rms.core.policies.placement import Plan, Room
 from rms.core.state import State
-from rms.kernels.model import Device, Registered, Run, TaskId, TaskSpec, UnitsTaken
+from rms.kernels.model import (
+    KernelSpec,
+    Resource,
+    TaskDevice,
+    TaskId,
+    TaskRegistered,
+    TaskRun,
+    TaskSpec,
+    UnitsTaken,
+)
 from rms.kernels.scheduler import STRATEGIES, TaskScheduler
-from rms.kernels.wire import KernelSpec, Resource
 
-LOOKED_AT = 100
-"""Of so many waiting jobs, the first, a strategy is told."""
+MOST_JOBS = 100
+"""The strategy sees so many waiting jobs, the first."""
 
-NOBODYS = -1
-"""A unit that is never free: that of devices there are too few nodes for."""
+MISSING = -1
+"""A unit that is never free: that of devices for which there are too few nodes."""
 
 
-class ByStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who starts at which size is chosen by a strategy of tasks.
+class ByStrategy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Let a strategy of tasks choose which jobs start, and at which sizes.
 
     Attributes:
-        name: of one that keeps nothing from call to call: policies have no memory.
+        name: of a strategy that keeps nothing from call to call: policies have no memory.
     """
 
     name: Literal["short-term", "long-term"] = "short-term"
 
     def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
         """Return the starts of this pass."""
-        starts, left = list[Start](), list(islice(queue, LOOKED_AT))
+        starts, left = list[Start](), list(islice(queue, MOST_JOBS))
         running = [job.size for job in state.running.values()]
         while left and room.free > 0:
             chosen = self._chosen(left, running, room.free)
@@ -68,33 +78,33 @@ class ByStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return which of the jobs start, and at which sizes, on so many free nodes."""
         kernels = [_kernels(job) for job in jobs]
         sizes = {size for each in kernels for size in each}
-        devices, of_size = list[Device](), dict[str, int]()
+        devices, of_size = list[TaskDevice](), dict[str, int]()
         for size in sorted(sizes, reverse=True):
             several = min(free // size, len(jobs))
             blocks = [tuple(range(n * size, (n + 1) * size)) for n in range(several)]
-            for n, units in enumerate(blocks or [(NOBODYS,)]):
+            for n, units in enumerate(blocks or [(MISSING,)]):
                 of_size[f"{size}.{n}"] = size
-                devices.append(Device(f"{size}.{n}", _kind(size), units))
+                devices.append(TaskDevice(f"{size}.{n}", _kind(size), units))
         for n, size in enumerate(running):
-            devices.append(Device(f"running.{n}", _kind(size), (free + n,)))
+            devices.append(TaskDevice(f"running.{n}", _kind(size), (free + n,)))
         scheduler = TaskScheduler(devices, STRATEGIES[self.name])
-        scheduler.apply(UnitsTaken(0.0, (NOBODYS,)))
+        scheduler.apply(UnitsTaken(0.0, (MISSING,)))
         for n, size in enumerate(running):
             spec = TaskSpec(0, (KernelSpec(_kind(size)),))
-            scheduler.apply(Registered(0.0, TaskId(len(jobs) + n), spec, f"running.{n}"))
+            scheduler.apply(TaskRegistered(0.0, TaskId(len(jobs) + n), spec, f"running.{n}"))
         for number, times in enumerate(kernels):
             specs = (KernelSpec(_kind(size), expected_s=time) for size, time in times.items())
             of_job = TaskSpec(0, tuple(specs), jobs[number].spec.priority)
-            scheduler.apply(Registered(0.0, TaskId(number), of_job))
-        runs = (each for each in scheduler.decide() if isinstance(each, Run))
+            scheduler.apply(TaskRegistered(0.0, TaskId(number), of_job))
+        runs = (each for each in scheduler.decide() if isinstance(each, TaskRun))
         return {run.task: of_size[run.device] for run in runs}
 
 
 def _kernels(job: Job) -> dict[int, float]:
     """Return the sizes at which a job may start, the preferred first, with its run times there.
 
-    Of many sizes those that double from the least one, the preferred and the largest; 0 for run
-    times that are not known.
+    Of many sizes those that double from the least one, the preferred and the largest; 0 for
+    unknown run times.
     """
     spec = job.spec
     sizes = [spec.preferred]
@@ -108,5 +118,5 @@ def _kernels(job: Job) -> dict[int, float]:
 
 @cache
 def _kind(size: int) -> Resource:
-    """Return the resource "n nodes": of tasks there is no such one, to strategies all are alike."""
+    """Return the resource "n nodes", which tasks do not have; strategies treat all alike."""
     return cast("Resource", f"{size} nodes")

@@ -1,0 +1,164 @@
+"""The state of a cluster and of jobs in words, for the page, ``rms top``, ``rms show``, reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rms.formats.energy import OwnerEnergy, slurm_words
+from rms.formats.values import fold_slots
+from rms.wire.live import Live
+from rms.wire.terminal import clock, duration
+from rms.wire.users import OVER, HistoryEntry, JobRow, ResizeRow, Snapshot, restart_words
+
+RESIZE_HEADS = ("AT", "STEP", "RANKS", "STRATEGY", "BOOT", "STALL", "MOVED", "ENERGY")
+DECISION_HEADS = ("TIME", "DECISION", "NODES", "REASON")
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    """Numbers of nodes and jobs, as the page, ``rms top`` and ``rms report`` show them.
+
+    Attributes:
+        allocated: nodes that jobs hold.
+        completed: jobs that have ended, in whatever state.
+    """
+
+    allocated: int
+    nodes: int
+    running: int
+    pending: int
+    completed: int
+    power_w: float
+    policy: str
+
+    @classmethod
+    def of_live(cls, live: Live) -> ClusterStatus:
+        """Return the status in an answer of the daemon."""
+        return cls(
+            allocated=live.held,
+            nodes=live.nodes,
+            running=live.running,
+            pending=live.waiting,
+            completed=live.over,
+            power_w=live.power_w,
+            policy=live.policy,
+        )
+
+    @classmethod
+    def of_snapshot(cls, now: Snapshot) -> ClusterStatus:
+        """Return the status in a snapshot."""
+        states = [job.state for job in now.jobs]
+        return cls(
+            allocated=sum(node.state in ("allocated", "mixed") for node in now.nodes),
+            nodes=len(now.nodes),
+            running=states.count("RUNNING"),
+            pending=states.count("PENDING"),
+            completed=sum(state in OVER for state in states),
+            power_w=now.books.power_w[-1][1] if now.books.power_w else 0.0,
+            policy=now.books.policy,
+        )
+
+    @property
+    def nodes_words(self) -> str:
+        """Allocated nodes, of all."""
+        return f"{self.allocated:,} of {self.nodes:,}"
+
+    @property
+    def jobs_words(self) -> str:
+        """Number of jobs by state."""
+        return f"Running {self.running:,}, Pending {self.pending:,}, Completed {self.completed:,}"
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """Name and value of each number."""
+        return [
+            ("Nodes allocated", self.nodes_words),
+            ("Running", f"{self.running}"),
+            ("Pending", f"{self.pending}"),
+            ("Completed", f"{self.completed}"),
+            ("Power", f"{self.power_w:.0f} W"),
+            ("Policy", self.policy),
+        ]
+
+
+# --- jobs ---------------------------------------------------------------------------------------
+
+
+def job_facts(job: JobRow) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each fact about a job.
+
+    A node failure also requeues a job, so a running job shows the cost of a requeue.
+    """
+    status = "" if job.exit_code is None else f", exit status {job.exit_code}"
+    to, how = job.resize_to, job.resizing or "pending"
+    yield "state", f"{job.state}{status}" + ("" if to is None else f", resize to {to}: {how}")
+    if job.reason:
+        yield "reason", job.reason
+    if job.limit_s is not None:
+        yield "time limit", duration(job.limit_s)
+    yield "submitted", clock(job.submit_s, day=True)
+    if job.expected_start_s is not None:
+        yield "expected start", clock(job.expected_start_s, day=True)
+    if job.start_s is not None:
+        yield (
+            "started",
+            f"{clock(job.start_s, day=True)}, after {duration(job.start_s - job.submit_s)}",
+        )
+    if job.end_s is not None and job.start_s is not None:
+        yield "ended", f"{clock(job.end_s, day=True)}, after {duration(job.end_s - job.start_s)}"
+    elif job.end_s is not None:
+        yield "ended", clock(job.end_s, day=True)
+    yield "nodes", _nodes(job)
+    if job.steps:
+        yield "progress", f"step {job.step:,} of {job.steps:,} ({job.step / job.steps:.0%})"
+    if job.start_s is not None and job.end_s is None:
+        yield "if requeued", restart_words(job.restartable, job.step, job.steps)
+    if job.seen:
+        speeds = [f"{s.steps / s.seconds:.4g} on {s.nodes}" for s in job.seen if s.seconds > 0.0]
+        yield "steps a second", ", ".join(speeds)
+    yield "energy", OwnerEnergy.of(job.energy).words
+    if by_slurm := slurm_words(job.slurm):
+        yield "by Slurm", by_slurm
+    for name, listed in (("only on", job.nodelist), ("not on", job.exclude)):
+        if listed:
+            yield name, ",".join(listed)
+    for name in ("account", "answer", "profile", "output", "summary"):
+        if value := getattr(job, name):
+            yield name, str(value)
+    if job.priority:
+        yield "priority", f"{job.priority:g}"
+    if job.frequency is not None:
+        yield "frequency", f"{job.frequency:.0%} of the highest"
+
+
+def _nodes(job: JobRow) -> str:
+    """Return the number of nodes of a job, and its range."""
+    low, high = job.nodes_min, job.nodes_max
+    may = f"{low}" if low == high else f"{low} to {high}"
+    if not job.size:
+        return f"wants {may}, {job.mode}"
+    names = f" ({fold_slots(job.nodes)})" if job.nodes else ""
+    return f"{job.size}{names}, {job.mode}" + ("" if low == high else f", may have {may}")
+
+
+def resize_cells(row: ResizeRow) -> list[str]:
+    """Return the cells of a row of :data:`RESIZE_HEADS`."""
+    energy = "" if row.energy_j is None else f"{row.energy_j:.1f} J"
+    if row.saved_j is not None:
+        energy += f", {'saves' if row.saved_j >= 0.0 else 'costs'} {abs(row.saved_j):.1f} J later"
+    return [
+        clock(row.at_s),
+        f"{row.step}",
+        f"{row.from_ranks} to {row.to_ranks}",
+        row.strategy,
+        f"{row.boot_s:.2f} s",
+        f"{row.stall_s:.3f} s",
+        f"{row.bytes / 1e6:.1f} MB",
+        energy,
+    ]
+
+
+def decision_cells(entry: HistoryEntry) -> list[str]:
+    """Return the cells of a row of :data:`DECISION_HEADS`."""
+    return [clock(entry.at_s, day=True), entry.kind, fold_slots(entry.nodes), entry.reason]
