@@ -233,7 +233,7 @@ def _idle_w(site: Site, domain: Sequence[int]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Workload:
+class MarkovWorkload:
     """Workloads of other assumptions than ``data/chiesi.toml``; None for those there.
 
     Attributes:
@@ -252,19 +252,19 @@ class Workload:
 
 
 VARIANTS = {
-    "as assumed": Workload(),
-    "kernels independent": Workload(repeat=0.0),
-    "kernels repeated with 0.8": Workload(repeat=0.8),
-    "jobs take 5 to 400 s": Workload(duration_s=(5.0, 400.0)),
-    "jobs arrive at random, load 1.1": Workload(load=1.1),
-    "mean of 160 W": Workload(mean_w=160.0),
-    "mean of 150 W": Workload(mean_w=150.0),
-    "mean of 140 W": Workload(mean_w=140.0),
-    "mean of 130 W": Workload(mean_w=130.0),
-    "mean of 160 W, independent": Workload(mean_w=160.0, repeat=0.0),
-    "mean of 150 W, independent": Workload(mean_w=150.0, repeat=0.0),
-    "mean of 140 W, independent": Workload(mean_w=140.0, repeat=0.0),
-    "mean of 130 W, independent": Workload(mean_w=130.0, repeat=0.0),
+    "as assumed": MarkovWorkload(),
+    "kernels independent": MarkovWorkload(repeat=0.0),
+    "kernels repeated with 0.8": MarkovWorkload(repeat=0.8),
+    "jobs take 5 to 400 s": MarkovWorkload(duration_s=(5.0, 400.0)),
+    "jobs arrive at random, load 1.1": MarkovWorkload(load=1.1),
+    "mean of 160 W": MarkovWorkload(mean_w=160.0),
+    "mean of 150 W": MarkovWorkload(mean_w=150.0),
+    "mean of 140 W": MarkovWorkload(mean_w=140.0),
+    "mean of 130 W": MarkovWorkload(mean_w=130.0),
+    "mean of 160 W, independent": MarkovWorkload(mean_w=160.0, repeat=0.0),
+    "mean of 150 W, independent": MarkovWorkload(mean_w=150.0, repeat=0.0),
+    "mean of 140 W, independent": MarkovWorkload(mean_w=140.0, repeat=0.0),
+    "mean of 130 W, independent": MarkovWorkload(mean_w=130.0, repeat=0.0),
 }
 KERNEL_SHARES = (0.7, 0.55, 0.45, 0.35)
 """Share of a job's run time in which its kernel is on; 0.7 is that of ``data/chiesi.toml``."""
@@ -373,7 +373,7 @@ def weights(powers: Sequence[float], mean_w: float) -> list[float]:
     return shares
 
 
-def workload(data: Data, seed: int, variant: Workload | None = None) -> list[JobSpec]:
+def workload(data: Data, seed: int, variant: MarkovWorkload | None = None) -> list[JobSpec]:
     """Return the jobs of one workload: a Markov chain over the six kinds.
 
     Kernel i follows itself with probability s_i = repeat + (1 - repeat) m_i, and kernel j follows
@@ -383,7 +383,7 @@ def workload(data: Data, seed: int, variant: Workload | None = None) -> list[Job
         seed: of the workload.
         variant: the differences from ``data``; None for none.
     """
-    variant = variant or Workload()
+    variant = variant or MarkovWorkload()
     kinds = [float(watts) for watts in data["power_w"].values()]
     mix = [1.0 / len(kinds)] * len(kinds)
     if variant.mean_w is not None:

@@ -18,7 +18,7 @@ from rms.studies import chiesi as study
 from rms.studies import experiment
 from rms.studies.chiesi import (
     CappedSchedule,
-    Workload,
+    MarkovWorkload,
     bounds,
     computed,
     energy_share,
@@ -92,7 +92,7 @@ def test_a_mix_has_the_mean_power_that_is_asked_for(data: dict[str, Any]) -> Non
     assert sum(s * w for s, w in zip(shares, powers, strict=True)) == pytest.approx(140.0)
     many = data | {"jobs": 20_000}
     for repeat in (0.0, 0.4):
-        specs = workload(many, 1, Workload(mean_w=140.0, repeat=repeat))
+        specs = workload(many, 1, MarkovWorkload(mean_w=140.0, repeat=repeat))
         got = kernels(specs)
         for watts, share in zip(powers, shares, strict=True):
             assert got[watts] == pytest.approx(share, abs=0.02)
@@ -104,10 +104,10 @@ def test_a_mix_has_the_mean_power_that_is_asked_for(data: dict[str, Any]) -> Non
 
 
 def test_variants_of_lengths_and_arrival(data: dict[str, Any]) -> None:
-    same = workload(data, 1, Workload(duration_s=(70.0, 70.0)))
+    same = workload(data, 1, MarkovWorkload(duration_s=(70.0, 70.0)))
     assert {spec.run_s for spec in same} == {70.0}
     assert {spec.submit_s for spec in workload(data, 1)} == {0.0}
-    later = workload(data, 1, Workload(load=2.0))
+    later = workload(data, 1, MarkovWorkload(load=2.0))
     last_s = later[-1].submit_s
     assert last_s == pytest.approx(1000.0 * 70.0 / (2.0 * 16.0), rel=0.1)
 
