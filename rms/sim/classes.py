@@ -102,13 +102,13 @@ def averages(jobs: Iterable[tuple[Job, float]], busy_j: Mapping[Any, float]) -> 
             that (10 s at least), so that a job does not look better for having run longer.
         busy_j: energy of each job in J.
     """
-    found = list(jobs)
-    waits = sorted((job.start_s or 0.0) - job.spec.submit_s for job, _ in found)
-    turnarounds = [(job.end_s or 0.0) - job.spec.submit_s for job, _ in found]
+    pairs = list(jobs)
+    waits = sorted((job.start_s or 0.0) - job.spec.submit_s for job, _ in pairs)
+    turnarounds = [(job.end_s or 0.0) - job.spec.submit_s for job, _ in pairs]
     rising = sorted(turnarounds)
-    slowdowns = [t / max(run_s, 10.0) for t, (_, run_s) in zip(turnarounds, found, strict=True)]
+    slowdowns = [t / max(run_s, 10.0) for t, (_, run_s) in zip(turnarounds, pairs, strict=True)]
     return {
-        "jobs": len(found),
+        "jobs": len(pairs),
         "mean_wait_s": fmean(waits) if waits else 0.0,
         "p95_wait_s": waits[int(0.95 * (len(waits) - 1))] if waits else 0.0,
         "max_wait_s": waits[-1] if waits else 0.0,
@@ -116,8 +116,8 @@ def averages(jobs: Iterable[tuple[Job, float]], busy_j: Mapping[Any, float]) -> 
         "p95_turnaround_s": rising[int(0.95 * (len(rising) - 1))] if rising else 0.0,
         "max_turnaround_s": rising[-1] if rising else 0.0,
         "mean_slowdown": fmean(slowdowns) if slowdowns else 0.0,
-        "energy_j": sum(busy_j.get(job.spec.id, 0.0) for job, _ in found),
-        "resizes": sum(job.resize_count for job, _ in found),
+        "energy_j": sum(busy_j.get(job.spec.id, 0.0) for job, _ in pairs),
+        "resizes": sum(job.resize_count for job, _ in pairs),
     }
 
 

@@ -212,8 +212,8 @@ class Contention:
         """Set the rates of a node's pools by what is asked of it now."""
         members, state = self._pools.members[node], self._state
         self.now_s = now_s
-        found = self._pools.slowdowns_among(node, self._asked_gb_s)
-        for at, slowdown in zip(members, found, strict=True):
+        slowdowns = self._pools.slowdowns_among(node, self._asked_gb_s)
+        for at, slowdown in zip(members, slowdowns, strict=True):
             pool, rate = state[at], 1.0 / slowdown
             if rate != pool.rate:
                 pool.clock += pool.rate * (now_s - pool.since_s)

@@ -316,8 +316,8 @@ class Simulation:
 
     def _free(self, now: float) -> None:
         """Release held jobs whose time has come; look again at the time of the next one."""
-        if found := transition.due(self._state, now):
-            freed = Freed(now, found)
+        if due := transition.due(self._state, now):
+            freed = Freed(now, due)
             if self._record:
                 self.events.append(freed)
             self._follow(freed, self.engine.handle(freed))

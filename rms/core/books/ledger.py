@@ -227,10 +227,10 @@ class Ledger:
         )
 
     def _busy_at(self, at: float) -> dict[JobId, float]:
-        found = dict(self._busy_j)
+        busy_j = dict(self._busy_j)
         for job_id, draw in self._draws.items():
-            found[job_id] = found.get(job_id, 0.0) + draw.watts * (at - draw.since_s)
-        return found
+            busy_j[job_id] = busy_j.get(job_id, 0.0) + draw.watts * (at - draw.since_s)
+        return busy_j
 
     def _cluster_at(self, at: float) -> float:
         if self._counted:

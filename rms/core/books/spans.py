@@ -392,14 +392,14 @@ class Spans:
         spans = self._of.get(node, [])
         if until_s <= since_s:
             return [(spans[-1], 0.0)] if spans and spans[-1].end_s is None else []
-        found = []
+        pieces = []
         for span in reversed(spans):
             if span.end_s is not None and span.end_s <= since_s:
                 break
             seconds = span.seconds(since_s, until_s)
             if seconds > 0.0:
-                found.append((span, seconds))
-        return found[::-1]
+                pieces.append((span, seconds))
+        return pieces[::-1]
 
     def replaced(self, span: Span, joules: float, until_s: float) -> None:
         """Take the model's energy that a measurement replaces from a span."""
@@ -428,14 +428,14 @@ class Spans:
         Args:
             jobs: of these only; of all owners where None.
         """
-        found: Iterable[Span]
+        spans: Iterable[Span]
         if jobs is None:
-            found = self.kept()
+            spans = self.kept()
         else:
             owners = frozenset(jobs)
             held = [self._of[node][-1] for job in owners for node in self.held.get(JobId(job), ())]
-            found = dict.fromkeys([*(s for s in self.changed if s.owner in owners), *held])
-        return [row for span in found for row in span.rows(now_s)]
+            spans = dict.fromkeys([*(s for s in self.changed if s.owner in owners), *held])
+        return [row for span in spans for row in span.rows(now_s)]
 
     def rows(self, now_s: float | None = None) -> list[EnergyRow]:
         """Return the rows that are new or have changed since the last call.
@@ -498,19 +498,19 @@ class Spans:
         followed, known, carry = self._of[node], list[Span](), None
         self._of[node] = known
         under = {span: _at(followed, span.begin_s) for span in written}
-        lasted = [s for s, found in under.items() if found is not None and found.owner == s.owner]
+        lasted = [s for s, same in under.items() if same is not None and same.owner == s.owner]
         for span in written:  # others have lasted no time, by events that came late
             if span not in lasted and span.lasted_s:
                 known.append(span)
                 carry = self._end(span, span.begin_s)
         from_s = written[0].begin_s  # what was before is written
         for number, span in enumerate(lasted, 1):
-            found = under[span]
-            assert found is not None
-            span.watts = found.watts
+            same = under[span]
+            assert same is not None
+            span.watts = same.watts
             known.append(span)
             next_s = lasted[number].begin_s if number < len(lasted) else inf
-            from_s = min(next_s, inf if found.end_s is None else found.end_s)
+            from_s = min(next_s, inf if same.end_s is None else same.end_s)
             carry = carry if from_s == inf else self._end(span, from_s)
         rest = [span for span in followed if span.begin_s >= from_s]
         for span in set(followed).difference(rest):

@@ -152,19 +152,19 @@ class Pools:
     def slowdowns(self, node: int, demands_gb_s: Sequence[float]) -> list[float]:
         """Return the same, given what is asked for in each of the node's pools."""
         bandwidth_gb_s, sockets_gb_s, whole_demand = self._limits[node]
-        through, found = 0.0, []
+        through, slow = 0.0, []
         for demand, capacity in zip(demands_gb_s, sockets_gb_s, strict=True):
             if demand <= capacity:
-                found.append(1.0)
+                slow.append(1.0)
                 through += demand
             else:
                 over = demand > capacity * ROUNDING
-                found.append(demand / capacity + whole_demand if over else 1.0)
+                slow.append(demand / capacity + whole_demand if over else 1.0)
                 through += capacity
         if through <= bandwidth_gb_s * ROUNDING:
-            return found
+            return slow
         shared = through / bandwidth_gb_s + whole_demand
-        return [each * shared for each in found]
+        return [each * shared for each in slow]
 
 
 _FAST = (1.0,)

@@ -84,12 +84,12 @@ def some_sizes(sizes: Sequence[int], *more: int) -> Sequence[int]:
     """Return all of a few sizes; of a long range its ends, doublings between, and ``more``."""
     if len(sizes) <= 16:
         return sizes
-    found = {sizes[0], sizes[-1], *more}
+    some = {sizes[0], sizes[-1], *more}
     n = sizes[0]
     while n < sizes[-1]:
-        found.add(n)
+        some.add(n)
         n *= 2
-    return sorted(n for n in found if n in sizes)
+    return sorted(n for n in some if n in sizes)
 
 
 def corrected(

@@ -254,15 +254,15 @@ def reservation(
             if left_w < watts:
                 continue
         if free >= size:
-            found = max(end, now)
+            reserved_s = max(end, now)
             break
     else:
         return inf, 0
     for end, _, job in ends:  # who ends at that time too
-        if end > found:
+        if end > reserved_s:
             break
         free += job.size if job.requested_size is None else job.size + job.gain
-    return found, free - size
+    return reserved_s, free - size
 
 
 def power_then(state: State, room: Room, starts: list[Start], at_s: float) -> float:
@@ -435,7 +435,7 @@ def expected_starts(
         (ends[min(at - at % at_once + at_once - 1, last)][0], number, job)
         for at, (_, number, job) in enumerate(ends)
     ]
-    profile, found = Profile(state, room, ends), dict[JobId, float]()
+    profile, starts = Profile(state, room, ends), dict[JobId, float]()
     for job in queue:
         spec, least = job.spec, job.least
         if spec.array_limit is not None and running.get(spec.array, 0) >= spec.array_limit:
@@ -445,8 +445,8 @@ def expected_starts(
         if at_s == inf:
             break
         profile.take(least, at_s, span_s)
-        found[spec.id] = at_s
-    return found
+        starts[spec.id] = at_s
+    return starts
 
 
 def _by_limit_s(job: Job) -> float:

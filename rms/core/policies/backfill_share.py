@@ -110,12 +110,12 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         plan = BackfillPlan(in_order=False, energy=self.energy, sizing=self)
         if not (state.needs_pass or state.new_jobs or state.reached_resize_point):
             return plan
-        found = plan.found = self.backfilled(state, queue, room)
+        backfill = plan.backfill = self.backfilled(state, queue, room)
         budget = room.budget
         if budget is not None:
             budget = budget.plus(0.0)
         spare, starting, short, short_w = room.free, [], 0, 0.0
-        for job, size in zip(found.jobs, found.sizes, strict=True):
+        for job, size in zip(backfill.jobs, backfill.sizes, strict=True):
             if size <= spare and (budget is None or budget.starts(job, size)):
                 spare -= size
                 if budget is not None:
@@ -142,77 +142,77 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         if not state.pending:
             return Backfilled()  # nobody asks what there would be for one
         base = room.free + state.releasing
-        found = Backfilled(free=base + state.callable)
+        backfill = Backfilled(free=base + state.callable)
         budget = room.budget
         if budget is not None:
             lent_w = [budget.drawn_w(j) - budget.at_w(j, _least(j)) for *_, j in state.shrinkable]
-            found.budget = budget.plus(budget.releasing_w + sum(lent_w))
+            backfill.budget = budget.plus(budget.releasing_w + sum(lent_w))
         narrowest = state.queue_by(_width)[0][0]
-        if found.free < narrowest:
-            return found  # ``first`` is worked out when it is needed
-        found.all_fit = len(state.pending) * narrowest <= found.free and (
-            sum(job.least for job in state.pending.values()) <= found.free
+        if backfill.free < narrowest:
+            return backfill  # ``first`` is worked out when it is needed
+        backfill.all_fit = len(state.pending) * narrowest <= backfill.free and (
+            sum(job.least for job in state.pending.values()) <= backfill.free
         )
         due = state.due or {}
         for job in _in_turn(state, queue):
             if job.spec.id in due:
-                if not found.fits(job, job.least):
-                    found.first = found.first or job
+                if not backfill.fits(job, job.least):
+                    backfill.first = backfill.first or job
                     continue
             else:
                 # Who is not due waits in the queue's order; the oldest is protected, and first if
                 # it cannot start on few nodes and is worth those that others give.
                 wide = job.spec.mode is not Mode.FLEXIBLE or job.least > WIDE * state.nodes
-                if found.first is None and not (
-                    found.fits(job, job.least)
-                    and self._may_make_room(state, job, base - found.used, found)
+                if backfill.first is None and not (
+                    backfill.fits(job, job.least)
+                    and self._may_make_room(state, job, base - backfill.used, backfill)
                 ):
-                    found.first = job
-                elif found.first is None and wide:
-                    found.take(state, room, job, _start_size(state, job, found, self.energy))
+                    backfill.first = job
+                elif backfill.first is None and wide:
+                    backfill.take(state, room, job, _start_size(state, job, backfill, self.energy))
                 break
-            found.take(state, room, job, _start_size(state, job, found, self.energy))
-            if found.free < narrowest:
-                return found
+            backfill.take(state, room, job, _start_size(state, job, backfill, self.energy))
+            if backfill.free < narrowest:
+                return backfill
         donors: Iterator[tuple[float, int]] | None = None
         worth = True  # until a job is not worth the room: none makes any that comes later
-        taken = set(map(id, found.jobs))
+        taken = set(map(id, backfill.jobs))
         for job in queue:
             least = job.least
-            if job.spec.id in due or id(job) in taken or job is found.first:
+            if job.spec.id in due or id(job) in taken or job is backfill.first:
                 continue
-            if not found.fits(job, least):
-                if found.first is None:
-                    found.first = job
+            if not backfill.fits(job, least):
+                if backfill.first is None:
+                    backfill.first = job
                 continue
-            size = _start_size(state, job, found, self.energy)
-            free = base - found.used
+            size = _start_size(state, job, backfill, self.energy)
+            free = base - backfill.used
             if size > free:
                 if donors is None:
                     donors = _donors(state.running_by("loss"), -free)
                 lacking = size - max(0, free)
                 worth = worth and _is_worth(
-                    self._start_worth(state, job, size, found), lacking, donors
+                    self._start_worth(state, job, size, backfill), lacking, donors
                 )
                 if not worth:
-                    if found.first is None:
-                        found.first = job
+                    if backfill.first is None:
+                        backfill.first = job
                     if free < narrowest:
                         break
                     continue
-            if found.first is not None and found.delays(state, room, job):
+            if backfill.first is not None and backfill.delays(state, room, job):
                 continue
-            found.take(state, room, job, size)
-            if found.free < narrowest and found.first is not None:
+            backfill.take(state, room, job, size)
+            if backfill.free < narrowest and backfill.first is not None:
                 break
-        return found
+        return backfill
 
-    def _may_make_room(self, state: State, job: Job, free: int, found: Backfilled) -> bool:
+    def _may_make_room(self, state: State, job: Job, free: int, backfill: Backfilled) -> bool:
         """Return whether a fixed job that is not due is worth the nodes that it lacks."""
         if job.spec.mode is not Mode.FIXED or job.least <= free:
             return True
         donors = _donors(state.running_by("loss"), -free)
-        worth = self._start_worth(state, job, job.least, found)
+        worth = self._start_worth(state, job, job.least, backfill)
         return _is_worth(worth, job.least - max(0, free), donors)
 
     # --- what jobs are worth -----------------------------------------------------------------
@@ -220,10 +220,10 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
     def _weight(self, state: State, job: Job) -> float:
         return (1.0 + len(state.pending) * job.spec.smallest / state.nodes) / self.short
 
-    def _start_worth(self, state: State, job: Job, size: int, found: Backfilled) -> float:
+    def _start_worth(self, state: State, job: Job, size: int, backfill: Backfilled) -> float:
         start = START
         if job.spec.mode is Mode.FIXED:
-            start = LAST_START if found.all_fit else FIXED_START
+            start = LAST_START if backfill.all_fit else FIXED_START
         return start * self._weight(state, job) / float(_to_go_s(job, size, 0.0) ** self.short)
 
     def _stall(self, left_s: float, price_s: float) -> float:
@@ -296,7 +296,11 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         most = state.resizes_left
         able: Iterable[End] = losses
         due = state.due or {}
-        if here and plan.found is not None and any(job.spec.id in due for job in plan.found.jobs):
+        if (
+            here
+            and plan.backfill is not None
+            and any(job.spec.id in due for job in plan.backfill.jobs)
+        ):
             able = [e for e in losses if id(e[2]) in here]
             able += [e for e in losses if id(e[2]) not in here]
         for _, _, job in able:
@@ -326,7 +330,7 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
 
         Nodes that are best given to a job on its way to a resize point wait for it there.
         """
-        first = None if plan.found is None else plan.found.first
+        first = None if plan.backfill is None else plan.backfill.first
         heap: list[tuple[float, int, int, Steps]] = []
         for job in starting:
             if _lends(job, first):
@@ -469,12 +473,12 @@ class BackfillPlan(SharePlan):
 
     Attributes:
         sizing: that has made it.
-        found: None until that is worked out.
+        backfill: None until that is worked out.
         easy: EASY decides who starts, in the order of ``queue``; no job is resized.
     """
 
     sizing: BackfillShare = field(default_factory=BackfillShare)
-    found: Backfilled | None = None
+    backfill: Backfilled | None = None
     easy: bool = False
 
     def start(self, job: Job, free: int) -> int:
@@ -587,17 +591,17 @@ def _by_age(state: State, queue: Iterable[Job]) -> Iterable[Job]:
     return list(within_limits(state, state.by_priority(jobs)))
 
 
-def _reserve(state: State, room: Room, found: Backfilled, first: Job) -> float:
+def _reserve(state: State, room: Room, backfill: Backfilled, first: Job) -> float:
     """Return when a job can start, all others at their least sizes; enter what is left then."""
-    now, budget, size = state.now_s, found.budget, first.least
+    now, budget, size = state.now_s, backfill.budget, first.least
     running = state.running_by("least end")
     starting = sorted(
         (now + _longest_s(job, nodes), job.number, job, nodes)
-        for job, nodes in zip(found.jobs, found.sizes, strict=True)
+        for job, nodes in zip(backfill.jobs, backfill.sizes, strict=True)
     )
     if budget is None and not starting and not room.passed:
-        return _reserve_nodes(state, found, running, size)
-    free, left_w, own_w = found.free + _in_flight(state), inf, 0.0
+        return _reserve_nodes(state, backfill, running, size)
+    free, left_w, own_w = backfill.free + _in_flight(state), inf, 0.0
     if budget is not None:
         left_w, own_w = budget.for_reservation_w, budget.start_w(first, size)
     at, begun, passed = 0, 0, {job.number for _, _, job in state.ends[: room.passed]}
@@ -621,15 +625,15 @@ def _reserve(state: State, room: Room, found: Backfilled, first: Job) -> float:
         if free >= size and left_w >= own_w and reserved == inf:
             reserved = max(end_s, now)  # who ends at that time counts too
     if reserved == inf:
-        found.extra, found.extra_w = 0, 0.0
+        backfill.extra, backfill.extra_w = 0, 0.0
     else:
-        found.extra, found.extra_w = free - size, left_w - own_w
+        backfill.extra, backfill.extra_w = free - size, left_w - own_w
     return reserved
 
 
-def _reserve_nodes(state: State, found: Backfilled, running: list[End], size: int) -> float:
+def _reserve_nodes(state: State, backfill: Backfilled, running: list[End], size: int) -> float:
     """Return :func:`_reserve` where only nodes count and nothing starts in this pass."""
-    free = found.free + _in_flight(state)
+    free = backfill.free + _in_flight(state)
     reserved = state.now_s if free >= size else inf
     for end_s, _, job in running:
         if end_s > reserved:
@@ -637,7 +641,7 @@ def _reserve_nodes(state: State, found: Backfilled, running: list[End], size: in
         free += _least(job)
         if free >= size and reserved == inf:
             reserved = max(end_s, state.now_s)  # who ends at that time counts too
-    found.extra = 0 if reserved == inf else free - size
+    backfill.extra = 0 if reserved == inf else free - size
     return reserved
 
 
@@ -723,7 +727,7 @@ def _width(job: Job) -> float:
     return job.least
 
 
-def _start_size(state: State, job: Job, found: Backfilled, energy: float) -> int:
+def _start_size(state: State, job: Job, backfill: Backfilled, energy: float) -> int:
     """Return the nodes with which a job that fits counts at its start.
 
     A moldable one keeps for ever what it starts with: what it prefers, or as much as can be had;
@@ -731,10 +735,10 @@ def _start_size(state: State, job: Job, found: Backfilled, energy: float) -> int
     """
     if job.spec.mode is not Mode.MOLDABLE:
         return job.least
-    most = min(found.free, job.spec.preferred)
+    most = min(backfill.free, job.spec.preferred)
     sizes = [n for n in job.spec.sizes() if n <= most]
-    if found.budget is not None:
-        sizes = [n for n in sizes if found.fits(job, n)] or [job.least]
+    if backfill.budget is not None:
+        sizes = [n for n in sizes if backfill.fits(job, n)] or [job.least]
     return balanced(state, job, sizes, energy)
 
 
@@ -865,11 +869,11 @@ class Planned(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 def _backfilled(plan: BackfillPlan, state: State, queue: Iterable[Job], room: Room) -> Backfilled:
     """Return the jobs that a plan may start, computed once per plan."""
-    if plan.found is None:
-        plan.found = plan.sizing.backfilled(state, queue, room)
-    if plan.found.first is None and not plan.found.jobs:
-        plan.found.first = next(_in_turn(state, queue), None)
-    return plan.found
+    if plan.backfill is None:
+        plan.backfill = plan.sizing.backfilled(state, queue, room)
+    if plan.backfill.first is None and not plan.backfill.jobs:
+        plan.backfill.first = next(_in_turn(state, queue), None)
+    return plan.backfill
 
 
 def _share(plan: Plan) -> BackfillPlan | None:

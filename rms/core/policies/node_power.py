@@ -123,19 +123,19 @@ class OffWhenIdle(NodePowerPart, msgspec.Struct, frozen=True, forbid_unknown_fie
 
     def look_s(self, state: State) -> float:
         """Return when there may be something to do even if nothing happens before, else inf."""
-        found, known, now = [], state.idle, state.now_s
+        times, known, now = [], state.idle, state.now_s
         if known is not None and self.delay_s:
             for slots in _hosts(state, state.free_nodes()):
                 since_s = known.whole_since_s(slots)
                 if since_s + self.delay_s > now and all(state.vacant[node] for node in slots):
-                    found.append(since_s + self.delay_s)
+                    times.append(since_s + self.delay_s)
         if known is not None and self.at_most:
-            found.append(known.next_s(self.at_most, now))
+            times.append(known.next_s(self.at_most, now))
         if self.ahead and state.pending and state.off:
             boot_s = longest_boot_s(state)
             ends = (end_s - boot_s for end_s, _, _ in state.ends if end_s - boot_s > now)
-            found.append(next(ends, inf))
-        return min(found, default=inf)
+            times.append(next(ends, inf))
+        return min(times, default=inf)
 
 
 def all_on(state: State) -> State:
@@ -275,7 +275,7 @@ def _within_cap(
     """Return as many of the hosts to be powered on as the power cap leaves room to boot."""
     if state.power_cap_w is None:
         return list(on)
-    budget, found = PowerBudget(state), []
+    budget, within = PowerBudget(state), []
     for each in now:
         if isinstance(each, Start):
             budget.take(budget.start_w(state.pending[each.job], each.size))
@@ -285,8 +285,8 @@ def _within_cap(
         more_w = boot_extra_w(state, nodes)
         if budget.covers(more_w):
             budget.take(more_w)
-            found.append(nodes)
-    return found
+            within.append(nodes)
+    return within
 
 
 # --- placement ``consolidate``: jobs are moved together, so that hosts can go off ----------------
@@ -416,10 +416,10 @@ class Consolidate(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=
         gone = {each.job for each in decided if isinstance(each, Start | Never)}
         until_s = state.ends[0][0] if state.pending.keys() - gone and state.ends else inf
         left = state.resizes_left - sum(isinstance(each, Resize) for each in decided)
-        found: list[Resize] = []
+        resizes: list[Resize] = []
         for source, destination in migrations(hosts):
             if (
-                len(source.jobs) > left - len(found)
+                len(source.jobs) > left - len(resizes)
                 or not _pays(state, source, min(until_s, destination.ends_s))
                 or not _within(state, source, budget)
             ):
@@ -428,16 +428,16 @@ class Consolidate(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=
             moved = source.jobs
             for job in moved:
                 nodes = _moved(state, job, source, destination)
-                found.append(Resize(job.spec.id, nodes, _TEXT, Reason.CONSOLIDATES))
+                resizes.append(Resize(job.spec.id, nodes, _TEXT, Reason.CONSOLIDATES))
             destination.clock = max(destination.clock, source.clock)
             destination.ends_s = max(destination.ends_s, source.ends_s)
             destination.jobs = [*destination.jobs, *moved]
             source.used, source.jobs = 0, []
             for host in hosts:  # one resize of a job at a time
                 host.movable &= not any(job in moved for job in host.jobs)
-        if self.narrow and not found and left > 0 and until_s == inf:
-            found = _narrowed(state, hosts, left)
-        return found
+        if self.narrow and not resizes and left > 0 and until_s == inf:
+            resizes = _narrowed(state, hosts, left)
+        return resizes
 
     def _hosts(self, state: State, free: Sequence[Node], decided: Sequence[Decision]) -> list[Host]:
         """Return the hosts that are up and have jobs."""
@@ -642,14 +642,14 @@ class OptimalOperatingPoint(FrequencyPart, msgspec.Struct, frozen=True, forbid_u
         slots = state.least_slots
         model = state.power_models[0]
         own_w = model.slot_w(job.spec, job.spec.preferred, slots) or 1.0
-        found, least = 1.0, inf
+        best, least = 1.0, inf
         for ghz, _ in reversed(levels):
             share = ghz / levels[-1][0]
             time = longer(levels, points, share)
             energy = time * (model.idle_w / slots + own_w * drawn(levels, points, share))
             if time <= self.slowdown * (1.0 + 1e-12) and energy < least:
-                found, least = share, energy
-        return found
+                best, least = share, energy
+        return best
 
 
 class ClockedRoom(RoomWithin):

@@ -62,15 +62,15 @@ class SharePlan:
         """Return the resizes, as far as nodes are left after the starts."""
         if not self.changes:
             return []
-        found, budget = [], room.budget
+        resizes, budget = [], room.budget
         for job, size, reason, code in self.changes:
             if size - job.size > room.free or (budget and not budget.widens(job, size)):
                 continue
             nodes = room.resize(job, size)
             if nodes and len(nodes) != size:
                 continue  # a power cap leaves too few
-            found.append(Resize(job.spec.id, nodes, reason, code, 0 if nodes else size))
-        return found
+            resizes.append(Resize(job.spec.id, nodes, reason, code, 0 if nodes else size))
+        return resizes
 
 
 class EqualShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,15 +143,15 @@ class EqualShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     def expandable(self, state: State, look: int) -> list[Entry]:
         """Return the running jobs that may be expanded now, the longest to go first."""
-        now, found = state.now_s, list[Entry]()
+        now, entries = state.now_s, list[Entry]()
         for until, number, job in reversed(state.expandable):
-            if until <= now or len(found) >= look:
+            if until <= now or len(entries) >= look:
                 break
             often = job.resize_count >= self.resizes and not job.spec.resize_price_s
             if not often or now >= job.widened_s + RESTS_S:
-                found.append((now - job.expected_end_s, job.size, number, job))
-        found.sort(key=itemgetter(0, 1, 2))
-        return found[: state.resizes_left]
+                entries.append((now - job.expected_end_s, job.size, number, job))
+        entries.sort(key=itemgetter(0, 1, 2))
+        return entries[: state.resizes_left]
 
     def _shrink(
         self,
@@ -173,11 +173,11 @@ class EqualShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True
         if least <= 0 and least_w <= 0.0:
             return
         need = least + sum(job.least for job in islice(others, self.look))
-        found, found_w = 0, 0.0
+        freed, freed_w = 0, 0.0
         changes: list[tuple[Job, int, str, Reason]] = []
         for _, _, job in reversed(state.shrinkable[-self.look :]):
-            enough = found >= least and found_w >= least_w
-            if enough and (found >= need or len(changes) >= most or least <= 0):
+            enough = freed >= least and freed_w >= least_w
+            if enough and (freed >= need or len(changes) >= most or least <= 0):
                 break
             now_s = job.remaining_s(job.size, state.now_s)
             if now_s is not None and now_s <= job.spec.resize_price_s:
@@ -187,20 +187,20 @@ class EqualShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True
                 sizes = _halvings(job.size, sizes)
             if not sizes:
                 continue
-            at = bisect_right(sizes, job.size - (need - found))
+            at = bisect_right(sizes, job.size - (need - freed))
             size = sizes[max(0, at - 1)]
             if budget is not None:
                 able = sizes[:at] if least > 0 else sizes
-                freed = freeing(budget, job, able, least_w - found_w)
-                size = freed or (size if least > 0 else job.size)
+                smaller = freeing(budget, job, able, least_w - freed_w)
+                size = smaller or (size if least > 0 else job.size)
                 if size == job.size:
                     continue
-                found_w += budget.at_w(job, job.size) - budget.at_w(job, size)
-            found += job.size - size
+                freed_w += budget.at_w(job, job.size) - budget.at_w(job, size)
+            freed += job.size - size
             if self.sizes == "doubling":
                 size = job.size // 2  # the rest of the way in later passes
             changes.append((job, size, "makes room for waiting jobs", Reason.MAKES_ROOM))
-        if found >= least and found_w >= least_w:
+        if freed >= least and freed_w >= least_w:
             plan.changes += changes
 
     def _expand(

@@ -227,18 +227,18 @@ class SharedRoom(Room):
     def offer(self, job: Job, size: int) -> Offer:
         """Return where the job would start now and what is expected of it there."""
         how, alike = self.how, self.how.alike(job, size)
-        found = self._offers.get(alike)
-        if found is None:
+        offer = self._offers.get(alike)
+        if offer is None:
             counts = self._first(size, how.fastest_first)
             factor = self._pools.factor
             if how.least_bandwidth:
                 slowdowns = self._improve(counts, job.spec.planned_gb_s, job.spec.expected_s(size))
                 longest = max([factor[pool] * slow for pool, slow in slowdowns.items()])
-                found = Offer(counts, longest, slowdowns)
+                offer = Offer(counts, longest, slowdowns)
             else:
-                found = Offer(counts, max([factor[pool] for pool in counts]))
-            self._offers[alike] = found
-        return found
+                offer = Offer(counts, max([factor[pool] for pool in counts]))
+            self._offers[alike] = offer
+        return offer
 
     def slowdown(self, job: Job, size: int) -> float:
         """Return how much longer than stated a job is expected to run that starts now."""
@@ -366,12 +366,12 @@ class SharedRoom(Room):
         own = {pool: each_gb_s * time / longest for pool, time in times.items()}
         asked = asked_with(pools, gb_s, counts, own)
         levels = [ghz for ghz, _ in self._site.levels]
-        found = {}
+        shares = {}
         for pool, slowdown in slowed(pools, counts, asked, on_node).items():
             least = pools.factor[pool] * slowdown / longest * levels[-1] * (1.0 - 1e-12)
             level = min(bisect_left(levels, least), len(levels) - 1)
-            found[pool] = levels[level] / levels[-1]
-        return found
+            shares[pool] = levels[level] / levels[-1]
+        return shares
 
 
 # --- the processes of a job that wait most for bandwidth -----------------------------------------
@@ -389,12 +389,12 @@ def asked_with(
 
 def slowed(pools: Pools, counts: Counts, asked: Sequence[float], on_node: OnNode) -> ByPool:
     """Return how much bandwidth slows a job's processes, by pool."""
-    found = {}
+    by_pool = {}
     for node in dict.fromkeys([pools.node[pool] for pool in counts]):
         for pool, slowdown in zip(pools.members[node], on_node(node, asked), strict=True):
             if pool in counts:
-                found[pool] = slowdown
-    return found
+                by_pool[pool] = slowdown
+    return by_pool
 
 
 class Waiting:
@@ -442,9 +442,9 @@ class Waiting:
         counts[target] = here + number
         asked[source] = gb_s[source] + left * each_gb_s / pools.factor[source]
         asked[target] = gb_s[target] + (here + number) * each_gb_s / pools.factor[target]
-        found = self._on_node(node, asked)
-        if max(found) >= -least:  # else that of no pool is, whoever is there
-            for pool, slowdown in zip(pools.members[node], found, strict=True):
+        slowdowns = self._on_node(node, asked)
+        if max(slowdowns) >= -least:  # else that of no pool is, whoever is there
+            for pool, slowdown in zip(pools.members[node], slowdowns, strict=True):
                 if slowdown >= -least and pool in counts:
                     asked[source], asked[target] = before
                     if here:
@@ -456,7 +456,7 @@ class Waiting:
         heap, known, since = self.heap, self.slowdowns, self._since
         if not left:
             del known[source]
-        self._enter(node, found)
+        self._enter(node, slowdowns)
         if pools.node[source] != node:
             node = pools.node[source]
             self._enter(node, self._on_node(node, asked))
@@ -526,7 +526,7 @@ class Forecast:
             return pools.slowdowns(node, asked_gb_s)
         members, asked = pools.members[node], list(asked_gb_s)
         alone_s = [span_s * pools.factor[pool] for pool in members]
-        left, found = dict(enumerate(alone_s)), [1.0] * len(members)
+        left, means = dict(enumerate(alone_s)), [1.0] * len(members)
         at_s, ends = 0.0, iter(sorted(self._ends.get(node, ())))
         until_s, pool, gone_gb_s = next(ends, _NEVER)
         while left:
@@ -539,13 +539,13 @@ class Forecast:
             at_s = end_s
             if own_end_s <= until_s:
                 del left[first]
-                found[first] = max(1.0, at_s / alone_s[first])
+                means[first] = max(1.0, at_s / alone_s[first])
                 asked[first] = max(0.0, asked[first] - own_gb_s[first])
             else:
                 member = members.index(pool)
                 asked[member] = max(0.0, asked[member] - gone_gb_s)
                 until_s, pool, gone_gb_s = next(ends, _NEVER)
-        return found
+        return means
 
 
 _NEVER = (inf, -1, 0.0)

@@ -119,14 +119,14 @@ class Scheduler:
             engine.follow(event, recorded)
             return list(recorded)
         engine.apply(event)
-        found: list[Decision] = []
+        decisions: list[Decision] = []
         policies = iter(self.stand_ins)
         while engine.asks(event):
             try:
-                return found + engine.decide((event,))
+                return decisions + engine.decide((event,))
             except Exception as error:  # it may be anything that a user's own function raises
-                found += error.taken if isinstance(error, RuleError) else ()
-                if found and isinstance(event, Submitted):  # some of them may be refused by now
+                decisions += error.taken if isinstance(error, RuleError) else ()
+                if decisions and isinstance(event, Submitted):  # some of them may be refused by now
                     left = tuple(s for s in event.specs if s.id in engine.state.pending)
                     event = Submitted(event.at_s, left)
                 self.failure = self.failure or f"{engine.policy.name} failed: {error}"
@@ -136,7 +136,7 @@ class Scheduler:
                         break
                     raise
                 engine.policy, engine.state.needs_pass = instead, True
-        return found
+        return decisions
 
     def forget(self, jobs: Collection[JobId]) -> None:
         """Drop finished jobs; no decision depends on them."""
