@@ -85,7 +85,7 @@ def compare(arguments: argparse.Namespace) -> int:
         raise CommandError(f"expected --listen unix:PATH, got {arguments.listen!r}")
     local = arguments.engine == "local"
     nodes = local_nodes(arguments.nodes) if local else arguments.nodes
-    setup = study.Setup(
+    setup = study.ComparisonSetup(
         arguments.engine,
         nodes,
         arguments.policy,

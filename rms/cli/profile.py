@@ -1,4 +1,4 @@
-"""``rms profile``: time, power and energy of a command at each size, kept for those who plan."""
+"""``rms profile``: time, power and energy of a command at each size, kept for planning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rms.power import frequency
 from rms.power.choice import MeterChoice
 from rms.power.frequency import FrequencyError
 from rms.power.meter import MeterError
-from rms.studies import bandwidth, profile_tables
+from rms.studies import bandwidth
 from rms.studies import profile as study
 from rms.wire.files import state_folder
 from rms.wire.mpiexec import LAUNCHERS
@@ -97,18 +97,18 @@ def profile(arguments: argparse.Namespace) -> int:
             return _list(arguments, base)
         shown = _known(arguments, base) if arguments.show else _measure(arguments, base)
     if arguments.figure is not None:
-        profile_tables.draw(shown, arguments.figure)
+        study.draw(shown, arguments.figure)
     slowdown = arguments.slowdown
-    lines = profile_tables.lines_of(shown, slowdown)
-    publish(arguments.json, profile_tables.as_json(shown, slowdown), lines)
+    lines = study.lines_of(shown, slowdown)
+    publish(arguments.json, study.as_json(shown, slowdown), lines)
     return 0
 
 
-# --- measuring -----------------------------------------------------------------------------------
+# --- Measuring -----------------------------------------------------------------------------------
 
 
 def _measure(arguments: argparse.Namespace, base: Path | None) -> Profile:
-    """Run the command, and keep what was measured."""
+    """Run the command, and keep its profile."""
     program = _program(arguments)
     if arguments.name is not None:
         raise CommandError(f"expected -- COMMAND, got {arguments.name!r} before it")
@@ -131,13 +131,13 @@ def _measure(arguments: argparse.Namespace, base: Path | None) -> Profile:
             shared = bandwidth.measure(_one_a_core(setup))
     date = time.strftime("%Y-%m-%d %H:%M")
     new = Profile(name, program, hardware(), tuple(points), steps, date)
-    found = profiles.merged(old, profiles.with_bandwidth(new, shared))
-    profiles.write(target, found)
-    return found
+    kept = profiles.merged(old, profiles.with_bandwidth(new, shared))
+    profiles.write(target, kept)
+    return kept
 
 
-def _setup(arguments: argparse.Namespace, program: Program) -> study.Setup:
-    """Return what is run and how.
+def _setup(arguments: argparse.Namespace, program: Program) -> study.ProfilingSetup:
+    """Return the command and the settings of its runs.
 
     Raises:
         CommandError: options that cannot be.
@@ -161,7 +161,7 @@ def _setup(arguments: argparse.Namespace, program: Program) -> study.Setup:
             nodes = len(read_cluster(arguments.cluster).nodes)
     if nodes is None and arguments.engine == "local":
         nodes = local_nodes(None)
-    return study.Setup(
+    return study.ProfilingSetup(
         command=program.words,
         sizes=_sizes(arguments.nodes, nodes),
         repeat=arguments.repeat,
@@ -175,14 +175,16 @@ def _setup(arguments: argparse.Namespace, program: Program) -> study.Setup:
     )
 
 
-def _one_a_core(setup: study.Setup) -> study.Setup:
-    """Return how copies are run: one on each core there is, energy left out."""
+def _one_a_core(setup: study.ProfilingSetup) -> study.ProfilingSetup:
+    """Return the setup of copies: one on each core, without energy."""
     options = ["--meters", "none"]
     return replace(setup, sizes=(local_nodes(None),), serve=options, metered=False)
 
 
-def _points_of(setup: study.Setup, arguments: argparse.Namespace) -> tuple[list[Point], int]:
-    """Measure; return the points, and the steps of the program where they are known."""
+def _points_of(
+    setup: study.ProfilingSetup, arguments: argparse.Namespace
+) -> tuple[list[Point], int]:
+    """Measure; return the points, and the number of steps of a malleable program, else 0."""
     if arguments.mode == MALLEABLE:
         return study.malleable(setup)
     domains, clocks = _clocks(arguments, setup.say)
@@ -199,10 +201,10 @@ def _points_of(setup: study.Setup, arguments: argparse.Namespace) -> tuple[list[
 def _clocks(
     arguments: argparse.Namespace, tell: Callable[[str], None]
 ) -> tuple[list[frequency.Domain], list[int]]:
-    """Return what is set to each of which clocks: GPUs where the nodes have any, else processors.
+    """Return the devices and their clocks: GPUs where the nodes have any, else processors.
 
     Raises:
-        CommandError: clocks are asked for that cannot be set.
+        CommandError: the clocks cannot be set.
     """
     wanted = arguments.mhz
     if wanted == "none":
@@ -228,21 +230,21 @@ def _clocks(
 
 def _program(arguments: argparse.Namespace) -> Program:
     words = arguments.command_line
-    if words and words[0] in LAUNCHERS:  # of which the RMS does nothing: it decides itself
+    if words and words[0] in LAUNCHERS:  # the RMS decides itself
         words = strip_options(words[1:])[0]
     if not words:
         raise CommandError("expected -- COMMAND, got none")
-    found = Program.find(words, Path.cwd(), os.environ.get("PATH", os.defpath))
-    if found is None:
+    program = Program.find(words, Path.cwd(), os.environ.get("PATH", os.defpath))
+    if program is None:
         raise CommandError(f"expected a command that can be run, got {words[0]!r}")
-    return found
+    return program
 
 
 def _sizes(text: str | None, nodes: int | None) -> tuple[int, ...]:
     """Read ``1,2,4``; by default doublings up to all nodes there are, and those.
 
     Args:
-        nodes: how many there are, None where that is not known.
+        nodes: the number of nodes of the machine, None with Slurm.
     """
     if text is None:
         if nodes is None:
@@ -260,32 +262,32 @@ def _sizes(text: str | None, nodes: int | None) -> tuple[int, ...]:
     return sizes
 
 
-# --- what is known -------------------------------------------------------------------------------
+# --- Kept profiles -------------------------------------------------------------------------------
 
 
 def _known(arguments: argparse.Namespace, base: Path | None) -> Profile:
-    """Return the profile that is asked for, by its name, file or program."""
+    """Return a profile by its name, file or program."""
     name = arguments.name
     if name is not None:
         return profiles.read(Path(name)) if name.endswith(".json") else profiles.named(base, name)
     program = _program(arguments)
-    found = profiles.find(base, program, hardware)
-    if found is None:
+    kept = profiles.find(base, program, hardware)
+    if kept is None:
         raise ProfileError(
             "expected a command that was profiled on this machine, with the same words and the "
             f"same program file, got {' '.join(program.words)}"
         )
-    return found
+    return kept
 
 
 def _list(arguments: argparse.Namespace, base: Path | None) -> int:
     """Print the profiles there are."""
     rows, result = [], []
     for path in sorted(base.glob("*.json")) if base is not None else []:
-        found = profiles.read(path)
-        sizes = ",".join(str(n) for n in sorted({point.nodes for point in found.points}))
-        words = " ".join(found.program.words)
-        rows.append([path.stem, sizes, found.measured, str(found.machine), words])
-        result.append({"name": path.stem, **msgspec.to_builtins(found)})
+        shown = profiles.read(path)
+        sizes = ",".join(str(n) for n in sorted({point.nodes for point in shown.points}))
+        words = " ".join(shown.program.words)
+        rows.append([path.stem, sizes, shown.measured, str(shown.machine), words])
+        result.append({"name": path.stem, **msgspec.to_builtins(shown)})
     publish(arguments.json, result, columns(["NAME", "NODES", "DATE", "MACHINE", "COMMAND"], rows))
     return 0

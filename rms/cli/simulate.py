@@ -350,7 +350,7 @@ def _asks_study(arguments: argparse.Namespace) -> bool:
 
 def _malleable(arguments: argparse.Namespace) -> int:
     """Run the study of malleable shares on a log or a trace."""
-    from rms.studies.malleability import MODES, SERIALS, Question, answer, draw, table
+    from rms.studies.malleability import MODES, SERIALS, MalleabilityQuestion, answer, draw, table
 
     if arguments.workload is not None:
         raise FileError("expected --trace or --sacct with --malleable, got --workload")
@@ -366,7 +366,7 @@ def _malleable(arguments: argparse.Namespace) -> int:
     if max(serials) == 1.0:
         raise FileError("expected serial parts from 0 to below 1, got 1")
     work = read_inputs(arguments, None)
-    question = Question(
+    question = MalleabilityQuestion(
         shares=tuple(share / 100.0 for share in shares),
         modes=_modes(arguments.mode) or MODES,
         serials=serials,

@@ -1,18 +1,27 @@
-"""What memory bandwidth a process of a program asks for: ``rms profile --bandwidth``.
+"""Memory bandwidth that a process of a program asks for: ``rms profile --bandwidth``.
 
 Copies of the program run side by side on the cores of this machine, one a core, and one copy beside
-probes (:mod:`rms.studies.triad`), which alone tell what the machine has. All of it in rounds, one
-after the other, so that what else goes on touches all alike; errors are from round to round.
+probes, which alone tell the bandwidth of the machine. All of it runs in rounds, one after the
+other, so that other work on the machine touches all alike; errors are from round to round.
 
-The model is that of :mod:`rms.core.model.contention`: as long as less is asked for than there is, nobody
-is slowed; else all are, by what is asked for over what there is. So with C what there is, p what a
-probe moves alone, r beside a copy, and k probes, a copy asks for C p / r - k p; and n copies that
-take T(n) for C T(n) / (n T(1)) each. Where nobody is slowed these are the most that it can be. What
-slows copies but not the probes beside them (shared caches, threads of one core) is not bandwidth.
+The model is that of :mod:`rms.core.model.contention`: as long as processes ask for less than the
+capacity, none is slowed; else all are, by the demand over the capacity. So with C the capacity, p
+the rate of a probe alone, r that beside a copy, and k probes, a copy asks for C p / r - k p; and n
+copies that take T(n) for C T(n) / (n T(1)) each. Where none is slowed these are upper bounds.
+Whatever slows copies but not the probes beside them (shared caches, threads of one core) is not
+bandwidth.
+
+A probe is this module as a program: ``python -m rms.studies.bandwidth MIB FILE`` moves data until
+its end. It computes a = a + s b over two arrays beyond the caches, as STREAM's triad, in blocks
+that stay in a cache with the values between its two operations. The sum is written where it was
+read, so no line is fetched only to be overwritten: exactly 24 bytes an element are moved. Ten times
+a second a line in the file tells the time, the processor time so far and the number of bytes moved
+so far: waiting for a processor is not waiting for memory.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -22,23 +31,24 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
 
+import numpy as np
+
 from rms.client.commands import jobs, script_of, submit
 from rms.client.connection import ask
 from rms.core.model.jobs import Mode
 from rms.formats.profiles import Bandwidth, SideBySide
-from rms.studies import triad
-from rms.studies.profile import LOOK_S, RESIZE_S, ProfilingError, Setup
+from rms.studies.profile import LOOK_S, RESIZE_S, ProfilingError, ProfilingSetup
 from rms.wire.users import OVER, JobIds, JobRow, JobSelection, Options
 
 ROUNDS = 5
 PROBE_S = 1.0
-"""How long probes run without copies."""
+"""Run time of probes without copies."""
 
 SHORTEST_S = 1.0
-"""Of a command: shorter runs are mostly start and end, and probes tell of them too seldom."""
+"""The least run time of a command: shorter runs are mostly start and end, with too few reports."""
 
 SLOWED = 0.02
-"""Less than this is no slowdown, however small the errors: runs differ that much for any reason."""
+"""A smaller slowdown is none, however small the errors: runs differ that much for any reason."""
 
 ERRORS = 2.0
 """A difference of fewer standard errors is none; an upper bound has as many in it."""
@@ -47,19 +57,19 @@ ROUNDING = 1e-9
 """Relative difference of an estimate and a bound that rounding explains."""
 
 Case = tuple[int, int]
-"""How many copies, and how many probes."""
+"""The numbers of copies and of probes."""
 
 ALONE = 0.9
-"""Who has less of its core than this does not have it alone."""
+"""A probe with a smaller share of its core does not have it alone."""
 
 Ran = tuple[float, float, float]
-"""Run time of a copy, GB/s of a probe, and how much of its core the probe had."""
+"""Run time of a copy, GB/s of a probe, and the probe's share of its core."""
 
 Round = Mapping[Case, Ran]
-"""What was seen in each case of one round."""
+"""The results of one round by case."""
 
 
-# --- measuring -----------------------------------------------------------------------------------
+# --- Measuring ------------------------------------------------------------------------------------
 
 
 def doublings(most: int) -> list[int]:
@@ -68,21 +78,21 @@ def doublings(most: int) -> list[int]:
 
 
 def cases(cores: int) -> list[Case]:
-    """Return what is measured in a round."""
+    """Return the cases of a round."""
     alone = [(0, k) for k in doublings(cores)]
     copies = [(n, 0) for n in doublings(cores)]
     beside = [(1, k) for k in doublings(cores - 1)]
     return [*alone, *copies, *beside]
 
 
-def measure(setup: Setup) -> Bandwidth:
+def measure(setup: ProfilingSetup) -> Bandwidth:
     """Run copies and probes on the cores there are, those of the setup's largest size.
 
     Raises:
         ProfilingError: the command did not come to its end, or did so too soon.
     """
     cores, rounds = setup.sizes[-1], max(ROUNDS, setup.repeat)
-    found: list[Round] = []
+    measured: list[Round] = []
     with setup.daemon("bandwidth") as server:
         took_s, _, _ = _run(setup, server, (1, 0))  # counted nowhere
         if took_s < SHORTEST_S:
@@ -92,14 +102,14 @@ def measure(setup: Setup) -> Bandwidth:
             )
         for number in range(rounds):
             setup.say(f"bandwidth, round {number + 1} of {rounds} ...")
-            found.append({case: _run(setup, server, case) for case in cases(cores)})
-    return estimate(found)
+            measured.append({case: _run(setup, server, case) for case in cases(cores)})
+    return estimate(measured)
 
 
-def _run(setup: Setup, server: str, case: Case) -> Ran:
+def _run(setup: ProfilingSetup, server: str, case: Case) -> Ran:
     """Run copies beside probes; return the means of each."""
     copies, probes = case
-    told = list(_start_probes(setup, server, probes))
+    started = list(_start_probes(setup, server, probes))
     begin_s = time.time()
     if copies:
         rows = _run_copies(setup, server, copies)
@@ -109,10 +119,10 @@ def _run(setup: Setup, server: str, case: Case) -> Ran:
     else:
         time.sleep(PROBE_S)
         end_s, took_s = time.time(), 0.0
-    rates = [triad.rate(path.read_text(), begin_s, end_s) for _, path in told]
-    for job, _ in told:
+    rates = [rate(path.read_text(), begin_s, end_s) for _, path in started]
+    for job, _ in started:
         ask(JobIds, server, "POST", "/cancel", JobSelection(job))
-    for job, path in told:
+    for job, path in started:
         _over(server, [job])
         path.unlink()
     moved = [rate for rate in rates if rate is not None]
@@ -123,14 +133,14 @@ def _run(setup: Setup, server: str, case: Case) -> Ran:
     return took_s, fmean([gb_s for gb_s, _ in moved]), fmean([share for _, share in moved])
 
 
-def _start_probes(setup: Setup, server: str, number: int) -> Iterator[tuple[str, Path]]:
+def _start_probes(setup: ProfilingSetup, server: str, number: int) -> Iterator[tuple[str, Path]]:
     """Start probes; yield the job and the file of each once it has begun."""
     folder = (setup.folder / "bandwidth").absolute()
-    mib, paths, ids = triad.arrays_mib(max(1, number)), [], []
+    mib, paths, ids = arrays_mib(max(1, number)), [], []
     for at in range(number):
         path = folder / f"probe-{at + 1}"
         path.unlink(missing_ok=True)
-        words = [sys.executable, "-P", "-m", "rms.studies.triad", str(mib), str(path)]
+        words = [sys.executable, "-P", "-m", "rms.studies.bandwidth", str(mib), str(path)]
         text = f"#!/bin/sh\nexec {shlex.join(words)}\n"
         options = Options(nodes=(1, 1), mode=Mode.FIXED, output=f"{folder}/probe-{at + 1}.out")
         ids += submit(server, text, "probe", options, setup.env).ids
@@ -145,7 +155,7 @@ def _start_probes(setup: Setup, server: str, number: int) -> Iterator[tuple[str,
     yield from zip(ids, paths, strict=True)
 
 
-def _run_copies(setup: Setup, server: str, number: int) -> list[JobRow]:
+def _run_copies(setup: ProfilingSetup, server: str, number: int) -> list[JobRow]:
     """Run copies of the command; return their jobs once all are over."""
     output = str((setup.folder / "bandwidth" / "copy-%A-%a.out").absolute())
     options = Options(nodes=(1, 1), mode=Mode.FIXED, array=f"1-{number}", output=output)
@@ -172,7 +182,7 @@ def _rows(server: str, ids: Sequence[str]) -> list[JobRow]:
     return [row for row in jobs(server) if row.id in ids]
 
 
-# --- what follows --------------------------------------------------------------------------------
+# --- Estimates ------------------------------------------------------------------------------------
 
 
 class Value(NamedTuple):
@@ -189,38 +199,38 @@ class Value(NamedTuple):
 
     @property
     def above(self) -> float:
-        """What it hardly is above."""
+        """Its upper bound, by its error."""
         return max(0.0, self.mean) + ERRORS * self.error
 
     def exceeds(self, other: float, least: float = 0.0) -> bool:
-        """Whether it is more, by its error and by so much at least."""
+        """Return whether it is more than another value, by its error and by ``least``."""
         return self.mean - other > max(ERRORS * self.error, least)
 
 
 def estimate(rounds: Sequence[Round]) -> Bandwidth:
-    """Return what a process asks for and what a node has, by the model above."""
+    """Return the demand of a process and the capacity of a node, by the model of the module."""
     alone = sorted(k for n, k in rounds[0] if n == 0)
     probe = Value.of([each[0, 1][1] for each in rounds])
     totals = {k: Value.of([k * each[0, k][1] for each in rounds]) for k in alone}
     best = max(alone, key=lambda k: totals[k].mean)
-    limits = {  # of probes that slow one another: what they ask for is more than there is
+    limits = {  # numbers of probes that slow one another: their demand is above the capacity
         k for k in alone if k > 1 and _slowdown(rounds, k).exceeds(1.0, SLOWED)
     }
-    found, most, notes = [], [probe.above], []
+    estimates, most, notes = [], [probe.above], []
     for copies, probes in rounds[0]:
         if not copies or copies + probes == 1 or not limits:
             continue
         capacity = probes if probes in limits else best
-        each = [_process(case, copies, probes, capacity) for case in rounds]
-        value, slowed = Value.of([v for v, _ in each]), Value.of([s for _, s in each])
+        pairs = [_process(case, copies, probes, capacity) for case in rounds]
+        value, slowed = Value.of([v for v, _ in pairs]), Value.of([s for _, s in pairs])
         if slowed.exceeds(1.0, SLOWED) and value.exceeds(0.0):
-            found.append(value)
+            estimates.append(value)
         else:
             most.append(value.above)
     bound = min(most)
-    kept = [v for v in found if (1.0 - ROUNDING) * v.mean - ERRORS * v.error <= bound]
+    kept = [v for v in estimates if (1.0 - ROUNDING) * v.mean - ERRORS * v.error <= bound]
     slow = [n for n, _ in rounds[0] if n > 1 and _copies(rounds, n).exceeds(1.0, SLOWED)]
-    if slow and (len(kept) < len(found) or not limits):
+    if slow and (len(kept) < len(estimates) or not limits):
         notes.append(
             "copies slow one another by more than memory bandwidth can: caches or cores are shared"
         )
@@ -248,20 +258,20 @@ def estimate(rounds: Sequence[Round]) -> Bandwidth:
 
 
 def _slowdown(rounds: Sequence[Round], probes: int) -> Value:
-    """Return how much slower so many probes are than one."""
+    """Return the slowdown of several probes over one."""
     return Value.of([each[0, 1][1] / each[0, probes][1] for each in rounds])
 
 
 def _copies(rounds: Sequence[Round], copies: int) -> Value:
-    """Return how much slower so many copies are than one."""
+    """Return the slowdown of several copies over one."""
     return Value.of([each[copies, 0][0] / each[1, 0][0] for each in rounds])
 
 
 def _process(case: Round, copies: int, probes: int, capacity: int) -> tuple[float, float]:
-    """Return what a process asks for by one round, GB/s, and the slowdown by which that is known.
+    """Return the demand of a process by one round, GB/s, and the slowdown behind it.
 
     Args:
-        capacity: how many probes have told what there is.
+        capacity: the number of probes that measure the capacity.
     """
     there_is, alone = capacity * case[0, capacity][1], case[0, 1][1]
     if not probes:
@@ -290,3 +300,83 @@ def _combined(values: Sequence[Value]) -> Value | None:
 def _means(rounds: Sequence[Round], case: Case) -> SideBySide:
     time_s, probe_gb_s = (fmean([each[case][at] for each in rounds]) for at in (0, 1))
     return SideBySide(*case, time_s, probe_gb_s)
+
+
+# --- The probe ------------------------------------------------------------------------------------
+
+BLOCK = 1 << 14
+"""Elements of a block: 128 KiB of each array."""
+
+TELL_S = 0.1
+BYTES = 24
+"""Moved for an element: two are read, one is written."""
+
+LEAST_MIB = 32
+
+
+def last_level_mib(cpus: Path = Path("/sys/devices/system/cpu")) -> float:
+    """Return the size of all caches of the last level, MiB; 0 where the kernel does not say."""
+    caches: dict[str, tuple[int, float]] = {}
+    for cache in cpus.glob("cpu[0-9]*/cache/index*"):
+        try:
+            level = int((cache / "level").read_text())
+            size = (cache / "size").read_text().strip()
+            caches[f"{level} {(cache / 'shared_cpu_list').read_text()}"] = level, _mib(size)
+        except (OSError, ValueError):
+            continue
+    last = max((level for level, _ in caches.values()), default=0)
+    return sum(mib for level, mib in caches.values() if level == last)
+
+
+def _mib(size: str) -> float:
+    return float(size[:-1]) * {"K": 2.0**-10, "M": 1.0, "G": 2.0**10}[size[-1]]
+
+
+def arrays_mib(probes: int) -> int:
+    """Return the size of the arrays of one of several probes, together four times the caches.
+
+    All take at most a quarter of the free memory.
+    """
+    free_mib = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20
+    wanted = max(LEAST_MIB, 4.0 * last_level_mib() / probes)
+    return max(1, int(min(wanted, free_mib / 4 / probes)))
+
+
+def rate(lines: str, begin_s: float, end_s: float) -> tuple[float, float] | None:
+    """Return the rate of a probe in a span of time, GB/s of processor time, and its share of that.
+
+    None with fewer than two reports.
+
+    Args:
+        lines: the file of the probe, whose last line may be incomplete.
+    """
+    reports = [[float(word) for word in line.split()] for line in lines.split("\n")[:-1]]
+    inside = [line for line in reports if begin_s <= line[0] <= end_s]
+    if len(inside) < 2:
+        return None
+    span_s, taken_s, moved = (b - a for a, b in zip(inside[0], inside[-1], strict=True))
+    return moved / taken_s / 1e9, taken_s / span_s
+
+
+def main(argv: list[str]) -> int:
+    """Move data until the process is ended."""
+    mib, path = int(argv[0]), Path(argv[1])
+    elements = max(BLOCK, mib * 2**20 // 16)
+    a, b, between = np.ones(elements), np.ones(elements), np.empty(BLOCK)
+    ends = range(BLOCK, elements + 1, BLOCK)
+    blocks = [(a[end - BLOCK : end], b[end - BLOCK : end]) for end in ends]
+    moved, due_s = 0, 0.0
+    with path.open("w", buffering=1) as file:
+        while True:
+            for of_a, of_b in blocks:
+                np.multiply(of_b, 0.5, out=between)
+                np.add(of_a, between, out=of_a)
+                moved += BLOCK * BYTES
+                now_s = time.time()
+                if now_s >= due_s:
+                    file.write(f"{now_s:.6f} {time.process_time():.6f} {moved}\n")
+                    due_s = now_s + TELL_S
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Mean turnarounds that no schedule of a stream of jobs can be below, even if all is known before.
+"""Lower bounds of the mean turnaround of a stream of jobs, of schedules with full foresight too.
 
 On n of its allowed sizes a job holds n nodes and does 1 / t(n) of itself a second. Let W be the
 least of n t(n) over these sizes, in node-seconds, and T the least of t(n). A job that does the
@@ -45,7 +45,7 @@ def turnaround_bound_s(specs: Sequence[JobSpec], nodes: int) -> float:
     Jobs that the cluster is too small for are left out, as they never start.
 
     Raises:
-        ValueError: the run time of a job is not known.
+        ValueError: a job has no run time.
     """
     return max(turnaround_bounds_s(specs, nodes).values())
 
@@ -72,11 +72,11 @@ def _least_work(spec: JobSpec, nodes: int) -> Work:
         if time_s is None:
             raise ValueError(f"expected a run time of job {spec.id} for a bound, got none")
         pairs.append((size * time_s, time_s))
-    return Work(spec.submit_s, min(each for each, _ in pairs), min(each for _, each in pairs))
+    return Work(spec.submit_s, min(node_s for node_s, _ in pairs), min(s for _, s in pairs))
 
 
 def _extreme_sizes(spec: JobSpec, nodes: int) -> Collection[int]:
-    """Return sizes among which those of the least n t(n) and of the least t(n) are.
+    """Return sizes that contain those of the least n t(n) and of the least t(n).
 
     Between two of them t(n) = a + b / n: it is monotone, and n t(n) linear.
     """
@@ -84,8 +84,8 @@ def _extreme_sizes(spec: JobSpec, nodes: int) -> Collection[int]:
         return (spec.preferred,)
     sizes = spec.sizes()
     largest = sizes[bisect_right(sizes, nodes) - 1]
-    known = () if spec.speedup is None else spec.speedup.nodes
-    return {sizes[0], largest, *(n for n in known if n <= nodes and n in sizes)}
+    stated = () if spec.speedup is None else spec.speedup.nodes
+    return {sizes[0], largest, *(n for n in stated if n <= nodes and n in sizes)}
 
 
 def alone(works: Sequence[Work]) -> float:
@@ -170,7 +170,7 @@ def mean_busy(works: Sequence[Work], nodes: int, speed: float = 1.0) -> float:
 
 
 class _End(NamedTuple):
-    """When a job is over, which of those that wait then is the next, and its mean busy time."""
+    """The end of a job, the next job among those that wait then, and its mean busy time."""
 
     end_s: float
     after: int | None

@@ -1,53 +1,350 @@
 """``rms reproduce chauhan``: jobs moved together at their optimal operating points, hosts off.
 
 LINPACK, STREAM and NPB on four nodes of twelve cores, with and without the algorithm of Chauhan et
-al. The paper says neither which jobs came when, nor what its nodes draw, nor what execution time
-is: jobs are drawn by lot, and :func:`chauhan` prints what each assumption decides. Its statements
-are in ``data/statements/chauhan.toml``; figures 8 to 12 are computed by the policies of rms.
+al. The paper does not state the jobs and their times, the power of its nodes, or the meaning of
+execution time: jobs are drawn by lot, and :func:`chauhan` prints the effect of each assumption. Its
+statements are in ``data/statements/chauhan.toml``; figures 8 to 12 are computed by the policies of
+rms.
 
-The paper migrates unmodified programs by checkpoints. Live, rms migrates only programs that use
-dmr: LINPACK, STREAM and NPB as they are cannot be moved, and run here as models only.
+Time and power of a program over frequency and voltage (its PET matrix): t(f) = a f_max / f + 1 - a
+with a part a bounded by arithmetic, and power above idle in proportion to V^2 f for its cores,
+without it for its memory. Everything that the paper leaves open is in ``data/chauhan.toml`` or a
+:class:`Unstated`.
+
+The paper migrates unmodified programs by checkpoints, so every job here can be migrated. Live, rms
+migrates only programs that use dmr: LINPACK, STREAM and NPB as they are cannot be moved, and run
+here as models only. Voltages are part of the study alone: cpufreq sets frequencies, and no part of
+rms lowers a voltage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from math import inf
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, ClassVar, NamedTuple
 
-import msgspec
+from msgspec import structs
 
 from rms.core.model.contention import Processors, SharedNode
-from rms.core.model.events import PowerOff, PowerOn, Resize, Start, Started
-from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
-from rms.core.policies import adjusted, named
+from rms.core.model.events import Decision, PowerOff, PowerOn, Resize
+from rms.core.model.jobs import JobId, JobSpec, Mode, Node, NodePower, Site
+from rms.core.model.speedup import OperatingPoint, Speedup
+from rms.core.policies import Policy, adjusted, named
 from rms.core.policies.node_power import Consolidate, Host, feasible, migrations
-from rms.core.rules.transition import apply, set_clocks, take
+from rms.core.policies.placement import Lowest, Placement
+from rms.core.rules.powercap import PowerBudget
+from rms.core.rules.transition import set_clocks
 from rms.core.state import State
+from rms.plots import Panel, draw_panels
 from rms.sim.simulator import Hooks, Simulation
-from rms.studies import statements
-from rms.studies.chauhan_model import (
-    WITH,
-    WITHOUT,
-    Data,
-    Outcome,
-    Variant,
-    Way,
-    levels,
-    matrix,
-    optimal,
-    own_voltages,
-    pet,
-    run,
-    site,
-    volts,
-)
+from rms.studies import experiment
+from rms.studies.experiment import Data, Result, StudyReport, tabulate
 from rms.wire.terminal import columns
 
-DATA = Path(__file__).parent / "data"
+# --- The model ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Unstated:
+    """Assumptions that the paper leaves open, where they differ from ``data/chauhan.toml``.
+
+    Attributes:
+        load, move_s, idle_w, boot_s: instead of those there, None for these.
+        spread: jobs start with one process on each host in turn, as in figure 8, else on the
+            lowest free cores.
+        linear: voltage in proportion to frequency.
+        once: all jobs come at once.
+        half: jobs are malleable, down to half their processes, with run times this much longer;
+            None for jobs that are moved only. Not in the paper.
+    """
+
+    load: float | None = None
+    move_s: float | None = None
+    idle_w: float | None = None
+    boot_s: float | None = None
+    spread: bool = True
+    linear: bool = False
+    once: bool = False
+    half: float | None = None
+
+
+@dataclass(frozen=True)
+class Way:
+    """The parts of the algorithm that are used.
+
+    Attributes:
+        off: idle nodes are powered off.
+        move: jobs are moved together.
+        slowdown: each job at its optimal operating point, of those at which it is no slower; None
+            for the highest frequency.
+        undervolt: of the voltages of a frequency the one with least energy, not its own.
+    """
+
+    off: bool = False
+    move: bool = False
+    slowdown: float | None = None
+    undervolt: bool = False
+
+
+WITHOUT = Way()
+WITH = Way(off=True, move=True, slowdown=inf)
+
+
+@dataclass(frozen=True)
+class StreamOutcome:
+    """The outcome of one stream of jobs.
+
+    Attributes:
+        makespan_s: from the first submission to the last end.
+        run_s, wait_s: of all jobs, summed.
+        energy_j: of the cluster in that time.
+        moves, boots: numbers of jobs moved or narrowed, and of hosts booted.
+        power: times at which the power of the cluster changes, and the power from each on.
+    """
+
+    makespan_s: float
+    run_s: float
+    wait_s: float
+    energy_j: float
+    moves: int
+    boots: int
+    power: tuple[tuple[float, float], ...] = ()
+
+
+class Cell(NamedTuple):
+    """A cell of a PET matrix (figures 2 to 7), of a node with all cores busy.
+
+    Attributes:
+        ghz, vid: frequency and voltage identification.
+        time, power, energy: run time, power above idle and energy of the node, over those at the
+            highest frequency and its own voltage.
+    """
+
+    ghz: float
+    vid: int
+    time: float
+    power: float
+    energy: float
+
+
+def volts(data: Data, vid: int) -> float:
+    """Return the voltage of a VID."""
+    base, step = data["volts"]
+    return float(base + step * vid)
+
+
+def levels(
+    data: Data, variant: Unstated, *, undervolt: bool = False
+) -> tuple[tuple[float, float], ...]:
+    """Return frequencies (GHz) and voltages (V), rising.
+
+    Args:
+        undervolt: each frequency at the lowest VID, else at its own.
+    """
+    if variant.linear:
+        return tuple((ghz, ghz / data["levels"][-1][0]) for ghz, _ in data["levels"])
+    lowest = min(vid for _, vid in data["levels"])
+    return tuple((ghz, volts(data, lowest if undervolt else vid)) for ghz, vid in data["levels"])
+
+
+def point(
+    program: Mapping[str, float], ghz: float, volt: float, top: tuple[float, float]
+) -> OperatingPoint:
+    """Return time and power of a program at a frequency and voltage, over those at ``top``."""
+    part, cores_w, memory_w = (program[key] for key in ("arithmetic", "cores_w", "memory_w"))
+    return OperatingPoint(
+        ghz,
+        part * top[0] / ghz + 1.0 - part,
+        (cores_w * (volt / top[1]) ** 2 * ghz / top[0] + memory_w) / (cores_w + memory_w),
+    )
+
+
+def pet(
+    program: Mapping[str, float], rising: tuple[tuple[float, float], ...]
+) -> tuple[OperatingPoint, ...]:
+    """Return time and power of a program over frequency.
+
+    Args:
+        rising: frequencies and voltages, see :func:`levels`.
+    """
+    return tuple(point(program, ghz, volt, rising[-1]) for ghz, volt in rising)
+
+
+def matrix(data: Data, program: Mapping[str, float]) -> list[Cell]:
+    """Return the PET matrix: each frequency at its own VID and at all lower ones (section III-A).
+
+    The time of a program does not depend on the voltage.
+    """
+    top = levels(data, Unstated())[-1]
+    idle_w, above_w = data["node"]["idle_w"], program["cores_w"] + program["memory_w"]
+    lowest = min(vid for _, vid in data["levels"])
+    cells = []
+    for ghz, own in data["levels"]:
+        for vid in range(lowest, own + 1):
+            row = point(program, ghz, volts(data, vid), top)
+            energy = row.time * (idle_w + above_w * row.power) / (idle_w + above_w)
+            cells.append(Cell(ghz, vid, row.time, row.power, energy))
+    return cells
+
+
+def own_voltages(data: Data, cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells at which each frequency has its own VID, rising."""
+    own = {(ghz, vid) for ghz, vid in data["levels"]}
+    return [cell for cell in cells if (cell.ghz, cell.vid) in own]
+
+
+def optimal(cells: Sequence[Cell]) -> Cell:
+    """Return the optimal operating point: least energy, of equals the highest frequency."""
+    return min(cells, key=lambda cell: (cell.energy, -cell.ghz))
+
+
+def site(data: Data, variant: Unstated, *, undervolt: bool = False) -> Site:
+    """Return the cluster: cores are slots of hosts with a frequency each."""
+    node, hosts = data["node"], data["nodes"]
+    idle_w = node["idle_w"] if variant.idle_w is None else variant.idle_w
+    boot_s = node["boot_s"] if variant.boot_s is None else variant.boot_s
+    power = NodePower(idle_w, off_w=node["off_w"], boot_s=boot_s, boot_j=boot_s * idle_w)
+    return Site(
+        hosts * data["cores"],
+        (power,) * hosts,
+        shared=(SharedNode(inf, (Processors(data["cores"]),)),) * hosts,
+        levels=levels(data, variant, undervolt=undervolt),
+    )
+
+
+def jobs(data: Data, variant: Unstated, seed: int, *, undervolt: bool = False) -> list[JobSpec]:
+    """Return a stream of jobs by lot; the same with and without the algorithm."""
+    stream, random = data["stream"], Random(seed)
+    rising, names = levels(data, variant, undervolt=undervolt), list(data["programs"])
+    lower = (rising[-1][1] / levels(data, variant)[-1][1]) ** 2
+    other = [name for name in names if name.startswith("npb")]
+    low_s, high_s = stream["run_s"]
+    load = stream["load"] if variant.load is None else variant.load
+    move_s = stream["move_s"] if variant.move_s is None else variant.move_s
+    idle_w = data["node"]["idle_w"] if variant.idle_w is None else variant.idle_w
+    mean_size = sum(stream["sizes"]) / len(stream["sizes"])
+    every_s = mean_size * 0.5 * (low_s + high_s) / (load * data["nodes"] * data["cores"])
+    half = variant.half or 2.0
+    at_s, specs = 0.0, []
+    for number in range(1, stream["jobs"] + 1):
+        kind = random.choice(("linpack", "stream", "npb"))
+        name = random.choice(other) if kind == "npb" else kind
+        size, run_s = random.choice(stream["sizes"]), random.uniform(low_s, high_s)
+        program = dict(data["programs"][name])
+        program["cores_w"] *= lower
+        busy_w = idle_w + program["cores_w"] + program["memory_w"]
+        specs.append(
+            experiment.job(
+                number,
+                size,
+                0.0 if variant.once else at_s,
+                Mode.MALLEABLE,
+                size // 2 if variant.half else None,
+                speedup=Speedup(
+                    (size // 2, size), (half * run_s, run_s), (busy_w,) * 2, interpolate=True
+                ),
+                limit_s=2.0 * run_s,
+                resize_every_s=stream["look_s"],
+                resize_price_s=move_s,
+                operating_points=pet(program, rising),
+            )
+        )
+        at_s += random.expovariate(1.0 / every_s)
+    return specs
+
+
+class _Spread(Lowest):
+    """Free slots, one of each host in turn; of hosts that are off last."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
+        turn: dict[int, int] = {}
+        order: list[tuple[bool, int, Node]] = []
+        asleep, host = set(state.asleep), state.site.host
+        for node in state.free_nodes():
+            at = turn[host[node]] = turn.get(host[node], 0) + 1
+            order.append((node in asleep, at, node))
+        self._nodes = iter([node for _, _, node in sorted(order)])
+
+
+class _Starts(Placement):
+    """A placement that starts jobs spread out, and moves them as another does."""
+
+    shared: ClassVar[bool] = True
+    migrates: ClassVar[bool] = True
+
+    def __init__(self, other: Placement) -> None:
+        self._other = other
+
+    def __call__(self, state: State) -> Lowest:
+        return _Spread(state)
+
+    def migrations(
+        self,
+        state: State,
+        free: Sequence[Node],
+        decided: Sequence[Decision],
+        budget: PowerBudget | None,
+    ) -> list[Resize]:
+        return self._other.migrations(state, free, decided, budget)
+
+
+def policy(way: Way, variant: Unstated) -> Policy:
+    """Return EASY with the parts of the algorithm that are used."""
+    parts: dict[str, dict[str, Any]] = {}
+    if way.off:
+        parts["node_power"] = {"part": "off-when-idle"}
+    if way.move:
+        parts["placement"] = {"part": "consolidate", "narrow": variant.half is not None}
+    if way.slowdown is not None:
+        parts["frequency"] = {"part": "optimal-operating-point", "slowdown": way.slowdown}
+    made = adjusted(named("easy"), **parts)
+    return replace(made, placement=_Starts(made.placement)) if variant.spread else made
+
+
+def run(data: Data, way: Way, variant: Unstated, seed: int) -> StreamOutcome:
+    """Run a stream of jobs to its end."""
+    specs = jobs(data, variant, seed, undervolt=way.undervolt)
+    if not way.move:  # the policy uses no resize points
+        specs = [structs.replace(spec, mode=Mode.FIXED) for spec in specs]
+    drawn_w: list[tuple[float, float]] = []
+
+    def look(simulation: Simulation) -> None:
+        simulation.ledger.follow(simulation.engine.state)
+        watts = simulation.ledger.power_w
+        if not drawn_w or drawn_w[-1][1] != watts:
+            drawn_w.append((simulation.engine.state.now_s, watts))
+
+    hooks = Hooks(record=True, observer=look)
+    where = site(data, variant, undervolt=way.undervolt)
+    simulation = Simulation(specs, where, policy(way, variant), hooks=hooks)
+    simulation.run()
+    ledger, state = simulation.ledger, simulation.engine.state
+    ledger.check()
+    spans = experiment.job_times(simulation)
+    assert len(spans) == len(specs) and not state.pending
+    return StreamOutcome(
+        makespan_s=max(span.end_s for span in spans),
+        run_s=sum(span.run_s for span in spans),
+        wait_s=sum(span.wait_s for span in spans),
+        energy_j=ledger.cluster_j,
+        moves=simulation.resized,
+        boots=sum(
+            len({state.site.host[node] for node in each.nodes})
+            for _, each in simulation.decisions
+            if isinstance(each, PowerOn)
+        ),
+        power=tuple(drawn_w),
+    )
+
+
+# --- The study ------------------------------------------------------------------------------------
+
 WAYS = {
     "hosts off when idle": Way(off=True),
     "operating points": Way(slowdown=inf),
@@ -59,18 +356,18 @@ WAYS = {
 }
 LOADS = (0.25, 0.3, 0.4, 0.5, 0.55, 0.6, 0.7, 0.75, 0.9)
 VARIANTS = {
-    "as above": Variant(),
-    "all jobs come at once": Variant(once=True),
-    "jobs start on the lowest free cores": Variant(spread=False),
-    "nodes draw 60 W idle": Variant(idle_w=60.0),
-    "nodes draw 150 W idle": Variant(idle_w=150.0),
-    "a boot takes 60 s": Variant(boot_s=60.0),
-    "a boot takes 600 s": Variant(boot_s=600.0),
-    "a migration takes no time": Variant(move_s=0.0),
-    "a migration takes 120 s": Variant(move_s=120.0),
-    "voltage in proportion to frequency": Variant(linear=True),
-    "malleable jobs narrowed too (ours)": Variant(half=2.0),
-    "the same, half the cores take 1.5 times": Variant(half=1.5),
+    "as above": Unstated(),
+    "all jobs come at once": Unstated(once=True),
+    "jobs start on the lowest free cores": Unstated(spread=False),
+    "nodes draw 60 W idle": Unstated(idle_w=60.0),
+    "nodes draw 150 W idle": Unstated(idle_w=150.0),
+    "a boot takes 60 s": Unstated(boot_s=60.0),
+    "a boot takes 600 s": Unstated(boot_s=600.0),
+    "a migration takes no time": Unstated(move_s=0.0),
+    "a migration takes 120 s": Unstated(move_s=120.0),
+    "voltage in proportion to frequency": Unstated(linear=True),
+    "malleable jobs narrowed too (ours)": Unstated(half=2.0),
+    "the same, half the cores take 1.5 times": Unstated(half=1.5),
 }
 BOUNDS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.5)
 COLUMNS = ("saved_pct", "longer_pct", "makespan_pct", "turnaround_pct")
@@ -90,82 +387,66 @@ NOTES = (
 )
 
 
-def read() -> Data:
-    """Return the settings of the study."""
-    data: dict[str, Any] = msgspec.toml.decode((DATA / "chauhan.toml").read_bytes())
-    return data
-
-
-def chauhan(figures: Path | None) -> tuple[dict[str, Any], list[str], bool]:
+def chauhan(figures: Path | None) -> Result:
     """Run the study.
 
     Args:
-        figures: folder for its figures, or None.
-
-    Returns:
-        Its JSON, its lines, and whether every statement has its recorded status and all that
-        must hold does.
+        figures: folder of its figures, or None.
     """
-    data = read()
+    data = experiment.settings("chauhan")
     seeds = range(1, data["stream"]["seeds"] + 1)
 
     @cache
-    def runs(way: Way, variant: Variant) -> list[Outcome]:
+    def runs(way: Way, variant: Unstated) -> list[StreamOutcome]:
         return [run(data, way, variant, seed) for seed in seeds]
 
-    def against(way: Way, variant: Variant) -> dict[str, float]:
+    def against(way: Way, variant: Unstated) -> dict[str, float]:
         return compared(runs(WITHOUT, variant), runs(way, variant))
 
-    usual = Variant()
+    usual = Unstated()
     ways = {name: against(way, usual) for name, way in WAYS.items()}
     loads = by_load(data)
     tried = {name: against(WITH, variant) for name, variant in VARIANTS.items()}
     curve = {bound: against(Way(True, True, bound), usual) for bound in BOUNDS}
     points = {name: _best(data, name) for name in data["programs"]}
     values = computed(data, loads)
-    stated = statements.statements("chauhan")
-    table, wrong = statements.compare(stated, values)
-    _note_loads(table, loads)
-    wrong += _must_hold(ways, [*tried.values(), *curve.values(), *loads.values()])
+    report = StudyReport("chauhan", values)
+    report.wrong += _must_hold(ways, [*tried.values(), *curve.values(), *loads.values()])
+    _note_loads(report.rows, loads)
+    keys = {"saved": "saved_pct", "longer": "longer_pct"}
     paper = {
-        column: each.paper
-        for each in stated
-        for column, key in (("saved_pct", "saved"), ("longer_pct", "longer"))
-        if each.key == key and isinstance(each.paper, float)
+        keys[statement.key]: statement.paper
+        for statement in experiment.statements("chauhan")
+        if statement.key in keys and isinstance(statement.paper, float)
     }
     rows = [
-        {"case": "4 nodes", "mode": name, "values": _values(paper, name, ours)}
+        experiment.row("4 nodes", name, ours, paper if name == "the algorithm" else None)
         for name, ours in ways.items()
     ]
-    lines = [
-        *statements.table(table),
-        *wrong,
-        "",
-        "The algorithm against EASY at 2.4 GHz on nodes that are always on, by load (work that "
-        "comes over what the cores can do);",
-        f"{data['stream']['load']:g} is the load of all other tables, a choice of ours: the paper "
-        "states none",
-        *_table("load", {"paper": paper, **{f"{load:g}": row for load, row in loads.items()}}),
-        "",
-        f"{len(seeds)} streams of {data['stream']['jobs']} jobs (seeds 1 to {len(seeds)}), energy "
-        "and times against EASY at 2.4 GHz on nodes that are always on",
-        *_table("", {"paper": paper, **ways}),
-        "",
-        "Optimal operating points of a node with all cores busy: at each frequency's own voltage, "
-        "and of all voltages",
-        *_points(points),
-        "",
-        *_print_matrix(data),
-        "",
-        *_table("what the algorithm brings, assumed", tried),
-        "",
-        *_table("slowdown at most", {f"{bound:g}": row for bound, row in curve.items()}),
-        "",
-        *NOTES,
+    parts = [
+        [
+            "The algorithm against EASY at 2.4 GHz on nodes that are always on, by load (work that "
+            "comes over what the cores can do);",
+            f"{data['stream']['load']:g} is the load of all other tables, a choice of ours: the "
+            "paper states none",
+            *_table("load", {"paper": paper, **{f"{load:g}": row for load, row in loads.items()}}),
+        ],
+        [
+            f"{len(seeds)} streams of {data['stream']['jobs']} jobs (seeds 1 to {len(seeds)}), "
+            "energy and times against EASY at 2.4 GHz on nodes that are always on",
+            *_table("", {"paper": paper, **ways}),
+        ],
+        [
+            "Optimal operating points of a node with all cores busy: at each frequency's own "
+            "voltage, and of all voltages",
+            *_points(points),
+        ],
+        _print_matrix(data),
+        _table("what the algorithm brings, assumed", tried),
+        _table("slowdown at most", {f"{bound:g}": row for bound, row in curve.items()}),
+        NOTES,
     ]
     result = {
-        "experiment": "chauhan",
-        "statements": table,
         "values": values,
         "seeds": list(seeds),
         "rows": rows,
@@ -178,25 +459,24 @@ def chauhan(figures: Path | None) -> tuple[dict[str, Any], list[str], bool]:
         "sensitivity": [{"assumed": name, **row} for name, row in tried.items()],
         "curve": [{"slowdown": bound, **row} for bound, row in curve.items()],
         "notes": NOTES,
-        "wrong": wrong,
     }
-    if figures is not None:
-        linear = {bound: against(Way(True, True, bound), Variant(linear=True)) for bound in BOUNDS}
-        _draw(figures, data, {"as assumed": curve, "voltage as frequency": linear})
-        lines.append(f"figures in {figures}")
-    return result, lines, not wrong
+
+    def draw(folder: Path) -> None:
+        linear = {bound: against(Way(True, True, bound), Unstated(linear=True)) for bound in BOUNDS}
+        _draw(folder, data, {"as assumed": curve, "voltage as frequency": linear})
+
+    return report.result(result, parts, draw, figures)
 
 
-# ---------------------------------------------------------------------------------------------
-# The values of the statements
+# --- Values of the statements ---------------------------------------------------------------------
 
 
 def by_load(data: Data) -> dict[float, dict[str, float]]:
-    """Return what the algorithm brings by load, that of the study among them."""
+    """Return the effects of the algorithm by load, that of the study among them."""
     seeds = range(1, data["stream"]["seeds"] + 1)
     results = {}
     for load in sorted({*LOADS, data["stream"]["load"]}):
-        variant = Variant(load=load)
+        variant = Unstated(load=load)
         without, outcomes = (
             [run(data, way, variant, seed) for seed in seeds] for way in (WITHOUT, WITH)
         )
@@ -208,10 +488,10 @@ def computed(data: Data, loads: Mapping[float, Mapping[str, float]]) -> dict[str
     """Return the values of all statements by key.
 
     Args:
-        loads: what the algorithm brings by load, see :func:`by_load`.
+        loads: the effects of the algorithm by load, see :func:`by_load`.
     """
-    where, algorithm = site(data, Variant()), loads[data["stream"]["load"]]
-    rising = levels(data, Variant())
+    where, algorithm = site(data, Unstated()), loads[data["stream"]["load"]]
+    rising = levels(data, Unstated())
     low, high = min(loads), max(loads)
     return {
         "nodes": float(len(where.power)),
@@ -275,7 +555,7 @@ def _square(data: Data) -> dict[str, float]:
 
 
 def _over_voltage(data: Data, name: str) -> dict[str, float]:
-    """Return what figures 2 to 7 say of a program, by two readings of their VIDs.
+    """Return the values of figures 2 to 7 for a program, by two readings of their VIDs.
 
     As voltages: the highest frequency at its own VID over the same at the lowest VID, and at the
     lowest VID the largest value over all frequencies over the least. As clocks (1.596 GHz is 12
@@ -302,14 +582,12 @@ def _over_voltage(data: Data, name: str) -> dict[str, float]:
 
 def _only_moved(name: str, size: int, run_s: float = 1000.0, at_s: float = 0.0) -> JobSpec:
     """Return a job of one size that can be moved."""
-    return JobSpec(
-        JobId(name),
+    return experiment.job(
+        name,
+        size,
         at_s,
-        size,
-        size,
-        size,
         Mode.MALLEABLE,
-        Speedup(law=(run_s * size, 0.0)),
+        speedup=Speedup(law=(run_s * size, 0.0)),
         limit_s=run_s,
         resize_every_s=5.0,
         resize_price_s=1.0,
@@ -324,20 +602,11 @@ def _example_site(hosts: int, cores: int, rising: Sequence[tuple[float, float]] 
     return Site(hosts * cores, (_EXAMPLE_POWER,) * hosts, shared=nodes, levels=tuple(rising))
 
 
-def _placed(where: Site, *placed: tuple[JobSpec, Sequence[int]]) -> State:
-    """Return a state in which jobs run on these cores."""
-    state = State(where)
-    for spec, nodes in placed:
-        state.enqueue(Job(spec))
-        take(state, Start(spec.id, tuple(map(Node, nodes)), ""))
-        apply(state, Started(state.now_s, spec.id))
-    return state
-
-
 def _figure_8() -> dict[str, float]:
-    """Return where the job of four processes is after the migration, and idle nodes."""
+    """Return the place of the job of four processes after the migration, and idle nodes."""
     four, other = _only_moved("2", 4), _only_moved("1", 4)
-    state = _placed(_example_site(2, 8), (other, (0, 1, 2, 3)), (four, (4, 5, 8, 9)))
+    jobs_ = (other, (0, 1, 2, 3)), (four, (4, 5, 8, 9))
+    state = experiment.running(_example_site(2, 8), jobs_)
     after = {job.spec.id: job.nodes for job in state.running.values()}
     for each in Consolidate().migrations(state, state.free, (), None):
         after[each.job] = each.nodes
@@ -364,7 +633,7 @@ def _pairs(*hosts: Host) -> list[tuple[int, int]]:
 
 
 def _figure_9() -> dict[str, float]:
-    """Return which nodes figure 9 empties; nodes are numbered from 1 (its text has no example)."""
+    """Return the nodes that figure 9 empties, numbered from 1 (its text has no example)."""
     first = _pairs(_host(1, 0, 6), _host(2, 2, 4), _host(3, 4, 2), _host(4, 5, 1))
     chain = _pairs(_host(1, 3, 3), _host(2, 4, 2), _host(3, 5, 1))
     return {
@@ -376,7 +645,7 @@ def _figure_9() -> dict[str, float]:
 
 
 def _figure_10() -> dict[str, float]:
-    """Return which pairs figure 10 selects, and the clock of a node that takes a faster job."""
+    """Return the pairs that figure 10 selects, and the clock of a node that takes a faster job."""
 
     def pair(bottom: Host, *others: Host) -> tuple[float, float]:
         selected = feasible(bottom, others)
@@ -386,10 +655,8 @@ def _figure_10() -> dict[str, float]:
     back = pair(_host(4, 4, 2, 0.6, movable=False), full, _host(1, 1, 4, 0.9))
     rising = ((1.0, 0.5), (2.0, 1.0))
     points = tuple(pet({"arithmetic": 0.5, "cores_w": 1.0, "memory_w": 1.0}, rising))
-    slow, fast = (
-        msgspec.structs.replace(_only_moved(name, 1), operating_points=points) for name in "12"
-    )
-    state = _placed(_example_site(1, 2, rising), (slow, (0,)), (fast, (1,)))
+    slow, fast = (structs.replace(_only_moved(name, 1), operating_points=points) for name in "12")
+    state = experiment.running(_example_site(1, 2, rising), ((slow, (0,)), (fast, (1,))))
     for name, asked in (("1", 0.5), ("2", 1.0)):
         state.running[JobId(name)].asked = (asked,)
     set_clocks(state)
@@ -420,7 +687,7 @@ def _figure_11(model: NodePower) -> dict[str, float]:
 
 
 def _figure_12() -> dict[str, float]:
-    """Return when nodes are switched and jobs moved in an example on two nodes of four cores.
+    """Return the times of switches and migrations in an example on two nodes of four cores.
 
     Job 2 ends at 50 s: job 3 moves to the first node, the second goes off until job 4 comes at
     400 s. A migration takes 1 s, a boot 20 s.
@@ -451,12 +718,13 @@ def _figure_12() -> dict[str, float]:
     }
 
 
-# ---------------------------------------------------------------------------------------------
-# What the algorithm brings
+# --- What the algorithm brings --------------------------------------------------------------------
 
 
-def compared(without: Sequence[Outcome], outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Return what all streams need more or less than without, in per cent, and the counts.
+def compared(
+    without: Sequence[StreamOutcome], outcomes: Sequence[StreamOutcome]
+) -> dict[str, float]:
+    """Return the differences of all streams from those without, in per cent, and the counts.
 
     ``saved_low_pct`` and ``saved_high_pct`` are the least and the most that one stream saves.
     """
@@ -483,18 +751,8 @@ def compared(without: Sequence[Outcome], outcomes: Sequence[Outcome]) -> dict[st
     }
 
 
-def _values(
-    paper: Mapping[str, float], name: str, ours: Mapping[str, float]
-) -> dict[str, dict[str, Any]]:
-    """Return the columns of a row; the paper has values of the whole algorithm only."""
-    published = paper if name == "the algorithm" else {}
-    return {
-        column: statements.column_of(published.get(column), value) for column, value in ours.items()
-    }
-
-
 def _best(data: Data, name: str) -> dict[str, float]:
-    """Return where a full node needs least energy for a program, and what that costs."""
+    """Return the point of least energy of a full node for a program, and its costs."""
     cells = matrix(data, data["programs"][name])
     best, lower = optimal(own_voltages(data, cells)), optimal(cells)
     return {
@@ -512,7 +770,7 @@ def _best(data: Data, name: str) -> dict[str, float]:
 def _must_hold(
     ways: Mapping[str, Mapping[str, float]], tried: Sequence[Mapping[str, float]]
 ) -> list[str]:
-    """Return what must hold whatever the paper leaves open, and does not."""
+    """Return a sentence for each violated invariant, which holds under all assumptions."""
     wrong = []
     parts = "hosts off when idle", "hosts off, jobs moved", "the algorithm"
     for part, name in pairwise(parts):
@@ -539,24 +797,16 @@ def _table(title: str, rows: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def _points(points: Mapping[str, Mapping[str, float]]) -> list[str]:
-    cells = [
-        [
-            name,
-            *(
-                text
-                for of in ("", "undervolted_")
-                for text in (
-                    f"{row[of + 'ghz']:.3f}",
-                    f"{row[of + 'vid']:.0f}",
-                    f"{row[of + 'time_pct']:+.1f} %",
-                    f"{row[of + 'energy_pct']:+.1f} %",
-                )
-            ),
+    rows = [{"name": name, **point} for name, point in points.items()]
+    columns_ = [("", "{name}")]
+    for title, of in (("", ""), (", any VID", "undervolted_")):
+        columns_ += [
+            ("GHz" + title, f"{{{of}ghz:.3f}}"),
+            ("VID" + title, f"{{{of}vid:.0f}}"),
+            ("time" + title, f"{{{of}time_pct:+.1f}} %"),
+            ("energy" + title, f"{{{of}energy_pct:+.1f}} %"),
         ]
-        for name, row in points.items()
-    ]
-    heads = ("GHz", "VID", "time", "energy")
-    return columns(("", *heads, *(f"{head}, any VID" for head in heads)), cells)
+    return tabulate(rows, *columns_)
 
 
 def _print_matrix(data: Data) -> list[str]:
@@ -591,11 +841,9 @@ def _draw(
     folder: Path, data: Data, curves: Mapping[str, Mapping[float, Mapping[str, float]]]
 ) -> None:
     """Draw figure 13 (power over time), figures 2 and 5 (energy over frequency), and the curve."""
-    from rms.plots import Panel, draw_panels
-
     power = {}
     for name, way in (("without", WITHOUT), ("with", WITH)):
-        drawn = run(data, way, Variant(), 1).power
+        drawn = run(data, way, Unstated(), 1).power
         times = [at_s / 3600.0 for at_s, _ in drawn for _ in (0, 1)][1:]
         power[name] = times, [watts for _, watts in drawn for _ in (0, 1)][:-1]
     draw_panels([Panel("power (W)", power, "h")], folder / "figure-13.png", "Stream 1", 1)

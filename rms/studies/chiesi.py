@@ -3,13 +3,22 @@
 Ten workloads of 1,000 one-GPU jobs on four nodes of four GPUs, with and without knowledge of
 power, under several caps. The paper gives neither its Markov chain nor durations; those of
 ``data/chiesi.toml`` are not fitted to its results, and most of its ranges are missed
-(``data/statements/chiesi.toml``). :func:`bounds` derives by arithmetic what no workload can meet,
-:func:`variants` varies the assumptions. M. Chiesi, L. Vanzolini, C. Mucci, E. Franchi Scarselli,
-R. Guerrieri: "Power-Aware Job Scheduling on Heterogeneous Multicore Architectures".
+(``data/statements/chiesi.toml``). :func:`bounds` derives by arithmetic the values that no workload
+can meet, :func:`variants` varies the assumptions. M. Chiesi, L. Vanzolini, C. Mucci, E. Franchi
+Scarselli, R. Guerrieri: "Power-Aware Job Scheduling on Heterogeneous Multicore Architectures".
+
+:class:`PowerSlot` is the paper's placement, nodes under a power cap, and a part of the policies
+``p-fifo`` and ``p-bff``. A node counts with its idle power and the power of each job on it, all the
+time (equation 1): the power stated for the job, else the peak of its profile, else the power of a
+busy slot by the node's model. Tasks with kernels count as the latter. A job may start where that
+stays at or below the cap; of such nodes the one with the smallest power slot left takes it, so that
+the largest stays free for a more demanding job (figure 2). Equations 3 and 4 are printed with
+their inequalities reversed.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,33 +26,214 @@ from math import exp, inf
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from rms.core.model.events import Start, Started
-from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site
+from rms.core.model.jobs import Job, JobSpec, Node, NodePower, Site
 from rms.core.policies import adjusted, named
-from rms.core.policies.power_slot import PowerSlot
-from rms.core.rules.transition import apply, take
-from rms.core.state import State
+from rms.core.policies.placement import Placement, Room
+from rms.core.state import TASK, State
+from rms.plots import lines as draw_lines
 from rms.sim.simulator import Hooks, Simulation
-from rms.studies import statements
+from rms.studies import experiment
+from rms.studies.experiment import Data, Result, StudyReport, tabulate
 from rms.wire.terminal import columns
 
-DATA = Path(__file__).parent / "data"
 POLICIES = ("p-fifo", "p-bff")
 INDICES = ("PR", "T", "E", "MD")
 NEAR = 5e-2
-"""Half the last digit of table 3, in per cent: how far outside a rounded range a mean counts in."""
+"""Half the last digit of table 3, in per cent: a mean as near to a range counts as inside."""
 
-Data = Mapping[str, Any]
 Profile = Sequence[tuple[float, float]]
 """Parts of a job one after the other: (share of the run time, share of the job's power)."""
 
 
+# --- The paper's placement: policies p-fifo and p-bff ---------------------------------------------
+
+
+class PowerRoom(Room):
+    """Free slots during one pass, and the power of each node or rack by equation 1."""
+
+    __slots__ = (
+        "_cap_w",
+        "_domain",
+        "_free",
+        "_host",
+        "_order",
+        "_refused_w",
+        "_shares",
+        "_watts",
+        "free",
+        "passed",
+    )
+
+    free: int
+    passed: int
+
+    def __init__(self, state: State, cap_w: float, per: str) -> None:
+        site = state.site
+        self._host, self._domain = _hosts(site), _domains(site, per)
+        self._cap_w, self.free, self.passed = cap_w, state.free_count, 0
+        self._watts, self._shares = _idle_w(site, self._domain), _Shares(site)
+        for job in state.running.values():
+            shares = self._shares.of(job.spec, len(job.held))
+            for node in job.held:
+                host = self._host[node]
+                self._watts[self._domain[host]] += shares[self._shares.kind[host]]
+        if state.lent:
+            shares = self._shares.of(TASK, 1)
+            for node, owner in state.lent.items():
+                host = self._host[node]
+                self._watts[self._domain[host]] += bool(owner) * shares[self._shares.kind[host]]
+        self._free: list[list[Node]] = [[] for _ in self._domain]
+        for node in state.free_nodes():
+            self._free[self._host[node]].append(node)
+        # Of hosts with the same power slot the last one takes a job: those that are off come first.
+        asleep = {self._host[node] for node in state.asleep}
+        self._order = sorted(range(len(self._free)), key=lambda host: host not in asleep)
+        self._refused_w = inf
+
+    def fits(self, job: Job, size: int) -> bool:
+        """Return whether the job may start now: slots are free where its power fits."""
+        shares = self._shares.of(job.spec, size)
+        if size > self.free or min(shares) >= self._refused_w:
+            return False
+        if size == 1:
+            fitting = self._select(shares) is not None
+        else:
+            before = list(self._watts), [list(nodes) for nodes in self._free], self.free
+            fitting = len(self._take(shares, size)) == size
+            self._watts, self._free, self.free = before
+        if not fitting and size == 1:
+            self._refused_w = max(shares)  # nor does any job with more on every node
+        return fitting
+
+    def place(self, job: Job, size: int) -> tuple[Node, ...]:
+        """Take slots for a job that fits."""
+        return tuple(self._take(self._shares.of(job.spec, size), size))
+
+    def resize(self, job: Job, size: int) -> tuple[Node, ...]:
+        """Return the slots of a job at its new size, its present ones first.
+
+        They are the present ones where the cap leaves too few.
+        """
+        have = job.nodes
+        if size <= len(have):
+            return have[:size]
+        shares, more = self._shares.of(job.spec, size), size - len(have)
+        before = list(self._watts), [list(nodes) for nodes in self._free], self.free
+        added = self._take(shares, more)
+        if len(added) < more:
+            self._watts, self._free, self.free = before
+            return have
+        return (*have, *added)
+
+    def _take(self, shares: Sequence[float], size: int) -> list[Node]:
+        nodes: list[Node] = []
+        while len(nodes) < size and (host := self._select(shares)) is not None:
+            nodes.append(self._free[host].pop(0))
+            self._watts[self._domain[host]] += shares[self._shares.kind[host]]
+            self.free -= 1
+        return nodes
+
+    def _select(self, shares: Sequence[float]) -> int | None:
+        """Return the node with the smallest power slot that is not negative (figure 2)."""
+        selected, least, kind = None, self._cap_w, self._shares.kind
+        for host in self._order:
+            nodes = self._free[host]
+            slot = self._cap_w - self._watts[self._domain[host]] - shares[kind[host]]
+            if nodes and 0.0 <= slot <= least:
+                selected, least = host, slot
+        return selected
+
+
+class PowerSlot(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The node with the smallest power slot left.
+
+    Attributes:
+        cap_w: power that no node (or rack) may pass.
+        per: whether the cap is that of each ``node`` or of each ``rack``.
+        shared: a daemon gives slots one by one, so that jobs share nodes, as the paper has it;
+            else, and on a cluster whose nodes are given whole, each node has one job.
+    """
+
+    cap_w: float
+    per: Literal["node", "rack"] = "node"
+    shared: bool = False
+
+    pooled: ClassVar[bool] = False
+    caps_nodes: ClassVar[bool] = True
+
+    def refusal(self, site: Site, spec: JobSpec) -> str | None:
+        """Return the reason why a job can never start: its power alone passes the cap."""
+        size = spec.sizes()[-1] if spec.mode.any_start else spec.preferred
+        domain, shares = _domains(site, self.per), _Shares(site)
+        idle_w, own_w = _idle_w(site, domain), shares.of(spec, size)
+        least_w, adds_w = min(
+            (idle_w[at] + own_w[shares.kind[host]], own_w[shares.kind[host]])
+            for host, at in enumerate(domain)
+        )
+        if least_w <= self.cap_w:
+            return None
+        added = f"adds {adds_w:g} W to an idle {self.per}: {least_w:g} W"
+        return f"{added}, the cap is {self.cap_w:g} W"
+
+    def __call__(self, state: State) -> PowerRoom:
+        """Open the room of a pass."""
+        return PowerRoom(state, self.cap_w, self.per)
+
+
+class _Shares:
+    """The power that jobs add to each of their slots by equation 1, on hosts of each kind.
+
+    That is the power stated for a job, shared out; else the peak of its measured profile, or the
+    power above idle of a busy slot by the power model (:meth:`NodePower.slot_peak_w`).
+
+    Attributes:
+        kind: number of the kind of each host: hosts of one kind have the same power model and as
+            many slots.
+    """
+
+    def __init__(self, site: Site) -> None:
+        slots, kinds = Counter(_hosts(site)), dict[tuple[NodePower, int], int]()
+        self.kind = [
+            kinds.setdefault((model, max(1, slots[host])), len(kinds))
+            for host, model in enumerate(site.models)
+        ]
+        self._kinds = list(kinds)
+
+    def of(self, spec: JobSpec, size: int) -> list[float]:
+        """Return the power that a job adds to each of its ``size`` slots, by kind of host, W."""
+        if spec.power_w is not None:
+            return [spec.power_w / max(1, size)] * len(self._kinds)
+        return [model.slot_peak_w(spec, max(1, size), slots) for model, slots in self._kinds]
+
+
+def _hosts(site: Site) -> Sequence[int]:
+    """Return the host of each slot."""
+    return site.host or range(site.nodes)
+
+
+def _domains(site: Site, per: str) -> Sequence[int]:
+    """Return the power domain of each host: its own, or its rack's."""
+    hosts = max(_hosts(site)) + 1
+    return (site.rack or (0,) * hosts) if per == "rack" else range(hosts)
+
+
+def _idle_w(site: Site, domain: Sequence[int]) -> list[float]:
+    """Return the idle power of each domain."""
+    watts = [0.0] * (max(domain) + 1)
+    for host, at in enumerate(domain):
+        watts[at] += site.power[host].idle_w if site.power else 0.0
+    return watts
+
+
+# --- Workloads and simulations --------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class Variant:
+class MarkovWorkload:
     """Workloads of other assumptions than ``data/chiesi.toml``; None for those there.
 
     Attributes:
@@ -51,8 +241,8 @@ class Variant:
         repeat: probability that a job has the kernel of the job before it; else its kernel is drawn
             from the mix.
         duration_s: shortest and longest run time, uniform between them.
-        load: work that is submitted per second over what all GPUs do in a second; jobs arrive at
-            random instead of all at once.
+        load: submitted work per second over that of all GPUs in a second; jobs arrive at random
+            instead of all at once.
     """
 
     mean_w: float | None = None
@@ -62,34 +252,34 @@ class Variant:
 
 
 VARIANTS = {
-    "as assumed": Variant(),
-    "kernels independent": Variant(repeat=0.0),
-    "kernels repeated with 0.8": Variant(repeat=0.8),
-    "jobs take 5 to 400 s": Variant(duration_s=(5.0, 400.0)),
-    "jobs arrive at random, load 1.1": Variant(load=1.1),
-    "mean of 160 W": Variant(mean_w=160.0),
-    "mean of 150 W": Variant(mean_w=150.0),
-    "mean of 140 W": Variant(mean_w=140.0),
-    "mean of 130 W": Variant(mean_w=130.0),
-    "mean of 160 W, independent": Variant(mean_w=160.0, repeat=0.0),
-    "mean of 150 W, independent": Variant(mean_w=150.0, repeat=0.0),
-    "mean of 140 W, independent": Variant(mean_w=140.0, repeat=0.0),
-    "mean of 130 W, independent": Variant(mean_w=130.0, repeat=0.0),
+    "as assumed": MarkovWorkload(),
+    "kernels independent": MarkovWorkload(repeat=0.0),
+    "kernels repeated with 0.8": MarkovWorkload(repeat=0.8),
+    "jobs take 5 to 400 s": MarkovWorkload(duration_s=(5.0, 400.0)),
+    "jobs arrive at random, load 1.1": MarkovWorkload(load=1.1),
+    "mean of 160 W": MarkovWorkload(mean_w=160.0),
+    "mean of 150 W": MarkovWorkload(mean_w=150.0),
+    "mean of 140 W": MarkovWorkload(mean_w=140.0),
+    "mean of 130 W": MarkovWorkload(mean_w=130.0),
+    "mean of 160 W, independent": MarkovWorkload(mean_w=160.0, repeat=0.0),
+    "mean of 150 W, independent": MarkovWorkload(mean_w=150.0, repeat=0.0),
+    "mean of 140 W, independent": MarkovWorkload(mean_w=140.0, repeat=0.0),
+    "mean of 130 W, independent": MarkovWorkload(mean_w=130.0, repeat=0.0),
 }
 KERNEL_SHARES = (0.7, 0.55, 0.45, 0.35)
 """Share of a job's run time in which its kernel is on; 0.7 is that of ``data/chiesi.toml``."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of one workload.
+class CappedOutcome:
+    """The outcome of one workload.
 
     Attributes:
         time_s: until the last job has ended.
         energy_j: of each node until its own last job has ended (equation 10).
         node_s: those times, summed (denominator of equation 12).
-        peak_w: highest power a node really had.
-        scheduled_w: highest power a node had by equation 1, which the scheduler uses.
+        peak_w: highest real power of a node.
+        scheduled_w: highest power of a node by equation 1, which the scheduler uses.
     """
 
     time_s: float
@@ -106,8 +296,8 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Which job ran when and where; it does not depend on what jobs really draw.
+class CappedSchedule:
+    """Times and places of all jobs; they do not depend on the real power of the jobs.
 
     Attributes:
         jobs: host, start (s), end (s) and power of the kernel (W) of each job.
@@ -117,9 +307,9 @@ class Schedule:
     jobs: tuple[tuple[int, float, float, float], ...]
     idle_w: tuple[float, ...]
 
-    def outcome(self, profile: Profile) -> Outcome:
-        """Return what came of it where every job has this profile."""
-        last, peaks = [0.0] * len(self.idle_w), [0.0] * len(self.idle_w)
+    def outcome(self, profile: Profile) -> CappedOutcome:
+        """Return the outcome where every job has this profile."""
+        last = [0.0] * len(self.idle_w)
         changes: list[list[tuple[float, float]]] = [[] for _ in self.idle_w]
         scheduled: list[list[tuple[float, float]]] = [[] for _ in self.idle_w]
         share_on = energy_share(profile)
@@ -134,10 +324,10 @@ class Schedule:
                 changes[host].append((at_s, watts * (share - before)))
                 at, before = at + span, share
             changes[host].append((end_s, -watts * before))
-        peaks = [_highest(each) for each in changes]
-        most = [_highest(each) for each in scheduled]
+        peaks = [_highest(of_host) for of_host in changes]
+        most = [_highest(of_host) for of_host in scheduled]
         energy_j += sum(w * end_s for w, end_s in zip(self.idle_w, last, strict=True))
-        return Outcome(
+        return CappedOutcome(
             max(last),
             energy_j,
             sum(last),
@@ -183,7 +373,7 @@ def weights(powers: Sequence[float], mean_w: float) -> list[float]:
     return shares
 
 
-def workload(data: Data, seed: int, variant: Variant | None = None) -> list[JobSpec]:
+def workload(data: Data, seed: int, variant: MarkovWorkload | None = None) -> list[JobSpec]:
     """Return the jobs of one workload: a Markov chain over the six kinds.
 
     Kernel i follows itself with probability s_i = repeat + (1 - repeat) m_i, and kernel j follows
@@ -191,9 +381,9 @@ def workload(data: Data, seed: int, variant: Variant | None = None) -> list[JobS
 
     Args:
         seed: of the workload.
-        variant: what differs from ``data``; None for nothing.
+        variant: the differences from ``data``; None for none.
     """
-    variant = variant or Variant()
+    variant = variant or MarkovWorkload()
     kinds = [float(watts) for watts in data["power_w"].values()]
     mix = [1.0 / len(kinds)] * len(kinds)
     if variant.mean_w is not None:
@@ -216,17 +406,7 @@ def workload(data: Data, seed: int, variant: Variant | None = None) -> list[JobS
         run_s = low + (high - low) * random.random()
         at_s += random.expovariate(1.0 / every_s) if every_s else 0.0
         specs.append(
-            JobSpec(
-                JobId(str(number)),
-                at_s,
-                1,
-                1,
-                1,
-                Mode.FIXED,
-                run_s=run_s,
-                power_w=kinds[kind],
-                profile=profile,
-            )
+            experiment.job(number, 1, at_s, run_s=run_s, power_w=kinds[kind], profile=profile)
         )
     return specs
 
@@ -241,8 +421,8 @@ def site(data: Data, gpus: int | None = None) -> Site:
     )
 
 
-def run(specs: list[JobSpec], where: Site, policy: str, cap_w: float | None) -> Outcome:
-    """Run a workload under a cap, or without looking at power; energy by the ledger."""
+def run(specs: list[JobSpec], where: Site, policy: str, cap_w: float | None) -> CappedOutcome:
+    """Run a workload under a cap, or without knowledge of power; energy by the ledger."""
     scheduled = ScheduledPower(where)
     simulation = _simulated(specs, where, policy, cap_w, scheduled)
     ledger, jobs = simulation.ledger, simulation.engine.state.ended.values()
@@ -254,14 +434,14 @@ def run(specs: list[JobSpec], where: Site, policy: str, cap_w: float | None) -> 
     time_s = max(last)
     after_j = sum(where.power[host].idle_w * (time_s - end_s) for host, end_s in enumerate(last))
     energy_j = ledger.cluster_j - after_j
-    return Outcome(time_s, energy_j, sum(last), max(ledger.peak_w), scheduled.most_w)
+    return CappedOutcome(time_s, energy_j, sum(last), max(ledger.peak_w), scheduled.most_w)
 
 
-def schedule(specs: list[JobSpec], where: Site, policy: str, cap_w: float | None) -> Schedule:
-    """Return who ran when and where, under a cap or without looking at power."""
+def schedule(specs: list[JobSpec], where: Site, policy: str, cap_w: float | None) -> CappedSchedule:
+    """Return the times and places of all jobs, under a cap or without knowledge of power."""
     plain = [msgspec.structs.replace(spec, profile=()) for spec in specs]
     jobs = _simulated(plain, where, policy, cap_w, None).engine.state.ended.values()
-    return Schedule(
+    return CappedSchedule(
         tuple(
             (where.host[job.nodes[0]], job.start_s or 0.0, job.end_s or 0.0, job.spec.power_w or 0)
             for job in jobs
@@ -286,7 +466,7 @@ def _simulated(
 
 
 class ScheduledPower:
-    """The highest power of a node by equation 1, watched from outside the policy."""
+    """An observer of the highest power of a node by equation 1."""
 
     def __init__(self, where: Site) -> None:
         self._site, self.most_w = where, 0.0
@@ -311,25 +491,19 @@ class Runs:
         supply: rows of section 5.1.
     """
 
-    plain: dict[tuple[str, int], Outcome]
-    aware: dict[tuple[str, float, int], Outcome]
+    plain: dict[tuple[str, int], CappedOutcome]
+    aware: dict[tuple[str, float, int], CappedOutcome]
     indices: dict[tuple[str, float], list[dict[str, float]]]
     means: dict[str, dict[float, dict[str, float]]]
     supply: list[dict[str, Any]]
 
 
-def read() -> Data:
-    """Return the settings of the study, table 2 and table 3."""
-    data: dict[str, Any] = msgspec.toml.decode((DATA / "chiesi.toml").read_bytes())
-    return data
-
-
 def published() -> dict[str, tuple[float, float]]:
     """Return the ranges of table 3 in per cent, by policy, cap and index."""
     return {
-        each.key: each.paper
-        for each in statements.statements("chiesi")
-        if each.where == "table 3" and isinstance(each.paper, tuple)
+        statement.key: statement.paper
+        for statement in experiment.statements("chiesi")
+        if statement.where == "table 3" and isinstance(statement.paper, tuple)
     }
 
 
@@ -356,51 +530,41 @@ def measured(data: Data) -> Runs:
     return Runs(plain, aware, indices, means, _supply(data, specs[1]))
 
 
-def chiesi(figures: Path | None) -> tuple[dict[str, Any], list[str], bool]:
+def chiesi(figures: Path | None) -> Result:
     """Run the study.
 
     Args:
-        figures: folder for its figures, or None.
-
-    Returns:
-        Its JSON, its lines, and whether every statement has its recorded status and all that
-        must hold for any workload does.
+        figures: folder of its figures, or None.
     """
-    data = read()
+    data = experiment.settings("chiesi")
     runs = measured(data)
     values = computed(data, runs)
-    compared, wrong = statements.compare(statements.statements("chiesi"), values)
-    wrong += _must_hold(data, runs)
-    _note_ranges(compared, runs)
+    report = StudyReport("chiesi", values)
+    report.wrong += _must_hold(data, runs)
+    _note_ranges(report.rows, runs)
     limits, tried = bounds(data), variants(data)
-    rows = [_row(data, policy, cap_w, each) for (policy, cap_w), each in runs.indices.items()]
+    rows = [_row(policy, cap_w, indices) for (policy, cap_w), indices in runs.indices.items()]
+    unaware_pct = values["MD without a cap"]
     result = {
-        "experiment": "chiesi",
-        "statements": compared,
         "values": values,
         "rows": rows,
-        "unaware_md_pct": values["MD without a cap"],
+        "unaware_md_pct": unaware_pct,
         "bounds": limits,
         "variants": tried,
         "supply": runs.supply,
-        "wrong": wrong,
     }
-    lines = [*statements.table(compared), *wrong]
-    for part in (
+    parts = (
         _print_ranges(data, rows),
         _print_bounds(data, limits),
         _print_variants(data, tried),
         _print_supply(data, runs.supply),
-    ):
-        lines += ["", *part]
-    if figures is not None:
-        _draw(runs.means, result, figures)
-        lines += ["", f"figures in {figures}"]
-    return result, lines, not wrong
+    )
+    return report.result(
+        result, parts, lambda folder: _draw(runs.means, unaware_pct, folder), figures
+    )
 
 
-# ---------------------------------------------------------------------------------------------
-# The values of the statements
+# --- The values of the statements -----------------------------------------------------------------
 
 
 def computed(data: Data, runs: Runs) -> dict[str, float]:
@@ -482,24 +646,22 @@ def _powers(specs: Sequence[JobSpec], data: Data) -> dict[str, float]:
 
 def _placed(where: Site, busy: Sequence[Sequence[float]]) -> State:
     """Return a state in which jobs of these powers run, host by host."""
-    state = State(where)
     per = where.nodes // len(where.power)
-    for host, powers in enumerate(busy):
-        for at, watts in enumerate(powers):
-            name, nodes = JobId(f"{host}-{at}"), (Node(per * host + at),)
-            state.enqueue(Job(_one(watts, name)))
-            take(state, Start(name, nodes, ""))
-            apply(state, Started(state.now_s, name))
-    return state
+    jobs = [
+        (_one(watts, f"{host}-{at}"), (per * host + at,))
+        for host, powers in enumerate(busy)
+        for at, watts in enumerate(powers)
+    ]
+    return experiment.running(where, jobs)
 
 
 def _one(watts: float, name: str = "new") -> JobSpec:
     """Return a job of one GPU."""
-    return JobSpec(JobId(name), 0.0, 1, 1, 1, Mode.FIXED, run_s=1.0, power_w=watts)
+    return experiment.job(name, 1, run_s=1.0, power_w=watts)
 
 
 def _selection(data: Data) -> dict[str, float]:
-    """Return what figures 2 and 3 select, by the placement part of the shipped policies.
+    """Return the selections of figures 2 and 3, by the placement part of the shipped policies.
 
     Nodes are numbered from 1 as in figure 3; 0 is none. The powers of the jobs are assumed so
     that the nodes are as its text describes them.
@@ -556,12 +718,11 @@ def _worst(data: Data) -> dict[str, float]:
     return {"worst case": outcome.scheduled_w}
 
 
-# ---------------------------------------------------------------------------------------------
-# What no workload can meet
+# --- What no workload can meet --------------------------------------------------------------------
 
 
 def bounds(data: Data) -> dict[str, Any]:
-    """Return what the published ranges demand of a workload, by arithmetic on equation 1.
+    """Return the demands of the published ranges on a workload, by arithmetic on equation 1.
 
     All jobs need the sum of P d joules by equation 1 and get hosts x (cap - idle) watts, so
     T >= gpus x mean_w / (cap - idle) - 1 where all GPUs are busy without a cap. The peak under a
@@ -625,14 +786,13 @@ def _least_time(data: Data, cap_w: float) -> dict[int, float]:
     return least
 
 
-# ---------------------------------------------------------------------------------------------
-# Other workloads
+# --- Other workloads ------------------------------------------------------------------------------
 
 
 def variants(data: Data) -> dict[str, Any]:
-    """Return how many means of table 3 are inside the published range under other assumptions.
+    """Return the number of means of table 3 inside the published range under other assumptions.
 
-    Schedules do not depend on what jobs really draw: each is simulated once, and its indices are
+    Schedules do not depend on the real power of jobs: each is simulated once, and its indices are
     computed for all shares of time in which a kernel is on.
 
     Returns:
@@ -661,7 +821,7 @@ def variants(data: Data) -> dict[str, Any]:
 
 def _schedules(
     data: Data, specs: Mapping[int, list[JobSpec]]
-) -> dict[tuple[str, float, int], Schedule]:
+) -> dict[tuple[str, float, int], CappedSchedule]:
     """Return the schedules by policy, cap (infinite for none) and seed."""
     where, caps = site(data), [cap_w for cap_w in data["caps_w"] if cap_w < data["worst_w"]]
     return {
@@ -673,9 +833,9 @@ def _schedules(
 
 
 def _counted(
-    data: Data, made: Mapping[tuple[str, float, int], Schedule], share: float
+    data: Data, made: Mapping[tuple[str, float, int], CappedSchedule], share: float
 ) -> dict[str, Any]:
-    """Return the means of table 3 and how many are inside, where a kernel is on for a share."""
+    """Return the means of table 3 and the number inside, where a kernel is on for a share."""
     edge, rest = 0.5 * (1.0 - share), data["profile"][0][1]
     profile = [(edge, rest), (share, 1.0), (edge, rest)]
     got = {key: each.outcome(profile) for key, each in made.items()}
@@ -711,8 +871,7 @@ def _counted(
     }
 
 
-# ---------------------------------------------------------------------------------------------
-# Tables
+# --- Tables ---------------------------------------------------------------------------------------
 
 
 def _note_ranges(rows: Sequence[dict[str, Any]], runs: Runs) -> None:
@@ -730,7 +889,7 @@ def _means(indices: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {key: fmean(each[key] for each in indices) for key in indices[0]}
 
 
-def _indices(aware: Outcome, unaware: Outcome, worst_w: float) -> dict[str, float]:
+def _indices(aware: CappedOutcome, unaware: CappedOutcome, worst_w: float) -> dict[str, float]:
     """Return the indices of section 4.3, in per cent."""
     return {
         "PR": 100.0 * (unaware.peak_w - aware.peak_w) / unaware.peak_w,
@@ -741,7 +900,7 @@ def _indices(aware: Outcome, unaware: Outcome, worst_w: float) -> dict[str, floa
     }
 
 
-def _row(data: Data, policy: str, cap_w: float, indices: list[dict[str, float]]) -> dict[str, Any]:
+def _row(policy: str, cap_w: float, indices: list[dict[str, float]]) -> dict[str, Any]:
     ranges = published()
     values: dict[str, Any] = {}
     for index in (*INDICES, "PW"):
@@ -758,7 +917,7 @@ def _row(data: Data, policy: str, cap_w: float, indices: list[dict[str, float]])
 
 
 def _must_hold(data: Data, runs: Runs) -> list[str]:
-    """Return what must hold whatever the workload is, and does not."""
+    """Return a sentence for each violated invariant, which holds for any workload."""
     wrong = [
         f"{policy}, {cap_w:g} W: expected the cap to hold, got {aware.scheduled_w:g} W"
         for (policy, cap_w, _), aware in runs.aware.items()
@@ -789,7 +948,7 @@ def _must_hold(data: Data, runs: Runs) -> list[str]:
 
 
 def _supply(data: Data, specs: list[JobSpec]) -> list[dict[str, Any]]:
-    """Return what more GPUs in each node bring, capped at what its supply gives (section 5.1)."""
+    """Return the effects of more GPUs in each node, capped at its supply (section 5.1)."""
     rows: list[dict[str, Any]] = []
     most_w, supply_w = max(data["power_w"].values()), data["supply_w"]
     base_s = 0.0
@@ -838,42 +997,28 @@ def _print_ranges(data: Data, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _print_bounds(data: Data, limits: Mapping[str, Any]) -> list[str]:
-    cells = [
-        [
-            row["policy"],
-            f"{row['cap_w']:g} W",
-            f"{row['T'][0]:.1f} to {row['T'][1]:.1f} %",
-            f"{row['t_least_pct']:+.1f} %",
-            f"{row['mean_w']:.1f} W",
-            f"{row['gpu_w']:.1f} W",
-            f"{row['peak_w']:.0f} W",
-            f"{row['e_over_t_paper']:.2f}",
-            f"{row['e_over_t']:.2f}",
-            f"{row['e_peak_w']:.0f} W",
-        ]
-        for row in limits["rows"]
-    ]
-    heads = (
-        "policy",
-        "cap",
-        "T, paper",
-        f"T of {limits['mix_w']:.0f} W, at least",
-        "mean of jobs for T, at most",
-        "average of a GPU for T, MD",
-        "peak without cap for PR",
-        "E / T, paper, at least",
-        "by MD, at most",
-        "both where the peak is at most",
+    rows, gpu_w, idle_w = limits["rows"], limits["gpu_w"], data["idle_w"]
+    cells = tabulate(
+        rows,
+        ("policy", "{policy}"),
+        ("cap", "{cap_w:g} W"),
+        ("T, paper", "{T[0]:.1f} to {T[1]:.1f} %"),
+        (f"T of {limits['mix_w']:.0f} W, at least", "{t_least_pct:+.1f} %"),
+        ("mean of jobs for T, at most", "{mean_w:.1f} W"),
+        ("average of a GPU for T, MD", "{gpu_w:.1f} W"),
+        ("peak without cap for PR", "{peak_w:.0f} W"),
+        ("E / T, paper, at least", "{e_over_t_paper:.2f}"),
+        ("by MD, at most", "{e_over_t:.2f}"),
+        ("both where the peak is at most", "{e_peak_w:.0f} W"),
     )
     share = energy_share(data["profile"])
     least_w = min(data["power_w"].values())
-    rows, gpu_w, idle_w = limits["rows"], limits["gpu_w"], data["idle_w"]
     above = sum(row["mean_w"] < limits["mix_w"] for row in rows)
     apart = sum(row["e_over_t_paper"] > row["e_over_t"] for row in rows)
     return [
         "What the published ranges demand of any workload and any order of starts, by arithmetic",
         "",
-        *columns(heads, cells),
+        *cells,
         "",
         f"T is at least {data['gpus']} x mean / (cap - {idle_w:g} W) - 1. Jobs of "
         f"{limits['mix_w']:.1f} W in the mean, all kernels alike, are above the limit of {above} "
@@ -893,29 +1038,20 @@ def _print_bounds(data: Data, limits: Mapping[str, Any]) -> list[str]:
 
 
 def _print_variants(data: Data, tried: Mapping[str, Any]) -> list[str]:
-    cells = []
-    for row in tried["rows"]:
-        first = row["shares"][0]
-        favoured = first["means"]["p-bff 850"]
-        cells.append(
-            [
-                row["assumed"],
-                f"{row['mean_w']:.0f} W",
-                f"{favoured['T']:.1f} %",
-                f"{first['inside']['T']}",
-                *(
-                    f"{each['inside_all']} ({each['inside']['PR']}, {each['inside']['E']}, "
-                    f"{each['inside']['MD']})"
-                    for each in row["shares"]
-                ),
-            ]
-        )
-    heads = (
-        "assumed",
-        "mean of jobs",
-        "T, p-bff at 850 W",
-        "T inside",
-        *(f"kernel on {share:.0%}" for share in KERNEL_SHARES),
+    cells = tabulate(
+        tried["rows"],
+        ("assumed", "{assumed}"),
+        ("mean of jobs", "{mean_w:.0f} W"),
+        ("T, p-bff at 850 W", "{shares[0][means][p-bff 850][T]:.1f} %"),
+        ("T inside", "{shares[0][inside][T]}"),
+        *(
+            (
+                f"kernel on {share:.0%}",
+                "{shares[N][inside_all]} ({shares[N][inside][PR]}, {shares[N][inside][E]}, "
+                "{shares[N][inside][MD]})".replace("N", f"{at}"),
+            )
+            for at, share in enumerate(KERNEL_SHARES)
+        ),
     )
     most = tried["most"]
     times = max(each["inside"]["T"] for row in tried["rows"] for each in row["shares"])
@@ -924,7 +1060,7 @@ def _print_variants(data: Data, tried: Mapping[str, Any]) -> list[str]:
         f"other assumptions, {data['variant_workloads']} workloads each,",
         "to the digit that table 3 prints",
         "",
-        *columns(heads, cells),
+        *cells,
         "",
         f"The most are {most['of_few']}: {most['assumed']}, kernel on {most['kernel_on']:.0%} of a "
         f"job; of all {data['workloads']} workloads {most['inside_all']}, and not",
@@ -948,12 +1084,8 @@ def _print_supply(data: Data, supply: list[dict[str, Any]]) -> list[str]:
 
 
 def _draw(
-    means: Mapping[str, Mapping[float, Mapping[str, float]]],
-    result: Mapping[str, Any],
-    folder: Path,
+    means: Mapping[str, Mapping[float, Mapping[str, float]]], unaware_pct: float, folder: Path
 ) -> None:
-    from rms.plots import lines
-
     titles = {
         "PR": "peak reduction (figure 6a)",
         "T": "increase in time (figure 6b)",
@@ -965,14 +1097,12 @@ def _draw(
             policy: (list(by_cap), [entry[index] for entry in by_cap.values()])
             for policy, by_cap in means.items()
         }
-        lines(series, folder / f"figure-6-{index}.png", ("cap (W)", f"{index} (%)", title))
+        labels = ("cap (W)", f"{index} (%)", title)
+        draw_lines(series, folder / f"figure-6-{index}.png", labels)
     series = {
         policy: ([e["T"] for e in by_cap.values()], [e["MD"] for e in by_cap.values()])
         for policy, by_cap in means.items()
     }
-    unaware = result["unaware_md_pct"]
-    lines(
-        {**series, "no cap": ([0.0], [unaware])},
-        folder / "figure-7.png",
-        ("T (%)", "MD (%)", "peak over average against time (figure 7)"),
-    )
+    series["no cap"] = ([0.0], [unaware_pct])
+    labels = ("T (%)", "MD (%)", "peak over average against time (figure 7)")
+    draw_lines(series, folder / "figure-7.png", labels)

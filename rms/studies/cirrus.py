@@ -17,14 +17,15 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rms.core.model.jobs import JobId, JobSpec, Mode, Site, Speedup
+from rms.core.model.jobs import JobSpec, Mode, Site, Speedup
 from rms.core.policies import DEFAULT, named
 from rms.core.policies.placement import AsAsked
 from rms.formats.config import FileError
+from rms.plots import lines as draw_lines
 from rms.sim.run import chosen
 from rms.sim.simulator import Hooks, Passes, Simulation
-from rms.studies import statements
-from rms.studies.external import read_rows
+from rms.studies import experiment
+from rms.studies.experiment import Result, StudyReport, read_rows
 from rms.wire.terminal import columns
 
 SOURCE = "the jobs and results of github EPCCed/mira-cirrus-elastisim"
@@ -80,7 +81,7 @@ LOG_NOTES = (
 )
 
 
-class JobRow(msgspec.Struct):
+class CirrusJob(msgspec.Struct):
     """A job of ``cirrus_2024q1.csv.gz``; times in units."""
 
     id: str
@@ -90,15 +91,15 @@ class JobRow(msgspec.Struct):
     start_rigid: float
 
 
-class MoldableRow(msgspec.Struct):
+class MoldableStart(msgspec.Struct):
     """Its published start as a moldable job, with 6 significant digits."""
 
     id: str
     start: float
 
 
-class RealRow(msgspec.Struct):
-    """What really happened to it."""
+class RealTimes(msgspec.Struct):
+    """Its real start and end."""
 
     id: str
     start: float
@@ -106,21 +107,21 @@ class RealRow(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Log:
+class CirrusLog:
     """The three files, job by job in the order of submission."""
 
-    jobs: Sequence[JobRow]
-    moldable: Sequence[MoldableRow]
-    real: Sequence[RealRow]
+    jobs: Sequence[CirrusJob]
+    moldable: Sequence[MoldableStart]
+    real: Sequence[RealTimes]
 
-    def first(self, number: int) -> Log:
+    def first(self, number: int) -> CirrusLog:
         """Return a log of the first jobs only."""
-        return Log(self.jobs[:number], self.moldable[:number], self.real[:number])
+        return CirrusLog(self.jobs[:number], self.moldable[:number], self.real[:number])
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """When each job of the log started and ended, in units.
+class CoreSchedule:
+    """Start and end of each job of the log, in units.
 
     Attributes:
         busy: core-units used until the last submission.
@@ -132,11 +133,11 @@ class Schedule:
     resizes: int = 0
 
 
-Schedules = dict[tuple[str, Mode], Schedule]
-"""By name of the policy and mode of the jobs; what happened is ``(REAL, Mode.FIXED)``."""
+CoreSchedules = dict[tuple[str, Mode], CoreSchedule]
+"""By name of the policy and mode of the jobs; the real log is ``(REAL, Mode.FIXED)``."""
 
 
-def read_log(data: Path) -> Log:
+def read_log(data: Path) -> CirrusLog:
     """Read the study's three files.
 
     Raises:
@@ -144,41 +145,41 @@ def read_log(data: Path) -> Log:
     """
     files = ("cirrus_2024q1", "cirrus_2024q1_moldable", "cirrus_2024q1_real")
     paths = [data / f"{name}.csv.gz" for name in files]
-    jobs = read_rows(paths[0], JobRow, SOURCE)
-    moldable = read_rows(paths[1], MoldableRow, SOURCE)
-    real = read_rows(paths[2], RealRow, SOURCE)
+    jobs = read_rows(paths[0], CirrusJob, SOURCE)
+    moldable = read_rows(paths[1], MoldableStart, SOURCE)
+    real = read_rows(paths[2], RealTimes, SOURCE)
     ids = [job.id for job in jobs]
     for path, rows in ((paths[1], moldable), (paths[2], real)):
         if [row.id for row in rows] != ids:
             raise FileError(f"{path}: expected the {len(ids)} jobs of {paths[0].name}, got others")
-    return Log(jobs, moldable, real)
+    return CirrusLog(jobs, moldable, real)
 
 
-def specs(log: Log, mode: Mode) -> list[JobSpec]:
+def specs(log: CirrusLog, mode: Mode) -> list[JobSpec]:
     """Return the jobs in a mode: as they were, or on half to twice their cores as in the study."""
-    found = []
-    for job in log.jobs:
-        least, most = job.nodes, job.nodes
-        if mode is not Mode.FIXED:
-            least, most = max(1, job.nodes // 2), 2 * job.nodes
-        found.append(
-            JobSpec(
-                JobId(job.id),
-                job.submit,
-                least,
-                most,
-                most,
+    jobs = []
+    for row in log.jobs:
+        if mode is Mode.FIXED:
+            jobs.append(experiment.job(row.id, row.nodes, row.submit, run_s=row.run))
+            continue
+        jobs.append(
+            experiment.job(
+                row.id,
+                2 * row.nodes,
+                row.submit,
                 mode,
-                None if mode is Mode.FIXED else Speedup(law=(job.run * job.nodes, 0.0)),
+                max(1, row.nodes // 2),
+                speedup=Speedup(law=(row.run * row.nodes, 0.0)),
                 resize_every_s=RESIZE_EVERY if mode.resizable else None,
                 resize_price_s=RESIZE_PRICE if mode.resizable else 0.0,
-                run_s=job.run if mode is Mode.FIXED else None,
             )
         )
-    return found
+    return jobs
 
 
-def simulated(jobs: Sequence[JobSpec], policy: str, passes: Passes, cores: int = CORES) -> Schedule:
+def simulated(
+    jobs: Sequence[JobSpec], policy: str, passes: Passes, cores: int = CORES
+) -> CoreSchedule:
     """Run the jobs on counted cores."""
     last, busy = max(job.submit_s for job in jobs), -1.0
 
@@ -193,26 +194,31 @@ def simulated(jobs: Sequence[JobSpec], policy: str, passes: Passes, cores: int =
     simulation.run()
     ended = [simulation.engine.state.ended[job.id] for job in jobs]
     starts, ends = [job.start_s or 0.0 for job in ended], [job.end_s or 0.0 for job in ended]
-    return Schedule(starts, ends, busy, simulation.resized)
+    return CoreSchedule(starts, ends, busy, simulation.resized)
 
 
-def real_schedule(log: Log) -> Schedule:
-    """Return what really happened."""
+def real_schedule(log: CirrusLog) -> CoreSchedule:
+    """Return the schedule of the real log."""
     last = log.jobs[-1].submit
     busy = sum(
         job.nodes * max(0.0, min(row.end, last) - row.start)
         for job, row in zip(log.jobs, log.real, strict=True)
     )
-    return Schedule([row.start for row in log.real], [row.end for row in log.real], busy)
+    return CoreSchedule([row.start for row in log.real], [row.end for row in log.real], busy)
 
 
 def cirrus(
     data: Path, figures: Path | None, progress: Callable[[str], None] = lambda text: None
-) -> tuple[dict[str, Any], list[str], bool]:
-    """Return the JSON of the experiment, its tables, and whether its schedules are ours.
+) -> Result:
+    """Run the study.
+
+    Args:
+        data: folder of its files.
+        figures: folder of its figures, or None.
+        progress: called with a line before each simulation of the second part.
 
     Raises:
-        FileError: its files are not in ``data``.
+        FileError: the files are not in ``data``.
     """
     log = read_log(data)
     rows, lines = published(log)
@@ -221,29 +227,17 @@ def cirrus(
         jobs = specs(log, mode)
         for policy in POLICIES:
             if mode.resizable and isinstance(named(policy).sizing, AsAsked):
-                continue  # it resizes nobody: the same as with moldable jobs
+                continue  # it resizes no job: the same as with moldable jobs
             progress(f"{policy}, {mode} jobs")
             schedules[policy, mode] = simulated(jobs, policy, "per-timestamp")
     more, table = against_the_log(log, schedules)
-    compared, wrong = statements.compare(
-        statements.statements("cirrus"), computed(log, rows + more)
-    )
-    lines = [*statements.table(compared), *wrong, "", *lines, "", *table, "", *LOG_NOTES]
-    if figures is not None:
-        draw(log, schedules, figures)
-        lines += ["", f"figures in {figures}"]
-    result = {
-        "experiment": "cirrus",
-        "statements": compared,
-        "unit_s": UNIT_S,
-        "rows": rows + more,
-        "notes": LOG_NOTES,
-        "wrong": wrong,
-    }
-    return result, lines, not wrong
+    report = StudyReport("cirrus", computed(log, rows + more))
+    values = {"unit_s": UNIT_S, "rows": rows + more, "notes": LOG_NOTES}
+    parts = (lines, table, LOG_NOTES)
+    return report.result(values, parts, lambda folder: draw(log, schedules, folder), figures)
 
 
-def computed(log: Log, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def computed(log: CirrusLog, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the values of the statements by key, from the rows of the study."""
     values = {"jobs": float(len(log.jobs)), "cores": float(CORES)}
     for row in rows:
@@ -255,18 +249,19 @@ def computed(log: Log, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return values
 
 
-# --- the study's own schedules ---------------------------------------------------------------
+# --- The published schedules ---------------------------------------------------------------------
 
 
-def published(log: Log) -> tuple[list[dict[str, Any]], list[str]]:
+def published(log: CirrusLog) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the rows of both published schedules and their lines."""
     jobs, number = specs(log, Mode.FIXED), len(log.jobs)
-    found = simulated(jobs, "fifo", "per-event")
-    equal = _equal(log, found)
+    schedule = simulated(jobs, "fifo", "per-event")
+    equal = _equal(log, schedule)
     less = _equal(log, simulated(jobs, "fifo", "per-event", CORES - 1))
     mean = fmean(job.start_rigid - job.submit for job in log.jobs)
     note = f"{less} with {CORES - 1} cores, those of the machine"
-    rows = [_row("rigid", Mode.FIXED, (mean, mean_wait(log, found)), (number, equal), note)]
+    ours = mean_wait(log, schedule), equal
+    rows = [_row("rigid", Mode.FIXED, (mean, number), ours, note)]
     lines = [
         f"Published schedules of {number} jobs on {CORES} cores, FCFS; waits in units of 100 s",
         f"  rigid: {equal} of {number} starts as published ({note}), mean wait {mean:.4f}",
@@ -275,7 +270,7 @@ def published(log: Log) -> tuple[list[dict[str, Any]], list[str]]:
     return [*rows, *more], [*lines, *others]
 
 
-def _moldable(log: Log) -> tuple[list[dict[str, Any]], list[str]]:
+def _moldable(log: CirrusLog) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the rows of the moldable schedule by the order of events, and their lines."""
     jobs = specs(log, Mode.MOLDABLE)
     mean = fmean(row.start - job.submit for job, row in zip(log.jobs, log.moldable, strict=True))
@@ -285,8 +280,9 @@ def _moldable(log: Log) -> tuple[list[dict[str, Any]], list[str]]:
     rows, lines = [], [f"  moldable: {MOLDABLE}; published mean wait {mean:.4f}"]
     for order, words in ORDERS.items():
         ours, equal = mean_wait(log, schedules[order]), _as_printed(log, schedules[order])
-        means, starts = (mean, ours), (len(jobs), equal)
-        rows.append(_row(f"moldable, {order}", Mode.MOLDABLE, means, starts, MOLDABLE_NOTE))
+        paper = mean, len(jobs)
+        case = f"moldable, {order}"
+        rows.append(_row(case, Mode.MOLDABLE, paper, (ours, equal), MOLDABLE_NOTE))
         lines.append(
             f"    {words:36s} mean wait {ours:.4f} ({_pct(ours, mean):+.2f} %), "
             f"{equal} starts as published"
@@ -300,31 +296,41 @@ def _moldable(log: Log) -> tuple[list[dict[str, Any]], list[str]]:
     return rows, lines
 
 
-def _equal(log: Log, found: Schedule) -> int:
-    """Return how many starts are those of the rigid schedule."""
-    return sum(a == job.start_rigid for a, job in zip(found.starts, log.jobs, strict=True))
+def _row(
+    case: str, mode: Mode, paper: tuple[float, int], ours: tuple[float, int], note: str
+) -> dict[str, Any]:
+    """Return a row of the JSON from the mean wait and the number of starts as published."""
+    theirs = dict(zip(PUBLISHED, paper, strict=True))
+    values = dict(zip(PUBLISHED, ours, strict=True))
+    return experiment.row(case, str(mode), values, theirs, note, against="published schedule")
 
 
-def mean_wait(log: Log, found: Schedule) -> float:
+def _equal(log: CirrusLog, schedule: CoreSchedule) -> int:
+    """Return the number of starts that are those of the rigid schedule."""
+    return sum(a == job.start_rigid for a, job in zip(schedule.starts, log.jobs, strict=True))
+
+
+def mean_wait(log: CirrusLog, schedule: CoreSchedule) -> float:
     """Return the mean wait in units."""
-    return fmean(a - job.submit for a, job in zip(found.starts, log.jobs, strict=True))
+    return fmean(a - job.submit for a, job in zip(schedule.starts, log.jobs, strict=True))
 
 
-def _as_printed(log: Log, found: Schedule) -> int:
-    """Return how many starts are the published ones, which have 6 significant digits."""
+def _as_printed(log: CirrusLog, schedule: CoreSchedule) -> int:
+    """Return the number of starts that are the published ones, which have 6 significant digits."""
     return sum(
         abs(a - row.start) <= (0.0501 if row.start >= 1e4 else 0.00501)
-        for a, row in zip(found.starts, log.moldable, strict=True)
+        for a, row in zip(schedule.starts, log.moldable, strict=True)
     )
 
 
-def _shared_instants(log: Log, found: Schedule) -> int:
-    """Return how many times of submission are also those of an end."""
+def _shared_instants(log: CirrusLog, schedule: CoreSchedule) -> int:
+    """Return the number of times at which both a submission and an end take place."""
     submits = {job.submit for job in log.jobs}
-    return len({round(a) for a in found.ends if abs(a - round(a)) <= NEAR}.intersection(submits))
+    ends = {round(a) for a in schedule.ends if abs(a - round(a)) <= NEAR}
+    return len(ends.intersection(submits))
 
 
-def _drawn(jobs: Sequence[JobSpec], seed: int) -> Schedule:
+def _drawn(jobs: Sequence[JobSpec], seed: int) -> CoreSchedule:
     """Run the jobs with each submission just before or just after the ends of its instant."""
     draw = Random(seed)
     moved = [
@@ -334,51 +340,42 @@ def _drawn(jobs: Sequence[JobSpec], seed: int) -> Schedule:
     return simulated(moved, "fifo", "per-event")
 
 
-def _row(
-    case: str, mode: Mode, means: tuple[float, float], starts: tuple[int, int], note: str
-) -> dict[str, Any]:
-    """Return a row of the result; of both figures first the published one, then ours."""
-    values = {
-        "mean_wait_100s": statements.column_of(*means, note),
-        "starts_as_published": statements.column_of(*starts, note),
-    }
-    return {"case": case, "mode": str(mode), "against": "published schedule", "values": values}
-
-
 def _pct(ours: float, paper: float) -> float:
     return 100.0 * (ours / paper - 1.0)
 
 
-# --- our policies and what happened ----------------------------------------------------------
+# --- Our policies and the real log ---------------------------------------------------------------
 
 
-def against_the_log(log: Log, schedules: Schedules) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a row for each schedule, with what happened as the paper's figure, and the table."""
+def against_the_log(
+    log: CirrusLog, schedules: CoreSchedules
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a row for each schedule, with the real log as the paper's figure, and the table."""
     real = figures_of(log, schedules[REAL, Mode.FIXED])
     rows, cells = [], []
-    for (policy, mode), found in schedules.items():
-        ours = figures_of(log, found)
-        values = {key: statements.column_of(real[key], value) for key, value in ours.items()}
-        rows.append({"case": policy, "mode": str(mode), "against": REAL, "values": values})
+    for (policy, mode), schedule in schedules.items():
+        ours = figures_of(log, schedule)
+        rows.append(experiment.row(policy, str(mode), ours, real, against=REAL))
         off = _pct(ours["mean_wait_s"], real["mean_wait_s"])
         cells.append([policy, str(mode), *(f"{ours[key] / 3600:.2f}" for key in HOURS)])
         cells[-1] += [f"{ours['mean_bounded_slowdown']:.2f}", f"{100 * ours['utilization']:.2f}"]
-        cells[-1] += [f"{off:+.1f} %", str(found.resizes)]
+        cells[-1] += [f"{off:+.1f} %", str(schedule.resizes)]
     title = "Our policies beside the real log; times in hours"
     return rows, [title, "", *(f"  {line}" for line in columns(HEADS, cells))]
 
 
-def figures_of(log: Log, found: Schedule) -> dict[str, float]:
-    """Return waits, slowdown and use of a schedule, and how far its starts are from the real ones.
+def figures_of(log: CirrusLog, schedule: CoreSchedule) -> dict[str, float]:
+    """Return waits, slowdown and use of a schedule, and the distance of its starts from real ones.
 
-    Times in s. Bounded slowdown as in CLI.md; utilization until the last submission.
+    Times in s. Bounded slowdown with run times of at least 10 s; utilization until the last
+    submission.
     """
-    rows = list(zip(log.jobs, found.starts, found.ends, strict=True))
+    rows = list(zip(log.jobs, schedule.starts, schedule.ends, strict=True))
     waits = sorted((start - job.submit) * UNIT_S for job, start, _ in rows)
     slowdowns = [
         max(1.0, (end - job.submit) / max(end - start, 10.0 / UNIT_S)) for job, start, end in rows
     ]
-    off = [abs(start - row.start) for start, row in zip(found.starts, log.real, strict=True)]
+    off = [abs(start - row.start) for start, row in zip(schedule.starts, log.real, strict=True)]
     window = log.jobs[-1].submit - log.jobs[0].submit
     return {
         "mean_wait_s": fmean(waits),
@@ -386,35 +383,33 @@ def figures_of(log: Log, found: Schedule) -> dict[str, float]:
         "p95_wait_s": waits[int(0.95 * (len(waits) - 1))],
         "mean_turnaround_s": fmean((end - job.submit) * UNIT_S for job, _, end in rows),
         "mean_bounded_slowdown": fmean(slowdowns),
-        "utilization": found.busy / (CORES * window) if window else 0.0,
+        "utilization": schedule.busy / (CORES * window) if window else 0.0,
         "start_error_s": UNIT_S * fmean(off),
-        "resizes": float(found.resizes),
+        "resizes": float(schedule.resizes),
     }
 
 
-def draw(log: Log, schedules: Schedules, folder: Path) -> None:
+def draw(log: CirrusLog, schedules: CoreSchedules, folder: Path) -> None:
     """Draw the distribution of waits and the mean wait by day of submission."""
-    from rms.plots import lines
-
     days = [int(job.submit * UNIT_S // 86_400) for job in log.jobs]
     shares = [float(share) for share in range(101)]
     for mode in (Mode.FIXED, Mode.MOLDABLE, Mode.FLEXIBLE):
         distribution, by_day = {}, {}
-        for (policy, own), found in schedules.items():
+        for (policy, own), schedule in schedules.items():
             if policy != REAL and own is not mode:
                 continue
             hours = [
                 (start - job.submit) * UNIT_S / 3600
-                for job, start in zip(log.jobs, found.starts, strict=True)
+                for job, start in zip(log.jobs, schedule.starts, strict=True)
             ]
             rising, most = sorted(hours), len(hours) - 1
             distribution[policy] = (shares, [rising[int(s * most / 100)] for s in shares])
             of_day: dict[int, list[float]] = {}
             for day, wait in zip(days, hours, strict=True):
                 of_day.setdefault(day, []).append(wait)
-            by_day[policy] = ([*map(float, of_day)], [fmean(each) for each in of_day.values()])
+            by_day[policy] = ([*map(float, of_day)], [fmean(waits) for waits in of_day.values()])
         title = f"Cirrus, 28 days of 2024, {mode} jobs"
         labels = ("jobs that waited no longer (%)", "wait (h)", title)
-        lines(distribution, folder / f"waits-{mode}.png", labels, marker="", linear_to=0.1)
+        draw_lines(distribution, folder / f"waits-{mode}.png", labels, marker="", linear_to=0.1)
         labels = ("day of submission", "mean wait (h)", title)
-        lines(by_day, folder / f"waits-by-day-{mode}.png", labels)
+        draw_lines(by_day, folder / f"waits-by-day-{mode}.png", labels)

@@ -50,7 +50,7 @@ QUANTITIES = {
     "idle_j": ("idle [J]", 0),
     "cluster_j": ("cluster [J]", 0),
 }
-"""What the table shows as a median with its range: its heading and number of decimals."""
+"""Quantities with a median and a range in the table: heading and number of decimals."""
 
 COMPARED = {"time_s": "Time", "cluster_j": "Energy of the cluster"}
 """Quantities of which the table prints the differences between modes."""
@@ -67,14 +67,14 @@ class CompareError(Exception):
 
 
 @dataclass(frozen=True)
-class Setup:
-    """On what and how the scripts of a comparison run.
+class ComparisonSetup:
+    """The machine and the settings of a comparison.
 
     Attributes:
         engine: of the embedded RMS: ``local``, ``slurm-pilot`` or ``slurm``.
-        nodes: how many of the nodes there are take part, None for all.
-        policy: what the scheduler does with all jobs.
-        delay_s: scripts are submitted in order, so far apart.
+        nodes: the number of nodes that take part, None for all.
+        policy: the scheduling policy of all jobs.
+        delay_s: time between the submissions of two scripts, in order.
         folder: the jobs of each mode and round run in a folder of their own in it (:func:`place`).
         env: environment of the jobs.
         listen: address of the embedded RMS, "" for any.
@@ -98,7 +98,7 @@ class Setup:
 def compare(
     scripts: Sequence[Path],
     modes: Sequence[Mode],
-    setup: Setup,
+    setup: ComparisonSetup,
     say: Callable[[str], None],
     times: int = FEWEST_ROUNDS,
 ) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def compare(
     Args:
         scripts: job scripts.
         modes: the modes, in the order of the table.
-        setup: what they run on.
+        setup: the machine and the settings.
         say: called with each progress line.
         times: number of rounds, at least 1.
 
@@ -124,7 +124,7 @@ def compare(
             balance.
     """
     for script in scripts:
-        parse_script(script)  # what is wrong with it is said before anything runs
+        parse_script(script)  # errors come before the first run
     runs: dict[Mode, list[dict[str, Any]]] = {mode: [] for mode in modes}
     rounds = orders(list(runs), times)
     try:
@@ -155,12 +155,12 @@ def orders(modes: Sequence[Mode], times: int) -> list[list[Mode]]:
     Every second round is the one before in reverse, which cancels a linear drift over the two; each
     such pair begins one mode further.
     """
-    found = []
+    rounds = []
     for number in range(times):
         first = number // 2 % len(modes)
         order = [*modes[first:], *modes[:first]]
-        found.append(order[::-1] if number % 2 else order)
-    return found
+        rounds.append(order[::-1] if number % 2 else order)
+    return rounds
 
 
 def place(folder: Path, mode: str, number: int) -> Path:
@@ -193,13 +193,13 @@ def relations(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         ``quantity``, ``mode``, ``than``, ``ratio`` (median of ``mode`` over that of ``than``; 1
         where both are 0) and ``differs``.
     """
-    found = []
+    pairs = []
     for key in COMPARED:
         for first, second in combinations(rows, 2):
             a, b = first["ranges"][key], second["ranges"][key]
             apart = a["most"] < b["least"] or b["most"] < a["least"]
             enough = min(len(first["runs"]), len(second["runs"])) >= FEWEST_ROUNDS
-            found.append(
+            pairs.append(
                 {
                     "quantity": key,
                     "mode": second["mode"],
@@ -208,11 +208,11 @@ def relations(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                     "differs": apart and enough,
                 }
             )
-    return found
+    return pairs
 
 
 class _Progress:
-    """Prints how many jobs of a part of the comparison have ended, at most every few seconds."""
+    """Prints the number of ended jobs of a part of the comparison, at most every few seconds."""
 
     def __init__(self, part: str, say: Callable[[str], None]) -> None:
         self._part, self._say = part, say
@@ -253,11 +253,13 @@ def _last_line(job: JobRow) -> str:
     return own[-1].strip() if own else ""
 
 
-def _warm_up(scripts: Sequence[Path], setup: Setup, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run each script once, of an array its first task, at the largest size, which is the fastest.
+def _warm_up(
+    scripts: Sequence[Path], setup: ComparisonSetup, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Run every script once, of an array its first task, at the largest size, which is the fastest.
 
     Returns:
-        How many jobs ran, for how long all together, and in which states they ended.
+        The number of jobs, their time all together, and the states at their ends.
 
     Raises:
         CompareError: a job failed.
@@ -290,13 +292,13 @@ def _one_mode(
     scripts: Sequence[Path],
     mode: Mode,
     turn: tuple[int, int],
-    setup: Setup,
+    setup: ComparisonSetup,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Run the scripts in a mode; return the run.
 
     Args:
-        turn: number of the round, and how many there are.
+        turn: number of the round, and of all rounds.
     """
     progress = _Progress(f"round {turn[0]} of {turn[1]}, mode {mode}", say)
     folder, local = place(setup.folder, mode, turn[0]), setup.engine == "local"
@@ -314,13 +316,13 @@ def _one_mode(
 
 
 def _fitting(script: Path, mode: Mode, nodes: int) -> Options:
-    """Return the mode, and sizes cut down to the nodes there are: all modes run the same jobs."""
+    """Return the mode, and sizes within the nodes of the cluster: all modes run the same jobs."""
     low, high = parse_script(script).options.sizes
     return Options(mode=mode, nodes=(min(low, nodes), min(high, nodes)))
 
 
 def _trace_resizes(server: str, jobs: Sequence[JobRow]) -> None:
-    """Refuse a resize that no journalled decision asked for, or that led to another size."""
+    """Refuse a resize without a journalled decision, or to another size than decided."""
     for job in jobs:
         history = ask(list[HistoryEntry], server, "GET", f"/history/{job.id}")
         decided = [entry.size for entry in history if entry.kind == "resize"]
@@ -405,7 +407,7 @@ def _end_s(job: JobRow) -> float:
 
 
 def _why_no_resize(mode: Mode, nodes: int, jobs: Sequence[JobRow]) -> str:
-    """Return why no job was resized, "" if one was."""
+    """Return the reason why no job was resized, "" if one was."""
     if any(job.resizes for job in jobs):
         return ""
     if not mode.resizable:
@@ -434,7 +436,7 @@ def _check_books(jobs: Sequence[JobRow], energy: Books) -> None:
 
 
 def table(result: Mapping[str, Any]) -> list[str]:
-    """Return the paper's table (Iserte & Rojek, tables 3 and 4) as lines, with what differs."""
+    """Return the paper's table (Iserte & Rojek, tables 3 and 4) as lines, with the differences."""
     heads = ["mode", *(head for head, _ in QUANTITIES.values())]
     heads += ["alloc. [%]", "resizes", "completed"]
     cells = []
@@ -488,7 +490,7 @@ def _notes(row: Mapping[str, Any]) -> list[str]:
 
 
 def _differences(result: Mapping[str, Any]) -> list[str]:
-    """Return which modes differ, by which rule, and what of the gain has which cause."""
+    """Return the modes that differ, the rule of that, and the causes of the gain."""
     times = result["times"]
     if times < FEWEST_ROUNDS:
         runs = "a single run" if times == 1 else f"{times} runs"
@@ -518,11 +520,11 @@ def _differences(result: Mapping[str, Any]) -> list[str]:
 
 
 def causes(result: Mapping[str, Any]) -> list[str]:
-    """Return what of the gain in time has which cause: one line for each that the modes tell.
+    """Return the causes of the gain in time: a line for each that the modes tell.
 
-    ``moldable`` beside ``fixed`` is what a fitting size at the start brings, ``flexible`` beside
-    ``moldable`` what resizes bring on top, ``malleable`` beside ``fixed`` what resizes bring to
-    jobs that start at their full size.
+    ``moldable`` beside ``fixed`` is the effect of a fitting size at the start, ``flexible`` beside
+    ``moldable`` that of resizes on top, ``malleable`` beside ``fixed`` that of resizes of jobs that
+    start at their full size.
     """
     rows = {row["mode"]: row for row in result["rows"]}
     lines = []
@@ -555,7 +557,7 @@ def causes(result: Mapping[str, Any]) -> list[str]:
 
 
 def _power(result: Mapping[str, Any]) -> list[str]:
-    """Return what the times and energies are worth on this machine."""
+    """Return the limits of the times and energies on this machine."""
     lines = []
     if result.get("oversubscribed"):
         lines.append("Several nodes are one machine here: states and books count, times do not.")
@@ -569,7 +571,7 @@ def _power(result: Mapping[str, Any]) -> list[str]:
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
-    """Draw who held which node when, and the power of the cluster, in each mode's median run."""
+    """Draw the jobs on the nodes, and the power of the cluster, in the median run of each mode."""
     from rms.plots import History, side_by_side
 
     runs = []
@@ -585,7 +587,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
 
 
 def problems(result: Mapping[str, Any]) -> list[str]:
-    """Return what a comparison should not show: failed jobs, results that differ between runs."""
+    """Return a sentence for each failed job, and for results that differ between runs."""
     wrong = []
     answers: dict[str, set[str]] = {}
     for row in result["rows"]:

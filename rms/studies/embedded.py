@@ -1,4 +1,4 @@
-"""A daemon of one's own, for as long as an experiment takes."""
+"""A daemon of its own for an experiment."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rms.wire.terminal import CommandError
 from rms.wire.users import OVER, JobRow, Nothing, PolicyName
 
 READY_S = 60.0
-"""How long a daemon may take to answer."""
+"""The longest time until a daemon answers."""
 
 END_S = 30.0
-"""How long it may take to end."""
+"""The longest time until it ends."""
 
 
 class EmbeddedError(Exception):
@@ -39,7 +39,7 @@ def embedded_daemon(
     """Run ``rms serve`` with these options; yield its address, end it and its jobs at the end.
 
     Args:
-        folder: made where it does not exist; ``daemon.log`` in it has what the daemon says.
+        folder: made where it does not exist; ``daemon.log`` in it has the daemon's output.
         local: its jobs run on this machine, so that its state may be in a folder of this machine.
         env: its environment; None for that of this process.
         listen: its address, ``unix:PATH``, for others to look at it too; "" for any.

@@ -3,58 +3,44 @@
 Three EASY policies on three logs, four mixes of memory-bound and compute-bound jobs, and three
 errors of the expected bandwidth. The paper prints neither the number of nodes nor its definition
 of bounded slowdown, and contradicts itself in the bandwidth of the GPU socket, so all cases are
-simulated under all :data:`rms.studies.guim_model.VARIANTS`, and slowdowns are given by both
-definitions (:class:`rms.studies.guim_model.Figures`). The statements of the paper are compared with
-the default variant, which follows from its text.
+simulated under all :data:`VARIANTS`, and slowdowns are given by both definitions
+(:class:`Figures`). The statements of the paper are compared with the default variant, which
+follows from its text.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
-from multiprocessing import get_context
+from math import ceil, inf
 from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
+from random import Random
+from statistics import fmean, median
+from time import process_time
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from rms.core.model.contention import Pools, Processors, SharedNode
-from rms.core.model.jobs import JobId, JobSpec, Mode, Site
+from rms.core.model.jobs import JobSpec, Site
+from rms.core.policies import Policy, adjusted, named
 from rms.formats.config import FileError
+from rms.formats.swf import read_trace
+from rms.plots import Panel, draw_panels
 from rms.sim.run import simulated
-from rms.studies.guim_model import (
-    POLICIES,
-    VARIANTS,
-    Case,
-    Figures,
-    Grid,
-    Variant,
-    policy,
-    read_log,
-    run,
-    site,
-    with_bandwidth,
-)
-from rms.studies.statements import Statement, column_of, compare, statements, table
+from rms.studies import experiment
+from rms.studies.experiment import Data, JobTimes, Result, Statement, StudyReport
 from rms.wire.terminal import columns
 
-DATA = Path(__file__).parent / "data"
 SLOWDOWNS = ("bsld", "bsld_log")
 """Bounded slowdown over the time that a job took (the usual one), and over that in the log."""
 
-_Line = tuple[Case, int, Figures]
+TRIED = 2000
+"""The most jobs of a log in a simulation of a variant."""
+
 _Place = tuple[str, str, str, int]
 """Policy, log, mix, and error in per cent."""
-
-TRIED = 2000
-"""Variants are simulated with so many jobs of a log at most."""
 
 NOTES = (
     "bsld is wait and run time over the run time, 10 s at least (Feitelson and Rudolph, reference",
@@ -74,6 +60,296 @@ NOTES = (
 )
 
 
+POLICIES = ("easy-reg", "easy-pa", "lc-pa")
+BOUND_S = 10.0
+"""Run times count as at least this in bounded slowdown."""
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """Assumptions that the paper leaves open or contradicts itself in.
+
+    Attributes:
+        size: ``plain``: the plain processors of the cluster are as many as those of the log's
+            machine, 16 for a pair of nodes (one of either kind). The run time of a log is that on
+            a plain processor (section III-A-3), and section VI asks whether GPU cores improve the
+            system, so they come on top. ``cores``: GPU cores count too, 48 for a pair.
+        nodes: multiplier of the number of nodes.
+        socket: bandwidth of the GPU socket. ``stated``: the share that section III-C sets for the
+            evaluated architecture, a ninth of the node's. ``example``: that of the example of the
+            same section, 4 of 18 GB/s, which is introduced as a matter of example. ``none``: no
+            limit beside the node's.
+        fastest_first: first fit takes fast processors first. Default: in the order of the
+            reservation table, which lists processors by node (section III-A-1).
+        whole_demand: see :class:`rms.core.model.contention.SharedNode`. Default: run times take
+            demand over capacity times as long; section IV-A-1 has a factor of 1 for no penalty,
+            and the example of section III-C one of 10/4 where 10 of 4 GB/s are in demand.
+        exact_pa: EASY-PA sets frequencies by real bandwidths. Section VI states that the error
+            does not change its slowdowns, and quotes an energy of EASY-PA for one error; default:
+            by expected bandwidths, as the algorithm of section IV-A-2 has it.
+        threshold: of LessConsume, None for no threshold; the paper has no results with one.
+        forecast: LessConsume looks ahead to the expected ends of neighbours.
+        biased: all estimates of bandwidth are too high by the error; default: too high or too low
+            at random.
+        load: multiplier of the rate of submissions; 1 is that of the log.
+    """
+
+    size: Literal["cores", "plain"] = "plain"
+    nodes: float = 1.0
+    socket: Literal["stated", "example", "none"] = "stated"
+    fastest_first: bool = False
+    whole_demand: bool = False
+    exact_pa: bool = False
+    threshold: float | None = None
+    forecast: bool = False
+    biased: bool = False
+    load: float = 1.0
+
+
+VARIANTS: Mapping[str, tuple[Assumptions, str]] = {
+    "default": (
+        Assumptions(),
+        "node by node, socket of a ninth, as many plain processors as the log",
+    ),
+    "fastest-first": (Assumptions(fastest_first=True), "first fit takes fast processors first"),
+    "socket-2/9": (Assumptions(socket="example"), "GPU socket of 2/9, as in the paper's example"),
+    "socket-2/9-fastest-first": (
+        Assumptions(socket="example", fastest_first=True),
+        "both of the above",
+    ),
+    "no-socket": (Assumptions(socket="none"), "no limit of the GPU socket"),
+    "no-socket-fastest-first": (
+        Assumptions(socket="none", fastest_first=True),
+        "no limit of the GPU socket, fast processors first",
+    ),
+    "twice-nodes": (Assumptions(nodes=2.0), "twice as many nodes"),
+    "twice-nodes-no-socket": (
+        Assumptions(nodes=2.0, socket="none"),
+        "twice as many nodes, no limit of the GPU socket",
+    ),
+    "four-times-nodes": (Assumptions(nodes=4.0), "four times as many nodes"),
+    "whole-demand": (Assumptions(whole_demand=True), "an overload adds demand over capacity"),
+    "forecast": (Assumptions(forecast=True), "LessConsume looks ahead to expected ends"),
+    "exact-pa": (Assumptions(exact_pa=True), "EASY-PA sets frequencies by real bandwidths"),
+    "biased": (Assumptions(biased=True), "all bandwidths are expected too high"),
+    "cores": (Assumptions(size="cores"), "GPU cores count as processors of the log"),
+    "threshold-2": (Assumptions(threshold=2.0), "LessConsume-Threshold, 2"),
+    "threshold-1.25": (Assumptions(threshold=1.25), "LessConsume-Threshold, 1.25"),
+    "slow-arrivals": (Assumptions(load=0.01), "submissions a hundredth as fast"),
+    "slow-arrivals-no-socket-fastest-first": (
+        Assumptions(load=0.01, socket="none", fastest_first=True),
+        "submissions a hundredth as fast, no limit of the GPU socket, fast processors first",
+    ),
+}
+"""Variants by name, in words; the default one comes first."""
+
+
+class Grid(NamedTuple):
+    """Simulations of one run of the study: by default all cases of the paper.
+
+    Attributes:
+        first: jobs of each log, the first ones; 0 for all.
+        variants: names of :data:`VARIANTS` that are simulated beside the default one.
+    """
+
+    logs: tuple[str, ...] = ("ctc", "sdsc", "blue")
+    mixes: tuple[str, ...] = ("mem", "hybrid", "comp", "equip")
+    errors: tuple[int, ...] = (10, 50, 100)
+    first: int = 2000
+    variants: tuple[str, ...] = tuple(VARIANTS)
+
+
+class PlacementCase(NamedTuple):
+    """One simulation."""
+
+    policy: str
+    log: str
+    mix: str
+    error_pct: int
+    variant: Assumptions = Assumptions()
+
+
+class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Results of one simulation.
+
+    Attributes:
+        bsld, bsld_p95: mean and 95th percentile of the bounded slowdown: wait and run time over
+            run time, which is the time that the job took and counts as 10 s at least (Feitelson
+            and Rudolph, the paper's reference 12).
+        bsld_log, bsld_log_p95: the same over the run time in the log.
+        energy: seconds of a processor at the highest level.
+        wait_s: mean wait.
+        stretch: sum of run times over the sum of those in the log.
+        jobs: jobs that ran.
+        queued_pct: share of the time between the first and the last submission in which at least
+            one job waits.
+        waiting_half_pct, waiting_end_pct: jobs that wait when the middle job and the last job are
+            submitted, in per cent of the jobs submitted by then.
+        gpu_gb_s, plain_gb_s: mean bandwidth of the processes on GPU cores and on plain processors
+            (of what a process needs on a plain processor); 0 if there is none.
+        wall_s, cpu_s: wall and processor time of the simulation.
+    """
+
+    bsld: float
+    bsld_p95: float
+    bsld_log: float
+    bsld_log_p95: float
+    energy: float
+    wait_s: float
+    stretch: float
+    jobs: int
+    queued_pct: float
+    waiting_half_pct: float
+    waiting_end_pct: float
+    gpu_gb_s: float
+    plain_gb_s: float
+    wall_s: float
+    cpu_s: float
+
+
+def site(data: Data, processors: int, variant: Assumptions) -> Site:
+    """Return the cluster for a log: as many nodes of one kind as of the other."""
+    gb_s, whole = data["gb_s"], variant.whole_demand
+    socket_gb_s = gb_s / {"none": 1.0, **data["over_socket"]}[variant.socket]
+    behind = Processors(data["gpu_node"]["gpu"], data["gpu_factor"], socket_gb_s)
+    kinds = (
+        SharedNode(gb_s, (Processors(data["gpu_node"]["plain"]), behind), whole),
+        SharedNode(gb_s, (Processors(data["plain_node"]["plain"]),), whole),
+    )
+    counted = [kind for node in kinds for kind in node.processors]
+    if variant.size == "plain":
+        counted = [kind for kind in counted if kind.factor == 1.0]
+    pairs = ceil(variant.nodes * processors / sum(kind.number for kind in counted))
+    slots = pairs * sum(kind.number for node in kinds for kind in node.processors)
+    return Site(slots, shared=kinds * pairs, levels=tuple(map(tuple, data["levels"])))
+
+
+def read_log(folder: Path, file: str) -> list[JobSpec]:
+    """Return the jobs of a log in a folder of data or in ``traces`` in it.
+
+    Raises:
+        FileError: it is in neither.
+    """
+    paths = [path for path in (folder / "traces" / file, folder / file) if path.is_file()]
+    if not paths:
+        raise FileError(f"expected {file} in {folder} or in {folder / 'traces'}, got neither")
+    return read_trace(paths[0]).specs
+
+
+def with_bandwidth(
+    specs: Iterable[JobSpec], data: Data, case: PlacementCase, seed: int = 1
+) -> list[JobSpec]:
+    """Return jobs with a bandwidth by the mix, and an expected one that is off by the error.
+
+    The same job has the same bandwidth whatever the policy and the error.
+    """
+    demands, weights = data["demands_gb_s"], data["mixes"][case.mix]
+    kinds, errors = Random(seed), Random(seed + 1)
+    error, variant, jobs = case.error_pct / 100.0, case.variant, []
+    for spec in specs:
+        gb_s = kinds.choices(demands, weights)[0]
+        off = 1.0 if variant.biased else errors.choice((-1.0, 1.0))
+        jobs.append(
+            msgspec.structs.replace(
+                spec,
+                submit_s=spec.submit_s / variant.load,
+                bandwidth_gb_s=gb_s,
+                expected_bandwidth_gb_s=gb_s * (1.0 + error * off),
+            )
+        )
+    return jobs
+
+
+def policy(name: str, variant: Assumptions) -> Policy:
+    """Return one of the paper's policies."""
+    placement: dict[str, Any] = {
+        "part": "less-consume" if name == "lc-pa" else "first-fit-shared",
+        "power_aware": name != "easy-reg",
+        "fastest_first": variant.fastest_first,
+    }
+    if name == "lc-pa":
+        placement["forecast"] = variant.forecast
+        if variant.threshold is not None:
+            placement["threshold"] = variant.threshold
+    return adjusted(named("easy"), placement=placement)
+
+
+def run(case: PlacementCase, data: Data, specs: Sequence[JobSpec]) -> Figures:
+    """Run a case; return its figures."""
+    begun_s = process_time()
+    where = site(data, data["logs"][case.log]["processors"], case.variant)
+    jobs = with_bandwidth(specs, data, case)
+    simulation, wall_s = simulated(jobs, where, policy(case.policy, case.variant))
+    contention = simulation.contention
+    assert contention is not None
+    spans = experiment.job_times(simulation)
+    logged = [span.job.spec.run_s or 0.0 for span in spans]
+    usual = sorted(_bounded_slowdown(span, span.run_s) for span in spans)
+    over_log = sorted(map(_bounded_slowdown, spans, logged))
+    assert simulation.engine.state.pools is not None
+    queued_pct, half_pct, end_pct = _queue(spans)
+    gpu_gb_s, plain_gb_s = _by_kind(spans, simulation.engine.state.pools)
+    return Figures(
+        fmean(usual),
+        usual[int(0.95 * (len(usual) - 1))],
+        fmean(over_log),
+        over_log[int(0.95 * (len(over_log) - 1))],
+        contention.energy,
+        fmean(span.wait_s for span in spans),
+        sum(span.run_s for span in spans) / sum(logged),
+        len(spans),
+        queued_pct,
+        half_pct,
+        end_pct,
+        gpu_gb_s,
+        plain_gb_s,
+        wall_s,
+        process_time() - begun_s,
+    )
+
+
+def _bounded_slowdown(span: JobTimes, run_s: float) -> float:
+    """Return wait and run time over a run time, which counts as 10 s at least."""
+    return max(1.0, span.turnaround_s / max(run_s, BOUND_S))
+
+
+def _queue(spans: Sequence[JobTimes]) -> tuple[float, float, float]:
+    """Return the times and numbers of waiting jobs (see :class:`Figures`), in per cent."""
+    ordered = sorted(spans, key=lambda span: (span.submit_s, span.job.number))
+    first_s, last_s = ordered[0].submit_s, ordered[-1].submit_s
+    queued_s, covered_s = 0.0, first_s
+    for span in ordered:
+        begin_s, until_s = max(span.submit_s, covered_s), min(span.start_s, last_s)
+        if until_s > begin_s:
+            queued_s, covered_s = queued_s + until_s - begin_s, until_s
+    queued_pct = 100.0 * queued_s / (last_s - first_s) if last_s > first_s else 0.0
+    half = ordered[: (len(ordered) + 1) // 2]
+    return queued_pct, _waiting_pct(half), _waiting_pct(ordered)
+
+
+def _waiting_pct(spans: Sequence[JobTimes]) -> float:
+    """Return the share of jobs that wait when the last of them is submitted."""
+    now_s = spans[-1].submit_s
+    return 100.0 * sum(span.start_s > now_s for span in spans) / len(spans)
+
+
+def _by_kind(spans: Iterable[JobTimes], pools: Pools) -> tuple[float, float]:
+    """Return the mean bandwidth of a process on a GPU core and on a plain processor, in GB/s."""
+    sums, numbers = [0.0, 0.0], [0, 0]
+    for span in spans:
+        on_gpu = sum(pools.factor[pools.of_slot[slot]] > 1.0 for slot in span.job.nodes)
+        for kind, number in enumerate((on_gpu, len(span.job.nodes) - on_gpu)):
+            sums[kind] += number * (span.job.spec.bandwidth_gb_s or 0.0)
+            numbers[kind] += number
+    gpu, plain = (
+        total / number if number else 0.0 for total, number in zip(sums, numbers, strict=True)
+    )
+    return gpu, plain
+
+
+# --- The study -----------------------------------------------------------------------------------
+
+
 def guim(
     data: Path,
     grid: Grid,
@@ -81,8 +357,8 @@ def guim(
     figures: Path | None,
     progress: Callable[[str], None] = lambda text: None,
     keep: Path | None = None,
-) -> tuple[dict[str, Any], list[str], bool]:
-    """Return the JSON of the experiment, its tables, and whether all checks hold.
+) -> Result:
+    """Run the study.
 
     The default variant is simulated at all errors of the grid, the others at the least and the
     largest.
@@ -92,61 +368,69 @@ def guim(
         grid: the simulations.
         workers: number of simulations at once.
         figures: folder for figures 3 and 4, or None.
-        progress: called with a line for each simulation that is over.
-        keep: a file with a line for each simulation that is over; those in it are not run again.
+        progress: called with a line after each simulation.
+        keep: a file with a line for each finished simulation; those in it are not run again.
 
     Raises:
         FileError: a log is missing, or ``keep`` holds something else.
     """
-    paper = msgspec.toml.decode((DATA / "guim.toml").read_bytes())
+    paper = experiment.settings("guim")
     logs = {log: read_log(data, paper["logs"][log]["file"]) for log in grid.logs}
     specs = {log: jobs[: grid.first or None] for log, jobs in logs.items()}
     fewer = {log: jobs[: grid.first or TRIED][:TRIED] for log, jobs in logs.items()}
     names = [name for name in VARIANTS if name == "default" or name in grid.variants]
     errors = tuple(sorted(grid.errors))
     ends = tuple(sorted({errors[0], errors[-1]}))
+    kept = experiment.Kept("guim", keep, tuple[PlacementCase, int], Figures)
 
-    runs = _Runs(paper, workers, progress, keep)
-    results = runs.all_of(_cases(grid, errors, Variant()), specs)
+    def all_of(
+        cases: Iterable[PlacementCase], of_log: Mapping[str, Sequence[JobSpec]]
+    ) -> dict[PlacementCase, Figures]:
+        def run_one(sized: tuple[PlacementCase, int]) -> Figures:
+            return run(sized[0], paper, of_log[sized[0].log])
+
+        results: dict[PlacementCase, Figures] = {}
+        sized = [(case, len(of_log[case.log])) for case in dict.fromkeys(cases)]
+        for (case, _), result in experiment.run_all(run_one, sized, workers, kept):
+            results[case] = result
+            progress(f"{_name(case)}: {len(results)} of {len(sized)}")
+        return results
+
+    results = all_of(_cases(grid, errors, Assumptions()), specs)
     more = [case for name in names for case in _cases(grid, ends, VARIANTS[name][0])]
     shared = results if specs == fewer else {}
-    tried = {**shared, **runs.all_of([case for case in more if case not in shared], fewer)}
+    tried = {**shared, **all_of([case for case in more if case not in shared], fewer)}
 
-    main = View(results, Variant(), grid.logs, grid.mixes, errors)
-    views = {name: View(tried, VARIANTS[name][0], grid.logs, grid.mixes, ends) for name in names}
-    shown = (
-        dict(views)
-        if specs == fewer
-        else {**views, "default, all jobs": replace(main, errors=ends)}
-    )
-    wrong = [*_must_hold(results, specs), *_must_hold(tried, fewer)]
-    stated = statements("guim")
-    rows, differences = compare(stated, values(main, paper, logs))
-    recorded = all(len(jobs) == Grid().first for jobs in specs.values())
-    wrong += differences if recorded else []
-    all_results = {**results, **tried}
-    spent_s = sum(result.cpu_s for result in all_results.values())
-
-    lines = [*table(rows)]
-    if not recorded:
-        lines.append(
+    main = VariantView(results, Assumptions(), grid.logs, grid.mixes, errors)
+    views = {
+        name: VariantView(tried, VARIANTS[name][0], grid.logs, grid.mixes, ends) for name in names
+    }
+    shown = dict(views)
+    if specs != fewer:
+        shown["default, all jobs"] = replace(main, errors=ends)
+    stated = experiment.statements("guim")
+    report = StudyReport("guim", values(main, paper, logs), stated)
+    under = []
+    if not all(len(jobs) == Grid().first for jobs in specs.values()):
+        report.wrong.clear()
+        under.append(
             f"The recorded statuses are those of the first {Grid().first:,} jobs of each log; this"
             " run has others, so that statuses may differ from the recorded ones."
         )
+    report.wrong += [*_must_hold(results, specs), *_must_hold(tried, fewer)]
+    all_results = {**results, **tried}
+    spent_s = sum(result.cpu_s for result in all_results.values())
     jobs = max(map(len, fewer.values()))
-    lines += ["", *_orderings_table(shown, jobs), "", *_published_table(shown, stated, jobs)]
-    lines += ["", *_queue_table(shown), ""]
-    for name, view in (("default", main), *list(views.items())[1:]):
-        lines += [*_cases_table(name, view, specs if view is main else fewer), ""]
-    spent = f"{len(all_results)} simulations took {spent_s:,.0f} s of processor time."
-    lines += [*NOTES, spent, *wrong]
-    if figures is not None:
-        _draw(main, figures)
-        lines.append(f"figures in {figures}")
-    result = {
-        "experiment": "guim",
+    parts = [
+        _orderings_table(shown, jobs),
+        _published_table(shown, stated, jobs),
+        _queue_table(shown),
+        _cases_table("default", main, specs),
+        *(_cases_table(name, view, fewer) for name, view in list(views.items())[1:]),
+        [*NOTES, f"{len(all_results)} simulations took {spent_s:,.0f} s of processor time."],
+    ]
+    json = {
         "jobs_of_each_log": grid.first,
-        "statements": rows,
         "rows": _rows(main, stated),
         "variants": {
             name: {
@@ -158,18 +442,14 @@ def guim(
         },
         "cpu_s": spent_s,
         "notes": NOTES,
-        "wrong": wrong,
     }
-    return result, lines, not wrong
+    return report.result(json, parts, lambda folder: _draw(main, folder), figures, under)
 
 
-# --- simulations -------------------------------------------------------------------------------
-
-
-def _cases(grid: Grid, errors: Iterable[int], variant: Variant) -> list[Case]:
+def _cases(grid: Grid, errors: Iterable[int], variant: Assumptions) -> list[PlacementCase]:
     """Return the simulations of a variant under all policies, each once."""
     cases = [
-        _of_policy(Case(name, log, mix, error, variant))
+        _of_policy(PlacementCase(name, log, mix, error, variant))
         for log in grid.logs
         for mix in grid.mixes
         for error in errors
@@ -178,12 +458,10 @@ def _cases(grid: Grid, errors: Iterable[int], variant: Variant) -> list[Case]:
     return list(dict.fromkeys(cases))
 
 
-def _of_policy(case: Case) -> Case:
+def _of_policy(case: PlacementCase) -> PlacementCase:
     """Return a case without assumptions that its policy does not depend on."""
     variant, error_pct = case.variant, case.error_pct
-    if case.policy == "easy-reg":
-        variant, error_pct = replace(variant, biased=False), 0
-    if case.policy == "easy-pa" and variant.exact_pa:
+    if case.policy == "easy-reg" or (case.policy == "easy-pa" and variant.exact_pa):
         variant, error_pct = replace(variant, biased=False), 0
     variant = replace(variant, exact_pa=False)
     if case.policy != "lc-pa":
@@ -191,70 +469,12 @@ def _of_policy(case: Case) -> Case:
     return case._replace(variant=variant, error_pct=error_pct)
 
 
-@dataclass
-class _Runs:
-    """Simulations, several of them at once."""
-
-    paper: Mapping[str, Any]
-    workers: int
-    progress: Callable[[str], None]
-    keep: Path | None
-
-    def all_of(
-        self, cases: Iterable[Case], specs: Mapping[str, Sequence[JobSpec]]
-    ) -> dict[Case, Figures]:
-        """Return the results of cases; those that are kept are not run again."""
-        kept = self._kept()
-        keys = {case: (case, len(specs[case.log])) for case in cases}
-        results = {case: kept[key] for case, key in keys.items() if key in kept}
-        left = [case for case in keys if case not in results]
-        with ExitStack() as stack:
-            for case, result in self._each(stack, left, specs):
-                results[case] = result
-                if self.keep is not None:
-                    with self.keep.open("ab") as file:
-                        file.write(msgspec.json.encode((*keys[case], result)) + b"\n")
-                self.progress(f"{_name(case)}: {len(results)} of {len(keys)}")
-        return results
-
-    def _each(
-        self, stack: ExitStack, cases: Sequence[Case], specs: Mapping[str, Sequence[JobSpec]]
-    ) -> Iterable[tuple[Case, Figures]]:
-        """Run the cases; yield each with its result as soon as it is over."""
-        if self.workers == 1:
-            return ((case, run(case, self.paper, specs[case.log])) for case in cases)
-        pool = stack.enter_context(
-            ProcessPoolExecutor(
-                self.workers,
-                get_context("fork"),
-                initializer=signal.signal,
-                initargs=(signal.SIGINT, signal.SIG_DFL),
-            )
-        )
-        at_once = {pool.submit(run, case, self.paper, specs[case.log]): case for case in cases}
-        return ((at_once[each], each.result()) for each in as_completed(at_once))
-
-    def _kept(self) -> dict[tuple[Case, int], Figures]:
-        """Return the results in the file, by case and number of jobs; drop a cut line."""
-        if self.keep is None:
-            return {}
-        try:
-            self.keep.touch()
-            text = self.keep.read_bytes()
-            whole = text[: text.rfind(b"\n") + 1]
-            lines = msgspec.json.Decoder(_Line).decode_lines(whole)
-            os.truncate(self.keep, len(whole))
-        except (OSError, msgspec.DecodeError) as error:
-            raise FileError(f"{self.keep}: expected simulations of guim, got: {error}") from None
-        return {(case, jobs): result for case, jobs, result in lines}
-
-
-def _name(case: Case) -> str:
+def _name(case: PlacementCase) -> str:
     return f"{case.policy} {case.log} {case.mix} {case.error_pct} %"
 
 
 def _must_hold(
-    results: Mapping[Case, Figures], specs: Mapping[str, Sequence[JobSpec]]
+    results: Mapping[PlacementCase, Figures], specs: Mapping[str, Sequence[JobSpec]]
 ) -> list[str]:
     """Return a sentence for each violated invariant, which holds under all assumptions."""
     wrong = []
@@ -269,245 +489,181 @@ def _must_hold(
     return wrong
 
 
-# --- orderings ---------------------------------------------------------------------------------
+# --- Orderings -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class View:
+class VariantView:
     """Results of one variant.
 
     Attributes:
         errors: errors of the expected bandwidth in per cent, rising.
     """
 
-    results: Mapping[Case, Figures]
-    variant: Variant
+    results: Mapping[PlacementCase, Figures]
+    variant: Assumptions
     logs: tuple[str, ...]
     mixes: tuple[str, ...]
     errors: tuple[int, ...]
 
     def of(self, policy: str, log: str, mix: str, error_pct: int) -> Figures:
         """Return the result of a case."""
-        return self.results[_of_policy(Case(policy, log, mix, error_pct, self.variant))]
+        return self.results[_of_policy(PlacementCase(policy, log, mix, error_pct, self.variant))]
 
     def saved_pct(self, policy: str, log: str, mix: str, error_pct: int) -> float:
         """Return the energy that a policy saves against EASY-REG, in per cent."""
         regular = self.of("easy-reg", log, mix, error_pct).energy
         return 100.0 * (1.0 - self.of(policy, log, mix, error_pct).energy / regular)
 
-    def slowdown(self, column: str, policy: str, log: str, mix: str, error_pct: int) -> float:
-        """Return a slowdown, a field of :class:`rms.studies.guim_model.Figures`."""
+    def places(self, logs: Sequence[str] = (), mixes: Sequence[str] = ()) -> list[tuple[str, str]]:
+        """Return the pairs of log and mix, all or some of them."""
+        return [
+            (log, mix)
+            for log in self.logs
+            for mix in self.mixes
+            if (not logs or log in logs) and (not mixes or mix in mixes)
+        ]
+
+    def number(self, column: str, policy: str, log: str, mix: str, error_pct: int) -> float:
+        """Return a column of a case: ``saved_pct``, or an attribute of :class:`Figures`."""
+        if column == "saved_pct":
+            return self.saved_pct(policy, log, mix, error_pct)
         return float(getattr(self.of(policy, log, mix, error_pct), column))
 
-    def places(
-        self, logs: Sequence[str] = (), mixes: Sequence[str] = ()
-    ) -> Iterator[tuple[str, str]]:
-        """Yield the pairs of log and mix, all or some of them."""
-        for log in self.logs:
-            for mix in self.mixes:
-                if (not logs or log in logs) and (not mixes or mix in mixes):
-                    yield log, mix
-
-    @property
-    def ends(self) -> tuple[tuple[int, int], ...]:
-        """The least and the largest error as one pair; empty where they are the same."""
-        low, high = self.errors[0], self.errors[-1]
-        return ((low, high),) if low < high else ()
+    def numbers(
+        self,
+        column: str,
+        policy: str,
+        error_pct: int,
+        logs: Sequence[str] = (),
+        mixes: Sequence[str] = (),
+    ) -> list[float]:
+        """Return a column of the cases of a policy at an error, all or some of them."""
+        places = self.places(logs, mixes)
+        return [self.number(column, policy, *at, error_pct) for at in places]
 
 
-class Ordering(NamedTuple):
-    """An ordering of the paper.
+def orderings(view: VariantView) -> list[dict[str, Any]]:
+    """Return the number of cases in which each ordering holds.
 
-    Attributes:
-        says: the ordering, in words; also its key among the values of the study.
-        cases: returns for each case whether it holds, given a column of slowdowns.
-        slowdown: whether it depends on that column.
+    They are the orderings of section VI, some of them stated for one log or mix alone, by either
+    slowdown where slowdowns are compared; and one of waits, which no definition of slowdown
+    changes.
     """
-
-    says: str
-    cases: Callable[[View, str], list[bool]]
-    slowdown: bool = True
-
-
-def _below_regular(view: View, column: str) -> list[bool]:
-    low = view.errors[0]
-    return [
-        view.slowdown(column, "lc-pa", *place, low) < view.slowdown(column, "easy-reg", *place, low)
-        for place in view.places()
-    ]
-
-
-def _above_regular(view: View, column: str) -> list[bool]:
-    high = view.errors[-1]
-    return [
-        view.slowdown(column, "lc-pa", *at, high) > view.slowdown(column, "easy-reg", *at, high)
-        for at in view.places(["blue"], ["mem"])
-    ]
-
-
-def _below_power_aware(view: View, column: str) -> list[bool]:
-    low = view.errors[0]
-    return [
-        view.slowdown(column, "lc-pa", *at, low) < view.slowdown(column, "easy-pa", *at, low)
-        for at in view.places(mixes=["hybrid", "comp"])
-    ]
-
-
-def _above_power_aware(view: View, column: str) -> list[bool]:
-    high = view.errors[-1]
-    return [
-        view.slowdown(column, "lc-pa", *at, high) > view.slowdown(column, "easy-pa", *at, high)
-        for at in view.places(["ctc"], ["mem"])
-    ]
-
-
-def _error_slows(view: View, column: str) -> list[bool]:
-    return [
-        view.slowdown(column, "lc-pa", *at, low) < view.slowdown(column, "lc-pa", *at, high)
-        for low, high in view.ends
-        for at in view.places()
-    ]
-
-
-def _error_raises_p95(view: View, column: str) -> list[bool]:
-    def over(place: tuple[str, str], error: int) -> float:
-        ours, other = (
-            view.slowdown(f"{column}_p95", name, *place, error) for name in ("lc-pa", "easy-pa")
-        )
-        return ours / other
-
-    return [over(at, low) < over(at, high) for low, high in view.ends for at in view.places()]
-
-
-def _power_aware_is_alike(view: View, column: str) -> list[bool]:
-    slowdowns = [
-        [view.slowdown(column, "easy-pa", *at, error) for error in view.errors]
-        for _ in view.ends
-        for at in view.places()
-    ]
-    return [max(by_error) <= 1.02 * min(by_error) for by_error in slowdowns]
-
-
-def _memory_slows(view: View, column: str) -> list[bool]:
-    if not {"mem", "comp"} <= set(view.mixes):
-        return []
-    return [
-        view.slowdown(column, name, log, "mem", error)
-        > view.slowdown(column, name, log, "comp", error)
-        for log in view.logs
-        for name in ("lc-pa", "easy-pa")
-        for error in view.errors
-    ]
-
-
-def _saves_more(view: View, column: str) -> list[bool]:
-    return [
-        view.saved_pct("lc-pa", *at, error) > view.saved_pct("easy-pa", *at, error)
-        for at in view.places()
-        for error in view.errors
-    ]
-
-
-def _saves_much(view: View, column: str) -> list[bool]:
-    return [
-        view.saved_pct("lc-pa", *at, error) > 40.0 for at in view.places() for error in view.errors
-    ]
-
-
-def _saves_little(view: View, column: str) -> list[bool]:
-    return [
-        view.saved_pct("easy-pa", *at, error) <= 37.0
-        for at in view.places()
-        for error in view.errors
-    ]
-
-
-def _error_costs(view: View, column: str) -> list[bool]:
-    return [
-        view.saved_pct("lc-pa", *at, high) < view.saved_pct("lc-pa", *at, low)
-        for low, high in view.ends
-        for at in view.places()
-    ]
-
-
-def _gap_pct(view: View, place: tuple[str, str], error: int) -> float:
-    """Return how far the savings of LC-PA and EASY-PA are apart, in points."""
-    return abs(view.saved_pct("lc-pa", *place, error) - view.saved_pct("easy-pa", *place, error))
-
-
-def _closer(view: View, column: str) -> list[bool]:
-    return [
-        _gap_pct(view, at, high) < _gap_pct(view, at, low)
-        for low, high in view.ends
-        for at in view.places(mixes=["mem", "equip"])
-    ]
-
-
-def _close(view: View, column: str) -> list[bool]:
-    return [_gap_pct(view, at, view.errors[-1]) < 10.0 for at in view.places(["sdsc"])]
-
-
-def _waits_less(view: View, column: str) -> list[bool]:
-    low = view.errors[0]
-    return [
-        view.of("lc-pa", *at, low).wait_s < view.of("easy-reg", *at, low).wait_s
-        for at in view.places()
-    ]
-
-
-def _lower_on_gpu(view: View, column: str) -> list[bool]:
-    results = [view.of("lc-pa", *at, view.errors[0]) for at in view.places()]
-    return [result.gpu_gb_s < result.plain_gb_s for result in results]
-
-
-def _higher_on_gpu(view: View, column: str) -> list[bool]:
-    low = view.errors[0]
-    return [
-        view.of("easy-pa", *at, low).gpu_gb_s > view.of("lc-pa", *at, low).gpu_gb_s
-        for at in view.places()
-    ]
-
-
-ORDERINGS = (
-    Ordering("LC-PA slows less than EASY-REG, least error", _below_regular),
-    Ordering("LC-PA slows more than EASY-REG, blue mem, largest error", _above_regular),
-    Ordering("LC-PA slows less than EASY-PA, hybrid and comp, least error", _below_power_aware),
-    Ordering("LC-PA slows more than EASY-PA, ctc mem, largest error", _above_power_aware),
-    Ordering("the error raises the slowdown of LC-PA", _error_slows),
-    Ordering("the error raises the 95th percentile of LC-PA over EASY-PA's", _error_raises_p95),
-    Ordering("the error changes the slowdown of EASY-PA by 2 % at most", _power_aware_is_alike),
-    Ordering("mem slows more than comp, LC-PA and EASY-PA", _memory_slows),
-    Ordering("LC-PA saves more than EASY-PA", _saves_more, slowdown=False),
-    Ordering("LC-PA saves over 40 %", _saves_much, slowdown=False),
-    Ordering("EASY-PA saves 37 % at most", _saves_little, slowdown=False),
-    Ordering("the error lowers the saving of LC-PA", _error_costs, slowdown=False),
-    Ordering("the error brings both savings closer, mem and equip", _closer, slowdown=False),
-    Ordering("both savings within 10 points, sdsc, largest error", _close, slowdown=False),
-    Ordering("LC-PA: less bandwidth per process on GPU cores", _lower_on_gpu, slowdown=False),
-    Ordering("EASY-PA: more of it on GPU cores than LC-PA", _higher_on_gpu, slowdown=False),
-    Ordering("not of the paper: LC-PA waits less, least error", _waits_less, slowdown=False),
-)
-"""The orderings of section VI, some of them stated for one log or mix alone, and one of waits,
-which no definition of slowdown changes."""
-
-
-def orderings(view: View) -> list[dict[str, Any]]:
-    """Return for each ordering in how many of its cases it holds, by either slowdown."""
-    rows = []
-    for ordering in ORDERINGS:
-        row: dict[str, Any] = {"says": ordering.says}
-        for column in SLOWDOWNS if ordering.slowdown else ("holds",):
-            cases = ordering.cases(view, column)
-            row[column], row["of"] = sum(cases), len(cases)
-        rows.append(row)
+    by_column = {column: _of_slowdowns(view, column) for column in SLOWDOWNS}
+    rows: list[dict[str, Any]] = []
+    for says, cases in by_column[SLOWDOWNS[0]].items():
+        sums = {column: sum(held[says]) for column, held in by_column.items()}
+        rows.append({"says": says, **sums, "of": len(cases)})
+    for says, cases in _of_savings(view).items():
+        rows.append({"says": says, "holds": sum(cases), "of": len(cases)})
     return rows
 
 
-# --- statements --------------------------------------------------------------------------------
+def _less(ours: Iterable[float], others: Iterable[float]) -> list[bool]:
+    """Return for each case whether ours is less."""
+    return [a < b for a, b in zip(ours, others, strict=True)]
+
+
+def _of_slowdowns(view: VariantView, column: str) -> dict[str, list[bool]]:
+    """Return for each ordering of slowdowns the cases, and whether it holds there."""
+    low, high = view.errors[0], view.errors[-1]
+
+    def slow(policy: str, error: int, *where: Sequence[str]) -> list[float]:
+        return view.numbers(column, policy, error, *where)
+
+    def over_power_aware(error: int) -> list[float]:
+        p95 = (view.numbers(f"{column}_p95", name, error) for name in ("lc-pa", "easy-pa"))
+        return [ours / other for ours, other in zip(*p95, strict=True)]
+
+    mixes, few = ("hybrid", "comp"), (["blue"], ["mem"])
+    by_error = zip(*(slow("easy-pa", error) for error in view.errors), strict=True)
+    both = {"mem", "comp"} <= set(view.mixes)
+    rises = low < high
+    return {
+        "LC-PA slows less than EASY-REG, least error": _less(
+            slow("lc-pa", low), slow("easy-reg", low)
+        ),
+        "LC-PA slows more than EASY-REG, blue mem, largest error": _less(
+            slow("easy-reg", high, *few), slow("lc-pa", high, *few)
+        ),
+        "LC-PA slows less than EASY-PA, hybrid and comp, least error": _less(
+            slow("lc-pa", low, (), mixes), slow("easy-pa", low, (), mixes)
+        ),
+        "LC-PA slows more than EASY-PA, ctc mem, largest error": _less(
+            slow("easy-pa", high, ["ctc"], ["mem"]), slow("lc-pa", high, ["ctc"], ["mem"])
+        ),
+        "the error raises the slowdown of LC-PA": _less(slow("lc-pa", low), slow("lc-pa", high))
+        if rises
+        else [],
+        "the error raises the 95th percentile of LC-PA over EASY-PA's": _less(
+            over_power_aware(low), over_power_aware(high)
+        )
+        if rises
+        else [],
+        "the error changes the slowdown of EASY-PA by 2 % at most": [
+            max(case) <= 1.02 * min(case) for case in by_error if rises
+        ],
+        "mem slows more than comp, LC-PA and EASY-PA": [
+            held
+            for name in ("lc-pa", "easy-pa")
+            for error in view.errors
+            if both
+            for held in _less(slow(name, error, (), ["comp"]), slow(name, error, (), ["mem"]))
+        ],
+    }
+
+
+def _of_savings(view: VariantView) -> dict[str, list[bool]]:
+    """Return for each ordering of energy, bandwidth and waits the cases, and whether it holds."""
+    low, high = view.errors[0], view.errors[-1]
+    rises = low < high
+
+    def saved(policy: str, error: int) -> list[float]:
+        return view.numbers("saved_pct", policy, error)
+
+    def gaps(error: int, *where: Sequence[str]) -> list[float]:
+        return [_gap_pct(view, at, error) for at in view.places(*where)]
+
+    lc_pa = [each for error in view.errors for each in saved("lc-pa", error)]
+    easy_pa = [each for error in view.errors for each in saved("easy-pa", error)]
+    gpu_gb_s, plain_gb_s = (view.numbers(f"{kind}_gb_s", "lc-pa", low) for kind in ("gpu", "plain"))
+    mixes = (), ("mem", "equip")
+    return {
+        "LC-PA saves more than EASY-PA": _less(easy_pa, lc_pa),
+        "LC-PA saves over 40 %": [each > 40.0 for each in lc_pa],
+        "EASY-PA saves 37 % at most": [each <= 37.0 for each in easy_pa],
+        "the error lowers the saving of LC-PA": _less(saved("lc-pa", high), saved("lc-pa", low))
+        if rises
+        else [],
+        "the error brings both savings closer, mem and equip": _less(
+            gaps(high, *mixes), gaps(low, *mixes)
+        )
+        if rises
+        else [],
+        "both savings within 10 points, sdsc, largest error": [
+            gap < 10.0 for gap in gaps(high, ["sdsc"])
+        ],
+        "LC-PA: less bandwidth per process on GPU cores": _less(gpu_gb_s, plain_gb_s),
+        "EASY-PA: more of it on GPU cores than LC-PA": _less(
+            gpu_gb_s, view.numbers("gpu_gb_s", "easy-pa", low)
+        ),
+        "not of the paper: LC-PA waits less, least error": _less(
+            view.numbers("wait_s", "lc-pa", low), view.numbers("wait_s", "easy-reg", low)
+        ),
+    }
+
+
+def _gap_pct(view: VariantView, place: tuple[str, str], error: int) -> float:
+    """Return the difference between the savings of LC-PA and EASY-PA, in points."""
+    return abs(view.saved_pct("lc-pa", *place, error) - view.saved_pct("easy-pa", *place, error))
+
+
+# --- Statements ----------------------------------------------------------------------------------
 
 
 def values(
-    view: View, paper: Mapping[str, Any], logs: Mapping[str, Sequence[JobSpec]]
+    view: VariantView, paper: Data, logs: Mapping[str, Sequence[JobSpec]]
 ) -> dict[str, float]:
     """Return the values of the statements by key; those of cases outside the view are missing.
 
@@ -521,7 +677,7 @@ def values(
         for error in view.errors:
             for name in POLICIES:
                 case = f"{name} {' '.join(at)} {error}"
-                ours[f"bsld {case}"] = view.slowdown("bsld", name, *at, error)
+                ours[f"bsld {case}"] = view.number("bsld", name, *at, error)
                 ours[f"saved_pct {case}"] = view.saved_pct(name, *at, error)
     whole = Grid()
     if (set(view.logs), set(view.mixes), view.errors) == (
@@ -538,30 +694,30 @@ def values(
     return ours | _inputs(paper, view) | _example(paper)
 
 
-def _plain(paper: Mapping[str, Any], log: str, variant: Variant) -> float:
-    """Return how many plain processors the cluster for a log has."""
+def _plain(paper: Data, log: str, variant: Assumptions) -> float:
+    """Return the number of plain processors of the cluster for a log."""
     where = site(paper, paper["logs"][log]["processors"], variant)
     kinds = [kind for node in where.shared for kind in node.processors]
     return sum(kind.number for kind in kinds if kind.factor == 1.0)
 
 
-def _extremes(view: View) -> dict[str, float]:
+def _extremes(view: VariantView) -> dict[str, float]:
     """Return the largest and least values of the abstract, sections VI and VII."""
     cases = [(*at, error) for at in view.places() for error in view.errors]
 
     def over(one: str, other: str, log: str, error: int) -> float:
-        slow = [view.slowdown("bsld", name, log, "mem", error) for name in (one, other)]
+        slow = [view.number("bsld", name, log, "mem", error) for name in (one, other)]
         return slow[0] / slow[1]
 
     gains = [
-        100.0 * (1.0 - view.slowdown("bsld", "lc-pa", *at) / view.slowdown("bsld", "easy-reg", *at))
+        100.0 * (1.0 - view.number("bsld", "lc-pa", *at) / view.number("bsld", "easy-reg", *at))
         for at in cases
     ]
     low, high = view.errors[0], view.errors[-1]
     saved = {mix: view.saved_pct("lc-pa", "blue", mix, low) for mix in view.mixes}
     rise = [
-        view.slowdown("bsld", "lc-pa", log, "mem", high)
-        / view.slowdown("bsld", "lc-pa", log, "mem", low)
+        view.number("bsld", "lc-pa", log, "mem", high)
+        / view.number("bsld", "lc-pa", log, "mem", low)
         for log in view.logs
     ]
     ctc = [
@@ -591,7 +747,7 @@ def _extremes(view: View) -> dict[str, float]:
 
 
 def _workload(log: str, jobs: Sequence[JobSpec]) -> dict[str, float]:
-    """Return what section V states of a log: shares of its jobs in per cent."""
+    """Return the statements of section V on a log: shares of its jobs in per cent."""
 
     def share(holds: Callable[[JobSpec], bool]) -> float:
         return 100.0 * sum(map(holds, jobs)) / len(jobs)
@@ -613,7 +769,7 @@ def _workload(log: str, jobs: Sequence[JobSpec]) -> dict[str, float]:
     }
 
 
-def _inputs(paper: Mapping[str, Any], view: View) -> dict[str, float]:
+def _inputs(paper: Data, view: VariantView) -> dict[str, float]:
     """Return the parameters of the paper that the simulations use: cluster, table I, table II."""
     where = site(paper, paper["logs"]["blue"]["processors"], view.variant)
     (plain, gpu), (other,) = (node.processors for node in where.shared[:2])
@@ -632,18 +788,18 @@ def _inputs(paper: Mapping[str, Any], view: View) -> dict[str, float]:
         inputs |= {f"level {level} GHz": ghz, f"level {level} mV": 1000.0 * volt}
     for mix, weights in paper["mixes"].items():
         inputs |= {f"{mix} type {kind}": weight for kind, weight in enumerate(weights)}
-    one = JobSpec(JobId("1"), 0.0, 1, 1, 1, Mode.FIXED, run_s=1.0)
-    drawn = with_bandwidth([one] * 1000, paper, Case("", "blue", "hybrid", 0))
+    one = experiment.job(1, 1, run_s=1.0)
+    drawn = with_bandwidth([one] * 1000, paper, PlacementCase("", "blue", "hybrid", 0))
     demands = sorted({spec.bandwidth_gb_s or 0.0 for spec in drawn}, reverse=True)
     inputs |= {f"demand of type {kind}": demand for kind, demand in enumerate(demands)}
     for error in view.errors:
-        spec = with_bandwidth([one], paper, Case("", "blue", "mem", error))[0]
+        spec = with_bandwidth([one], paper, PlacementCase("", "blue", "mem", error))[0]
         gb_s, expected = spec.bandwidth_gb_s or 0.0, spec.expected_bandwidth_gb_s or 0.0
         inputs[f"error {error}"] = 100.0 * abs(expected / gb_s - 1.0)
     return inputs
 
 
-def _example(paper: Mapping[str, Any]) -> dict[str, float]:
+def _example(paper: Data) -> dict[str, float]:
     """Return slowdowns by the model of section III, with the figures of its example (III-C).
 
     A job has 8 processes on GPU cores and two on plain processors of a node with 18 GB/s, 4 GB/s
@@ -670,8 +826,8 @@ def _example(paper: Mapping[str, Any]) -> dict[str, float]:
     for where in sites:
         for name in ("easy-reg", "easy-pa"):
             size = where.nodes
-            job = JobSpec(JobId("1"), 0.0, size, size, size, Mode.FIXED, limit_s=1e3, run_s=100.0)
-            simulation, _ = simulated([job], where, policy(name, Variant()))
+            job = experiment.job(1, size, limit_s=1e3, run_s=100.0)
+            simulation, _ = simulated([job], where, policy(name, Assumptions()))
             (over,) = simulation.engine.state.ended.values()
             assert over.end_s is not None and simulation.contention is not None
             took[size, name], energy[size, name] = over.end_s, simulation.contention.energy
@@ -702,39 +858,28 @@ def _published(stated: Iterable[Statement]) -> dict[tuple[_Place, str], float]:
     return numbers
 
 
-# --- tables ------------------------------------------------------------------------------------
+# --- Tables and figures --------------------------------------------------------------------------
 
 
-def _rows(view: View, stated: Sequence[Statement]) -> list[dict[str, Any]]:
+def _rows(view: VariantView, stated: Sequence[Statement]) -> list[dict[str, Any]]:
     """Return the JSON of all cases of a variant."""
     published: dict[_Place, dict[str, float]] = {}
-    for (place, column), value in _published(stated).items():
-        published.setdefault(place, {})[column] = value
+    for (place, column), number in _published(stated).items():
+        published.setdefault(place, {})[column] = number
     rows = []
     for log, mix in view.places():
         for error in view.errors:
             for name in POLICIES:
-                result = msgspec.to_builtins(view.of(name, log, mix, error))
-                result["saved_pct"] = view.saved_pct(name, log, mix, error)
-                paper = published.get((name, log, mix, error), {})
-                rows.append(
-                    {
-                        "case": f"{log} {mix} {error} %",
-                        "mode": name,
-                        "log": log,
-                        "mix": mix,
-                        "error_pct": error,
-                        "values": {
-                            column: column_of(paper.get(column), ours)
-                            for column, ours in result.items()
-                        },
-                    }
-                )
+                ours = msgspec.to_builtins(view.of(name, log, mix, error))
+                ours["saved_pct"] = view.saved_pct(name, log, mix, error)
+                paper = published.get((name, log, mix, error))
+                keys: dict[str, Any] = {"log": log, "mix": mix, "error_pct": error}
+                rows.append(experiment.row(f"{log} {mix} {error} %", name, ours, paper, **keys))
     return rows
 
 
-def _orderings_table(views: Mapping[str, View], jobs: int) -> list[str]:
-    """Return in how many cases the orderings hold under all variants."""
+def _orderings_table(views: Mapping[str, VariantView], jobs: int) -> list[str]:
+    """Return the number of cases in which the orderings hold under all variants."""
     by_variant = {name: orderings(view) for name, view in views.items()}
     first = by_variant["default"]
     errors = " and ".join(map(str, views["default"].errors))
@@ -752,7 +897,7 @@ def _orderings_table(views: Mapping[str, View], jobs: int) -> list[str]:
 
 
 def _published_table(
-    views: Mapping[str, View], stated: Sequence[Statement], jobs: int
+    views: Mapping[str, VariantView], stated: Sequence[Statement], jobs: int
 ) -> list[str]:
     """Return the published numbers beside those of all variants."""
     view = views["default"]
@@ -772,7 +917,7 @@ def _published_table(
         cells = [["the paper", *(f"{value:g}" for _, _, value in wanted)]]
         for name, own in views.items():
             numbers = [
-                "|".join(f"{own.slowdown(column, *case):,.0f}" for column in names)
+                "|".join(f"{own.number(column, *case):,.0f}" for column in names)
                 or f"{own.saved_pct(*case):.1f}"
                 for case, _, _ in wanted
             ]
@@ -781,8 +926,8 @@ def _published_table(
     return lines
 
 
-def _queue_table(views: Mapping[str, View]) -> list[str]:
-    """Return how long jobs wait: saturated systems are compared by their throughput."""
+def _queue_table(views: Mapping[str, VariantView]) -> list[str]:
+    """Return the waits of jobs: saturated systems are compared by their throughput."""
     heads = ["medians of the cases, least error"]
     heads += [f"{name}: time with a queue, waiting halfway, at the end" for name in POLICIES]
     cells = []
@@ -805,7 +950,7 @@ def _queue_table(views: Mapping[str, View]) -> list[str]:
     ]
 
 
-def _cases_table(name: str, view: View, specs: Mapping[str, Sequence[JobSpec]]) -> list[str]:
+def _cases_table(name: str, view: VariantView, specs: Mapping[str, Sequence[JobSpec]]) -> list[str]:
     """Return slowdowns by both definitions, savings, run times and waits of all cases."""
     heads = ["log, mix, error"]
     for column in (*SLOWDOWNS, *(f"{column}_p95" for column in SLOWDOWNS)):
@@ -830,24 +975,22 @@ def _cases_table(name: str, view: View, specs: Mapping[str, Sequence[JobSpec]]) 
     return [title, *columns(heads, cells)]
 
 
-def _draw(view: View, folder: Path) -> None:
+def _draw(view: VariantView, folder: Path) -> None:
     """Draw figure 3 (bounded slowdowns, the usual definition) and figure 4 (energy saved)."""
-    from rms.plots import Panel, draw_panels
 
-    def panel(log: str, names: Sequence[str], title: str, value: Callable[..., float]) -> Panel:
+    def panel(log: str, names: Sequence[str], title: str, column: str) -> Panel:
         cases = [(log, mix, error) for mix in view.mixes for error in view.errors]
         ticks = [f"{mix} {error}" for _, mix, error in cases]
-        series = {name: (ticks, [value(name, *case) for case in cases]) for name in names}
+        series = {
+            name: (ticks, [view.number(column, name, *case) for case in cases]) for name in names
+        }
         return Panel(title, series, "mix, error of bandwidth (%)")
 
-    def slowdown(column: str) -> Callable[..., float]:
-        return lambda *case: view.slowdown(column, *case)
-
     slowdowns = [
-        panel(log, POLICIES, f"{title}, {log}", slowdown(column))
+        panel(log, POLICIES, f"{title}, {log}", column)
         for log in view.logs
         for column, title in (("bsld", "average"), ("bsld_p95", "95th percentile"))
     ]
     draw_panels(slowdowns, folder / "figure-3.png", "Bounded slowdown", columns=2)
-    saved = [panel(log, POLICIES[1:], log, view.saved_pct) for log in view.logs]
+    saved = [panel(log, POLICIES[1:], log, "saved_pct") for log in view.logs]
     draw_panels(saved, folder / "figure-4.png", "Energy saved against EASY-REG (%)", columns=3)

@@ -1,10 +1,10 @@
-"""What would malleability bring here: a log or trace whose jobs can be resized, in part.
+"""Effects of malleability on a log or trace of which some jobs can be resized.
 
 Jobs that are chosen get a speedup t(n) = f t + (1 - f) t s / n, where t is the run time on the
 s processors of the log and f the part that does not get faster (Amdahl), and may start or run on a
-quarter to four times their processors. No log tells f, so the answer is given for several.
-Which jobs: those that match criteria, or all; of them those whose draw falls below the share, so
-that a larger share contains a smaller one.
+quarter to four times their processors. No log states f, so the answer is given for several.
+The jobs are chosen among those that match criteria, or all: by a draw below the share, so that a
+larger share contains a smaller one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Site, Speedup
 from rms.core.policies import DEFAULT, Policy, named
+from rms.plots import Panel, draw_panels
 from rms.sim.classes import averages, by_class
 from rms.sim.run import chosen, figures, simulated
 from rms.sim.simulator import Simulation
@@ -31,15 +32,15 @@ MODES = (Mode.FLEXIBLE, Mode.MALLEABLE, Mode.MOLDABLE)
 Row = dict[str, Any]
 
 
-class Change(msgspec.Struct, frozen=True):
-    """How rigid jobs are made malleable.
+class MalleableChange(msgspec.Struct, frozen=True):
+    """The rules by which rigid jobs become malleable.
 
     Attributes:
         serial: share of the run time that does not get faster with more processors.
-        mode: what the jobs then allow.
-        factor: how much narrower and wider than the trace says they may run.
-        every_s, price_s: time between resize points, and what a resize costs.
-        seed: of the draw that says which jobs.
+        mode: the mode of these jobs.
+        factor: their narrowest and widest size, as a factor of that in the trace.
+        every_s, price_s: time between resize points, and the price of a resize.
+        seed: of the draw of the jobs.
     """
 
     serial: float = 0.05
@@ -50,8 +51,8 @@ class Change(msgspec.Struct, frozen=True):
     seed: int = 1
 
 
-class Question(msgspec.Struct, frozen=True):
-    """What is to be compared.
+class MalleabilityQuestion(msgspec.Struct, frozen=True):
+    """The cases of a comparison.
 
     Attributes:
         shares: of the jobs that may be chosen, those that are malleable; of each a row.
@@ -71,7 +72,7 @@ def malleable(
     specs: Sequence[JobSpec],
     share: float,
     processors: int,
-    change: Change,
+    change: MalleableChange,
     candidates: Collection[JobId] | None = None,
     *,
     mirrored: bool = False,
@@ -93,7 +94,7 @@ def malleable(
     ]
 
 
-def _changed(spec: JobSpec, processors: int, change: Change) -> JobSpec:
+def _changed(spec: JobSpec, processors: int, change: MalleableChange) -> JobSpec:
     size, run_s = spec.preferred, spec.run_s
     if not run_s or size > processors:
         return spec
@@ -114,7 +115,7 @@ def study(
     specs: Sequence[JobSpec],
     site: Site,
     shares: Sequence[float],
-    change: Change,
+    change: MalleableChange,
     *,
     policy: str = DEFAULT,
     candidates: Collection[JobId] | None = None,
@@ -150,7 +151,11 @@ MEASURES = (
 
 
 def measured(
-    specs: Sequence[JobSpec], jobs: Sequence[JobSpec], site: Site, policy: Policy, change: Change
+    specs: Sequence[JobSpec],
+    jobs: Sequence[JobSpec],
+    site: Site,
+    policy: Policy,
+    change: MalleableChange,
 ) -> tuple[Row, Simulation]:
     """Simulate jobs, return a row of figures, and the simulation.
 
@@ -190,17 +195,17 @@ def powered(site: Site) -> Site:
 def answer(
     specs: Sequence[JobSpec],
     site: Site,
-    question: Question,
+    question: MalleabilityQuestion,
     *,
-    change: Change | None = None,
+    change: MalleableChange | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Return the study as JSON: rows by share, by mode and by serial part, and what is assumed."""
+    """Return the study as JSON: rows by share, by mode and by serial part, and the assumptions."""
     first = msgspec.structs.replace(
-        change or Change(), serial=question.serials[0], mode=question.modes[0]
+        change or MalleableChange(), serial=question.serials[0], mode=question.modes[0]
     )
 
-    def rows(shares: Sequence[float], changed: Change) -> list[Row]:
+    def rows(shares: Sequence[float], changed: MalleableChange) -> list[Row]:
         def tell(share: float) -> None:
             if progress is not None:
                 progress(f"{100 * share:.0f} % {changed.mode}, serial part {changed.serial:g}")
@@ -215,9 +220,9 @@ def answer(
             progress=tell,
         )
 
-    found = rows(question.shares, first)
+    by_share = rows(question.shares, first)
     most = max(question.shares)
-    largest = found[question.shares.index(most)]
+    largest = by_share[question.shares.index(most)]
     by_mode, by_serial = [largest], [largest]
     if most > 0:
         for mode in question.modes[1:]:
@@ -229,14 +234,14 @@ def answer(
         "model": model(first, site),
         "candidates": _share_of(specs, question.candidates),
         "change": msgspec.to_builtins(first),
-        "rows": found,
+        "rows": by_share,
         "modes": by_mode,
         "sensitivity": sorted(by_serial, key=lambda row: row["serial"]),
     }
 
 
-def model(change: Change, site: Site) -> list[str]:
-    """Return what is assumed, in words."""
+def model(change: MalleableChange, site: Site) -> list[str]:
+    """Return the assumptions, in words."""
     power = site.power[0] if site.power else POWER
     source = "of the cluster file" if site.power else "round numbers"
     return [
@@ -309,10 +314,10 @@ def _by_class(before: Row, after: Row) -> list[str]:
         "          energy (GJ)",
     ]
     for kind, rows in after["classes"].items():
-        known = {row["class"]: row for row in before["classes"][kind]}
+        olds = {row["class"]: row for row in before["classes"][kind]}
         lines.append(kind)
         for row in rows:
-            old = known.get(row["class"])
+            old = olds.get(row["class"])
             lines.append(
                 f"  {row['class']:10s}  {row['jobs']:7d}  "
                 + "  ".join(_pair(old, row, *column) for column in _CLASS_COLUMNS)
@@ -336,8 +341,6 @@ def _pair(old: Row | None, new: Row, name: str, scale: float, form: str) -> str:
 
 def draw(result: dict[str, Any], path: Path, title: str) -> None:
     """Draw the study: figures against the share, by class, by mode and by serial part."""
-    from rms.plots import Panel, draw_panels
-
     rows, (before, after) = result["rows"], ends(result["rows"])
     shares = [100 * row["malleable"] for row in rows]
     panels = [
@@ -366,9 +369,7 @@ _OVERALL: dict[str, Callable[[Row], float]] = {
 }
 
 
-def _class_panel(title: str, before: Row, after: Row, kind: str) -> Any:
-    from rms.plots import Panel
-
+def _class_panel(title: str, before: Row, after: Row, kind: str) -> Panel:
     series = {
         f"{100 * row['malleable']:.0f} %": (
             [each["class"] for each in row["classes"][kind]],

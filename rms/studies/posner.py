@@ -3,29 +3,58 @@
 J. Posner, F. Hupfeld, P. Finnerty: Enhancing Supercomputer Performance with Malleable Job
 Scheduling Strategies, Euro-Par 2023 workshops (PECS). Their strategies stand beside the results of
 their artifact (github ProjectWagomu/ArtefactPECS23), and our policies beside them on the same jobs.
+
+The strategies are compositions of parts. A waiting job that does not fit is promised nodes that
+running jobs give up, and starts when it has them. The state does not tell to which job a free node
+is promised, so a strategy remembers its promises from pass to pass. A policy must not: a restarted
+daemon could not repeat its decisions. So a strategy is made for one simulation, and ``rms serve``
+has none of them. The rules are the published ones, with what follows from their program:
+
+- Only the first waiting job without a promise starts, and only if it fits: the test whether another
+  one would delay it compares an estimate in flop with a time in seconds, so all would.
+- A promise is made only if shrinking alone covers it; free nodes are not counted.
+- A job that gives nodes up may receive free ones in the same pass.
 """
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from rms.core.model.jobs import JobSpec
-from rms.core.policies import DEFAULT, named
+from rms.core.model.events import (
+    Ended,
+    Reason,
+    Resize,
+    ResizePoint,
+    Start,
+    Submitted,
+    Ticked,
+    Withdrawn,
+)
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, Site, Speedup
+from rms.core.policies import DEFAULT, Policy, named
+from rms.core.policies.admission import Admission
+from rms.core.policies.order import Fcfs
+from rms.core.policies.placement import FirstFit, Plan, Room, Sizing
+from rms.core.state import State
+from rms.formats.config import FileError
+from rms.plots import lines as draw_lines
 from rms.sim.run import chosen, simulated
-from rms.studies import statements
+from rms.studies import experiment
 from rms.studies.bounds import turnaround_bound_s
-from rms.studies.external import read_rows
-from rms.studies.posner_jobs import FOLDER, SITE, SOURCE, read_jobs
-from rms.studies.posner_strategies import MALLEABLE, RIGID, Sharing, strategy
+from rms.studies.experiment import Result, Statement, StudyReport, read_rows, tabulate
 from rms.wire.terminal import columns
+
+FOLDER = "posner_2023"
+SOURCE = "the generator and the artifact of the paper (github ProjectWagomu/ArtefactPECS23)"
+SITE = Site(128)
+FLOPS = 1e12
+"""Speed of a node in flop/s."""
 
 RIGID_MIX = "100-0-0"
 SEEDS = ("S0", "S1", "S2", "S3", "S4")
@@ -53,7 +82,7 @@ AGREES: Mapping[str, float] = {
     "makespan_s": 0.0,
     "utilization": 1e-4,
 }
-"""The columns, and how far ours may be from a published value. Means have four decimals, of which
+"""The columns, and the tolerance of a published value. Means have four decimals, of which
 the last may be rounded otherwise, as utilization has; a makespan has six digits in both."""
 
 DIFFER = {("0-0-100", "S1", "average_common_pool"), ("50-0-50", "S3", "min_common_pool")}
@@ -78,7 +107,381 @@ NOTES = (
     "by which a job ends at least half its shortest run time after the mean time of its work",
     "(rms/studies/bounds.py).",
 )
-"""What is said below the tables."""
+"""Text below the tables."""
+
+
+# --- Jobs ----------------------------------------------------------------------------------------
+
+
+class _JobRow(msgspec.Struct):
+    id: int
+    submit: float
+    type: Literal["rigid", "malleable"]
+    nodes_min: int
+    nodes_pref: int
+    nodes_max: int
+    flops: float
+    parallel: float
+    iterations: int
+
+
+def read_jobs(data: Path, mix: str, seed: str) -> list[JobSpec]:
+    """Return the jobs of a mix, as ``50-0-50``: per cent rigid, moldable and malleable.
+
+    A job of W flop, a share p of it parallel, takes W ((1 - p) + p / n) / 1e12 s on n nodes. A
+    malleable one can be resized between two of its equal iterations, at no cost, and starts at any
+    size. The time requested is the run time at the preferred size.
+
+    Raises:
+        FileError: no such file in ``data``, or not one of jobs.
+    """
+    path = data / FOLDER / f"{mix}_{seed}.csv.gz"
+    specs = []
+    for number, row in enumerate(read_rows(path, _JobRow, SOURCE), 1):
+        try:
+            specs.append(_spec(row))
+        except ValueError as error:
+            raise FileError(f"{path}, job {number}: {error}") from None
+    return specs
+
+
+def _spec(row: _JobRow) -> JobSpec:
+    if not (row.flops > 0 and 0 <= row.parallel <= 1 and row.iterations >= 1 and row.submit >= 0):
+        raise ValueError(
+            "expected submit of at least 0, flops above 0, a parallel share of 0 to 1 and at "
+            f"least one iteration, got {row.submit:g}, {row.flops:g}, {row.parallel:g} and "
+            f"{row.iterations}"
+        )
+    if max(row.nodes_pref, row.nodes_max) > SITE.nodes:
+        raise ValueError(f"expected at most {SITE.nodes} nodes, got {row.nodes_max}")
+    work_s = row.flops / FLOPS
+    speedup = Speedup(law=(work_s * row.parallel, work_s * (1.0 - row.parallel)))
+    malleable = row.type == "malleable"
+    return JobSpec(
+        JobId(str(row.id)),
+        row.submit,
+        row.nodes_min if malleable else row.nodes_pref,
+        row.nodes_max if malleable else row.nodes_pref,
+        row.nodes_pref,
+        Mode.FLEXIBLE if malleable else Mode.FIXED,
+        speedup,
+        limit_s=speedup.time(row.nodes_pref),
+        resize_parts=row.iterations if malleable else None,
+    )
+
+
+# --- The published strategies --------------------------------------------------------------------
+
+Size = Callable[[Job], int]
+
+
+def _least(job: Job) -> int:
+    return job.spec.nodes_min
+
+
+def _preferred(job: Job) -> int:
+    return job.spec.preferred
+
+
+def _most(job: Job) -> int:
+    return job.spec.nodes_max
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule by which jobs share nodes.
+
+    Attributes:
+        start: the size at which the first waiting job starts, if that many nodes are free.
+        above: the distance of a job of a size from the size that it should have. The job with
+            the largest gives up nodes first, that with the least gets free ones first; of equals
+            the first submitted.
+        promises: tried in turn for a waiting job: the number of its nodes, and of those that a
+            running job keeps.
+        expands: tried in turn: the size up to which a running job is given free nodes.
+        at_once: the number of jobs that are given free nodes in one pass, or None.
+    """
+
+    start: Size
+    above: Callable[[Job, int], float]
+    promises: tuple[tuple[Size, Size], ...] = ((_least, _least),)
+    expands: tuple[Size, ...] = (_most,)
+    at_once: int | None = None
+
+
+def _share(job: Job, size: int) -> float:
+    return (size - job.spec.nodes_min) / (job.spec.nodes_max - job.spec.nodes_min)
+
+
+RULES: Mapping[str, Rule] = {
+    "min": Rule(_least, lambda job, size: size - job.spec.nodes_min),
+    "pref": Rule(
+        _preferred,
+        lambda job, size: size - job.spec.preferred,
+        promises=((_preferred, _preferred), (_least, _preferred), (_least, _least)),
+        expands=(_preferred, _most),
+    ),
+    "average": Rule(_least, _share, at_once=1),
+}
+
+Keeping = Literal["agreement", "steal_agreement", "common_pool"]
+
+
+class Promises:
+    """Nodes promised to waiting jobs.
+
+    Attributes:
+        keeping: the nodes on which a promised job starts. ``agreement``: exactly those promised to
+            it; ``steal_agreement``: as many of all promised ones; ``common_pool``: as many of all
+            free ones, promised ones first; for each other one the latest promise is dropped.
+        counts: the number of nodes promised to a job.
+        nodes: the job of each promised node, in the order of the promises.
+    """
+
+    def __init__(self, keeping: Keeping) -> None:
+        self.keeping = keeping
+        self.counts: dict[JobId, int] = {}
+        self.nodes: dict[Node, JobId] = {}
+
+    def add(self, job: JobId, nodes: Iterable[Node]) -> None:
+        """Promise nodes to a job."""
+        for node in nodes:
+            self.nodes[node] = job
+            self.counts[job] = self.counts.get(job, 0) + 1
+
+    def keep(self, waiting: Iterable[Job], free: list[Node]) -> list[tuple[Job, list[Node]]]:
+        """Return the promised jobs that start, with their nodes, which leave ``free``."""
+        kept = []
+        for job in waiting:
+            count = self.counts.get(job.spec.id)
+            if count is None:
+                continue
+            if not free:
+                break
+            nodes = self._for(job.spec.id, free)
+            if len(nodes) < count:
+                continue
+            del self.counts[job.spec.id]
+            nodes = nodes[:count]
+            for node in nodes:
+                free.remove(node)
+                if self.nodes.pop(node, None) is None:
+                    self.nodes.popitem()
+            kept.append((job, nodes))
+        return kept
+
+    def _for(self, job: JobId, free: list[Node]) -> list[Node]:
+        """Return the free nodes that a promised job may start on, the first to be taken first."""
+        promised = self.nodes
+        if self.keeping == "agreement":
+            return [node for node in free if promised.get(node) == job]
+        first = [node for node in free if node in promised]
+        if self.keeping == "steal_agreement":
+            return first
+        return first + [node for node in free if node not in promised]
+
+
+@dataclass
+class _Plan:
+    """The decisions of a pass.
+
+    Attributes:
+        held: the future nodes of jobs that are resized.
+    """
+
+    starts: list[Start] = field(default_factory=list)
+    held: dict[Job, list[Node]] = field(default_factory=dict)
+
+    def start(self, job: Job, free: int) -> int:
+        """Return the size at which a job starts."""
+        return job.least
+
+    def begin(self, job: Job, nodes: Iterable[Node], why: str) -> None:
+        """Start a job."""
+        self.starts.append(Start(job.spec.id, tuple(nodes), why, Reason.FITS))
+
+    def nodes(self, job: Job) -> list[Node]:
+        """Return the future nodes of a running job, a list to be changed."""
+        return self.held.setdefault(job, list(job.nodes))
+
+    def size(self, job: Job) -> int:
+        """Return the future number of nodes of a running job."""
+        nodes = self.held.get(job)
+        return job.size if nodes is None else len(nodes)
+
+    def resizes(self, state: State, room: Room) -> list[Resize]:
+        """Return the resizes of this pass."""
+        return [
+            Resize(job.spec.id, tuple(nodes), "shares nodes", Reason.BALANCES)
+            for job, nodes in self.held.items()
+        ]
+
+
+class Sharing(Sizing):
+    """Part ``sizing`` of the malleable strategies, for one simulation.
+
+    Attributes:
+        changes: shrinks, one for each job that is promised the nodes, and expansions so far.
+    """
+
+    def __init__(self, rule: Rule, promises: Promises) -> None:
+        self.rule, self.promises, self.changes = rule, promises, 0
+
+    def __call__(self, state: State, queue: Iterable[Job], room: Room) -> _Plan:
+        """Return the plan of a pass."""
+        plan, promised = _Plan(), self.promises
+        free, waiting = state.free, list(queue)
+        if promised.counts:
+            for job, nodes in promised.keep(waiting, free):
+                plan.begin(job, nodes, "has its promised nodes")
+            begun = {start.job for start in plan.starts}
+            free = [node for node in free if node not in promised.nodes]
+            waiting = [
+                job
+                for job in waiting
+                if job.spec.id not in promised.counts and job.spec.id not in begun
+            ]
+        if waiting and _least(waiting[0]) <= len(free):
+            size = min(self.rule.start(waiting[0]), len(free))
+            plan.begin(waiting.pop(0), free[:size], "is first and fits")
+            del free[:size]
+        if waiting and state.shrinkable:
+            self._promise(state, plan, waiting)
+        if free:
+            self._expand(state, plan, free)
+        return plan
+
+    def _promise(self, state: State, plan: _Plan, waiting: Iterable[Job]) -> None:
+        """Promise waiting jobs nodes that running ones give up."""
+        donors = [job for _, _, job in state.shrinkable]
+        left = sum(job.size - _least(job) for job in donors)
+        for job in waiting:
+            if _least(job) > left:
+                continue
+            for wanted, kept in self.rule.promises:
+                gifts = self._gifts(plan, donors, wanted(job), kept)
+                for donor, count in gifts:
+                    held = plan.nodes(donor)
+                    self.promises.add(job.spec.id, held[-count:])
+                    del held[-count:]
+                    left -= count
+                self.changes += len(gifts)
+                if gifts:
+                    break
+
+    def _gifts(
+        self, plan: _Plan, donors: Iterable[Job], need: int, kept: Size
+    ) -> list[tuple[Job, int]]:
+        """Return the donors with their numbers of nodes, none if all together have too few."""
+        above, gifts = self.rule.above, []
+        sizes = [(job, plan.size(job)) for job in donors]
+        for donor, size in sorted(sizes, key=lambda pair: (-above(*pair), pair[0].number)):
+            count = min(need, size - kept(donor))
+            if count > 0:
+                gifts.append((donor, count))
+                need -= count
+            if need == 0:
+                return gifts
+        return []
+
+    def _expand(self, state: State, plan: _Plan, free: list[Node]) -> None:
+        """Give free nodes to running jobs; ``free`` is used up."""
+        rule = self.rule
+        able = {job for _, _, job in state.expandable}.union(plan.held)
+        for most in rule.expands:
+            order = sorted(able, key=lambda job: (rule.above(job, plan.size(job)), job.number))
+            for job in order[: rule.at_once]:
+                count = min(len(free), most(job) - plan.size(job))
+                if count > 0:
+                    plan.nodes(job).extend(free[:count])
+                    del free[:count]
+                    self.changes += 1
+
+
+class AsPreferred(Sizing):
+    """Part ``sizing`` of the rigid strategies: all at the preferred size.
+
+    Attributes:
+        overtake: first fit without a reservation, else only the first waiting job starts. Their
+            first fit takes a job that starts off the list it goes through, so the next one is
+            passed over.
+    """
+
+    def __init__(self, *, overtake: bool) -> None:
+        self.overtake = overtake
+
+    def __call__(self, state: State, queue: Iterable[Job], room: Room) -> _Plan:
+        """Return the plan of a pass."""
+        plan, free, passed_over = _Plan(), state.free, False
+        for job in queue:
+            if not free:
+                break
+            size = job.spec.preferred
+            if not passed_over and size <= len(free):
+                plan.begin(job, free[:size], "fits")
+                del free[:size]
+                passed_over = True
+            else:
+                passed_over = False
+            if not self.overtake:
+                break
+        return plan
+
+
+class StrategyPasses:
+    """Part ``passes``: at submissions, ends and resize points, and every minute.
+
+    Nodes that a resize has freed wait for the next of these.
+    """
+
+    every_s: float | None = 60.0
+
+    @property
+    def triggers(self) -> frozenset[type]:
+        """Events after which it decides."""
+        return frozenset((Submitted, Ended, Withdrawn, ResizePoint, Ticked))
+
+    @property
+    def start_triggers(self) -> frozenset[type]:
+        """Events after which it starts jobs: all."""
+        return self.triggers
+
+
+class AsPlanned(Admission):
+    """Part ``admission``: the starts of the plan, which is one of the sizings above."""
+
+    def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
+        """Return the starts of this pass."""
+        assert isinstance(plan, _Plan)
+        return plan.starts
+
+
+KEEPING: tuple[Keeping, ...] = ("agreement", "steal_agreement", "common_pool")
+RIGID = ("rigid_backfill", "rigid_easy_backfill")
+MALLEABLE = tuple(f"{rule}_{keeping}" for rule in RULES for keeping in KEEPING)
+
+
+def strategy(name: str) -> Policy:
+    """Return a strategy by its published name (``RIGID``, ``MALLEABLE``), for one simulation."""
+    sizing: Sizing
+    if name in RIGID:
+        sizing = AsPreferred(overtake=name == "rigid_backfill")
+    else:
+        rule, _, keeping = name.partition("_")
+        keepings: dict[str, Keeping] = {name: name for name in KEEPING}
+        sizing = Sharing(RULES[rule], Promises(keepings[keeping]))
+    return Policy(
+        name=name,
+        order=Fcfs(),
+        sizing=sizing,
+        admission=AsPlanned(),
+        placement=FirstFit(),
+        passes=StrategyPasses(),
+        text=f'{{"name": "{name}"}}',
+    )
+
+
+# --- Simulations ---------------------------------------------------------------------------------
 
 
 class _Published(msgspec.Struct):
@@ -94,7 +497,7 @@ class _Published(msgspec.Struct):
     shrink_events: int
 
 
-class Case(NamedTuple):
+class StrategyCase(NamedTuple):
     """One simulation: a mix of jobs, a seed, a strategy of theirs or a policy of ours."""
 
     mix: str
@@ -104,7 +507,7 @@ class Case(NamedTuple):
 
     @property
     def mode(self) -> str:
-        """What it is called in a table."""
+        """Name in a table."""
         return f"{self.name}, {self.price_s:g} s" if self.price_s else self.name
 
     @property
@@ -113,20 +516,20 @@ class Case(NamedTuple):
         return f"{self.mix} {self.seed} {self.mode}"
 
 
-def cases(seeds: Sequence[str]) -> list[Case]:
+def cases(seeds: Sequence[str]) -> list[StrategyCase]:
     """Return all simulations of these seeds."""
-    found = []
+    todo = []
     for mix in MIXES:
         for seed in seeds:
             theirs = RIGID if mix == RIGID_MIX else MALLEABLE
-            found += [Case(mix, seed, name) for name in (*theirs, *OURS)]
+            todo += [StrategyCase(mix, seed, name) for name in (*theirs, *OURS)]
             if mix != RIGID_MIX:
-                found += [Case(mix, seed, name, PRICED_S) for name in PRICED]
-                found.append(Case(mix, seed, DEFAULT, DEAR_S))
-    return found
+                todo += [StrategyCase(mix, seed, name, PRICED_S) for name in PRICED]
+                todo.append(StrategyCase(mix, seed, DEFAULT, DEAR_S))
+    return todo
 
 
-def run(case: Case, specs: Sequence[JobSpec]) -> dict[str, float]:
+def run(case: StrategyCase, specs: Sequence[JobSpec]) -> dict[str, float]:
     """Run a case; return its columns.
 
     Means are over values of six significant digits, as the paper's simulator prints them. A tick
@@ -144,12 +547,12 @@ def run(case: Case, specs: Sequence[JobSpec]) -> dict[str, float]:
             specs = [_priced(spec, case.price_s) for spec in specs]
         simulation, _ = simulated(specs, SITE, policy)
         resizes = simulation.resized
-    jobs = list(simulation.engine.state.ended.values())
-    makespan_s = max(job.end_s or 0.0 for job in jobs)
+    spans = experiment.job_times(simulation)
+    makespan_s = max(span.end_s for span in spans)
     return {
-        "turnaround_s": fmean(_printed((j.end_s or 0.0) - j.spec.submit_s) for j in jobs),
-        "wait_s": fmean(_printed((j.start_s or 0.0) - j.spec.submit_s) for j in jobs),
-        "run_s": fmean(_printed((j.end_s or 0.0) - (j.start_s or 0.0)) for j in jobs),
+        "turnaround_s": fmean(_printed(span.turnaround_s) for span in spans),
+        "wait_s": fmean(_printed(span.wait_s) for span in spans),
+        "run_s": fmean(_printed(span.run_s) for span in spans),
         "resizes_per_malleable_job": resizes / malleable if malleable else 0.0,
         "makespan_s": _printed(makespan_s),
         "utilization": simulation.ledger.busy_node_s / (SITE.nodes * makespan_s),
@@ -161,7 +564,7 @@ def _printed(seconds: float) -> float:
 
 
 def _priced(spec: JobSpec, price_s: float) -> JobSpec:
-    """Return a malleable job whose resizes cost something and whose resize points are in time."""
+    """Return a malleable job with priced resizes and resize points at regular times."""
     if not spec.mode.resizable:
         return spec
     every_s = PRICED_EVERY_S
@@ -170,52 +573,53 @@ def _priced(spec: JobSpec, price_s: float) -> JobSpec:
     )
 
 
+# --- The study -----------------------------------------------------------------------------------
+
+
 def posner(
     data: Path,
     seeds: Sequence[str],
     workers: int,
     figures: Path | None,
     progress: Callable[[str], None],
-) -> tuple[dict[str, Any], list[str], bool]:
-    """Return the JSON of the experiment, its tables, and whether ours agree with the paper's.
+) -> Result:
+    """Run the study.
 
     Args:
         data: folder that holds ``posner_2023``.
         seeds: of the workloads, as ``S0``.
-        workers: how many simulations run at once.
-        figures: where figures are drawn, or None.
-        progress: told of each simulation that is over.
+        workers: the number of simulations at once.
+        figures: folder of the figures, or None.
+        progress: called with a line after each simulation.
 
     Raises:
-        FileError: a file of the study is missing, or does not say what it should.
+        FileError: a file of the study is missing, or has something else.
     """
     published = published_results(data)
     specs = {(mix, seed): read_jobs(data, mix, seed) for mix in MIXES for seed in seeds}
-    todo = cases(seeds)
-    rows: list[dict[str, Any]] = []
-    for case, found in zip(todo, _run_all(todo, specs, workers), strict=True):
-        malleable = sum(spec.mode.resizable for spec in specs[case.mix, case.seed])
-        rows.append(row_of(case, found, published, malleable))
-        text = f"{case.mix} {case.seed} {case.mode}: {found['turnaround_s']:.0f} s"
-        progress(f"{text} ({len(rows)} of {len(todo)})")
-    compared, wrong = statements.compare(stated(seeds), computed(rows))
-    wrong += [text for each in rows for text in _disagreements(each)]
+    todo, outcomes = cases(seeds), dict[StrategyCase, dict[str, float]]()
+
+    def run_one(case: StrategyCase) -> dict[str, float]:
+        return run(case, specs[case.mix, case.seed])
+
+    for case, outcome in experiment.run_all(run_one, todo, workers):
+        outcomes[case] = outcome
+        text = f"{case.mix} {case.seed} {case.mode}: {outcome['turnaround_s']:.0f} s"
+        progress(f"{text} ({len(outcomes)} of {len(todo)})")
+    resizable = {
+        key: sum(spec.mode.resizable for spec in specs_of) for key, specs_of in specs.items()
+    }
+    rows = [
+        row_of(case, outcomes[case], published, resizable[case.mix, case.seed]) for case in todo
+    ]
+    report = StudyReport("posner", computed(rows), stated(seeds))
+    report.wrong += [text for row in rows for text in _disagreements(row)]
     bounds = {
         f"{mix} {seed}": turnaround_bound_s(jobs, SITE.nodes) for (mix, seed), jobs in specs.items()
     }
-    result = {
-        "experiment": "posner",
-        "statements": compared,
-        "rows": rows,
-        "bounds": bounds,
-        "wrong": wrong,
-    }
-    lines = [*statements.table(compared), *wrong, ""]
-    lines += [*_tables(rows, bounds), *_over_seeds(rows), *NOTES]
-    if figures is not None:
-        _draw(rows, figures)
-        lines.append(f"figures in {figures}")
-    return result, lines, not wrong
+    parts = [[*_tables(rows, bounds), *_over_seeds(rows), *NOTES]]
+    values = {"rows": rows, "bounds": bounds}
+    return report.result(values, parts, lambda folder: _draw(rows, folder), figures)
 
 
 def published_results(data: Path) -> dict[tuple[str, str, str], _Published]:
@@ -224,21 +628,24 @@ def published_results(data: Path) -> dict[tuple[str, str, str], _Published]:
     Raises:
         FileError: the file is missing, or does not have them.
     """
-    every = read_rows(data / FOLDER / "published.csv", _Published, SOURCE)
-    return {(each.mix, each.seed, each.strategy): each for each in every}
+    rows = read_rows(data / FOLDER / "published.csv", _Published, SOURCE)
+    return {(row.mix, row.seed, row.strategy): row for row in rows}
 
 
-def stated(seeds: Sequence[str]) -> list[statements.Statement]:
+def stated(seeds: Sequence[str]) -> list[Statement]:
     """Return the statements of these seeds, and those of no seed."""
-    every = statements.statements("posner")
     keys = {case.key for case in cases(seeds)} | {f"{seed} as published" for seed in seeds}
-    return [each for each in every if not each.where.startswith("S") or each.key in keys]
+    return [
+        statement
+        for statement in experiment.statements("posner")
+        if not statement.where.startswith("S") or statement.key in keys
+    ]
 
 
 def computed(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the values of the statements by key, from the rows of the study.
 
-    Those are the mean turnaround of each strategy, and of each seed the number of results all of
+    Those are the mean turnaround of each strategy, and for each seed the number of results all of
     whose columns are the published ones.
     """
     values = {"nodes": float(SITE.nodes), "every_s": strategy(MALLEABLE[0]).passes.every_s or 0.0}
@@ -257,26 +664,20 @@ def _off(row: Mapping[str, Any]) -> Iterable[str]:
             yield column
 
 
-def _run_all(
-    todo: Sequence[Case], specs: Mapping[tuple[str, str], Sequence[JobSpec]], workers: int
-) -> Iterable[dict[str, float]]:
-    """Run the cases, several at once where that is asked for; yield in their order."""
-    jobs = [specs[case.mix, case.seed] for case in todo]
-    if workers == 1:
-        yield from map(run, todo, jobs)
-        return
-    with ProcessPoolExecutor(
-        workers,
-        get_context("fork"),
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_DFL),
-    ) as pool:
-        yield from pool.map(run, todo, jobs)
+def _disagreements(row: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each unexpected difference from the paper."""
+    return [
+        f"{row['case']} {row['mode']}: expected {column} of {value['paper']:.4f}, got "
+        f"{value['ours']:.4f}"
+        for column in _off(row)
+        for value in [row["values"][column]]
+        if not value["note"]
+    ]
 
 
 def row_of(
-    case: Case,
-    found: Mapping[str, float],
+    case: StrategyCase,
+    ours: Mapping[str, float],
     published: Mapping[tuple[str, str, str], _Published],
     malleable: int,
 ) -> dict[str, Any]:
@@ -290,37 +691,33 @@ def row_of(
         whole = (paper.makespan, paper.utilisation)
         theirs = dict(zip(AGREES, (*means, per_job, *whole), strict=True))
     nine = [
-        each.turnaround
+        result.turnaround
         for name in MALLEABLE
-        if (each := published.get((case.mix, case.seed, name))) is not None
+        if (result := published.get((case.mix, case.seed, name))) is not None
     ]
     note = DIFFER_NOTE if case[:3] in DIFFER else ""
-    return {
-        "case": f"{case.mix} {case.seed}",
-        "mode": case.mode,
+    more = {
         "mix": case.mix,
         "seed": case.seed,
-        "of_best": found["turnaround_s"] / min(nine) if nine else None,
-        "note": note,
-        "values": {
-            column: statements.column_of(theirs.get(column), ours, note)
-            for column, ours in found.items()
-        },
+        "of_best": ours["turnaround_s"] / min(nine) if nine else None,
     }
+    row = experiment.row(f"{case.mix} {case.seed}", case.mode, ours, theirs, note, **more)
+    return row | {"note": note}
 
 
-def _disagreements(row: Mapping[str, Any]) -> list[str]:
-    """Return what differs from the paper and should not."""
-    return [
-        f"{row['case']} {row['mode']}: expected {column} of {value['paper']:.4f}, got "
-        f"{value['ours']:.4f}"
-        for column in _off(row)
-        for value in [row["values"][column]]
-        if not value["note"]
-    ]
+# --- Tables and figures --------------------------------------------------------------------------
 
-
-HEADS = ("strategy or policy", "paper", "ours", "off", "of best", "wait", "run", "resizes", "note")
+FORM = (
+    ("strategy or policy", "{mode}"),
+    ("paper", "{paper}"),
+    ("ours", "{turnaround_s:.4f}"),
+    ("off", "{off}"),
+    ("of best", "{of_best}"),
+    ("wait", "{wait_s:.0f}"),
+    ("run", "{run_s:.0f}"),
+    ("resizes", "{resizes_per_malleable_job:.2f}"),
+    ("note", "{note}"),
+)
 
 
 def _tables(rows: Sequence[Mapping[str, Any]], bounds: Mapping[str, float]) -> list[str]:
@@ -331,35 +728,30 @@ def _tables(rows: Sequence[Mapping[str, Any]], bounds: Mapping[str, float]) -> l
         "",
     ]
     for case in dict.fromkeys(row["case"] for row in rows):
-        cells = []
-        for row in rows:
-            if row["case"] != case:
-                continue
-            values = row["values"]
-            time = values["turnaround_s"]
-            paper = time["paper"]
-            cells.append(
-                [
-                    row["mode"],
-                    "" if paper is None else f"{paper:.4f}",
-                    f"{time['ours']:.4f}",
-                    "" if paper is None else f"{round(time['deviation_pct'], 4) + 0.0:.4f} %",
-                    "" if row["of_best"] is None else f"{row['of_best']:.3f}",
-                    f"{values['wait_s']['ours']:.0f}",
-                    f"{values['run_s']['ours']:.0f}",
-                    f"{values['resizes_per_malleable_job']['ours']:.2f}",
-                    "see below" if time["note"] else "",
-                ]
-            )
+        table = tabulate([_printed_row(row) for row in rows if row["case"] == case], *FORM)
         text = f"no schedule of these jobs can be below {bounds[case]:.0f} s (see below)"
-        lines += [case, *columns(HEADS, cells), text, ""]
-    if any(row["values"]["turnaround_s"]["note"] for row in rows):
+        lines += [case, *table, text, ""]
+    if any(row["note"] for row in rows):
         lines += [f"Note: {DIFFER_NOTE}", ""]
     return lines
 
 
+def _printed_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a line of the table."""
+    time = row["values"]["turnaround_s"]
+    paper, off = time["paper"], time["deviation_pct"]
+    return {
+        **{column: value["ours"] for column, value in row["values"].items()},
+        "mode": row["mode"],
+        "paper": "" if paper is None else f"{paper:.4f}",
+        "off": "" if paper is None else f"{round(off, 4) + 0.0:.4f} %",
+        "of_best": "" if row["of_best"] is None else f"{row['of_best']:.3f}",
+        "note": "see below" if row["note"] else "",
+    }
+
+
 def _over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return ours over the best of their nine, by seed, where there are several."""
+    """Return the ratios to the best of their nine by seed, where there are several."""
     seeds = list(dict.fromkeys(row["seed"] for row in rows))
     if len(seeds) < 2:
         return []
@@ -370,9 +762,9 @@ def _over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             if row["mix"] == mix and row["of_best"] is not None:
                 ratios.setdefault(row["mode"], []).append(row["of_best"])
         cells = [
-            [mode, *(f"{ratio:.3f}" for ratio in found), f"{fmean(found):.3f}"]
-            for mode, found in ratios.items()
-            if len(found) == len(seeds)
+            [mode, *(f"{ratio:.3f}" for ratio in by_seed), f"{fmean(by_seed):.3f}"]
+            for mode, by_seed in ratios.items()
+            if len(by_seed) == len(seeds)
         ]
         if cells:
             lines += [*columns((mix, *seeds, "mean"), cells), ""]
@@ -381,8 +773,6 @@ def _over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _draw(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """Draw columns against the share of malleable jobs: our policies and their nine, over seeds."""
-    from rms.plots import lines
-
     titles = {
         "turnaround_s": "mean turnaround (s)",
         "wait_s": "mean wait (s)",
@@ -393,17 +783,17 @@ def _draw(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
         for row in rows:
             if row["mode"] in points:
                 share = float(row["mix"].rsplit("-", 1)[1])
-                found = points[row["mode"]].setdefault(share, [])
-                found.append(row["values"][column]["ours"])
+                means = points[row["mode"]].setdefault(share, [])
+                means.append(row["values"][column]["ours"])
         series = {
-            mode: (list(found), [fmean(values) for values in found.values()])
-            for mode, found in points.items()
+            mode: (list(by_share), [fmean(values) for values in by_share.values()])
+            for mode, by_share in points.items()
         }
         nine = [series.pop(mode) for mode in MALLEABLE]
         for name, end in (("least", min), ("most", max)):
-            of_each = zip(*(means for _, means in nine), strict=True)
-            series[f"their nine, {name}"] = (nine[0][0], [end(means) for means in of_each])
+            by_strategy = zip(*(means for _, means in nine), strict=True)
+            series[f"their nine, {name}"] = (nine[0][0], [end(means) for means in by_strategy])
         name = column.removesuffix("_s").replace("_", "-")
         labels = ("malleable jobs (%)", title, f"{title}: 128 nodes, 30 days")
         linear_to = 1e4 if column.endswith("_s") else None
-        lines(series, folder / f"posner-{name}.png", labels, linear_to=linear_to)
+        draw_lines(series, folder / f"posner-{name}.png", labels, linear_to=linear_to)

@@ -10,16 +10,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from math import inf, isnan, nan
-from multiprocessing import get_context
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
@@ -27,15 +23,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from rms.core.model.jobs import JobId, JobSpec, Mode, Site
+from rms.core.model.jobs import JobSpec, Site
 from rms.core.policies import DEFAULT, POLICIES, named
 from rms.formats.config import FileError
 from rms.formats.swf import read_trace
+from rms.plots import Panel, draw_panels
 from rms.sim.classes import by_half
 from rms.sim.run import chosen
+from rms.studies import experiment
 from rms.studies.bounds import turnaround_bound_s
-from rms.studies.external import read_rows
-from rms.studies.malleability import Change, Row, malleable, measured, powered
+from rms.studies.experiment import read_rows, run_all, tabulate
+from rms.studies.malleability import MalleableChange, Row, malleable, measured, powered
 from rms.studies.malleability import model as assumptions
 from rms.wire.terminal import Parser, at_least, columns, publish, refuse_on, say
 
@@ -43,7 +41,7 @@ BASELINE = "easy"
 """The policy that starts are compared with, all jobs rigid."""
 
 
-class Log(NamedTuple):
+class StreamLog(NamedTuple):
     """A log, and the machine it is from.
 
     Attributes:
@@ -65,21 +63,23 @@ class Log(NamedTuple):
 
 
 MIDDLE_S = datetime(2022, 7, 1, tzinfo=UTC).timestamp()
-LOGS: Mapping[str, Log] = {
-    "KTH-SP2": Log("KTH-SP2.recon-input.swf.gz", 100, (8000, 3000), held_out=False),
-    "Theta-2022-h1": Log("Theta-2022.swf.gz", 4392, (3000, 3000), held_out=False, end_s=MIDDLE_S),
-    "Theta-2022-h2": Log("Theta-2022.swf.gz", 4392, (3000, 3000), begin_s=MIDDLE_S),
-    "CTC-SP2": Log("CTC-SP2.recon-input.swf.gz", 338, (20000, 3000)),
-    "SDSC-BLUE": Log("SDSC-BLUE.recon-input.swf.gz", 1152, (60000, 3000)),
-    "SDSC-SP2": Log("SDSC-SP2-1998-4.2-cln.swf.gz", 128, (15000, 3000)),
-    "LANL-CM5": Log("LANL-CM5-1994-4.1-cln.swf.gz", 32, (30000, 3000), unit=32),
-    "Intrepid": Log("alcf_intrepid.csv.gz", 40960, (0, 3000)),
+LOGS: Mapping[str, StreamLog] = {
+    "KTH-SP2": StreamLog("KTH-SP2.recon-input.swf.gz", 100, (8000, 3000), held_out=False),
+    "Theta-2022-h1": StreamLog(
+        "Theta-2022.swf.gz", 4392, (3000, 3000), held_out=False, end_s=MIDDLE_S
+    ),
+    "Theta-2022-h2": StreamLog("Theta-2022.swf.gz", 4392, (3000, 3000), begin_s=MIDDLE_S),
+    "CTC-SP2": StreamLog("CTC-SP2.recon-input.swf.gz", 338, (20000, 3000)),
+    "SDSC-BLUE": StreamLog("SDSC-BLUE.recon-input.swf.gz", 1152, (60000, 3000)),
+    "SDSC-SP2": StreamLog("SDSC-SP2-1998-4.2-cln.swf.gz", 128, (15000, 3000)),
+    "LANL-CM5": StreamLog("LANL-CM5-1994-4.1-cln.swf.gz", 32, (30000, 3000), unit=32),
+    "Intrepid": StreamLog("alcf_intrepid.csv.gz", 40960, (0, 3000)),
 }
 SET_ON = "KTH-SP2, Theta-2022-h1 and the streams of rms reproduce posner, seeds S0 to S4"
 INTREPID = "public logs of ALCF (github gaganmangat/MTech-Thesis, JobLogs)"
 
 
-class Plan(NamedTuple):
+class StreamPlan(NamedTuple):
     """The simulations of each log.
 
     Attributes:
@@ -108,7 +108,7 @@ class Stream(NamedTuple):
     of: int = 0
 
 
-class Case(NamedTuple):
+class StreamCase(NamedTuple):
     """One simulation.
 
     Attributes:
@@ -123,12 +123,12 @@ class Case(NamedTuple):
     mirrored: bool = False
 
     @property
-    def change(self) -> Change:
+    def change(self) -> MalleableChange:
         """How jobs of the stream become malleable."""
-        return Change(serial=self.serial, seed=self.seed)
+        return MalleableChange(serial=self.serial, seed=self.seed)
 
 
-class Run(NamedTuple):
+class StreamRun(NamedTuple):
     """The result of a case.
 
     Attributes:
@@ -143,10 +143,10 @@ class Run(NamedTuple):
     resizable: Sequence[bool]
 
 
-Runs = Mapping[Case, Run]
+Runs = Mapping[StreamCase, StreamRun]
 
 
-# --- streams -------------------------------------------------------------------------------------
+# --- Streams -------------------------------------------------------------------------------------
 
 
 class _Record(msgspec.Struct):
@@ -173,13 +173,12 @@ def read_stream(name: str, traces: Path, external: Path, jobs: tuple[int, int] |
     return Stream(name, log.nodes, [_in_units(spec, log.unit) for spec in part], first, len(specs))
 
 
-def _read_specs(log: Log, traces: Path, external: Path) -> list[JobSpec]:
+def _read_specs(log: StreamLog, traces: Path, external: Path) -> list[JobSpec]:
     if not log.file.endswith(".csv.gz"):
         return read_trace(traces / log.file).specs
     return [
-        JobSpec(JobId(str(row.id)), row.submit_s, size, size, size, Mode.FIXED, run_s=row.run_s)
+        experiment.job(row.id, row.nodes, row.submit_s, run_s=row.run_s)
         for row in read_rows(external / log.file, _Record, INTREPID)
-        for size in [row.nodes]
     ]
 
 
@@ -191,10 +190,10 @@ def _in_units(spec: JobSpec, unit: int) -> JobSpec:
     return msgspec.structs.replace(spec, nodes_min=size, nodes_max=size, preferred=size)
 
 
-# --- simulations ---------------------------------------------------------------------------------
+# --- Simulations ---------------------------------------------------------------------------------
 
 
-def cases(stream: str, plan: Plan) -> list[Case]:
+def cases(stream: str, plan: StreamPlan) -> list[StreamCase]:
     """Return the simulations of a stream, the baseline first; none twice.
 
     Without malleable jobs neither draw nor speedup matters, with all of them the draw does not.
@@ -204,23 +203,23 @@ def cases(stream: str, plan: Plan) -> list[Case]:
         for share in plan.shares:
             for serial in plan.serials if share > 0.0 else plan.serials[:1]:
                 for seed in plan.seeds if 0.0 < share < 1.0 else plan.seeds[:1]:
-                    case = Case(stream, policy, share, serial, seed)
+                    case = StreamCase(stream, policy, share, serial, seed)
                     chosen_ones.append(case)
                     if _splits(share):
                         chosen_ones.append(case._replace(mirrored=True))
     return list(dict.fromkeys(chosen_ones))
 
 
-def _baseline(stream: str, plan: Plan) -> Case:
-    return Case(stream, BASELINE, 0.0, plan.serials[0], plan.seeds[0])
+def _baseline(stream: str, plan: StreamPlan) -> StreamCase:
+    return StreamCase(stream, BASELINE, 0.0, plan.serials[0], plan.seeds[0])
 
 
 def _splits(share: float) -> bool:
-    """Return whether two sets of so many jobs can be without a common one."""
+    """Return whether two sets of this share of the jobs can be disjoint."""
     return 0.0 < share <= 0.5
 
 
-def run(case: Case, stream: Stream) -> Run:
+def run(case: StreamCase, stream: Stream) -> StreamRun:
     """Simulate a case."""
     jobs = malleable(stream.specs, case.share, stream.nodes, case.change, mirrored=case.mirrored)
     site = powered(Site(stream.nodes))
@@ -237,44 +236,13 @@ def run(case: Case, stream: Stream) -> Run:
     ended = [simulation.engine.state.ended[spec.id] for spec in stream.specs]
     starts_s = array("d", (nan if job.start_s is None else job.start_s for job in ended))
     ends_s = array("d", (nan if job.start_s is None else job.end_s or nan for job in ended))
-    return Run(row, starts_s, ends_s, resizable)
+    return StreamRun(row, starts_s, ends_s, resizable)
 
 
-_streams: dict[str, Stream] = {}
-"""The streams of this process: a case names one."""
+# --- Comparisons ---------------------------------------------------------------------------------
 
 
-def _begin(streams: Sequence[Stream]) -> None:
-    _streams.update({stream.name: stream for stream in streams})
-
-
-def _begin_worker(streams: Sequence[Stream]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _begin(streams)
-
-
-def _run(case: Case) -> Run:
-    return run(case, _streams[case.stream])
-
-
-def _pool(
-    streams: Sequence[Stream], workers: int, stack: ExitStack
-) -> Callable[[Sequence[Case]], Iterator[Run]]:
-    """Return a function that runs cases, several at once, in their order."""
-    if workers == 1:
-        _begin(streams)
-        return lambda todo: map(_run, todo)
-    pool = ProcessPoolExecutor(
-        workers, get_context("fork"), initializer=_begin_worker, initargs=(streams,)
-    )
-    stack.enter_context(pool)
-    return lambda todo: pool.map(_run, todo)
-
-
-# --- comparisons ---------------------------------------------------------------------------------
-
-
-def later_than(run: Run, base: Run, specs: Sequence[JobSpec], margin_s: float) -> Row:
+def later_than(run: StreamRun, base: StreamRun, specs: Sequence[JobSpec], margin_s: float) -> Row:
     """Compare the start of each job with that in another run.
 
     Returns:
@@ -293,7 +261,7 @@ def later_than(run: Run, base: Run, specs: Sequence[JobSpec], margin_s: float) -
     return {"worst_excess_s": worst_s, "worst_job": job, "later": later / len(excesses)}
 
 
-def paired(one: Run, other: Run, specs: Sequence[JobSpec]) -> list[tuple[float, float]]:
+def paired(one: StreamRun, other: StreamRun, specs: Sequence[JobSpec]) -> list[tuple[float, float]]:
     """Return turnarounds, malleable and rigid, of the jobs that are malleable in one run only."""
     pairs = []
     for at, spec in enumerate(specs):
@@ -306,7 +274,9 @@ def paired(one: Run, other: Run, specs: Sequence[JobSpec]) -> list[tuple[float, 
     return pairs
 
 
-def pays(case: Case, runs: Runs, specs: Sequence[JobSpec], seeds: Sequence[int]) -> Row | None:
+def pays(
+    case: StreamCase, runs: Runs, specs: Sequence[JobSpec], seeds: Sequence[int]
+) -> Row | None:
     """Compare malleable jobs with the same jobs, rigid, while as many others are malleable.
 
     Up to a share of a half, two runs have no malleable job in common. Above, no two such sets
@@ -377,9 +347,9 @@ def _classes(several: Sequence[Mapping[str, Sequence[Row]]]) -> dict[str, Row]:
     return {name: over_seeds(rows) for name, rows in by_name.items()}
 
 
-def study(stream: Stream, plan: Plan, runs: Runs) -> Row:
+def study(stream: Stream, plan: StreamPlan, runs: Runs) -> Row:
     """Return the JSON of a stream: a row for each policy, share and serial part, over all draws."""
-    base, change = runs[_baseline(stream.name, plan)], Change()
+    base, change = runs[_baseline(stream.name, plan)], MalleableChange()
     margin_s = change.every_s + change.price_s
     groups: dict[tuple[str, float, float], list[Row]] = {}
     for case, each in runs.items():
@@ -388,7 +358,7 @@ def study(stream: Stream, plan: Plan, runs: Runs) -> Row:
             groups.setdefault((case.policy, case.share, case.serial), []).append(row)
     rows = []
     for policy, share, serial in sorted(groups, key=lambda key: _place(plan, *key)):
-        case = Case(stream.name, policy, share, serial, plan.seeds[0])
+        case = StreamCase(stream.name, policy, share, serial, plan.seeds[0])
         merged = over_seeds(groups[policy, share, serial])
         rows.append(merged | {"pays": pays(case, runs, stream.specs, plan.seeds)})
     return {
@@ -404,7 +374,7 @@ def study(stream: Stream, plan: Plan, runs: Runs) -> Row:
     }
 
 
-def _place(plan: Plan, policy: str, share: float, serial: float) -> tuple[int, float, int]:
+def _place(plan: StreamPlan, policy: str, share: float, serial: float) -> tuple[int, float, int]:
     return plan.policies.index(policy), share, plan.serials.index(serial)
 
 
@@ -434,26 +404,28 @@ def by_share(rows: Sequence[Row], policy: str, serial: float) -> list[Row]:
     return sorted(own, key=lambda row: float(row["share"]))
 
 
-# --- tables and figures --------------------------------------------------------------------------
+# --- Tables and figures --------------------------------------------------------------------------
 
 CLASSES = ("rigid", "malleable", "small", "wide", "short", "long")
 NAMES = ("policy", "malleable", "f")
-HEADS = (
-    *NAMES,
-    "turnaround",
-    "of bound",
-    "draws",
-    "p95",
-    "worst",
-    "wait",
-    "p95",
-    "worst",
-    "slowdown",
-    "node hours",
-    "of rigid",
-    "GJ",
-    "resizes",
-    "decisions/s",
+FORM = (
+    ("policy", "{policy}"),
+    ("malleable", "{percent}"),
+    ("f", "{f}"),
+    ("turnaround", "{mean_turnaround_s:.0f}"),
+    ("of bound", "{of_bound}"),
+    ("draws", "{draws}"),
+    ("p95", "{p95_turnaround_s:.0f}"),
+    ("worst", "{max_turnaround_s:.0f}"),
+    ("wait", "{mean_wait_s:.0f}"),
+    ("p95", "{p95_wait_s:.0f}"),
+    ("worst", "{max_wait_s:.0f}"),
+    ("slowdown", "{mean_bounded_slowdown:.2f}"),
+    ("node hours", "{node_h:.0f}"),
+    ("of rigid", "{node_s_of_rigid:.3f}"),
+    ("GJ", "{giga_j:.3f}"),
+    ("resizes", "{resizes:.0f}"),
+    ("decisions/s", "{decisions_per_s:.0f}"),
 )
 NOTES = (
     "Times in s. of bound: mean turnaround over the largest bound of rms/studies/bounds.py, which",
@@ -469,15 +441,15 @@ NOTES = (
 )
 
 
-def table(name: str, found: Row) -> list[str]:
+def table(name: str, result: Row) -> list[str]:
     """Return the study of a stream as lines of text."""
-    unit = f" of {found['unit']} processors" if found["unit"] > 1 else ""
-    rows: list[Row] = found["rows"]
+    unit = f" of {result['unit']} processors" if result["unit"] > 1 else ""
+    rows: list[Row] = result["rows"]
     lines = [
-        f"{name}: {found['jobs']} jobs from number {found['first']} on of {found['of']}, "
-        f"{found['nodes']} nodes{unit}; {_status(found)}",
+        f"{name}: {result['jobs']} jobs from number {result['first']} on of {result['of']}, "
+        f"{result['nodes']} nodes{unit}; {_status(result)}",
         "",
-        *columns(HEADS, [_cells(row) for row in rows]),
+        *tabulate(map(_derived, rows), *FORM),
     ]
     for title, column, form in (
         ("mean turnaround", "mean_turnaround_s", ".0f"),
@@ -491,17 +463,17 @@ def table(name: str, found: Row) -> list[str]:
     heads = (*NAMES, "worst excess", "of job", "later", "pays", "malleable", "rigid", "sooner")
     lines += [
         "",
-        f"starts beside those of EASY on rigid jobs (later: by more than {found['margin_s']:g} s), "
-        "and whether being malleable pays:",
+        "starts beside those of EASY on rigid jobs (later: by more than "
+        f"{result['margin_s']:g} s), and whether being malleable pays:",
         *columns(heads, [_compared(row) for row in rows]),
         "",
-        *_rises(found["rises"]),
+        *_rises(result["rises"]),
     ]
     return lines
 
 
-def _status(found: Row) -> str:
-    return "held out" if found["held_out"] else f"parameters of {DEFAULT} were set on it"
+def _status(result: Row) -> str:
+    return "held out" if result["held_out"] else f"parameters of {DEFAULT} were set on it"
 
 
 def _name(row: Row) -> list[str]:
@@ -509,25 +481,19 @@ def _name(row: Row) -> list[str]:
     return [row["policy"], f"{100 * row['share']:.0f} %", serial]
 
 
-def _cells(row: Row) -> list[str]:
-    times = [f"{row[f'{each}_turnaround_s']:.0f}" for each in ("mean", "p95", "max")]
-    waits = [f"{row[f'{each}_wait_s']:.0f}" for each in ("mean", "p95", "max")]
+def _derived(row: Row) -> Row:
+    """Return a row with the further values of its table."""
+    _, percent, serial = _name(row)
     low, high = row["range_turnaround_s"]
-    of_bound = f"{row['mean_turnaround_s'] / row['bound_s']:.2f}" if row["bound_s"] else ""
-    return [
-        *_name(row),
-        times[0],
-        of_bound,
-        "" if low == high else f"{low:.0f}-{high:.0f}",
-        *times[1:],
-        *waits,
-        f"{row['mean_bounded_slowdown']:.2f}",
-        f"{row['node_s'] / 3600:.0f}",
-        f"{row['node_s_of_rigid']:.3f}",
-        f"{row['energy_j']['cluster'] / 1e9:.3f}",
-        f"{row['resizes']:.0f}",
-        f"{row['decisions_per_s']:.0f}",
-    ]
+    ratio = row["mean_turnaround_s"] / row["bound_s"] if row["bound_s"] else None
+    return row | {
+        "percent": percent,
+        "f": serial,
+        "of_bound": "" if ratio is None else f"{ratio:.2f}",
+        "draws": "" if low == high else f"{low:.0f}-{high:.0f}",
+        "node_h": row["node_s"] / 3600,
+        "giga_j": row["energy_j"]["cluster"] / 1e9,
+    }
 
 
 def _by_class(row: Row, column: str, form: str) -> list[str]:
@@ -558,11 +524,9 @@ def _rises(steps: Sequence[Row]) -> list[str]:
     ]
 
 
-def draw(name: str, found: Row, plan: Plan, path: Path) -> None:
+def draw(name: str, result: Row, plan: StreamPlan, path: Path) -> None:
     """Draw a stream: curves of the policies over the share of malleable jobs."""
-    from rms.plots import Panel, draw_panels
-
-    rows, label = found["rows"], "malleable jobs (%)"
+    rows, label = result["rows"], "malleable jobs (%)"
     panels = []
     for title, value in _CURVES.items():
         for serial in plan.serials:
@@ -573,7 +537,7 @@ def draw(name: str, found: Row, plan: Plan, path: Path) -> None:
                 some = by_share(rows, plan.policies[0], serial)
                 series["lower bound"] = _curve(some, lambda row: row["bound_s"] / 3600)
             panels.append(Panel(f"{title}, f = {serial:g}", series, label))
-    text = f"{name} ({_status(found)}): {found['jobs']} jobs, {found['nodes']} nodes"
+    text = f"{name} ({_status(result)}): {result['jobs']} jobs, {result['nodes']} nodes"
     draw_panels(panels, path, text, columns=len(plan.serials))
 
 
@@ -595,31 +559,33 @@ def _curve(
     return [share for share, _ in known], [each for _, each in known]
 
 
-# --- the command ---------------------------------------------------------------------------------
+# --- The command ---------------------------------------------------------------------------------
 
 
 def streams(
-    given: Sequence[Stream],
-    plan: Plan,
+    some: Sequence[Stream],
+    plan: StreamPlan,
     workers: int,
     figures: Path | None,
     progress: Callable[[str], None],
 ) -> tuple[Row, list[str]]:
     """Return the JSON of the study of some streams, and its tables."""
     result: Row = {"study": "streams", "set_on": SET_ON, "plan": plan._asdict(), "streams": {}}
-    lines = [*_assumed(given[0]), ""]
-    with ExitStack() as stack:
-        run_all = _pool(given, workers, stack)
-        for stream in given:
-            todo = cases(stream.name, plan)
-            runs: dict[Case, Run] = {}
-            for case, each in zip(todo, run_all(todo), strict=True):
-                runs[case] = each
-                progress(f"{stream.name}: {len(runs)} of {len(todo)} simulations")
-            found = result["streams"][stream.name] = study(stream, plan, runs)
-            lines += [*table(stream.name, found), ""]
-            if figures is not None:
-                draw(stream.name, found, plan, figures / f"streams-{stream.name}.png")
+    lines = [*_assumed(some[0]), ""]
+    for stream in some:
+        todo, runs = cases(stream.name, plan), dict[StreamCase, StreamRun]()
+
+        def run_one(case: StreamCase, stream: Stream = stream) -> StreamRun:
+            return run(case, stream)
+
+        for case, outcome in run_all(run_one, todo, workers):
+            runs[case] = outcome
+            progress(f"{stream.name}: {len(runs)} of {len(todo)} simulations")
+        rows = study(stream, plan, {case: runs[case] for case in todo})
+        result["streams"][stream.name] = rows
+        lines += [*table(stream.name, rows), ""]
+        if figures is not None:
+            draw(stream.name, rows, plan, figures / f"streams-{stream.name}.png")
     lines += NOTES
     if figures is not None:
         lines.append(f"figures in {figures}")
@@ -628,7 +594,7 @@ def streams(
 
 def _assumed(stream: Stream) -> list[str]:
     """Return the assumptions that are the same for all streams."""
-    speedup, *others = assumptions(Change(), Site(stream.nodes))
+    speedup, *others = assumptions(MalleableChange(), Site(stream.nodes))
     return [
         f"Parameters of {DEFAULT} were set on {SET_ON}.",
         speedup.replace("f = 0.05 unless stated", "f as stated"),
@@ -638,7 +604,7 @@ def _assumed(stream: Stream) -> list[str]:
 
 def options(argv: Sequence[str], description: str) -> argparse.Namespace:
     """Return the options of the command."""
-    plan = Plan()
+    plan = StreamPlan()
     command = Parser("streams", description=description, allow_abbrev=False)
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     add = command.add_argument
@@ -730,25 +696,13 @@ def command(arguments: argparse.Namespace, beside: Path) -> int:
         beside: the folder of data where no other is named.
     """
     traces, external = folders(arguments.data, beside)
-    plan = Plan(
+    plan = StreamPlan(
         arguments.policies, arguments.shares, arguments.serials, arguments.seeds, arguments.jobs
     )
     with refuse_on(FileError):
         read = [read_stream(name, traces, external, plan.jobs) for name in arguments.logs]
-        if arguments.figures is not None:
-            _make(arguments.figures)
-        progress = say if sys.stderr.isatty() else _say_nothing
+        experiment.make_folder(arguments.figures)
+        progress = say if sys.stderr.isatty() else lambda text: None
         result, lines = streams(read, plan, arguments.workers, arguments.figures, progress)
     publish(arguments.json, result, lines)
     return 0
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"expected a folder for --figures, got: {error}") from None
-
-
-def _say_nothing(_: str) -> None:
-    """Stand in for progress that nobody looks at."""

@@ -1,28 +1,22 @@
-"""``rms reproduce varysched``: the statements of Süß et al. on their strategies, simulated.
+"""``rms reproduce varysched``: statements of Süß et al. on strategies, and the simulated values.
 
-The tasks of both applications on the three devices of a Jetson TK1, under all strategies and
-governors, by the scheduler that decides live (section 5), on a virtual clock. The paper prints no
-run times of its kernels. Six were chosen so that its text holds, so statements that depend on them
-are ``fitted``, and :func:`moved` counts how often the text still holds with other run times. Table
-1 and figures 12 and 14 (section 6) are simulated on the same devices.
+The tasks of both applications on the three devices of a Jetson TK1, under each strategy and
+governor, by the scheduler that decides live (section 5). The paper prints no run times of its
+kernels. Six were chosen so that its text holds, so what depends on them is ``fitted``, and
+:func:`moved` counts how often the text still holds with other run times. Table 1 and figures 12
+and 14 (section 6) are simulated on the same devices.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
-from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
-
-import msgspec
 
 from rms.kernels.model import (
     Affinity,
@@ -48,8 +42,12 @@ from rms.kernels.scheduler import (
     Strategy,
     TaskScheduler,
 )
-from rms.studies import statements
+from rms.plots import Panel, draw_panels
+from rms.studies import experiment
+from rms.studies.experiment import Data, Result, StudyReport
 from rms.wire.terminal import columns
+
+# --- Tasks on the devices of one machine, on a virtual clock --------------------------------------
 
 DEVICES = (
     TaskDevice("gpu", Resource.GPU, (0,)),
@@ -58,89 +56,6 @@ DEVICES = (
 )
 AFFINITIES = (Affinity.HIGH, Affinity.MED, Affinity.LOW)
 NAMES = tuple(device.name for device in DEVICES)
-
-DATA = Path(__file__).parent / "data"
-ENERGY = (("system_j", 0), ("application_j", 0), ("mean_w", 1), ("time_s", 0))
-"""Columns of table 1, and their decimals; the paper prints all but the time."""
-
-VARIANTS: Mapping[str, Strategy] = {
-    "long-term, run times known": LongTerm(),
-    "constraint, 9 credits pay for the GPU": Constraint(gpu_when_low=True),
-}
-NOTES = (
-    "The paper draws figures 6 to 9 and prints two factors of them. The times above depend on six",
-    "run times that were chosen so that its text holds (data/varysched.toml).",
-    "With governor low, 9 credits pay for the GPU alone (section 4.4), but sections 5.1 and 5.2",
-    "let constraint use the CPU only, as it does here; gpu_when_low is the other reading.",
-    "Long-term takes a kernel to be twice as fast as one of the next affinity. The paper states",
-    "that its factors are inaccurate, but prints none.",
-)
-ENERGY_NOTES = (
-    "The paper prints no times: those of the first four rows are its energy over its mean power.",
-    "Powers are fitted to the first three rows: idle 41.0 W, processor 32.13 W as soon as one",
-    "thread works and 6.97 W for each thread, GPU 9.58 W. The row of GPU and 2 cores checks them,",
-    "the row VarySched the scheduler too. There, kernels share six threads, and copying takes",
-    "neither time nor a thread, as far as run times of one device do not contain it.",
-)
-CHUNK = 25
-"""Draws that a process takes at a time."""
-
-Found = Mapping[tuple[str, Governor, str], "SimulatedTasks"]
-"""Outcomes by application, governor and strategy."""
-
-HIGH, LOW = Governor.HIGH, Governor.LOW
-SHORT, LONG, BANKING, CONSTRAINT = STRATEGIES
-
-
-def varysched(figures: Path | None) -> tuple[dict[str, Any], list[str], bool]:
-    """Run the study.
-
-    Args:
-        figures: folder for figures 6 to 9, 12 and 14, or None.
-
-    Returns:
-        Its JSON, its lines, and whether every statement has its recorded status.
-    """
-    data = msgspec.toml.decode((DATA / "varysched.toml").read_bytes())
-    found = outcomes(data, {**STRATEGIES, **VARIANTS})
-    energy, shares, hashes = _energy(data["table1"]), saving(data), hash_rates(data)
-    values = _of_strategies(found) | _inputs(data, found) | _of_energy(data, energy)
-    values |= _of_saving(data, shares) | _of_hashes(hashes)
-    compared, wrong = statements.compare(statements.statements("varysched"), values)
-    kept = moved(data, compared)
-    result = {
-        "experiment": "varysched",
-        "statements": compared,
-        "values": values,
-        "rows": _rows(found, energy),
-        "table1": energy,
-        "figure12": shares,
-        "figure14": hashes,
-        "moved": kept,
-        "instances": instances(data),
-        "times_s": data["applications"],
-        "notes": NOTES,
-        "wrong": wrong,
-    }
-    lines = [*statements.table(compared), *wrong]
-    for part in (
-        *(_print_outcomes(name, found) for name in data["applications"]),
-        NOTES,
-        _print_moved(data, kept),
-        _print_instances(result["instances"]),
-        _print_energy(energy),
-        _print_saving(shares),
-        _print_hashes(hashes),
-    ):
-        lines += ["", *part]
-    if figures is not None:
-        _draw(data["applications"], found, figures)
-        _draw_section_6(shares, hashes, figures)
-        lines += ["", f"figures in {figures}"]
-    return result, lines, not wrong
-
-
-# --- Tasks on the devices of one machine ---------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -152,7 +67,7 @@ class SimulatedTasks:
         median_s: median run time of a kernel.
         tasks: number of tasks that each device ran.
         last: device of the task that ended last.
-        spans: how long which devices were in use together, one after the other.
+        spans: time and devices of each interval with the same devices in use, in order.
     """
 
     makespan_s: float
@@ -236,11 +151,83 @@ def simulate(
     return SimulatedTasks(now_s, median(runs), count, last, spans)
 
 
-# --- Section 5: the four strategies on a Jetson TK1 ----------------------------------------------
+# --- The study ------------------------------------------------------------------------------------
+
+ENERGY = (("system_j", 0), ("application_j", 0), ("mean_w", 1), ("time_s", 0))
+"""Columns of table 1, and their decimals; the paper prints all but the time."""
+
+VARIANTS: Mapping[str, Strategy] = {
+    "long-term, run times known": LongTerm(),
+    "constraint, 9 credits pay for the GPU": Constraint(gpu_when_low=True),
+}
+NOTES = (
+    "The paper draws figures 6 to 9 and prints two factors of them. The times above depend on six",
+    "run times that were chosen so that its text holds (data/varysched.toml).",
+    "With governor low, 9 credits pay for the GPU alone (section 4.4), but sections 5.1 and 5.2",
+    "let constraint use the CPU only, as it does here; gpu_when_low is the other reading.",
+    "Long-term takes a kernel to be twice as fast as one of the next affinity. The paper states",
+    "that its factors are inaccurate, but prints none.",
+)
+ENERGY_NOTES = (
+    "The paper prints no times: those of the first four rows are its energy over its mean power.",
+    "Powers are fitted to the first three rows: idle 41.0 W, processor 32.13 W as soon as one",
+    "thread works and 6.97 W for each thread, GPU 9.58 W. The row of GPU and 2 cores checks them,",
+    "the row VarySched the scheduler too. There, kernels share six threads, and copying takes",
+    "neither time nor a thread, as far as run times of one device do not contain it.",
+)
+Results = Mapping[tuple[str, Governor, str], SimulatedTasks]
+"""Outcomes by application, governor and strategy."""
+
+HIGH, LOW = Governor.HIGH, Governor.LOW
+SHORT, LONG, BANKING, CONSTRAINT = STRATEGIES
+
+
+def varysched(figures: Path | None) -> Result:
+    """Run the study.
+
+    Args:
+        figures: folder of figures 6 to 9, 12 and 14, or None.
+    """
+    data = experiment.settings("varysched")
+    results = outcomes(data, {**STRATEGIES, **VARIANTS})
+    energy, shares, hashes = _energy(data["table1"]), saving(data), hash_rates(data)
+    values = _of_strategies(results) | _inputs(data, results) | _of_energy(data, energy)
+    values |= _of_saving(data, shares) | _of_hashes(hashes)
+    report = StudyReport("varysched", values)
+    kept, numbers = moved(data, report.rows), instances(data)
+    result = {
+        "values": values,
+        "rows": _rows(results, energy),
+        "table1": energy,
+        "figure12": shares,
+        "figure14": hashes,
+        "moved": kept,
+        "instances": numbers,
+        "times_s": data["applications"],
+        "notes": NOTES,
+    }
+    parts = (
+        *(_print_outcomes(name, results) for name in data["applications"]),
+        NOTES,
+        _print_moved(data, kept),
+        _print_instances(numbers),
+        _print_energy(energy),
+        _print_saving(shares),
+        _print_hashes(hashes),
+    )
+
+    def draw(folder: Path) -> None:
+        _draw(data["applications"], results, folder)
+        _draw_section_6(shares, hashes, folder)
+
+    return report.result(result, parts, draw, figures)
+
+
+# --- Section 5: the four strategies on a Jetson TK1 -----------------------------------------------
 
 
 def outcomes(
-    data: Mapping[str, Any],
+    data: Data,
     strategies: Mapping[str, Strategy],
     factors: Mapping[tuple[str, str], float] | None = None,
 ) -> dict[tuple[str, Governor, str], SimulatedTasks]:
@@ -248,10 +235,10 @@ def outcomes(
 
     Args:
         data: the study's file.
-        strategies: by title; run times are known to those whose title contains "known".
-        factors: by application and device, what a run time is multiplied by.
+        strategies: by title; those with "known" in the title have the run times.
+        factors: multipliers of run times by application and device.
     """
-    found = {}
+    results = {}
     for name, application in data["applications"].items():
         times = {
             device: application[f"{device}_s"] * (factors[name, device] if factors else 1.0)
@@ -260,18 +247,18 @@ def outcomes(
         allowed = [NAMES] * application["instances"]
         for governor in Governor:
             for title, strategy in strategies.items():
-                found[name, governor, title] = simulate(
+                results[name, governor, title] = simulate(
                     strategy, governor, allowed, times, data, known="known" in title
                 )
-    return found
+    return results
 
 
-def _of_strategies(found: Found) -> dict[str, float]:
+def _of_strategies(results: Results) -> dict[str, float]:
     """Return the values of the statements of figures 6 to 9 by key."""
-    names = list(dict.fromkeys(name for name, *_ in found))
+    names = list(dict.fromkeys(name for name, *_ in results))
 
     def makespans(name: str, governor: Governor) -> dict[str, float]:
-        return {title: found[name, governor, title].makespan_s for title in STRATEGIES}
+        return {title: results[name, governor, title].makespan_s for title in STRATEGIES}
 
     def worst(name: str, governor: Governor, title: str) -> float:
         """Return a strategy's makespan over the longest of the others."""
@@ -298,7 +285,7 @@ def _of_strategies(found: Found) -> dict[str, float]:
     values["lama low constraint over banking"] = low[CONSTRAINT] / low[BANKING]
     for name in names:
         for title in STRATEGIES:
-            before, after = (found[name, governor, title] for governor in (HIGH, LOW))
+            before, after = (results[name, governor, title] for governor in (HIGH, LOW))
             values[f"{name} {title} makespan"] = after.makespan_s / before.makespan_s
             values[f"{name} {title} median"] = after.median_s / before.median_s
     others = [values[f"lama {title} makespan"] for title in STRATEGIES if title != CONSTRAINT]
@@ -309,10 +296,10 @@ def _of_strategies(found: Found) -> dict[str, float]:
     return values
 
 
-def _inputs(data: Mapping[str, Any], found: Found) -> dict[str, float]:
-    """Return what the simulations used and did of what sections 4 and 5 state, by key."""
+def _inputs(data: Data, results: Results) -> dict[str, float]:
+    """Return the values of the statements of sections 4 and 5 on inputs and decisions, by key."""
     banking, constraint = Banking(), Constraint()
-    matmul, last = data["applications"]["matmul"], found["matmul", HIGH, LONG].last
+    matmul, last = data["applications"]["matmul"], results["matmul", HIGH, LONG].last
     values = {
         "banking most": banking.most,
         "banking every_s": banking.every_s,
@@ -331,34 +318,32 @@ def _inputs(data: Mapping[str, Any], found: Found) -> dict[str, float]:
         "banking cores and core": banking.cores + banking.core,
         "tk1 cores": float(data["cores"]),
         "tk1 cores of a gpu kernel": float(data["host"]["gpu"]),
-        "long-term low gpu": float(found["matmul", LOW, LONG].tasks.get("gpu", 0)),
-        "constraint low gpu": float(found["matmul", LOW, CONSTRAINT].tasks.get("gpu", 0)),
-        "constraint high devices": float(found["matmul", HIGH, CONSTRAINT].together),
-        "constraint low devices": float(found["matmul", LOW, CONSTRAINT].together),
+        "long-term low gpu": float(results["matmul", LOW, LONG].tasks.get("gpu", 0)),
+        "constraint low gpu": float(results["matmul", LOW, CONSTRAINT].tasks.get("gpu", 0)),
+        "constraint high devices": float(results["matmul", HIGH, CONSTRAINT].together),
+        "constraint low devices": float(results["matmul", LOW, CONSTRAINT].together),
         "matmul high long-term last rank": float(
             sorted(NAMES, key=lambda name: matmul[f"{name}_s"]).index(last) + 1
         ),
     }
     for name in data["applications"]:
-        values[f"{name} tasks"] = float(sum(found[name, HIGH, SHORT].tasks.values()))
+        values[f"{name} tasks"] = float(sum(results[name, HIGH, SHORT].tasks.values()))
     values["lama tasks of section 5"] = values["lama tasks of figure 8"] = values["lama tasks"]
     for governor in Governor:
         credits_ = (
             sum(getattr(constraint, device) for device in devices)
             for name in data["applications"]
-            for _, devices in found[name, governor, CONSTRAINT].spans
+            for _, devices in results[name, governor, CONSTRAINT].spans
         )
         values[f"constraint {governor} credits"] = max(credits_)
     return values
 
 
-# --- How much of section 5 depends on the six run times ------------------------------------------
+# --- How much of section 5 depends on the six run times -------------------------------------------
 
 
-def moved(
-    data: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]
-) -> dict[str, dict[str, Any]]:
-    """Multiply the six run times by random factors and count how often statements still hold.
+def moved(data: Data, compared: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Multiply the six run times by random factors and count the statements that still hold.
 
     Args:
         data: the study's file; ``moved.pct`` has the largest changes, ``moved.draws`` their number.
@@ -371,19 +356,17 @@ def moved(
     """
     holding = {row["key"] for row in compared if row["status"] in ("met", "fitted")}
     keys = set(_of_strategies(outcomes(data, STRATEGIES))) & holding
-    stated = [each for each in statements.statements("varysched") if each.key in keys]
+    stated = [each for each in experiment.statements("varysched") if each.key in keys]
     orderings = {each.key for each in stated if isinstance(each.paper, tuple)}
     every = [(pct, draw) for pct in data["moved"]["pct"] for draw in range(data["moved"]["draws"])]
-    with ProcessPoolExecutor(
-        min(os.cpu_count() or 1, -(-len(every) // CHUNK)),
-        get_context("fork"),
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_DFL),
-    ) as pool:
-        held = list(pool.map(partial(_held, data, stated), every, chunksize=CHUNK))
+
+    def held(draw: tuple[float, int]) -> set[str]:
+        return _held(data, stated, *draw)
+
+    by_draw = dict(experiment.run_all(held, every, os.cpu_count() or 1))
     counted = {}
     for pct in data["moved"]["pct"]:
-        draws = [keys for (own, _), keys in zip(every, held, strict=True) if own == pct]
+        draws = [keys for (own, _), keys in by_draw.items() if own == pct]
         counted[f"{pct}"] = {
             "all": sum(len(keys) == len(stated) for keys in draws),
             "orderings": sum(orderings <= keys for keys in draws),
@@ -395,11 +378,8 @@ def moved(
     return counted
 
 
-def _held(
-    data: Mapping[str, Any], stated: Sequence[statements.Statement], which: tuple[float, int]
-) -> set[str]:
-    """Return the keys of the statements that hold in one draw (its largest change, its seed)."""
-    pct, seed = which
+def _held(data: Data, stated: Sequence[experiment.Statement], pct: float, seed: int) -> set[str]:
+    """Return the keys of the statements that hold in one draw, by its largest change and seed."""
     random = Random(seed)
     factors = {
         (name, device): 1.0 + random.uniform(-pct, pct) / 100.0
@@ -412,29 +392,29 @@ def _held(
     }
 
 
-def instances(data: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def instances(data: Data) -> dict[str, dict[str, float]]:
     """Return both published factors of LAMA by number of instances, which the paper states thrice.
 
     Returns:
         By number (25 in section 4.5, 24 in section 5, 100 below figure 8): factors by name.
     """
-    found = {}
+    by_number = {}
     for number in (25, 24, 100):
         every = data["applications"]
         changed = {"applications": every | {"lama": every["lama"] | {"instances": number}}}
         values = _of_strategies(outcomes({**data, **changed}, STRATEGIES))
-        found[f"{number}"] = {
+        by_number[f"{number}"] = {
             "constraint over banking, low": values["lama low constraint over banking"],
             "constraint, low over high": values["lama constraint makespan"],
             "long-term over the next, low": values["lama low long-term over next"],
         }
-    return found
+    return by_number
 
 
-# --- Table 1 -------------------------------------------------------------------------------------
+# --- Table 1 --------------------------------------------------------------------------------------
 
 
-def _energy(data: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
+def _energy(data: Data) -> dict[str, dict[str, dict[str, float]]]:
     """Return table 1: energy, mean power and time of ten runs in each of its columns.
 
     Where all runs are on one device the time is the paper's, total energy over mean power, and
@@ -445,7 +425,7 @@ def _energy(data: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
     time_s = {name: each["system_j"] / each["mean_w"] for name, each in columns_.items()}
     each_s = cg_times(data)
     ran = simulate(ShortTerm(), HIGH, [NAMES] * data["runs"], each_s, data)
-    found = {}
+    energy = {}
     for name, each in columns_.items():
         spans = [(time_s[name], tuple(each["runs_on"]))] if each["runs_on"] else ran.spans
         ours_s = sum(span_s for span_s, _ in spans)
@@ -457,14 +437,14 @@ def _energy(data: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
             "time_s": ours_s,
             "peak_w": data["idle_w"] + max(_busy_w(data, devices) for _, devices in spans),
         }
-        found[name] = {
+        energy[name] = {
             "paper": {key: each.get(key, time_s[name]) for key, _ in ENERGY},
             "ours": ours,
         }
-    return found
+    return energy
 
 
-def cg_times(data: Mapping[str, Any]) -> dict[str, float]:
+def cg_times(data: Data) -> dict[str, float]:
     """Return the run time of a CG of table 1 on each device: energy over mean power, in s."""
     return {
         each["runs_on"][0]: each["system_j"] / each["mean_w"] / data["runs"]
@@ -473,8 +453,8 @@ def cg_times(data: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _busy_w(data: Mapping[str, Any], devices: Sequence[str]) -> float:
-    """Return what devices in use add to the idle power of the machine of table 1, in W."""
+def _busy_w(data: Data, devices: Sequence[str]) -> float:
+    """Return the power of devices in use above the idle power of the machine of table 1, in W."""
     threads = min(data["cores"], sum(data["host"][device] for device in devices))
     gpu_w: float = data["gpu_w"] if "gpu" in devices else 0.0
     cpu_w: float = data["cpu_w"] + data["thread_w"] * threads if threads else 0.0
@@ -482,7 +462,7 @@ def _busy_w(data: Mapping[str, Any], devices: Sequence[str]) -> float:
 
 
 def _of_energy(
-    data: Mapping[str, Any], energy: Mapping[str, Mapping[str, Mapping[str, float]]]
+    data: Data, energy: Mapping[str, Mapping[str, Mapping[str, float]]]
 ) -> dict[str, float]:
     """Return the values of the statements of section 6.2.2 by key."""
     ours = {name: each["ours"] for name, each in energy.items()}
@@ -505,10 +485,10 @@ def _of_energy(
     return values
 
 
-# --- Figure 12: time saved where slower devices help ---------------------------------------------
+# --- Figure 12: time saved where slower devices help ----------------------------------------------
 
 
-def saving(data: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
+def saving(data: Data) -> dict[str, dict[str, list[float]]]:
     """Return times of many jobs one after the other and beside one another, by run times.
 
     One after the other each job has the fastest device. Beside one another the paper gives 70 %
@@ -520,7 +500,7 @@ def saving(data: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
     """
     machine = data["figure12"]
     every = dict(machine["times"]) | {"CG of table 1": cg_times(data["table1"])}
-    found = {}
+    by_times = {}
     for title, times in every.items():
         lists: dict[str, list[float]] = {"jobs": [], "sequential": [], "shares": [], "free": []}
         for jobs in machine["jobs"]:
@@ -534,16 +514,16 @@ def saving(data: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
             for name, allowed in (("shares", shares), ("free", [NAMES] * jobs)):
                 ran = simulate(ShortTerm(), HIGH, allowed, times, machine)
                 lists[name].append(ran.makespan_s)
-        found[title] = lists
-    return found
+        by_times[title] = lists
+    return by_times
 
 
 def _of_saving(
-    data: Mapping[str, Any], found: Mapping[str, Mapping[str, Sequence[float]]]
+    data: Data, by_times: Mapping[str, Mapping[str, Sequence[float]]]
 ) -> dict[str, float]:
     """Return the values of the statements of section 6.2.1 by key."""
     machine = data["figure12"]
-    lists = found[next(iter(machine["times"]))]
+    lists = by_times[next(iter(machine["times"]))]
     saved = [a - b for a, b in zip(lists["sequential"], lists["shares"], strict=True)]
     return {
         "figure 12 threads": float(machine["host"]["cores"]),
@@ -556,29 +536,29 @@ def _of_saving(
     }
 
 
-# --- Figure 14: hashes on a CPU, on a GPU, on both -----------------------------------------------
+# --- Figure 14: hashes on a CPU, on a GPU, on both ------------------------------------------------
 
 
-def hash_rates(data: Mapping[str, Any]) -> dict[str, list[float]]:
+def hash_rates(data: Data) -> dict[str, list[float]]:
     """Return hashes/s of a CPU, a GPU and both under short-term, the CPU's alone being 1.
 
     Returns:
         Lists over the assumed ratios of the GPU's rate to the CPU's.
     """
     machine = data["figure14"]
-    found: dict[str, list[float]] = {"gpu_over_cpu": [], "cpu": [], "gpu": [], "both": []}
+    by_device: dict[str, list[float]] = {"gpu_over_cpu": [], "cpu": [], "gpu": [], "both": []}
     for ratio in machine["gpu_over_cpu"]:
         times = {"gpu": 1.0 / ratio, "cores": 1.0}
-        found["gpu_over_cpu"].append(ratio)
+        by_device["gpu_over_cpu"].append(ratio)
         for name, devices in (("cpu", ("cores",)), ("gpu", ("gpu",)), ("both", ("gpu", "cores"))):
             ran = simulate(ShortTerm(), HIGH, [devices] * machine["tasks"], times, machine)
-            found[name].append(machine["tasks"] / ran.makespan_s)
-    return found
+            by_device[name].append(machine["tasks"] / ran.makespan_s)
+    return by_device
 
 
-def _of_hashes(found: Mapping[str, Sequence[float]]) -> dict[str, float]:
+def _of_hashes(by_device: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Return the values of the statements of section 6.2.3 by key."""
-    every = list(zip(found["cpu"], found["gpu"], found["both"], strict=True))
+    every = list(zip(by_device["cpu"], by_device["gpu"], by_device["both"], strict=True))
     return {
         "figure 14 least both over sum": min(both / (cpu + gpu) for cpu, gpu, both in every),
         "figure 14 greatest both over sum": max(both / (cpu + gpu) for cpu, gpu, both in every),
@@ -586,38 +566,28 @@ def _of_hashes(found: Mapping[str, Sequence[float]]) -> dict[str, float]:
     }
 
 
-# --- Tables and figures --------------------------------------------------------------------------
+# --- Tables and figures ---------------------------------------------------------------------------
 
 
 def _rows(
-    found: Found, energy: Mapping[str, Mapping[str, Mapping[str, float]]]
+    results: Results, energy: Mapping[str, Mapping[str, Mapping[str, float]]]
 ) -> list[dict[str, Any]]:
     """Return a row of JSON for each simulation of section 5 and each column of table 1."""
-    rows = [
-        {
-            "case": f"{name}, governor {governor}",
-            "mode": title,
-            "tasks": outcome.tasks,
-            "values": {
-                "makespan_s": statements.column_of(None, outcome.makespan_s),
-                "median_s": statements.column_of(None, outcome.median_s),
-            },
-        }
-        for (name, governor, title), outcome in found.items()
-    ]
+    rows = []
+    for (name, governor, title), outcome in results.items():
+        ours = {"makespan_s": outcome.makespan_s, "median_s": outcome.median_s}
+        case = f"{name}, governor {governor}"
+        rows.append(experiment.row(case, title, ours, tasks=outcome.tasks))
     for mode, both in energy.items():
-        values = {
-            column: statements.column_of(paper, both["ours"][column])
-            for column, paper in both["paper"].items()
-        }
-        rows.append({"case": "table 1", "mode": mode, "values": values})
+        ours = {column: both["ours"][column] for column in both["paper"]}
+        rows.append(experiment.row("table 1", mode, ours, both["paper"]))
     return rows
 
 
-def _print_outcomes(name: str, found: Found) -> list[str]:
+def _print_outcomes(name: str, results: Results) -> list[str]:
     cells = []
     for title in {**STRATEGIES, **VARIANTS}:
-        both = [found[name, governor, title] for governor in Governor]
+        both = [results[name, governor, title] for governor in Governor]
         cells.append(
             [
                 title,
@@ -633,7 +603,7 @@ def _print_outcomes(name: str, found: Found) -> list[str]:
     return [f"{name}: makespan, median run time of a kernel", *columns(heads, cells)]
 
 
-def _print_moved(data: Mapping[str, Any], kept: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _print_moved(data: Data, kept: Mapping[str, Mapping[str, Any]]) -> list[str]:
     draws = data["moved"]["draws"]
     names = list(dict.fromkeys(name for each in kept.values() for name in each["alone"]))
     cells = [
@@ -645,9 +615,11 @@ def _print_moved(data: Mapping[str, Any], kept: Mapping[str, Mapping[str, Any]])
     return [title, *columns(["moved by up to", *(f"{pct} %" for pct in kept)], cells)]
 
 
-def _print_instances(found: Mapping[str, Mapping[str, float]]) -> list[str]:
-    names = list(next(iter(found.values())))
-    cells = [[number, *(f"{each[name]:.2f}" for name in names)] for number, each in found.items()]
+def _print_instances(by_number: Mapping[str, Mapping[str, float]]) -> list[str]:
+    names = list(next(iter(by_number.values())))
+    cells = [
+        [number, *(f"{each[name]:.2f}" for name in names)] for number, each in by_number.items()
+    ]
     return ["lama: makespans by number of instances", *columns(["instances", *names], cells)]
 
 
@@ -663,9 +635,9 @@ def _print_energy(energy: Mapping[str, Mapping[str, Mapping[str, float]]]) -> li
     return [title, *columns(["", *heads], cells), *ENERGY_NOTES]
 
 
-def _print_saving(found: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
+def _print_saving(by_times: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
     cells = []
-    for title, lists in found.items():
+    for title, lists in by_times.items():
         for name, words in (("shares", "70, 25, 5 %"), ("free", "short-term")):
             saved = [
                 f"{100.0 * (1.0 - time_s / alone_s):.1f} %"
@@ -675,7 +647,7 @@ def _print_saving(found: Mapping[str, Mapping[str, Sequence[float]]]) -> list[st
     heads = [
         "run times",
         "devices",
-        *(f"{jobs} jobs" for jobs in next(iter(found.values()))["jobs"]),
+        *(f"{jobs} jobs" for jobs in next(iter(by_times.values()))["jobs"]),
     ]
     title = "figure 12: time saved beside one job after the other on the fastest device (simulated)"
     return [
@@ -686,14 +658,14 @@ def _print_saving(found: Mapping[str, Mapping[str, Sequence[float]]]) -> list[st
     ]
 
 
-def _print_hashes(found: Mapping[str, Sequence[float]]) -> list[str]:
+def _print_hashes(by_device: Mapping[str, Sequence[float]]) -> list[str]:
     cells = [
         [
             f"{ratio:g}",
             *(f"{rate:.3f}" for rate in rates),
             f"{rates[2] / (rates[0] + rates[1]):.3f}",
         ]
-        for ratio, *rates in zip(*found.values(), strict=True)
+        for ratio, *rates in zip(*by_device.values(), strict=True)
     ]
     heads = ("GPU over CPU (assumed)", "CPU", "GPU", "both", "both over sum")
     return [
@@ -704,16 +676,14 @@ def _print_hashes(found: Mapping[str, Sequence[float]]) -> list[str]:
     ]
 
 
-def _draw(applications: Mapping[str, Any], found: Found, folder: Path) -> None:
+def _draw(applications: Mapping[str, Any], results: Results, folder: Path) -> None:
     """Draw figures 6 and 8 (makespan), 7 and 9 (median run time)."""
-    from rms.plots import Panel, draw_panels
-
     for name, application in applications.items():
         for number, column in zip(application["figures"], ("makespan_s", "median_s"), strict=True):
             series = {
                 f"governor {governor}": (
                     list(STRATEGIES),
-                    [getattr(found[name, governor, title], column) for title in STRATEGIES],
+                    [getattr(results[name, governor, title], column) for title in STRATEGIES],
                 )
                 for governor in Governor
             }
@@ -728,8 +698,6 @@ def _draw_section_6(
     folder: Path,
 ) -> None:
     """Draw figure 12 (time over the number of jobs) and figure 14 (hashes/s)."""
-    from rms.plots import Panel, draw_panels
-
     labels = {"sequential": "one after the other", "shares": "70, 25, 5 %", "free": "short-term"}
     panels = [
         Panel(

@@ -7,7 +7,7 @@ from math import isinf
 
 from msgspec import structs
 
-from rms.studies.statements import Statement, compare, statements
+from rms.studies.experiment import Statement, compare, statements
 
 
 def assert_statements(study: str, ours: Mapping[str, float], *, whole: bool = True) -> None:

@@ -111,7 +111,7 @@ def wait_for(server: str, source: str = "model") -> None:
 def test_a_scripts_power_counts_under_a_cap(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(CLUSTER.replace('"g1"\ngpus = 1', '"n[1-2]"'))
     (tmp_path / "capped.toml").write_text(
-        'placement = { part = "power-slot", cap_w = 320.0, per = "rack" }\n'
+        'placement = { part = "rms.studies.chiesi:PowerSlot", cap_w = 320.0, per = "rack" }\n'
     )
     (tmp_path / "job.sh").write_text("#!/bin/sh\n#RMS --power=200\nsleep 60\n")
     (tmp_path / "over.sh").write_text("#!/bin/sh\n#RMS --power=400\nsleep 60\n")

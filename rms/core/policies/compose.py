@@ -16,10 +16,8 @@ from rms.core.policies import (
     backfill_share,
     node_power,
     order,
-    paper,
     placement,
     policy,
-    power_slot,
     share,
     shared,
 )
@@ -48,12 +46,10 @@ PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
         "as-asked": placement.AsAsked,
         "equal-share": share.EqualShare,
         "backfill-share": backfill_share.BackfillShare,
-        "paper-share": paper.PaperShare,
     },
     "placement": {
         "first-fit": placement.FirstFit,
         "count": placement.Count,
-        "power-slot": power_slot.PowerSlot,
         "first-fit-shared": shared.FirstFitShared,
         "less-consume": shared.LessConsume,
         "consolidate": node_power.Consolidate,

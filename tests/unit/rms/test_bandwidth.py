@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from rms.core.model.contention import Pools, Processors, SharedNode
 from rms.formats import profiles
 from rms.formats.profiles import Bandwidth, Machine, Point, Profile, Program
-from rms.studies import triad
+from rms.studies import bandwidth
 from rms.studies.bandwidth import Round, cases, estimate
-from rms.studies.profile_tables import lines_of
+from rms.studies.profile import lines_of
 
 
 def rounds_of(
@@ -144,8 +144,8 @@ def test_a_profile_of_before_is_read(tmp_path: Path) -> None:
 
 def test_a_probes_rate_is_that_of_its_processor_time() -> None:
     lines = "1.0 0.5 1000000000\n2.0 1.0 2000000000\n3.0 1.5 4000000000\n4.0 2.0 90"
-    assert triad.rate(lines, 1.0, 3.5) == pytest.approx((3.0, 0.5))
-    assert triad.rate(lines, 2.5, 9.0) is None
+    assert bandwidth.rate(lines, 1.0, 3.5) == pytest.approx((3.0, 0.5))
+    assert bandwidth.rate(lines, 2.5, 9.0) is None
 
 
 def test_caches_of_the_last_level_are_counted_once(tmp_path: Path) -> None:
@@ -156,5 +156,5 @@ def test_caches_of_the_last_level_are_counted_once(tmp_path: Path) -> None:
         cache.mkdir(parents=True)
         for name, text in (("level", level), ("size", size), ("shared_cpu_list", shared)):
             (cache / name).write_text(f"{text}\n")
-    assert triad.last_level_mib(tmp_path) == 64.0
-    assert triad.last_level_mib(tmp_path / "nothing") == 0.0
+    assert bandwidth.last_level_mib(tmp_path) == 64.0
+    assert bandwidth.last_level_mib(tmp_path / "nothing") == 0.0

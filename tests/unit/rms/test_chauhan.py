@@ -6,18 +6,20 @@ import json
 from math import inf
 from pathlib import Path
 
-import msgspec
 import pytest
 from stated import assert_statements
 
 from rms.cli.main import main
-from rms.studies import chauhan as study
-from rms.studies.chauhan import LOADS, by_load, compared, computed
-from rms.studies.chauhan_model import (
+from rms.studies import experiment
+from rms.studies.chauhan import (
+    LOADS,
     WITH,
     WITHOUT,
-    Variant,
+    Unstated,
     Way,
+    by_load,
+    compared,
+    computed,
     jobs,
     levels,
     matrix,
@@ -28,7 +30,7 @@ from rms.studies.chauhan_model import (
     volts,
 )
 
-DATA = msgspec.toml.decode((study.DATA / "chauhan.toml").read_bytes())
+DATA = experiment.settings("chauhan")
 HALF = {"arithmetic": 0.5, "cores_w": 80.0, "memory_w": 20.0}
 
 
@@ -43,7 +45,7 @@ def test_every_statement_of_the_paper_has_its_recorded_status() -> None:
 
 
 def test_time_and_power_of_a_program_over_frequency() -> None:
-    rising = levels(DATA, Variant())
+    rising = levels(DATA, Unstated())
     assert rising[0] == (1.596, 0.8625) and rising[-1] == (2.394, 0.9375)
     low, *_, high = pet(HALF, rising)
     assert (high.time, high.power) == (1.0, 1.0)
@@ -61,7 +63,7 @@ def test_a_pet_matrix_has_each_frequency_at_its_own_voltage_and_all_lower_ones()
     assert under.time == 1.0 and under.power == pytest.approx((80.0 * share + 20.0) / 100.0)
     assert under.energy == pytest.approx((90.0 + 80.0 * share + 20.0) / 190.0)
     own = own_voltages(DATA, cells)
-    for cell, row in zip(own, pet(HALF, levels(DATA, Variant())), strict=True):
+    for cell, row in zip(own, pet(HALF, levels(DATA, Unstated())), strict=True):
         assert (cell.ghz, cell.time, cell.power) == pytest.approx(tuple(row))
     assert optimal(cells).vid == 12
 
@@ -76,7 +78,7 @@ def test_the_arithmetic_of_linpack_and_stream_was_chosen_for_their_operating_poi
 
 
 def test_undervolted_jobs_draw_less_and_take_as_long() -> None:
-    usual, lower = jobs(DATA, Variant(), 1), jobs(DATA, Variant(), 1, undervolt=True)
+    usual, lower = jobs(DATA, Unstated(), 1), jobs(DATA, Unstated(), 1, undervolt=True)
     share = (volts(DATA, 12) / volts(DATA, 18)) ** 2
     for before, after in zip(usual, lower, strict=True):
         assert before.speedup is not None and after.speedup is not None
@@ -86,13 +88,13 @@ def test_undervolted_jobs_draw_less_and_take_as_long() -> None:
         times = [[point.time for point in spec.operating_points] for spec in (before, after)]
         assert times[0] == times[1]
     way = Way(off=True, move=True, slowdown=inf, undervolt=True)
-    assert run(DATA, way, Variant(), 1).energy_j < run(DATA, WITH, Variant(), 1).energy_j
+    assert run(DATA, way, Unstated(), 1).energy_j < run(DATA, WITH, Unstated(), 1).energy_j
 
 
 def test_a_stream_is_the_same_with_and_without() -> None:
-    first, again = jobs(DATA, Variant(), 3), jobs(DATA, Variant(), 3)
-    assert first == again != jobs(DATA, Variant(), 4)
-    without, with_it = run(DATA, WITHOUT, Variant(), 3), run(DATA, WITH, Variant(), 3)
+    first, again = jobs(DATA, Unstated(), 3), jobs(DATA, Unstated(), 3)
+    assert first == again != jobs(DATA, Unstated(), 4)
+    without, with_it = run(DATA, WITHOUT, Unstated(), 3), run(DATA, WITH, Unstated(), 3)
     assert without.moves == without.boots == 0 and with_it.moves > 0 and with_it.boots > 0
     got = compared([without], [with_it])
     assert got["saved_pct"] > 0.0 and got["longer_pct"] > 0.0
@@ -103,10 +105,10 @@ def test_a_stream_is_the_same_with_and_without() -> None:
 def test_the_bound_holds_the_slowdown() -> None:
     """Alone at its operating point no job is slower than the bound, neighbours make none slower."""
     for bound in (1.0, 1.05):
-        bounded = run(DATA, Way(slowdown=bound), Variant(), 1)
-        nominal = run(DATA, WITHOUT, Variant(), 1)
+        bounded = run(DATA, Way(slowdown=bound), Unstated(), 1)
+        nominal = run(DATA, WITHOUT, Unstated(), 1)
         assert nominal.run_s <= bounded.run_s <= bound * nominal.run_s * (1.0 + 1e-9)
-    assert run(DATA, Way(slowdown=inf), Variant(), 1).run_s > nominal.run_s
+    assert run(DATA, Way(slowdown=inf), Unstated(), 1).run_s > nominal.run_s
 
 
 @pytest.mark.wide
@@ -114,9 +116,8 @@ def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of three streams, not ten: what was recorded of ten differs, and the command fails."""
-    text = (study.DATA / "chauhan.toml").read_text()
-    (tmp_path / "chauhan.toml").write_text(text.replace("seeds = 10", "seeds = 3"))
-    monkeypatch.setattr(study, "DATA", tmp_path)
+    stream = DATA["stream"] | {"seeds": 3}
+    monkeypatch.setattr(experiment, "settings", lambda study: DATA | {"stream": stream})
     out = tmp_path / "out.json"
     assert main(["reproduce", "chauhan", "--json", str(out), "--figures", str(tmp_path)]) == 1
     assert "statements of the paper:" in capsys.readouterr().out.splitlines()[0]

@@ -8,20 +8,21 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import msgspec
 import pytest
 from stated import assert_statements
 
 from rms.cli.main import main
 from rms.core.model.jobs import JobSpec
 from rms.studies import chiesi as study
+from rms.studies import experiment
 from rms.studies.chiesi import (
-    Schedule,
-    Variant,
+    CappedSchedule,
+    MarkovWorkload,
     bounds,
     computed,
     energy_share,
     measured,
-    read,
     run,
     schedule,
     site,
@@ -32,7 +33,7 @@ from rms.studies.chiesi import (
 
 @pytest.fixture(scope="module")
 def data() -> dict[str, Any]:
-    return dict(read())
+    return experiment.settings("chiesi")
 
 
 @pytest.mark.promise("reproduce")
@@ -68,11 +69,11 @@ def test_a_schedule_gives_what_the_ledger_books(data: dict[str, Any], cap_w: flo
 
 def test_a_schedule_by_hand() -> None:
     """Jobs of 100 and 200 W, a kernel in the middle half: 150 W of edges, then 300 W of kernels."""
-    plan = Schedule(((0, 0.0, 8.0, 100.0), (0, 0.0, 8.0, 200.0)), (10.0, 10.0))
+    plan = CappedSchedule(((0, 0.0, 8.0, 100.0), (0, 0.0, 8.0, 200.0)), (10.0, 10.0))
     outcome = plan.outcome([(0.25, 0.5), (0.5, 1.0), (0.25, 0.5)])
     assert (outcome.peak_w, outcome.scheduled_w, outcome.time_s) == (310.0, 310.0, 8.0)
     assert outcome.energy_j == pytest.approx(300.0 * 0.75 * 8.0 + 10.0 * 8.0)
-    half = Schedule(((0, 0.0, 8.0, 100.0), (0, 4.0, 12.0, 200.0)), (10.0,))
+    half = CappedSchedule(((0, 0.0, 8.0, 100.0), (0, 4.0, 12.0, 200.0)), (10.0,))
     apart = half.outcome([(0.5, 1.0), (0.5, 0.0)])
     assert (apart.peak_w, apart.scheduled_w) == (210.0, 310.0)
 
@@ -91,7 +92,7 @@ def test_a_mix_has_the_mean_power_that_is_asked_for(data: dict[str, Any]) -> Non
     assert sum(s * w for s, w in zip(shares, powers, strict=True)) == pytest.approx(140.0)
     many = data | {"jobs": 20_000}
     for repeat in (0.0, 0.4):
-        specs = workload(many, 1, Variant(mean_w=140.0, repeat=repeat))
+        specs = workload(many, 1, MarkovWorkload(mean_w=140.0, repeat=repeat))
         got = kernels(specs)
         for watts, share in zip(powers, shares, strict=True):
             assert got[watts] == pytest.approx(share, abs=0.02)
@@ -103,10 +104,10 @@ def test_a_mix_has_the_mean_power_that_is_asked_for(data: dict[str, Any]) -> Non
 
 
 def test_variants_of_lengths_and_arrival(data: dict[str, Any]) -> None:
-    same = workload(data, 1, Variant(duration_s=(70.0, 70.0)))
+    same = workload(data, 1, MarkovWorkload(duration_s=(70.0, 70.0)))
     assert {spec.run_s for spec in same} == {70.0}
     assert {spec.submit_s for spec in workload(data, 1)} == {0.0}
-    later = workload(data, 1, Variant(load=2.0))
+    later = workload(data, 1, MarkovWorkload(load=2.0))
     last_s = later[-1].submit_s
     assert last_s == pytest.approx(1000.0 * 70.0 / (2.0 * 16.0), rel=0.1)
 
@@ -129,7 +130,7 @@ def test_the_command_fails_where_a_value_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of two workloads of 60 jobs: the table comes first, then what differs."""
-    text = (study.DATA / "chiesi.toml").read_text()
+    text = (experiment.DATA / "chiesi.toml").read_text()
     for before, after in (
         ("\njobs = 1000", "\njobs = 60"),
         ("\nworkloads = 10", "\nworkloads = 2"),
@@ -137,8 +138,7 @@ def test_the_command_fails_where_a_value_differs(
     ):
         assert before in text
         text = text.replace(before, after)
-    (tmp_path / "chiesi.toml").write_text(text)
-    monkeypatch.setattr(study, "DATA", tmp_path)
+    monkeypatch.setattr(experiment, "settings", lambda study: msgspec.toml.decode(text))
     out = tmp_path / "out.json"
     assert main(["reproduce", "chiesi", "--json", str(out), "--figures", str(tmp_path)]) == 1
     printed = capsys.readouterr().out.splitlines()

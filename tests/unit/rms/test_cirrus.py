@@ -15,10 +15,10 @@ from rms.formats.config import FileError
 from rms.studies.cirrus import (
     CORES,
     REAL,
-    JobRow,
-    Log,
-    MoldableRow,
-    RealRow,
+    CirrusJob,
+    CirrusLog,
+    MoldableStart,
+    RealTimes,
     against_the_log,
     cirrus,
     computed,
@@ -46,12 +46,12 @@ def data(folder: Path, **changed: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def log() -> Log:
+def log() -> CirrusLog:
     return read_log(external("cirrus_2024q1.csv.gz"))
 
 
 @pytest.mark.promise("reproduce-cirrus")
-def test_all_rigid_starts_and_the_moldable_mean_wait(log: Log) -> None:
+def test_all_rigid_starts_and_the_moldable_mean_wait(log: CirrusLog) -> None:
     rows, _ = published(log)
     assert_statements("cirrus", computed(log, rows), whole=False)
     assert len(log.jobs) == 11_635
@@ -69,8 +69,8 @@ def test_all_rigid_starts_and_the_moldable_mean_wait(log: Log) -> None:
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-def test_a_part_of_the_log_under_every_mode(log: Log, mode: Mode) -> None:
-    part = Log(log.jobs[:400], log.moldable[:400], log.real[:400])
+def test_a_part_of_the_log_under_every_mode(log: CirrusLog, mode: Mode) -> None:
+    part = CirrusLog(log.jobs[:400], log.moldable[:400], log.real[:400])
     found = simulated(specs(part, mode), "easy-share", "per-timestamp")
     work = sum(job.nodes * job.run for job in part.jobs)
     assert 0 < found.busy <= work * (1.2 if mode.resizable else 1.0)
@@ -79,7 +79,7 @@ def test_a_part_of_the_log_under_every_mode(log: Log, mode: Mode) -> None:
 
 
 @pytest.mark.promise("reproduce-cirrus")
-def test_policies_beside_the_real_log(log: Log) -> None:
+def test_policies_beside_the_real_log(log: CirrusLog) -> None:
     schedules = {(REAL, Mode.FIXED): real_schedule(log)}
     for policy in ("fifo", "easy"):
         jobs = specs(log, Mode.FIXED)
@@ -89,7 +89,7 @@ def test_policies_beside_the_real_log(log: Log) -> None:
 
 
 @pytest.mark.wide
-def test_backfilling_waits_less_than_fcfs_and_conservative_is_between(log: Log) -> None:
+def test_backfilling_waits_less_than_fcfs_and_conservative_is_between(log: CirrusLog) -> None:
     jobs = specs(log, Mode.FIXED)
     fifo, easy, conservative = (
         mean_wait(log, simulated(jobs, policy, "per-timestamp"))
@@ -99,7 +99,7 @@ def test_backfilling_waits_less_than_fcfs_and_conservative_is_between(log: Log) 
     assert conservative == pytest.approx(125.93, abs=0.01)
 
 
-def test_what_happened_has_no_error_against_itself(log: Log) -> None:
+def test_what_happened_has_no_error_against_itself(log: CirrusLog) -> None:
     real = real_schedule(log)
     rows, _ = against_the_log(log, {(REAL, Mode.FIXED): real})
     assert rows[0]["values"]["start_error_s"]["ours"] == 0.0
@@ -125,8 +125,10 @@ def test_the_whole_experiment_with_its_figures(tmp_path: Path) -> None:
 
 def test_figures_of_two_jobs_by_hand(tmp_path: Path) -> None:
     log = read_log(data(tmp_path))
-    assert log.jobs == [JobRow("0", 0.0, 10_000, 5.0, 0.0), JobRow("1", 1.0, 8_000, 2.0, 5.0)]
-    assert log.moldable[1] == MoldableRow("1", 3.77387) and log.real[0] == RealRow("0", 2.0, 7.0)
+    assert log.jobs == [CirrusJob("0", 0.0, 10_000, 5.0, 0.0), CirrusJob("1", 1.0, 8_000, 2.0, 5.0)]
+    assert log.moldable[1] == MoldableStart("1", 3.77387) and log.real[0] == RealTimes(
+        "0", 2.0, 7.0
+    )
     found = simulated(specs(log, Mode.FIXED), "fifo", "per-event")
     assert (found.starts, found.ends, found.busy) == ([0.0, 5.0], [5.0, 7.0], 10_000.0)
     assert figures_of(log, found) == {

@@ -10,31 +10,27 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from stated import assert_statements
 from traces import trace
 
 from rms.cli.main import main
-from rms.core.model.jobs import Job, JobId, JobSpec, Mode
-from rms.sim.simulator import Simulation
+from rms.core.model.jobs import JobId, JobSpec, Mode
 from rms.studies import guim
-from rms.studies.guim import DATA, View, orderings
-from rms.studies.guim_model import (
+from rms.studies.experiment import settings
+from rms.studies.guim import (
     POLICIES,
     VARIANTS,
-    Case,
+    Assumptions,
     Figures,
     Grid,
-    Variant,
-    policy,
+    PlacementCase,
+    VariantView,
+    orderings,
     run,
     site,
     with_bandwidth,
 )
-from rms.studies.guim_queue import JobClass
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +39,7 @@ def paper() -> dict[str, Any]:
 
 
 def _paper() -> dict[str, Any]:
-    return msgspec.toml.decode((DATA / "guim.toml").read_bytes(), type=dict[str, Any])
+    return settings("guim")
 
 
 def jobs(number: int, widest: int, seed: int = 3) -> list[JobSpec]:
@@ -60,19 +56,21 @@ def jobs(number: int, widest: int, seed: int = 3) -> list[JobSpec]:
 
 
 def test_blue_is_24_pairs_of_nodes(paper: dict[str, Any]) -> None:
-    where = site(paper, 1152, Variant(size="cores"))
+    where = site(paper, 1152, Assumptions(size="cores"))
     assert (where.nodes, len(where.shared)) == (1152, 48)
     assert where.shared[0].processors[1].socket_gb_s == pytest.approx(64.0 / 9.0)
-    example = site(paper, 1152, Variant(socket="example")).shared[0].processors[1]
+    example = site(paper, 1152, Assumptions(socket="example")).shared[0].processors[1]
     assert example.socket_gb_s == pytest.approx(64.0 * 4.0 / 18.0)
-    assert site(paper, 1152, Variant(socket="none")).shared[0].processors[1].socket_gb_s == 64.0
-    assert site(paper, 1152, Variant()).nodes == 72 * 48
+    assert site(paper, 1152, Assumptions(socket="none")).shared[0].processors[1].socket_gb_s == 64.0
+    assert site(paper, 1152, Assumptions()).nodes == 72 * 48
     assert len(where.levels) == 13 and where.levels[-1] == (4.0, 1.0)
 
 
 def test_the_same_jobs_whatever_the_error(paper: dict[str, Any]) -> None:
     specs = jobs(2000, 8)
-    found = {e: with_bandwidth(specs, paper, Case("", "sdsc", "mem", e)) for e in (10, 100)}
+    found = {
+        e: with_bandwidth(specs, paper, PlacementCase("", "sdsc", "mem", e)) for e in (10, 100)
+    }
     for exact, off in zip(found[10], found[100], strict=True):
         assert exact.bandwidth_gb_s == off.bandwidth_gb_s is not None
         assert off.expected_bandwidth_gb_s in (0.0, 2.0 * off.bandwidth_gb_s)
@@ -80,65 +78,20 @@ def test_the_same_jobs_whatever_the_error(paper: dict[str, Any]) -> None:
     assert share == pytest.approx(0.4, abs=0.04)
 
 
-@pytest.mark.parametrize(
-    ("name", "variant"),
-    [
-        *((name, Variant()) for name in POLICIES),
-        ("lc-pa", Variant(threshold=1.5)),
-        ("lc-pa", Variant(forecast=True)),
-    ],
-)
-def test_long_queues_are_decided_as_easy_does(
-    paper: dict[str, Any], name: str, variant: Variant
-) -> None:
-    number = 60 if variant != Variant() else 150
-    specs = with_bandwidth(jobs(number, 30), paper, Case(name, "sdsc", "hybrid", 50))
-    where, ends = site(paper, 60, Variant(size="cores")), []
-    for long_queue in (False, True):
-        made = policy(name, variant, long_queue=long_queue)
-        simulation = Simulation(specs, where, made)
-        simulation.run()
-        ends.append({job.spec.id: (job.nodes, job.end_s) for job in _ended(simulation)})
-    assert ends[0] == ends[1] and len(ends[0]) == len(specs)
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from([5.0, 20.0, 300.0]), st.booleans()), max_size=40),
-    st.integers(1, 45),
-    st.sampled_from([1.0, 15.0]),
-)
-def test_first_of_a_class_that_ends_in_time(
-    waiting: list[tuple[float, bool]], number: int, slowdown: float
-) -> None:
-    """The same as looking at each one."""
-    specs, found = jobs(len(waiting), 1), JobClass(1, 0.0)
-    for at, (spec, (span_s, _)) in enumerate(zip(specs, waiting, strict=True)):
-        found.add(Job(spec, at + 1), span_s)
-    for job, (_, gone) in zip(list(found.jobs), waiting, strict=True):
-        if gone:
-            found.remove(job)
-    fits = [
-        at
-        for at, (span_s, gone) in enumerate(waiting)
-        if not gone and at + 1 >= number and 100.0 + span_s * slowdown <= 400.0
-    ]
-    assert found.first(number, slowdown, 100.0, 400.0) == (fits[0] if fits else None)
-
-
-def _ended(simulation: Simulation) -> list[Any]:
-    return list(simulation.engine.state.ended.values())
-
-
 def test_less_bandwidth_asked_for_costs_less_time(paper: dict[str, Any]) -> None:
     paper = {**paper, "logs": {"sdsc": {"processors": 32}}}
     specs = jobs(60, 8)
     stretch = [
-        run(Case("easy-reg", "sdsc", mix, 10, Variant(size="cores")), paper, specs).stretch
+        run(
+            PlacementCase("easy-reg", "sdsc", mix, 10, Assumptions(size="cores")), paper, specs
+        ).stretch
         for mix in ("mem", "comp")
     ]
-    free = replace(Variant(size="cores"), socket="none")
+    free = replace(Assumptions(size="cores"), socket="none")
     assert stretch[0] > stretch[1] >= 1.0
-    assert run(Case("easy-reg", "sdsc", "mem", 10, free), paper, specs).stretch < stretch[0]
+    assert (
+        run(PlacementCase("easy-reg", "sdsc", "mem", 10, free), paper, specs).stretch < stretch[0]
+    )
 
 
 def _write_log(folder: Path) -> None:
@@ -239,7 +192,7 @@ def test_slowdowns_by_both_definitions(paper: dict[str, Any]) -> None:
             ("3", 250.0, 1, 20.0),  # 315 to 335 s, on a plain processor
         )
     ]
-    case = Case("easy-reg", "sdsc", "mem", 0)
+    case = PlacementCase("easy-reg", "sdsc", "mem", 0)
     result = run(case, few, specs)
     taken, logged = (1.0, 265.0 / 15.0, 85.0 / 20.0), (3.0, 265.0 / 10.0, 85.0 / 20.0)
     assert result.bsld == pytest.approx(sum(taken) / 3)
@@ -292,9 +245,9 @@ def test_orderings_are_counted(holds: bool) -> None:
     grid = Grid()
     cases = {
         case: _made_up(case.policy, case.mix, case.error_pct or 10, holds=holds)
-        for case in guim._cases(grid, grid.errors, Variant())
+        for case in guim._cases(grid, grid.errors, Assumptions())
     }
-    view = View(cases, Variant(), grid.logs, grid.mixes, grid.errors)
+    view = VariantView(cases, Assumptions(), grid.logs, grid.mixes, grid.errors)
     counted = [12, 1, 6, 1, 12, 12, 12, 18, 36, 36, 36, 12, 6, 4, 12, 12, 12]
     rows = orderings(view)
     assert [row["of"] for row in rows] == counted
@@ -308,7 +261,7 @@ def test_orderings_are_counted(holds: bool) -> None:
 
 
 def test_variants_are_different_and_named() -> None:
-    assert next(iter(VARIANTS.values()))[0] == Variant()
+    assert next(iter(VARIANTS.values()))[0] == Assumptions()
     assert len({variant for variant, _ in VARIANTS.values()}) == len(VARIANTS)
 
 

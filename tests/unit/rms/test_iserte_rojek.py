@@ -17,9 +17,9 @@ from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Speedup
 from rms.core.policies import PolicyError, adjusted, named
 from rms.sim.run import Recording, record
 from rms.sim.simulator import Simulation
-from rms.studies import iserte_rojek_fit as fit
-from rms.studies.iserte_rojek import draw, intervals, iserte_rojek, read, scaling, steps
-from rms.studies.statements import statements
+from rms.studies import experiment
+from rms.studies import iserte_rojek as fit
+from rms.studies.iserte_rojek import draw, intervals, iserte_rojek, scaling, steps
 
 Study = tuple[dict[str, Any], list[str], bool]
 DOUBLING = adjusted(named("array-share"), sizing={"sizes": "doubling"})
@@ -31,11 +31,11 @@ def study() -> Study:
 
 
 @pytest.fixture(scope="module")
-def data() -> fit.Data:
-    return read()
+def data() -> experiment.Data:
+    return experiment.settings("iserte-rojek")
 
 
-def shared(data: fit.Data, cluster: str, price_s: float, energy: float = 0.0) -> Recording:
+def shared(data: experiment.Data, cluster: str, price_s: float, energy: float = 0.0) -> Recording:
     specs, where = fit.jobs(data, cluster, Mode.FLEXIBLE, 10.0, price_s)
     return record(specs, where, adjusted(named("array-share"), sizing={"energy": energy}))
 
@@ -51,9 +51,9 @@ def test_every_statement_of_the_paper_has_its_status(study: Study) -> None:
 
 
 @pytest.mark.promise("reproduce")
-def test_the_published_cells_are_those_of_the_data_file(data: fit.Data) -> None:
+def test_the_published_cells_are_those_of_the_data_file(data: experiment.Data) -> None:
     """Tables 3 and 4 stand in two files: the statements, and the data that the fits read."""
-    stated = {each.key: each.paper for each in statements("iserte-rojek")}
+    stated = {each.key: each.paper for each in experiment.statements("iserte-rojek")}
     for cluster in fit.CLUSTERS:
         for mode in Mode:
             for column, value in fit.published(data, cluster, mode).items():
@@ -61,12 +61,12 @@ def test_the_published_cells_are_those_of_the_data_file(data: fit.Data) -> None:
 
 
 def test_a_changed_simulation_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    data: dict[str, Any] = dict(read())
+    data: dict[str, Any] = dict(experiment.settings("iserte-rojek"))
     data["model"] = data["model"] | {"resize_every_s": 75.0}
     data["grid"] = {name: values[:1] for name, values in data["grid"].items()}
     data["grid"]["resize_every_s"] = [90.0]
-    monkeypatch.setattr("rms.studies.iserte_rojek.read", lambda: data)
-    monkeypatch.setattr("rms.studies.iserte_rojek_fit.shipped", lambda data: fit.settings(data)[0])
+    monkeypatch.setattr(experiment, "settings", lambda study: data)
+    monkeypatch.setattr(fit, "shipped", lambda data: fit.all_settings(data)[0])
     result, lines, good = iserte_rojek(None)
     assert not good
     assert any("K80, malleable: time: expected fitted, got missed" in line for line in lines)
@@ -101,7 +101,7 @@ def test_the_power_that_the_published_energies_imply(study: Study) -> None:
 
 def exceptions(study: Study) -> dict[tuple[str, str], float]:
     """Return the rows under array-share that take longer than published, by how much, per cent."""
-    published = read()
+    published = experiment.settings("iserte-rojek")
     slower = {}
     for row in study[0]["modes"]:
         paper = fit.published(published, row["case"], Mode(row["mode"]))
@@ -118,7 +118,7 @@ def test_no_mode_but_fixed_is_slower_under_array_share_than_published(study: Stu
 
 
 def test_no_mode_but_fixed_needs_more_energy_under_array_share_than_published(
-    study: Study, data: fit.Data
+    study: Study, data: experiment.Data
 ) -> None:
     more = {
         (row["case"], row["mode"]): row["cluster_kj"]
@@ -136,7 +136,10 @@ def test_a_fit_on_one_cluster_predicts_the_other_as_recorded(study: Study) -> No
     by = {(e["free"], tuple(e["fitted_on"])): e for e in fits}
     assert len(by) == len(fits) == 5
     whole = by["all parameters", fit.CLUSTERS]
-    assert whole["setting"] == str(fit.shipped(read())) and whole["shipped_rank"] == 1
+    assert (
+        whole["setting"] == str(fit.shipped(experiment.settings("iserte-rojek")))
+        and whole["shipped_rank"] == 1
+    )
 
     def off(free: str, used: str, cluster: str, column: str) -> dict[str, float]:
         rows = by[free, (used,)]["rows"]
@@ -158,20 +161,20 @@ def test_a_fit_on_one_cluster_predicts_the_other_as_recorded(study: Study) -> No
 
 
 @pytest.mark.promise("reproduce")
-def test_nine_jobs_on_36_nodes_are_optimal(data: fit.Data) -> None:
+def test_nine_jobs_on_36_nodes_are_optimal(data: experiment.Data) -> None:
     for price_s in (0.0, 10.0):
         run = shared(data, "m2090", price_s)
         assert (run.time_s, run.resizes) == (1192.0, 0)
         assert run.cluster_j / 1e3 == pytest.approx(6076.3, abs=0.1)
 
 
-def test_nine_jobs_on_20_nodes_take_turns_at_being_wide(data: fit.Data) -> None:
+def test_nine_jobs_on_20_nodes_take_turns_at_being_wide(data: experiment.Data) -> None:
     priced, free = shared(data, "k80", 10.0), shared(data, "k80", 0.0)
     assert priced.time_s <= 1225.0 and priced.cluster_j <= 3120e3 and priced.resizes > 10
     assert free.time_s <= 1190.0 and free.resizes > priced.resizes
 
 
-def test_the_weight_on_energy_keeps_jobs_narrow(data: fit.Data) -> None:
+def test_the_weight_on_energy_keeps_jobs_narrow(data: experiment.Data) -> None:
     run = shared(data, "k80", 10.0, energy=1.0)
     assert run.cluster_j <= 2640e3 and run.resizes == 0
 
@@ -199,14 +202,16 @@ def test_columns_and_ratios_of_a_table() -> None:
     assert exact["deviation of powers"] == pytest.approx(0.0, abs=1e-9)
 
 
-def test_powers_by_size_are_constant_over_a_run(data: fit.Data) -> None:
+def test_powers_by_size_are_constant_over_a_run(data: experiment.Data) -> None:
     one, all_ = (steps(data, "k80", whole=whole) for whole in (False, True))
     assert one["16 nodes"] == ([0.0, 433.0, 433.0], [73.0, 73.0, 0.0])
     assert all_["16 nodes"][1] == [1168.0, 1168.0, 0.0]
     assert list(one) == ["1 node", "2 nodes", "4 nodes", "8 nodes", "16 nodes"]
 
 
-def test_no_figure_has_the_name_of_a_measured_profile(data: fit.Data, tmp_path: Path) -> None:
+def test_no_figure_has_the_name_of_a_measured_profile(
+    data: experiment.Data, tmp_path: Path
+) -> None:
     pytest.importorskip("matplotlib")
     run = shared(data, "k80", 10.0)
     runs = {(cluster, mode): run for cluster in fit.CLUSTERS for mode in Mode}

@@ -10,10 +10,10 @@ import pytest
 from rms.core.model.events import Later, Resize, ResizeAsked, ResizePoint, Start, Started, Submitted
 from rms.core.model.jobs import Job, JobId, JobSpec, JobState, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import POLICIES, PolicyError, adjusted, modules_of, named, read_policy
-from rms.core.policies.power_slot import PowerRoom, PowerSlot
 from rms.core.scheduler.engine import Engine
 from rms.core.state import State
 from rms.kernels.admission import ByStrategy
+from rms.studies.chiesi import PowerRoom, PowerSlot
 
 JOBS = Path(__file__).parents[3] / "jobs"
 OWN = '''
@@ -33,7 +33,7 @@ def at_most(state, queue, plan, room, *, jobs):
 '''
 
 
-SLOT = {"part": "power-slot", "per": "node"}
+SLOT = {"part": "rms.studies.chiesi:PowerSlot", "per": "node"}
 
 
 def job(number: int, size: int = 1, power_w: float | None = None) -> JobSpec:
@@ -85,7 +85,7 @@ def test_structs_of_the_program_are_parts_by_module_and_name() -> None:
         ("order = 3", 'order = {part = "name"'),
         ('admission = { part = "easy", tial = "queue" }', "tial"),
         ('admission = { part = "easy", tail = "longest" }', "longest"),
-        ('placement = { part = "power-slot" }', "cap_w"),
+        ('placement = { part = "rms.studies.chiesi:PowerSlot" }', "cap_w"),
         ('sizing = { part = "equal-share", energy = 2.0 }', "energy of 0 to 1"),
         ('color = { part = "red" }', "color"),
         ('frequency = { part = "slow" }', "frequency of nominal, power-aware, optimal"),
@@ -302,7 +302,7 @@ def test_a_resize_over_the_cap_is_not_made(
 ) -> None:
     """Four idle nodes of 75 W, a job of 200 W on two of them, 50 W more for each it is to have."""
     site = Site(4, (node(75.0),) * 4)
-    placement = {"part": "power-slot", "cap_w": cap_w, "per": "rack"}
+    placement = {"part": "rms.studies.chiesi:PowerSlot", "cap_w": cap_w, "per": "rack"}
     policy = adjusted(named("fifo"), placement=placement, sizing={"part": sizing})
     engine = Engine(site, policy)
     spec = JobSpec(

@@ -25,19 +25,24 @@ from rms.sim.simulator import Simulation
 from rms.studies.bounds import turnaround_bound_s
 from rms.studies.posner import (
     DIFFER,
+    KEEPING,
+    MALLEABLE,
     MIXES,
     PRICED_S,
+    RIGID,
     SEEDS,
-    Case,
+    Keeping,
+    Promises,
+    StrategyCase,
     cases,
     computed,
     posner,
     published_results,
+    read_jobs,
     row_of,
     run,
+    strategy,
 )
-from rms.studies.posner_jobs import read_jobs
-from rms.studies.posner_strategies import KEEPING, MALLEABLE, RIGID, Keeping, Promises, strategy
 
 HEAD = "id,submit,type,nodes_min,nodes_pref,nodes_max,flops,parallel,iterations"
 RIGID_JOB = "0,60,rigid,4,4,4,8e12,0.75,1"
@@ -86,7 +91,7 @@ def test_the_published_jobs(mix: str, malleable: int) -> None:
     assert [spec.submit_s for spec in specs] == sorted(spec.submit_s for spec in specs)
 
 
-def run_all(todo: Sequence[Case]) -> list[dict[str, Any]]:
+def run_all(todo: Sequence[StrategyCase]) -> list[dict[str, Any]]:
     """Run some of the published cases; return their rows."""
     data = external("posner_2023/published.csv")
     results, rows = published_results(data), []
@@ -105,7 +110,7 @@ def test_published_results_of_a_strategy_of_each_kind() -> None:
         "pref_steal_agreement": "50-0-50",
         "average_common_pool": "80-0-20",
     }
-    rows = run_all([Case(mix, "S0", name) for name, mix in names.items()])
+    rows = run_all([StrategyCase(mix, "S0", name) for name, mix in names.items()])
     values = computed(rows)
     assert values.pop("S0 as published") == len(names)
     assert_statements("posner", values, whole=False)
@@ -125,7 +130,7 @@ def test_all_published_results(seed: str) -> None:
 def test_their_easy_is_slower_than_fcfs_and_easy_is_not() -> None:
     specs = read_jobs(external("posner_2023/100-0-0_S0.csv.gz"), "100-0-0", "S0")
     theirs, fifo, easy = (
-        run(Case("100-0-0", "S0", name), specs)["turnaround_s"]
+        run(StrategyCase("100-0-0", "S0", name), specs)["turnaround_s"]
         for name in ("rigid_easy_backfill", "fifo", "easy")
     )
     assert theirs == pytest.approx(212_877, abs=1)
@@ -147,11 +152,11 @@ def test_the_default_is_ahead_of_their_nine_and_of_easy(mix: str, most: float) -
             for row in csv.DictReader(lines)
             if (row["mix"], row["seed"]) == (mix, "S0") and row["strategy"] in MALLEABLE
         )
-    found = run(Case(mix, "S0", DEFAULT), specs)
+    found = run(StrategyCase(mix, "S0", DEFAULT), specs)
     assert found["turnaround_s"] <= most * best
     assert 1.0 < found["resizes_per_malleable_job"] < 4.0
-    assert found["turnaround_s"] < run(Case(mix, "S0", "easy"), specs)["turnaround_s"]
-    assert run(Case(mix, "S0", DEFAULT, PRICED_S), specs)["turnaround_s"] < best
+    assert found["turnaround_s"] < run(StrategyCase(mix, "S0", "easy"), specs)["turnaround_s"]
+    assert run(StrategyCase(mix, "S0", DEFAULT, PRICED_S), specs)["turnaround_s"] < best
     assert found["turnaround_s"] > turnaround_bound_s(specs, 128)
 
 

@@ -25,7 +25,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def measured(setup: study.Setup, mhz: float | None = None, way: str = "separate") -> list[Point]:
+def measured(
+    setup: study.ProfilingSetup, mhz: float | None = None, way: str = "separate"
+) -> list[Point]:
     """A law of time and one of power, exact."""
     clock = 1.0 if mhz is None else mhz / 2000.0
     found = []
@@ -74,7 +76,7 @@ def test_clocks_are_set_for_a_run_and_left_as_found(
 ) -> None:
     seen = []
 
-    def run(setup: study.Setup, mhz: float | None = None) -> list[Point]:
+    def run(setup: study.ProfilingSetup, mhz: float | None = None) -> list[Point]:
         seen.append((mhz, limits(processors)))
         return measured(setup, mhz)
 
@@ -98,7 +100,7 @@ def test_clocks_are_set_for_a_run_and_left_as_found(
 def test_a_failed_run_leaves_clocks_as_found_and_no_profile(
     processors: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(setup: study.Setup, mhz: float | None = None) -> list[Point]:
+    def run(setup: study.ProfilingSetup, mhz: float | None = None) -> list[Point]:
         if mhz is not None:
             raise study.ProfilingError("expected the command to end with status 0, got FAILED")
         return measured(setup)
@@ -149,7 +151,7 @@ def test_both_ways_are_printed_with_their_difference(
     monkeypatch.setattr("rms.cli.profile.local_nodes", lambda asked: 8)
     monkeypatch.setattr(study, "separate", measured)
 
-    def one_run(setup: study.Setup) -> tuple[list[Point], int]:
+    def one_run(setup: study.ProfilingSetup) -> tuple[list[Point], int]:
         return measured(setup, way=MALLEABLE), 50
 
     monkeypatch.setattr(study, "malleable", one_run)
@@ -208,6 +210,6 @@ def test_power_at_a_size_is_that_of_its_world() -> None:
 
     rows = [row(0, 0.0, 10.0, 50.0), row(1, 10.0, 12.0, 99.0, resize=1), row(1, 12.0, 22.0, 70.0)]
     rows.append(row(1, 12.0, 22.0, 80.0))  # of another node
-    first, second = study.Window(1, 2.0, 8.0, 0.1), study.Window(2, 13.0, 20.0, 0.1)
+    first, second = study.StepsWindow(1, 2.0, 8.0, 0.1), study.StepsWindow(2, 13.0, 20.0, 0.1)
     assert first.power_w(rows) == pytest.approx((5.0, 0.1 + 5.0 * 0.08))
     assert second.power_w(rows) == pytest.approx((15.0, 0.2 + 15.0 * 0.08))

@@ -15,8 +15,7 @@ from rms.core.model.speedup import Speedup, corrected
 from rms.formats import profiles
 from rms.formats.config import FileError, read_workload
 from rms.formats.profiles import Machine, Point, Profile, ProfileError, Program
-from rms.studies.operating_points import differences, fit_power, fit_time, operating_points
-from rms.studies.profile_tables import lines_of
+from rms.studies.profile import differences, fit_power, fit_time, lines_of, operating_points
 
 HERE = Machine("a processor", 8)
 SIZES = (1, 2, 4, 8)
@@ -125,21 +124,22 @@ def test_operating_points_are_those_of_a_search(
     points = [point(*each) for each in matrix]
     found = operating_points(points, slowdown)
     fastest = min(p.run_s for p in points)
-    assert found.fastest.run_s == fastest
-    assert found.energy.run_j == min(p.run_j for p in points)
-    assert found.delay_product.run_j * found.delay_product.run_s == min(
+    assert found["fastest"].run_s == fastest
+    assert found["energy"].run_j == min(p.run_j for p in points)
+    assert found["energy_delay_product"].run_j * found["energy_delay_product"].run_s == min(
         p.run_j * p.run_s for p in points
     )
     allowed = [p for p in points if p.run_s <= slowdown * fastest]
-    assert found.bounded in allowed and found.bounded.run_j == min(p.run_j for p in allowed)
+    assert found["energy_bounded"] in allowed and found["energy_bounded"].run_j == min(
+        p.run_j for p in allowed
+    )
 
 
 def test_differences_are_of_sizes_that_both_have() -> None:
     separate = [point(1, 10.0, 5.0), point(2, 6.0, 5.0)]
     other = [point(2, 6.6, 5.0, "malleable"), point(4, 3.0, 5.0, "malleable")]
     (found,) = differences(separate, other)
-    assert found.nodes == 2
-    assert (found.time, found.power, found.energy) == pytest.approx((0.1, 0.0, 0.1))
+    assert found == pytest.approx({"nodes": 2, "time": 0.1, "power": 0.0, "energy": 0.1})
 
 
 # --- a table for the scheduler -------------------------------------------------------------------

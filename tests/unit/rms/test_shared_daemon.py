@@ -115,7 +115,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 @pytest.mark.promise("shared-nodes")
 def test_power_slot_gives_slots_under_the_cap_of_each_host(tmp_path: Path) -> None:
     """Chiesi et al., figure 2: 60 W for a host that draws 10 W; the smallest slot takes a job."""
-    policy = text("power-slot", cap_w=60.0, shared=True)
+    policy = text("rms.studies.chiesi:PowerSlot", cap_w=60.0, shared=True)
     with Journal.open(tmp_path / "journal") as journal:
         bench = Bench(journal, tmp_path, policy)
         jobs = [bench.submit(n, 1, 0.0, power_w=w) for n, w in enumerate((20, 25, 20, 40), 1)]
@@ -127,7 +127,7 @@ def test_power_slot_gives_slots_under_the_cap_of_each_host(tmp_path: Path) -> No
         assert bench.slots(jobs[3]) == ["n1/0"]
         bench.balances()
         with pytest.raises(PolicyError, match="expected a policy whose jobs share nodes, as here"):
-            bench.daemon.set_policy(text("power-slot", cap_w=60.0))
+            bench.daemon.set_policy(text("rms.studies.chiesi:PowerSlot", cap_w=60.0))
         assert replay(journal.read()).differing == []
 
 

@@ -14,7 +14,7 @@ from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Site
 from rms.core.policies import POLICIES
 from rms.sim.run import failing
 from rms.sim.simulator import Simulation
-from rms.studies.malleability import Change, malleable, study
+from rms.studies.malleability import MalleableChange, malleable, study
 
 JOBS = Path(__file__).parents[3] / "jobs"
 WORKLOAD = """[[jobs]]
@@ -165,7 +165,7 @@ def test_jobs_outlive_failing_nodes(policy: str) -> None:
 
 def test_a_larger_share_contains_a_smaller_one() -> None:
     specs = rigid(200, 16)
-    some, more = (malleable(specs, share, 16, Change()) for share in (0.2, 0.6))
+    some, more = (malleable(specs, share, 16, MalleableChange()) for share in (0.2, 0.6))
     of_some = {spec.id for spec in some if spec.speedup is not None}
     assert 20 < len(of_some) < 60
     assert of_some < {spec.id for spec in more if spec.speedup is not None}
@@ -175,7 +175,7 @@ def test_a_larger_share_contains_a_smaller_one() -> None:
 
 @pytest.mark.promise("malleable-share")
 def test_malleable_jobs_wait_less() -> None:
-    rows = study(rigid(300, 16), Site(16), (0.0, 1.0), Change(every_s=50.0, price_s=1.0))
+    rows = study(rigid(300, 16), Site(16), (0.0, 1.0), MalleableChange(every_s=50.0, price_s=1.0))
     rigid_, all_ = rows
     assert rigid_["resizes"] == 0 and all_["resizes"] > 10
     assert all_["mean_wait_s"] < rigid_["mean_wait_s"]
@@ -196,7 +196,7 @@ name = "n[1-2]"
 power = { idle_w = 100.0, static_w = 50.0 }
 """
 RACK = """admission = {{ part = "{admission}" }}
-placement = {{ part = "power-slot", cap_w = 500.0, per = "rack" }}
+placement = {{ part = "rms.studies.chiesi:PowerSlot", cap_w = 500.0, per = "rack" }}
 """
 
 

@@ -7,7 +7,7 @@ from math import inf
 import pytest
 from stated import with_another_value
 
-from rms.studies.statements import STATUSES, Statement, compare, statements, studies, table
+from rms.studies.experiment import STATUSES, Statement, compare, statements, studies, table
 
 
 @pytest.mark.parametrize(

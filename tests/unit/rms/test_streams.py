@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 
 from rms.core.model.jobs import JobId, JobSpec, Mode
 from rms.formats.config import FileError
-from rms.studies.malleability import Change, malleable
+from rms.studies.malleability import MalleableChange, malleable
 from rms.studies.streams import (
     LOGS,
-    Case,
-    Plan,
-    Run,
     Stream,
+    StreamCase,
+    StreamPlan,
+    StreamRun,
     cases,
     command,
     later_than,
@@ -66,7 +66,7 @@ def made_up(count: int = 40, nodes: int = 16) -> Stream:
     return Stream("made-up", nodes, specs, 5, 100)
 
 
-PLAN = Plan(("backfill-share", "easy-share"), (0.0, 0.5, 0.75, 1.0), (0.01, 0.5), (1, 2))
+PLAN = StreamPlan(("backfill-share", "easy-share"), (0.0, 0.5, 0.75, 1.0), (0.01, 0.5), (1, 2))
 
 
 # --- simulations ---------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ PLAN = Plan(("backfill-share", "easy-share"), (0.0, 0.5, 0.75, 1.0), (0.01, 0.5)
 
 def test_no_simulation_is_needed_twice() -> None:
     todo = cases("x", PLAN)
-    assert todo[0] == Case("x", "easy", 0.0, 0.01, 1)
+    assert todo[0] == StreamCase("x", "easy", 0.0, 0.01, 1)
     own = [case for case in todo if case.policy == "easy-share"]
     by_share = {share: [case for case in own if case.share == share] for share in PLAN.shares}
     assert {share: len(each) for share, each in by_share.items()} == {
@@ -96,7 +96,7 @@ def test_mirrored_draws_have_no_common_job_up_to_a_half(
     share: float, seed: int, count: int
 ) -> None:
     specs = [job(n, 0.0, 2, 100.0) for n in range(count)]
-    change = Change(seed=seed)
+    change = MalleableChange(seed=seed)
     one, other = (
         {each.id for each in malleable(specs, share, 8, change, mirrored=way) if each.speedup}
         for way in (False, True)
@@ -110,7 +110,7 @@ def test_mirrored_draws_have_no_common_job_up_to_a_half(
 
 def test_a_run_has_its_figures_classes_and_bound() -> None:
     stream = made_up()
-    found = run(Case("made-up", "backfill-share", 0.5, 0.01, 1), stream)
+    found = run(StreamCase("made-up", "backfill-share", 0.5, 0.01, 1), stream)
     row = found.row
     assert (row["policy"], row["share"], row["serial"], row["seed"]) == (
         "backfill-share",
@@ -138,7 +138,7 @@ def test_a_run_has_its_figures_classes_and_bound() -> None:
 
 def test_rigid_jobs_hold_what_they_take() -> None:
     stream = made_up()
-    row = run(Case("made-up", "easy", 0.0, 0.01, 1), stream).row
+    row = run(StreamCase("made-up", "easy", 0.0, 0.01, 1), stream).row
     node_s = sum(spec.preferred * (spec.run_s or 0.0) for spec in stream.specs)
     assert row["node_s"] == pytest.approx(node_s)
     assert row["node_s_of_rigid"] == pytest.approx(1.0) and row["resizes"] == 0
@@ -149,8 +149,10 @@ def test_rigid_jobs_hold_what_they_take() -> None:
 SPECS = [job(n, 10.0 * n, 1, 5.0) for n in range(4)]
 
 
-def by_hand(starts_s: Sequence[float], ends_s: Sequence[float], resizable: str = "....") -> Run:
-    return Run({}, starts_s, ends_s, [each == "m" for each in resizable])
+def by_hand(
+    starts_s: Sequence[float], ends_s: Sequence[float], resizable: str = "...."
+) -> StreamRun:
+    return StreamRun({}, starts_s, ends_s, [each == "m" for each in resizable])
 
 
 def test_starts_later_than_another_schedules() -> None:
@@ -182,7 +184,7 @@ def test_jobs_that_are_malleable_in_one_of_two_runs_are_paired() -> None:
 
 
 def test_up_to_a_half_the_mirrored_run_is_the_other_one() -> None:
-    case = Case("x", "easy", 0.5, 0.1, 1)
+    case = StreamCase("x", "easy", 0.5, 0.1, 1)
     runs = {
         case: by_hand([0.0] * 4, [8.0, 20.0, 30.0, 40.0], "mm.."),
         case._replace(mirrored=True): by_hand([0.0] * 4, [16.0, 20.0, 30.0, 40.0], "..mm"),
@@ -198,7 +200,7 @@ def test_up_to_a_half_the_mirrored_run_is_the_other_one() -> None:
 
 
 def test_above_a_half_the_next_draw_is_the_other_one() -> None:
-    case = Case("x", "easy", 0.75, 0.1, 1)
+    case = StreamCase("x", "easy", 0.75, 0.1, 1)
     runs = {
         case._replace(seed=seed): by_hand([0.0] * 4, [10.0 * n + seed for n in range(4)], taken)
         for seed, taken in ((1, "mmm."), (2, "mm.m"), (3, "m.mm"))
@@ -215,7 +217,7 @@ def test_above_a_half_the_next_draw_is_the_other_one() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_with_none_or_all_malleable_nothing_is_paired(share: float) -> None:
-    assert pays(Case("x", "easy", share, 0.1, 1), {}, SPECS, (1, 2)) is None
+    assert pays(StreamCase("x", "easy", share, 0.1, 1), {}, SPECS, (1, 2)) is None
 
 
 def test_draws_are_averaged_and_the_worst_is_kept() -> None:
