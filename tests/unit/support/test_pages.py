@@ -1,0 +1,46 @@
+"""Pages name modules, files and functions that exist."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from processes import ROOT
+
+PAGES = (
+    *("README.md", "dmr/README.md", "dmr/GUIDE.md", "mpdata/README.md", "tests/README.md"),
+    *("rms/README.md", "rms/MEASURED.md", "rms/kernels/README.md", "rms/studies/README.md"),
+)
+EXAMPLES = {"rms.service", "rms.sock", "rms.fish", "rms.INSTANCE.JOB.LAUNCH"}
+
+
+def _is_there(module: str) -> bool:
+    """Return whether a module is there, or a public name of a module."""
+    path = ROOT / module.replace(".", "/")
+    if path.is_dir() or path.with_suffix(".py").is_file():
+        return True
+    parent = path.parent
+    return parent.with_suffix(".py").is_file() or (parent / "__init__.py").is_file()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_names_modules_and_links_that_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    modules = set(re.findall(r"(?<![\w./-])(?:rms|mpdata)(?:\.[A-Za-z_]\w*)+", text)) - EXAMPLES
+    assert not [module for module in modules if not _is_there(module)]
+    links = re.findall(r"\]\(([^)#\s:]+)(?:#[\w-]+)?\)", text)
+    assert not [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
+
+
+def test_the_table_of_rms_names_two_files_at_most_and_functions_that_they_have() -> None:
+    text = (ROOT / "rms" / "README.md").read_text()
+    table = text[text.index("| to change | open |") : text.index("## Glossary")]
+    rows = [line for line in table.splitlines()[2:] if line]
+    assert 0 < len(rows) <= 24
+    for row in rows:
+        cell = row.split(" | ")[-1].replace("NAME", "chiesi")
+        files = re.findall(r"`([\w/]+\.(?:py|toml|html))`(?: \(([^)]*)\))?", cell)
+        assert 1 <= len(files) <= 2, row
+        for file, names in files:
+            source = (ROOT / "rms" / file).read_text()
+            assert not [name for name in re.findall(r"`(\w+)`", names) if name not in source], row
