@@ -40,13 +40,8 @@ class FileError(ValueError):
     """A file that does not parse; one sentence, expected and got."""
 
 
-class _Power(msgspec.Struct, forbid_unknown_fields=True):
-    idle_w: float = 0.0
-    static_w: float = 0.0
-    dynamic_w: float = 0.0
-    off_w: float = 0.0
-    boot_s: float = 0.0
-    boot_j: float = 0.0
+class _Power(NodePower, frozen=True, forbid_unknown_fields=True):
+    pass
 
 
 class _Processors(msgspec.Struct, forbid_unknown_fields=True):
@@ -73,13 +68,13 @@ class _Cluster(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ClusterFile(msgspec.Struct, frozen=True):
-    """A cluster: names of its nodes, the devices and the power model of each.
+    """A cluster: the names, devices and power models of its nodes.
 
     Attributes:
-        bandwidth_gb_s: memory bandwidth of each node, ``inf`` where it is not stated; empty where
-            that of none is.
-        frequencies: those that its nodes can be set to, in GHz, rising; empty for none.
-        processors: kinds of processors of each node, in the order of its slots; empty where no node
+        bandwidth_gb_s: memory bandwidth of the nodes, ``inf`` where it is not stated; empty if no
+            node states it.
+        frequencies: the frequencies that its nodes can be set to, in GHz, rising; empty for none.
+        processors: kinds of processors of the nodes, in the order of their slots; empty if no node
             states any.
     """
 
@@ -95,7 +90,7 @@ class ClusterFile(msgspec.Struct, frozen=True):
 
     @property
     def shared(self) -> tuple[SharedNode, ...]:
-        """The nodes as hosts whose slots are given one by one."""
+        """The nodes as hosts whose slots jobs get one by one."""
         return shared_nodes(self.slots, self.bandwidth_gb_s, self.processors)
 
     @property
@@ -163,46 +158,37 @@ def read_cluster(path: Path) -> ClusterFile:
         FileError: missing, not TOML, or not a cluster.
     """
     raw = _read(path, _Cluster)
-    names: list[str] = []
-    power: list[NodePower] = []
-    gpus: list[int] = []
-    slots: list[int] = []
-    cores: list[int] = []
-    gb_s: list[float] = []
-    kinds: list[tuple[Processors, ...]] = []
+    rows: list[tuple[str, NodePower, _Nodes, int, tuple[Processors, ...]]] = []
     for group in raw.nodes:
         _check_counts(group, path)
         stated = msgspec.structs.asdict(group.power)
         for key, value in stated.items():
             if not 0.0 <= value < inf:
                 raise FileError(f"{path}: expected {key} of at least 0, got {value:g}")
-        model, stated_kinds = NodePower(**stated), _kinds(group, path)
-        width = sum(kind.number for kind in stated_kinds)
+        power, kinds = NodePower(**stated), _kinds(group, path)
+        width = sum(kind.number for kind in kinds)
         width = width or group.slots or group.gpus or group.cores
         try:
             members = expand(group.name)
         except NodeListError as error:
             raise FileError(f"{path}: {error}") from None
-        for name in members:
-            names.append(name)
-            power.append(model)
-            gpus.append(group.gpus)
-            slots.append(width)
-            kinds.append(stated_kinds or (Processors(width),))
-            cores.append(group.cores)
-            gb_s.append(group.memory_bandwidth_gb_s or inf)
-    if not names:
+        rows += [(name, power, group, width, kinds or (Processors(width),)) for name in members]
+    if not rows:
         raise FileError(f"{path}: expected at least one node, got none")
+    names, powers, groups, widths, processors = zip(*rows, strict=True)
     if len(set(names)) != len(names):
         raise FileError(f"{path}: expected every node once, got repeated names")
-    columns = tuple(names), tuple(power), tuple(gpus), tuple(slots), tuple(cores)
-    has_kinds = any(group.processors is not None for group in raw.nodes)
+    gb_s = tuple(group.memory_bandwidth_gb_s or inf for group in groups)
     return ClusterFile(
         raw.name,
-        *columns,
-        tuple(gb_s) if min(gb_s) < inf else (),
+        names,
+        powers,
+        tuple(group.gpus for group in groups),
+        widths,
+        tuple(group.cores for group in groups),
+        gb_s if min(gb_s) < inf else (),
         _frequencies(raw, path),
-        tuple(kinds) if has_kinds else (),
+        processors if any(group.processors is not None for group in groups) else (),
     )
 
 
@@ -237,7 +223,7 @@ def _kinds(group: _Nodes, path: Path) -> tuple[Processors, ...]:
     check(bool(group.processors), "kinds of processors of nodes", "an empty list")
     check(group.slots is None, "slots or processors of nodes", "both")
     check(not group.gpus, "processors of nodes without gpus", f"gpus = {group.gpus}")
-    check(len(set(names)) == len(names), "another name of each kind of processors", f"{names}")
+    check(len(set(names)) == len(names), "different names of kinds of processors", f"{names}")
     for kind in group.processors:
         check(kind.count >= 1, "count of processors of at least 1", f"{kind.count}")
         factor = "factor of processors of at least 1, the fastest kind's"
@@ -245,12 +231,12 @@ def _kinds(group: _Nodes, path: Path) -> tuple[Processors, ...]:
         spelled = not kind.name or re.fullmatch("[A-Za-z]+", kind.name) is not None
         check(spelled, "a name of processors of letters", repr(kind.name))
         if kind.socket_gb_s is not None:
-            known = group.memory_bandwidth_gb_s
-            given = f"socket_gb_s = {kind.socket_gb_s:g}"
-            if known is None:
-                check(False, "memory_bandwidth_gb_s of nodes with a socket", f"none and {given}")
-            elif not 0.0 < kind.socket_gb_s <= known:
-                check(False, f"a socket above 0 and at most the node's {known:g} GB/s", given)
+            node_gb_s = group.memory_bandwidth_gb_s
+            got = f"socket_gb_s = {kind.socket_gb_s:g}"
+            if node_gb_s is None:
+                check(False, "memory_bandwidth_gb_s of nodes with a socket", f"none and {got}")
+            elif not 0.0 < kind.socket_gb_s <= node_gb_s:
+                check(False, f"a socket above 0 and at most the node's {node_gb_s:g} GB/s", got)
     return tuple(
         Processors(
             kind.count,
@@ -263,7 +249,7 @@ def _kinds(group: _Nodes, path: Path) -> tuple[Processors, ...]:
 
 
 def _frequencies(raw: _Cluster, path: Path) -> tuple[float, ...]:
-    """Return the frequencies (GHz) of a cluster's nodes, which are all alike in that."""
+    """Return the frequencies (GHz) of a cluster's nodes, which must be the same for all."""
     first = raw.nodes[0].frequencies or []
     if any((group.frequencies or []) != first for group in raw.nodes):
         raise FileError(f"{path}: expected the same frequencies of all nodes, got others")
@@ -281,13 +267,13 @@ def read_workload(
 ) -> list[JobSpec]:
     """Read a workload file, TOML or ``*.csv``; ``mode`` overrides what its jobs state.
 
-    The ids of the jobs are their places in the file, from 1. Nothing ends before it is over, so a
-    limit below the run time is raised to it.
+    The ids of the jobs are their places in the file, from 1. A limit below the run time is raised
+    to it.
 
     Args:
         say: receives lines about the fit of laws and about raised limits.
         profiles: folder of measured profiles that a workload may name.
-        names: receives the name of each job that states one.
+        names: receives the names of the jobs that state one.
 
     Raises:
         FileError: missing, neither TOML nor CSV, or not a workload.
@@ -320,7 +306,7 @@ def read_workload(
 
 
 def _entries(path: Path) -> Iterator[tuple[str, _JobEntry]]:
-    """Yield where each entry of a workload file is, for messages, and the entry.
+    """Yield the place of an entry in a workload file, for messages, and the entry.
 
     Raises:
         FileError: the file is not a workload.
@@ -465,7 +451,7 @@ def _speedup(
             raise FileError(f"{path}: expected speedup as t1_s and tc_s, or as nodes and time_s")
         return Speedup(law=(table.t1_s, table.tc_s))
     powers = (table.power_w_per_node, table.peak_w_per_node)
-    lengths = {len(table.nodes), len(table.time_s), *(len(each) for each in powers if each)}
+    lengths = {len(table.nodes), len(table.time_s), *(len(column) for column in powers if column)}
     if lengths != {len(table.nodes)} or not table.nodes:
         raise FileError(f"{path}: expected as many times and powers as nodes in speedup")
     if table.nodes != sorted(set(table.nodes)) or min(table.time_s) <= 0:
@@ -537,11 +523,12 @@ def _read_profile(
 
 def _measured(profile: Profile) -> tuple[_SpeedupTable, tuple[OperatingPoint, ...]]:
     points = profile.matrix()
+    has_peaks = any(point.peak_w for point in points)
     sizes = _SpeedupTable(
         [point.nodes for point in points],
         [point.run_s for point in points],
         [point.node_w for point in points],
-        [point.peak_w / point.nodes for point in points if any(each.peak_w for each in points)],
+        [point.peak_w / point.nodes for point in points if has_peaks],
     )
     return sizes, operating_points(profile)
 
@@ -597,7 +584,7 @@ def _read(path: Path, shape: type[Shape]) -> Shape:
         raise FileError(f"{path}: {error}") from None
 
 
-# --- Rows of a workload as CSV: a header of columns, then a row for each job ----------------------
+# --- Rows of a workload as CSV: a header of columns, then a row per job ---------------------------
 
 
 class RowError(ValueError):
@@ -640,11 +627,11 @@ COLUMNS: dict[str, tuple[Callable[[str], Any], str]] = {
     "memory_bandwidth_gb_s": NUMBER,
     "power_w": NUMBER,
 }
-"""The reader of the cells of each column, and the kind of its values in words."""
+"""The reader of the cells of a column, and the kind of its values in words."""
 
 
 def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the line number and the values of each row, without those of empty cells.
+    """Yield the line number and the values of every row, without those of empty cells.
 
     Raises:
         RowError: the file is no such table.
@@ -672,7 +659,7 @@ def _check_header(header: Sequence[str]) -> None:
         if name not in COLUMNS:
             raise RowError(f"expected columns of {', '.join(COLUMNS)}, got {name[:40]!r}")
         if header.count(name) > 1:
-            raise RowError(f"expected each column once, got {name} {header.count(name)} times")
+            raise RowError(f"expected every column once, got {name} {header.count(name)} times")
     if "nodes_min" not in header:
         raise RowError(f"expected a column nodes_min, got {', '.join(header) or 'no header'}")
 
@@ -706,11 +693,11 @@ FORM = "user, account, partition or name = PATTERN, nodes or hours = MIN-MAX"
 
 
 class Criteria(msgspec.Struct, frozen=True):
-    """Criteria for jobs: one of each kind must hold.
+    """Criteria for jobs: at least one of every kind must hold.
 
     Attributes:
-        labels: shell patterns of each of ``LABELS``.
-        ranges: pairs ``(least, most)`` of each of ``RANGES``.
+        labels: shell patterns by ``LABELS``.
+        ranges: pairs ``(least, most)`` by ``RANGES``.
     """
 
     labels: Mapping[str, tuple[str, ...]] = {}
@@ -742,7 +729,7 @@ def parse_criteria(text: str) -> Criteria:
     labels: dict[str, list[str]] = {}
     ranges: dict[str, list[tuple[float, float]]] = {}
     for part in text.split(","):
-        kind, equals, value = (each.strip() for each in part.partition("="))
+        kind, equals, value = (text.strip() for text in part.partition("="))
         if kind in LABELS and equals and value:
             labels.setdefault(kind, []).append(value)
         elif kind in RANGES and value:

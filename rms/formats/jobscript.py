@@ -1,9 +1,9 @@
-"""Job scripts, the options of a job, and what these ask of a cluster.
+"""Job scripts, the options of a job, and the nodes that these request of a cluster.
 
-What ``sbatch`` reads is read the same way here, so that one script serves both. The table
-:data:`OPTIONS` has each option once: ``rms submit``, the ``#RMS`` and ``#SBATCH`` lines of a script
-and the daemon read by it. A text that does not parse raises :class:`ScriptError`. Only
-:func:`parse_script` touches a file.
+Options of ``sbatch`` have the same meaning here, so that one script serves both. The table
+:data:`OPTIONS` has every option once: ``rms submit``, the ``#RMS`` and ``#SBATCH`` lines of a
+script and the daemon use it. A text that does not parse raises :class:`ScriptError`. Only
+:func:`parse_script` reads a file.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ def check_options(options: Options) -> None:
 class Script:
     """A job script; ``slurm_options`` are options of ``#SBATCH`` for Slurm alone.
 
-    They are one word each, as ``--mem=4G`` or ``-pdebug``, as sbatch takes them.
+    Every one is a single word, such as ``--mem=4G`` or ``-pdebug``.
     """
 
     options: Options
@@ -403,7 +403,7 @@ def _unquoted(quoted: re.Match[str]) -> str:
 
 
 def _directive(kind: str, line: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return name and text ("" for a flag) of each option of a line, and the options for Slurm."""
+    """Return names and texts ("" for a flag) of a line's options, and the options for Slurm."""
     options, ignored, words = list[tuple[str, str]](), list[str](), deque(line)
     while words:
         word = words.popleft()
@@ -422,7 +422,7 @@ def _directive(kind: str, line: Sequence[str]) -> tuple[list[tuple[str, str]], l
                 ignored.append(f"--{name}={text}")
             options.append((name, text))
         elif kind == "RMS" or flag or not word.startswith("-"):
-            names = [f"--{each.name}" for each in OPTIONS if each.lines and each.read]
+            names = [f"--{option.name}" for option in OPTIONS if option.lines and option.read]
             expected = ", ".join([*names, *sorted(_FLAGS)])
             raise ScriptError(f"expected an option of {expected}, got {word!r}")
         else:
@@ -439,8 +439,8 @@ def refuse_unsupported(options: Options, slots: Collection[int], *, shared: bool
     """Refuse options without effect on a cluster.
 
     Args:
-        slots: numbers of slots of the cluster's nodes; a job runs a rank on each slot.
-        shared: whether slots are given one by one.
+        slots: numbers of slots of the cluster's nodes; a job runs a rank on every slot.
+        shared: whether jobs get slots one by one.
 
     Raises:
         ScriptError: the first such option.
@@ -471,7 +471,7 @@ def nodes_of_tasks(options: Options, slots: Collection[int], *, shared: bool = F
     held = " or ".join(map(str, sorted(widths)))
     width = widths.pop()
     if widths or (options.nodes is None and tasks % width):
-        form = f"--ntasks to fill whole nodes, each of {held} slots"
+        form = f"--ntasks to fill whole nodes of {held} slots"
         raise ScriptError(f"expected {form}, got {tasks}: say --nodes")
     low, high = options.nodes or (tasks // width, tasks // width)
     if not low * width <= tasks <= high * width:
@@ -489,12 +489,12 @@ def nodes_with_gpus(
 ) -> tuple[Options, list[str]]:
     """Return options limited to the nodes with the GPUs that a script requests.
 
-    A GPU is a slot, and a job runs a rank on each slot of its nodes, so only nodes with exactly the
-    requested number of GPUs match.
+    A GPU is a slot, and a job runs a rank on every slot of its nodes, so only nodes with exactly
+    the requested number of GPUs match.
 
     Args:
-        own: options for sbatch, one word each.
-        nodes: the slots of each node.
+        own: options for sbatch, single words.
+        nodes: the slots of the nodes.
 
     Returns:
         The options, and the words that do not request GPUs.
@@ -539,7 +539,7 @@ def nodes_with_gpus(
     if total is not None:
         low, high = options.nodes or (max(1, total // width),) * 2
         if not low * width <= total <= high * width:
-            raise ScriptError(f"expected GPUs of whole nodes, {width} on each, got {got}")
+            raise ScriptError(f"expected GPUs of whole nodes, {width} per node, got {got}")
         if options.ntasks is None:
             options = replace(options, nodes=(low, high))
     names = [name for name, held in with_gpus.items() if held == width]

@@ -148,7 +148,7 @@ def write_trace(path: Path, jobs: Iterable[Job], nodes: int, note: str) -> None:
 
 
 def _numbers(accounts: Iterable[str]) -> dict[str, str]:
-    """Return a number for each account, its own if all have one; "" is unknown."""
+    """Return the numbers of accounts, their own if all have one; "" is unknown."""
     names = dict.fromkeys(name for name in accounts if name)
     own = all(name.isdecimal() for name in names)
     numbers = {name: name if own else str(place) for place, name in enumerate(names, 1)}

@@ -188,7 +188,7 @@ def parse_array(spec: str) -> Array:
     form = "an array like 0-11%4 or 1,3,5-9:2, its limit after % at least 1"
     ranges, limit = match("([^%]*)(?:%(0*[1-9][0-9]{0,8}))?", spec, form).groups()
     indices: set[int] = set()
-    spanned = 0  # by ranges, overlapping ones too: each takes time
+    spanned = 0  # by ranges, overlapping ones too, as every one takes time
     spec = shown(spec)
     expected = f"indices like 3, 0-11 or 5-9:2, up to 7 digits, in {spec!r}"
     for part in ranges.split(","):
@@ -345,7 +345,7 @@ _SIGNAL = re.compile(r"(?:([RB]{1,2}):)?(?:SIG)?([A-Z0-9]{1,8})(?:@([0-9]{1,5}))
 
 
 @dataclass(frozen=True)
-class SignalAsked:
+class SignalRequest:
     """A signal that a job gets before the end of its time limit.
 
     Attributes:
@@ -357,7 +357,7 @@ class SignalAsked:
     batch: bool = False
 
 
-def parse_signal(text: str) -> SignalAsked:
+def parse_signal(text: str) -> SignalRequest:
     """Read ``USR1@120``, ``SIGUSR1``, ``10@5`` or ``B:TERM@60``; without a time it is 60 s.
 
     ``R:``, which concerns reservations, is ignored.
@@ -371,4 +371,4 @@ def parse_signal(text: str) -> SignalAsked:
     before_s = float(before or 60)
     if number not in numbers.values() or before_s > 65535:
         raise ScriptError(f"expected {SIGNAL_FORM}, got {text!r}")
-    return SignalAsked(number, before_s, "B" in (where or ""))
+    return SignalRequest(number, before_s, "B" in (where or ""))

@@ -52,10 +52,10 @@ AGAIN_S = 1.0
 """Time between two tries to reach a daemon that is away."""
 
 ANSWER_S = 30.0
-"""How long a daemon may take to answer."""
+"""Time limit of the daemon's answer."""
 
 LAST_WORD_S = 2.0
-"""How long the last report may take, once the agent is told to end."""
+"""Time limit of the last report, once the agent has to end."""
 
 CLOCKS_EVERY_S = 0.5
 """Time between two polls for frequencies."""
@@ -244,7 +244,7 @@ class Agent:
 
 
 def _merged(before: Metered | None, after: Metered | None) -> Metered | None:
-    """Return one report for two, with the newest reading of each device."""
+    """Return one report for two, with the newest reading of every device."""
     if before is None or after is None:
         return after or before
     devices = {device.device: device for device in (*before.devices, *after.devices)}

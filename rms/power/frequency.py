@@ -5,10 +5,10 @@ group of cores with one frequency), GPUs by NVML's locked clocks. Both need root
 those files. :class:`Clocks` follows the users of cores and GPUs; :func:`locked` holds one domain at
 one frequency.
 
-A guard process of each domain saves the limits that it finds and restores them when this process
-ends, also by ``kill -9``. If both are killed, the next call of :func:`available` or a later guard
-restores them from the record that the guard wrote; after a restart of the machine the limits are
-those of its configuration. NVML does not report earlier locks, so GPUs are left unlocked.
+A guard process of every domain saves the limits and restores them when this process ends, also by
+``kill -9``. If both are killed, the next call of :func:`available` or a later guard restores them
+from the record that the guard wrote; after a restart of the machine the limits are those of its
+configuration. NVML does not report earlier locks, so GPUs are left unlocked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -111,10 +111,10 @@ def _processors(env: Mapping[str, str]) -> Domain:
         folder = env.get(CPUFREQ_VARIABLE) or CPUFREQ
         return Domain("cpu", reason=f"no frequencies in {folder}: the kernel shows none here")
     try:
-        each = [steps_of(policy) for policy in policies]
+        steps = [steps_of(policy) for policy in policies]
     except FrequencyError as error:
         return Domain("cpu", reason=str(error))
-    mhz = tuple(sorted(set[int].intersection(*each)))
+    mhz = tuple(sorted(set[int].intersection(*steps)))
     if not mhz:
         return Domain("cpu", reason="its processors have no frequency in common")
     for policy in policies:
@@ -245,7 +245,7 @@ def _nvml() -> Iterator[Any]:
 # --- frequencies of slots, for their users -------------------------------------------------------
 
 Shares = Mapping[str, float | None]
-"""The frequency of each slot (``cpu:3``, ``gpu:0``) over the highest, None for unused slots."""
+"""The frequency of slots (``cpu:3``, ``gpu:0``) over the highest, None for unused slots."""
 
 
 class Clocks:
@@ -256,7 +256,7 @@ class Clocks:
     below the highest starts the guard process; it ends when no user has less than the highest.
 
     Attributes:
-        mhz: frequency of each slot that is set, MHz.
+        mhz: frequencies of the slots that are set, MHz.
     """
 
     def __init__(self, env: Mapping[str, str] = os.environ) -> None:
@@ -301,17 +301,10 @@ class Clocks:
         Raises:
             FrequencyError: some could not be restored.
         """
-        wrong = []
-        for guard in list(self._guards):
-            try:
-                self._release(guard)
-            except FrequencyError as error:
-                wrong.append(str(error))
+        errors = _errors(self._release, list(self._guards))
         self.mhz.clear()
-        if wrong:
-            raise FrequencyError("; ".join(wrong))
-
-    # --- cores -----------------------------------------------------------------------------------
+        if errors:
+            raise FrequencyError("; ".join(errors))
 
     def _set_cores(self, shares: Shares, highest_mhz: float | None) -> None:
         slots = _by_policy(shares, self._env)
@@ -340,8 +333,6 @@ class Clocks:
         held = {slot: wanted[policy] for policy in wanted for slot in slots[policy]}
         self.mhz = {**{s: mhz for s, mhz in self.mhz.items() if s not in shares}, **held}
 
-    # --- GPUs ------------------------------------------------------------------------------------
-
     def _set_gpu(self, slot: str, share: float | None, highest_mhz: float | None) -> None:
         name = slot.replace(":", "-")
         if share is None or share >= 1.0:
@@ -359,8 +350,6 @@ class Clocks:
             lock_gpu(int(slot.removeprefix("gpu:")), mhz)
             self.mhz[slot] = mhz
 
-    # --- guards -----------------------------------------------------------------------------------
-
     def _guard(self, domain: Domain, policies: list[Path]) -> None:
         with contextlib.ExitStack() as stack:
             stack.enter_context(restored(domain, policies, self._env))
@@ -376,7 +365,7 @@ class Clocks:
 
 
 def _by_policy(slots: Iterable[str], env: Mapping[str, str]) -> dict[Path, list[str]]:
-    """Return the slots of each policy of cpufreq."""
+    """Return the slots of the policies of cpufreq."""
     of_core: dict[int, Path] = {}
     for policy in policies_of(env):
         try:
@@ -411,7 +400,7 @@ class SavedLimits(msgspec.Struct, frozen=True):
 
     Attributes:
         boot: the kernel's id of this boot; a later boot has the configured limits.
-        policies: the limits of each policy of cpufreq, kHz.
+        policies: the limits of the policies of cpufreq, kHz.
         gpus: UUIDs of the GPUs whose clocks are unlocked.
     """
 
@@ -519,19 +508,23 @@ def restore(saved: SavedLimits) -> None:
     Raises:
         FrequencyError: some could not be restored.
     """
-    wrong = []
-    for policy, limits in saved.policies.items():
+    errors = _errors(
+        lambda policy: set_limits(Path(policy), *saved.policies[policy]), saved.policies
+    )
+    errors += _errors(_unlock, saved.gpus)
+    if errors:
+        raise FrequencyError(f"the earlier limits could not be restored: {'; '.join(errors)}")
+
+
+def _errors(act: Callable[[str], None], names: Iterable[str]) -> list[str]:
+    """Call ``act`` for all names; return the errors of those that fail."""
+    errors = []
+    for name in names:
         try:
-            set_limits(Path(policy), *limits)
+            act(name)
         except FrequencyError as error:
-            wrong.append(str(error))
-    for uuid in saved.gpus:
-        try:
-            _unlock(uuid)
-        except FrequencyError as error:
-            wrong.append(str(error))
-    if wrong:
-        raise FrequencyError(f"what was found could not be put back: {'; '.join(wrong)}")
+            errors.append(str(error))
+    return errors
 
 
 def guard() -> int:

@@ -23,6 +23,7 @@ from rms.power.meter import (
     ABOVE_LIMIT,
     GAP_S,
     GPU_LIMIT_W,
+    Meter,
     MeterError,
     PowerIntegral,
     Refusals,
@@ -159,17 +160,14 @@ class NvidiaSmi:
 
 
 @dataclass
-class Devices:
+class Devices(Meter):
     """All GPUs of this machine by nvidia-smi, which is restarted when it ends or hangs.
 
     Attributes:
-        most_w: bound of the power of each GPU; None for twice its limit.
+        most_w: bound of the power of a GPU; None for twice its limit.
     """
 
     program: str = "nvidia-smi"
-    sources: Sequence[str] = (SOURCE,)
-    every_s: float = 1.0
-    trouble: str = ""
     most_w: float | None = None
     _readings: SimpleQueue[PowerReading] = field(default_factory=SimpleQueue)
     _sampler: NvidiaSmi | None = None
@@ -182,9 +180,9 @@ class Devices:
     _started_s: float = 0.0
     _tries: int = 0
 
-    def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
+    def resume(self, reported: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
         """Continue from the readings of an earlier agent; the time between is unseen."""
-        for device in known:
+        for device in reported:
             self._before[device.device] = Tally.after(device)
             self._before[device.device].unseen_s += gap_s
 

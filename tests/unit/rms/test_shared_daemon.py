@@ -350,7 +350,7 @@ def test_a_cluster_file_states_kinds_of_processors(
             kinds(SLOW.replace("gpu", "gpu0")),
             "expected a name of processors of letters, got 'gpu0'",
         ),
-        (kinds(SLOW, SLOW), "expected another name of each kind of processors, got ['gpu', 'gpu']"),
+        (kinds(SLOW, SLOW), "expected different names of kinds of processors, got ['gpu', 'gpu']"),
         (kinds("{ count = 2, speed = 3 }"), "unknown field `speed`"),
         (kinds("{ factor = 3 }"), "missing required field `count`"),
     ],
