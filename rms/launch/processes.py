@@ -1,4 +1,4 @@
-"""Processes of jobs on this machine: contained by shells, found by environment and control group.
+"""Processes of jobs on this machine, in shells, and listed by environment and control group.
 
 Scripts and worlds run below shells that keep their exit status and adopt orphans: a process may
 drop its environment and its session, but not its parent. When that ends, Linux gives the process to
@@ -15,7 +15,7 @@ import ctypes
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rms.wire.messages import WORLD_VARIABLE
@@ -56,28 +56,23 @@ trap : TERM
 _SHELLS = KEEP_STATUS, KEEP_WORLD_STATUS
 
 
-def _find_prctl() -> Callable[..., int] | None:
-    try:
-        return ctypes.CDLL(None, use_errno=True).prctl
-    except (AttributeError, OSError):  # another system than Linux
-        return None
-
-
-_prctl = _find_prctl()
+_prctl: Callable[..., int] | None = None
+with contextlib.suppress(AttributeError, OSError):  # another system than Linux
+    _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def uncontained() -> str:
     """Return why processes of a job may escape it, "" where they cannot."""
     if _prctl is None:
-        return "expected Linux, whose subreapers hold what a job leaves, got another system"
+        return "expected Linux, whose subreapers adopt orphans of a job, got another system"
     if not Path("/proc/thread-self/children").exists():
-        return "expected a kernel that tells of children (CONFIG_PROC_CHILDREN), got another"
+        return "expected a kernel that lists children (CONFIG_PROC_CHILDREN), got another"
     return ""
 
 
-def is_shell(command: list[str]) -> bool:
+def is_shell(command: Sequence[str]) -> bool:
     """Return whether a command is one of these shells."""
-    return command[:2] == ["/bin/sh", "-c"] and command[2:3] in [[text] for text in _SHELLS]
+    return list(command[:3]) in [["/bin/sh", "-c", text] for text in _SHELLS]
 
 
 def hold_orphans() -> None:
@@ -121,7 +116,7 @@ def children(pid: int) -> list[int]:
 #
 # Every process of a job has the daemon's instance id and the job's id in its environment, so that a
 # daemon that is started again after a kill finds the running ones, and no process of a job outlives
-# it. A process that has dropped its environment is found below those that have not.
+# it. A process that has dropped its environment is a descendant of others that have not.
 
 INSTANCE_VARIABLE = "RMS_MARK"
 """Environment variable of every process of a job: ``INSTANCE_ID:JOB``."""
@@ -252,7 +247,7 @@ def send_signal(pid: int, number: int) -> None:
 # --- Control groups of jobs (cgroups(7), version 2), if this user has delegated ones -----------
 #
 # A process may drop its environment, its session and its parents, but it stays in its control
-# group: so all processes of a job are found there. Groups may be made below one that was delegated
+# group, which lists all processes of a job. Groups may be made below one that was delegated
 # to the user: systemd marks those (``Delegate=yes``) by the attribute ``user.delegate``; elsewhere
 # :data:`GROUP_VARIABLE` names one.
 #
@@ -294,7 +289,7 @@ def escapes(env: Mapping[str, str]) -> str:
 
 
 def _own_group() -> Path | None:
-    """Return the folder of the group that this process is in."""
+    """Return the folder of the group of this process."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
@@ -322,12 +317,12 @@ def _writable(group: Path) -> bool:
 
 
 class Groups:
-    """A control group for each job.
+    """A control group per job.
 
     Args:
         above: the group below which groups may be made, None for no groups.
         instance_id: of the daemon.
-        jobs: folder with a folder of each job, in which its group is saved for a later daemon.
+        jobs: folder of the jobs' folders, in which their groups are saved for a later daemon.
     """
 
     def __init__(self, above: Path | None, instance_id: str, jobs: Path) -> None:
@@ -448,11 +443,10 @@ KINDS = (
     (stat.S_ISBLK, "a device"),
 )
 
-
 MOST_BYTES = 4095
 MOST_NAME_BYTES = 255
 MOST_NAMES = 256
-"""Limits of Linux for a path and each name in it, and our limit of names in a path."""
+"""Limits of Linux for a path and for names in it, and our limit of names in a path."""
 
 MOST_LINKS = 40
 """Symbolic links that Linux follows in a path."""
@@ -506,7 +500,7 @@ def check_path(path: str) -> None:
     whole = os.fsencode(path)
     names = whole.split(b"/")
     if len(whole) > MOST_BYTES or len(names) > MOST_NAMES or max(map(len, names)) > MOST_NAME_BYTES:
-        form = f"a path of {MOST_BYTES} bytes, {MOST_NAMES} names, {MOST_NAME_BYTES} bytes in each"
+        form = f"a path of {MOST_BYTES} bytes, {MOST_NAMES} names of {MOST_NAME_BYTES} bytes"
         raise ValueError(f"expected at most {form}, got {path[:60]!r}... of {len(whole)} bytes")
 
 

@@ -1,4 +1,4 @@
-"""Slurm's commands as typed calls, each with a deadline, and the options and variables for them."""
+"""Slurm's commands as typed calls with deadlines, and the options and variables for them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def sbatch_options(own: Sequence[str], partition: str = "") -> list[str]:
     """Return the options of a script that sbatch gets.
 
     Args:
-        own: one word each, as :func:`rms.formats.jobscript.parse_script` returns them.
+        own: single words, as :func:`rms.formats.jobscript.parse_script` returns them.
         partition: the partition of a script that names none, "" for Slurm's own choice.
     """
     words = [word for word in own if _name(word) not in RMS_OPTIONS]
@@ -252,7 +252,7 @@ class Slurm:
             done = self.run(command, environment, limit_s)
         finally:
             self._begun_s.pop(thread, None)
-        words = " ".join((done.err.strip() or done.out.strip() or "no reason given").split())
+        words = " ".join((done.err.strip() or done.out.strip() or "it prints no reason").split())
         error = None
         if done.status is None:
             error = SlurmError(f"{name} did not end within {limit_s:g} s", Meaning.UNREACHABLE)
@@ -481,7 +481,7 @@ Answer = TypeVar("Answer")
 class RateLimiter:
     """Lets one change of a running job at a time through, with pauses in between.
 
-    Slurm's controller makes them one by one, 0.2 to 0.4 s each, and answers no command of any user
+    Slurm's controller makes them one by one, in 0.2 to 0.4 s, and answers no command of any user
     meanwhile.
     """
 

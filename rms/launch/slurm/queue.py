@@ -1,4 +1,4 @@
-"""Jobs in Slurm's queue: snapshots of it, submissions, resizes, and the state of each job.
+"""Jobs in Slurm's queue: snapshots of it, submissions, resizes, and the states of jobs.
 
 Snapshots of the queue and the nodes are taken about once a second on a thread.
 """
@@ -43,11 +43,11 @@ class QueueSnapshot:
     """Slurm's answer at one time.
 
     Attributes:
-        begun_s, ended_s: the monotonic clock before the question and after the answer; later
-            changes may be missing.
+        begun_s, ended_s: the monotonic clock before the query and after the answer; later changes
+            may be missing.
         own: the jobs of this daemon by number, donors and ended ones too.
         unavailable: nodes that others hold, or that are not fit for work.
-        hidden: nodes held by jobs that are not shown, or that have come between two questions.
+        hidden: nodes held by jobs that are not shown, or that have come between two queries.
     """
 
     begun_s: float
@@ -90,7 +90,7 @@ class QueuePoller:
 
     def __init__(self, executor: Executor, is_own: Callable[[str], bool]) -> None:
         self._executor, self._is_own = executor, is_own
-        self._asked: Future[QueueSnapshot] | None = None
+        self._query: Future[QueueSnapshot] | None = None
         self._next_s = self._pause_s = 0.0
         self._hidden: frozenset[str] = frozenset()
         self.trouble = ""
@@ -99,23 +99,21 @@ class QueuePoller:
         """Return a new snapshot, if any; take the next when it is time."""
         now = time.monotonic()
         snapshot = None
-        if self._asked is not None and self._asked.done():
-            asked, self._asked = self._asked, None
+        if self._query is not None and self._query.done():
+            query, self._query = self._query, None
             try:
-                snapshot, self.trouble = asked.result(), ""
+                snapshot, self.trouble = query.result(), ""
                 self._pause_s = (snapshot.ended_s - snapshot.begun_s) / SHARE
                 self._next_s = snapshot.begun_s
                 lasting, self._hidden = snapshot.hidden & self._hidden, snapshot.hidden
                 snapshot = replace(snapshot, unavailable=snapshot.unavailable | lasting)
-            except Exception as error:  # of Slurm, or of its output: asked again in any case
+            except Exception as error:  # of Slurm, or of its output: the next query follows
                 self.trouble = str(error) or type(error).__name__
                 self._next_s = now + AWAY_S - CALM_S
-        due_s = self._next_s + max(
-            CALM_S if self.trouble or not urgent else URGENT_S, self._pause_s
-        )
-        if self._asked is None and now >= due_s:
+        pause_s = CALM_S if self.trouble or not urgent else URGENT_S
+        if self._query is None and now >= self._next_s + max(pause_s, self._pause_s):
             slurm = self._executor.slurm
-            self._asked = self._executor.ask(lambda: take_snapshot(slurm, self._is_own))
+            self._query = self._executor.ask(lambda: take_snapshot(slurm, self._is_own))
         return snapshot
 
 
@@ -150,7 +148,7 @@ class SubmissionRecord(msgspec.Struct):
     Attributes:
         since_s: time of the submission; an earlier job of its name is another one.
         before: numbers of earlier jobs of that name.
-        number: its own, once known.
+        number: its own, after the answer of sbatch.
         closed: whether it is over, and the job of the RMS waits for another.
         donor: salloc's options for its donors.
         held: times and nodes that the job of the RMS has held, under all its numbers.
@@ -191,8 +189,8 @@ class SlurmJob(ManagedProcess):
         record: its record, saved in ``record_file``.
         hosts: the requested nodes.
         submission: sbatch's answer, until it is taken in.
-        known_s: the monotonic clock when its number was known.
-        end_requested: whether this daemon has asked it to end.
+        numbered_s: the monotonic clock when it got its number.
+        end_requested: whether this daemon has requested its end.
         withdrawn: whether it was taken out of Slurm's queue, because it had to wait.
         metered: the nodes with agents of meters.
         completing_s: the monotonic clock of the first snapshot in which Slurm cleans up after it.
@@ -210,7 +208,7 @@ class SlurmJob(ManagedProcess):
     end_state: str = ""
     end_reason: str = ""
     submission: Future[int] | None = None
-    known_s: float = 0.0
+    numbered_s: float = 0.0
     end_requested: bool = False
     withdrawn: bool = False
     metered: tuple[str, ...] = ()
@@ -237,7 +235,7 @@ class SlurmJob(ManagedProcess):
 
     @property
     def held(self) -> tuple[str, ...]:
-        """Its nodes, as far as known."""
+        """Its nodes by its record."""
         return self.record.held[-1][1] if self.record.held else ()
 
     def keep(self) -> None:
@@ -259,7 +257,7 @@ class SlurmJob(ManagedProcess):
     def enter_nodes(self, hosts: Sequence[str], at_s: float | None = None) -> None:
         """Record its nodes since a time of Slurm's; since now for None."""
         held, now = self.record.held, tuple(hosts)
-        if self.finished and now:  # the nodes at its end, known late
+        if self.finished and now:  # the nodes at its end, reported late
             if len(held) > 1 and held[-2][1] != now and at_s is not None:
                 held.insert(-1, (at_s, now))
                 self.keep()
@@ -299,7 +297,7 @@ def submit(
             which takes long with many jobs.
 
     Returns:
-        Its number in Slurm; 0 if it was asked to end before.
+        Its number in Slurm; 0 if its end was requested before.
 
     Raises:
         SlurmError: refused, or its record could not be saved, or the daemon ends: its record stays
@@ -340,7 +338,7 @@ LATER_S = 8.0
 yet reported to a controller that has just started."""
 
 RESIZE_AWAY_S = 60.0
-"""A resize is given up if the controller does not answer for so long."""
+"""A resize fails if the controller does not answer for so long."""
 
 AGAIN_S = 0.5
 
@@ -410,7 +408,7 @@ def shrink(executor: Executor, job: int, hosts: Sequence[str]) -> JobDetails:
 
 
 def _next_second(job: JobDetails) -> None:
-    """Wait for the second after a job's last change: accounting keeps one record for each."""
+    """Wait for the second after a job's last change: accounting keeps one record a second."""
     last_s = max(job.start_s or 0.0, job.resized_s or 0.0)
     time.sleep(min(1.0, max(0.0, last_s + 1.02 - time.time())))
 
@@ -420,7 +418,7 @@ class Retried:
 
     Args:
         change: makes it, on a thread.
-        give_up: whether it is given up after a while; else only if the job is over.
+        give_up: whether it fails after a while; else it ends only with the job.
     """
 
     def __init__(
@@ -429,20 +427,20 @@ class Retried:
         self._executor, self._change, self._give_up = executor, change, give_up
         self._first_s: dict[Meaning, float] = {}
         self._again_s = 0.0
-        self._asked: Future[JobDetails] | None = executor.ask(change)
+        self._answer: Future[JobDetails] | None = executor.ask(change)
 
     def __call__(self) -> ChangeOutcome | None:
         """Return its result, None while that is open; repeat it when it is time."""
         now = time.monotonic()
-        if self._asked is None:
+        if self._answer is None:
             if now >= self._again_s:
-                self._asked = self._executor.ask(self._change)
+                self._answer = self._executor.ask(self._change)
             return None
-        if not self._asked.done():
+        if not self._answer.done():
             return None
-        asked, self._asked = self._asked, None
+        answer, self._answer = self._answer, None
         try:
-            return ChangeOutcome(asked.result())
+            return ChangeOutcome(answer.result())
         except Exception as error:  # of Slurm, or of its output
             return self._refused(error, now)
 
@@ -582,10 +580,10 @@ class JobTracker:
             if isinstance(error, SlurmError) and error.meaning is Meaning.LATER:
                 self._give_up(job)
             return
-        if not number:  # asked to end before it was submitted
+        if not number:  # its end was requested before it was submitted
             job.finished = True
             return
-        job.record.number, job.known_s = number, time.monotonic()
+        job.record.number, job.numbered_s = number, time.monotonic()
         job.keep()
 
     def _give_up(self, job: SlurmJob) -> None:
@@ -599,7 +597,7 @@ class JobTracker:
         """Take in the row of a job."""
         row = snapshot.own.get(number)
         if row is None or row.name != job.name:
-            if snapshot.begun_s > job.known_s:
+            if snapshot.begun_s > job.numbered_s:
                 self._end(job, VANISHED)
         elif row.state in RUNNING:
             self._runs(job, row)
@@ -628,7 +626,7 @@ class JobTracker:
         if job.withdrawn or job.end_requested or row.state != "PENDING":
             return
         for_nodes = row.reason.split(",")[0].startswith(WAITS_FOR_NODES)
-        if job.started or (for_nodes and time.monotonic() > job.known_s + WAIT_S):
+        if job.started or (for_nodes and time.monotonic() > job.numbered_s + WAIT_S):
             job.withdrawn = True
             self.cancel(row.job_id, only_pending=True)
 
@@ -661,7 +659,6 @@ class JobTracker:
         """
         for row in snapshot.own.values():
             job = row.name.rpartition(".")[2]
-            known = self.resizes if row.name == donors(job) else self.jobs
-            stray = job not in known
-            if stray and row.state in ("PENDING", "CONFIGURING", "RUNNING"):
+            owners = self.resizes if row.name == donors(job) else self.jobs
+            if job not in owners and row.state in ("PENDING", "CONFIGURING", "RUNNING"):
                 self.cancel(row.job_id)

@@ -37,7 +37,7 @@ class SlurmSite:
 
     @property
     def without_gres(self) -> tuple[SiteNode, ...]:
-        """Nodes among those that can be given from job to job."""
+        """Those nodes that can move from job to job."""
         return tuple(node for node in self.fit if not node.gres)
 
 
@@ -156,7 +156,7 @@ def _pilot(site: SlurmSite) -> Verdict:
 
 
 def _jobs(site: SlurmSite) -> Verdict:
-    allowed = "each array task becomes a job; any resize may go by a checkpoint"
+    allowed = "every array task becomes a job; any resize may go by a checkpoint"
     too_old = "expected Slurm 20.11 or newer"
     return _engine(site, "engine slurm, jobs of their own", too_old, allowed)
 
@@ -200,7 +200,7 @@ def _books(site: SlurmSite) -> Verdict:
     what = "more than one resize of a job, and sacct's agreement"
     if not site.accounting.endswith("/slurmdbd"):
         return Verdict(what, False, "no slurmdbd: a job's second resize fails: use the pilot")
-    return Verdict(what, True, "slurmdbd keeps each resize, in whole seconds")
+    return Verdict(what, True, "slurmdbd keeps every resize, in whole seconds")
 
 
 def _energy(site: SlurmSite) -> Verdict:

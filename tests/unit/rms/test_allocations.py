@@ -59,11 +59,11 @@ class Site:
 
     def do(self, *actions: Action) -> list[tuple[str, ...]]:
         """Have this done, and looked at; return the commands."""
-        self.until(lambda: self.known.known)
+        self.until(lambda: self.known.current)
         self.called.clear()
         self.known.act(actions)
-        assert not self.known.known
-        self.until(lambda: self.known.known)
+        assert not self.known.current
+        self.until(lambda: self.known.current)
         return self.called
 
 
