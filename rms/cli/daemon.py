@@ -34,7 +34,7 @@ from rms.launch.processes import escapes
 from rms.launch.slurm import engines
 from rms.launch.slurm.commands import Slurm, SlurmError
 from rms.launch.slurm.ondemand import PilotLimits
-from rms.launch.slurm.site import as_json, as_text, inspect_site, serves, try_resize
+from rms.launch.slurm.site import as_json, as_text, engine_verdict, inspect_site, try_resize
 from rms.power.choice import MeterChoice
 from rms.power.meter import MeterError
 from rms.wire.files import state_folder
@@ -436,7 +436,7 @@ def _check_site(arguments: argparse.Namespace) -> int:
         site = inspect_site(slurm)
         tried = try_resize(slurm, f"rms-check-{os.getpid()}", time.monotonic)
     publish(arguments.json, as_json(site, tried), as_text(site, tried))
-    return 0 if serves(arguments.engine, site) else 1
+    return 0 if engine_verdict(arguments.engine, site).allowed else 1
 
 
 def add_replay(command: argparse.ArgumentParser) -> None:

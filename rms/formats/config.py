@@ -2,7 +2,8 @@
 
 Files are TOML; a workload may also be CSV. There a column is a key of ``[[jobs]]`` whose value is
 no table; a nested one has the name of its table in front (``resize = {every_s}`` is
-``resize_every_s``), and ``nodes = [min, max]`` is two columns.
+``resize_every_s``), and ``nodes = [min, max]`` is two columns. A text or a file that does not parse
+raises :class:`FileError`.
 """
 
 from __future__ import annotations
@@ -152,11 +153,7 @@ class _Workload(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_cluster(path: Path) -> ClusterFile:
-    """Read a cluster file.
-
-    Raises:
-        FileError: missing, not TOML, or not a cluster.
-    """
+    """Read a cluster file."""
     raw = _read(path, _Cluster)
     rows: list[tuple[str, NodePower, _Nodes, int, tuple[Processors, ...]]] = []
     for group in raw.nodes:
@@ -207,11 +204,7 @@ def _check_counts(group: _Nodes, path: Path) -> None:
 
 
 def _kinds(group: _Nodes, path: Path) -> tuple[Processors, ...]:
-    """Return the kinds of processors that nodes state, () for none.
-
-    Raises:
-        FileError: there cannot be such processors.
-    """
+    """Return the kinds of processors that nodes state, () for none."""
     if group.processors is None:
         return ()
 
@@ -274,9 +267,6 @@ def read_workload(
         say: receives lines about the fit of laws and about raised limits.
         profiles: folder of measured profiles that a workload may name.
         names: receives the names of the jobs that state one.
-
-    Raises:
-        FileError: missing, neither TOML nor CSV, or not a workload.
     """
     specs: list[JobSpec] = []
     raised = 0
@@ -306,11 +296,7 @@ def read_workload(
 
 
 def _entries(path: Path) -> Iterator[tuple[str, _JobEntry]]:
-    """Yield the place of an entry in a workload file, for messages, and the entry.
-
-    Raises:
-        FileError: the file is not a workload.
-    """
+    """Yield the place of an entry in a workload file, for messages, and the entry."""
     if path.suffix != ".csv":
         for entry in _read(path, _Workload).jobs:
             yield str(path), entry
@@ -326,11 +312,7 @@ def _entries(path: Path) -> Iterator[tuple[str, _JobEntry]]:
 
 
 def _entry_of_row(values: dict[str, Any], where: str) -> _JobEntry:
-    """Return the values of a row as an entry.
-
-    Raises:
-        FileError: it has no size, or a price of resizes without an interval.
-    """
+    """Return the values of a row as an entry."""
     low = values.pop("nodes_min", None)
     if low is None:
         raise FileError(f"{where}: expected a whole number in column nodes_min, got an empty cell")
@@ -342,11 +324,7 @@ def _entry_of_row(values: dict[str, Any], where: str) -> _JobEntry:
 
 
 def _check_numbers(entry: _JobEntry, where: str) -> None:
-    """Refuse numbers out of range.
-
-    Raises:
-        FileError: there is one.
-    """
+    """Refuse numbers out of range."""
     if entry.count < 1:
         raise FileError(f"{where}: expected count of at least 1, got {entry.count}")
     if entry.nodes[1] > MOST_NODES:
@@ -371,11 +349,7 @@ def _check_numbers(entry: _JobEntry, where: str) -> None:
 
 
 def _amdahl(entry: _JobEntry, where: str) -> Speedup | None:
-    """Return t(n) = run_s (serial + (1 - serial) preferred / n), None without ``serial``.
-
-    Raises:
-        FileError: the keys of the run time do not go together.
-    """
+    """Return t(n) = run_s (serial + (1 - serial) preferred / n), None without ``serial``."""
     run_s, serial = entry.run_s, entry.serial
     if (entry.speedup is None) == (run_s is None):
         got = "neither" if run_s is None else "both"
@@ -399,11 +373,7 @@ def _spec(
     speedup: Speedup | None,
     points: tuple[OperatingPoint, ...],
 ) -> JobSpec:
-    """Return the first job of an entry.
-
-    Raises:
-        FileError: its sizes and run times do not go together.
-    """
+    """Return the first job of an entry."""
     resize = entry.resize
     try:
         spec = JobSpec(
@@ -486,11 +456,7 @@ def _operating_points(
 
 
 def _profile(table: _SpeedupTable, path: Path, profiles: Path | None) -> _SpeedupTable:
-    """Return a measured profile as a table.
-
-    Raises:
-        FileError: there is none, or there is a table too.
-    """
+    """Return a measured profile as a table."""
     if table.nodes or table.time_s or table.t1_s is not None:
         raise FileError(f"{path}: expected a profile or a table in speedup, got both")
     measured, _ = _read_profile(table, path, profiles)
@@ -650,11 +616,7 @@ def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _check_header(header: Sequence[str]) -> None:
-    """Refuse a header with unknown or repeated columns, or without a size.
-
-    Raises:
-        RowError: it has some, or none.
-    """
+    """Refuse a header with unknown or repeated columns, or without a size."""
     for name in header:
         if name not in COLUMNS:
             raise RowError(f"expected columns of {', '.join(COLUMNS)}, got {name[:40]!r}")
@@ -665,11 +627,7 @@ def _check_header(header: Sequence[str]) -> None:
 
 
 def _values(header: Sequence[str], cells: Sequence[str], line: int) -> dict[str, Any]:
-    """Return the values of a row.
-
-    Raises:
-        RowError: a cell does not parse.
-    """
+    """Return the values of a row."""
     if len(cells) != len(header):
         raise RowError(f"line {line}: expected {len(header)} cells, got {len(cells)}")
     values = {}
@@ -721,11 +679,7 @@ class Criteria(msgspec.Struct, frozen=True):
 
 
 def parse_criteria(text: str) -> Criteria:
-    """Read ``user=alice,user=bob,name=wrf*,nodes=4-64,hours=1-``.
-
-    Raises:
-        FileError: it does not parse.
-    """
+    """Read ``user=alice,user=bob,name=wrf*,nodes=4-64,hours=1-``."""
     labels: dict[str, list[str]] = {}
     ranges: dict[str, list[tuple[float, float]]] = {}
     for part in text.split(","):

@@ -4,7 +4,8 @@ Records are the output of ``sacct --parsable2``, one :class:`LogRecord` per line
 of tables that sites have published.
 
 Columns go by the names in the header, in any order. A job name may hold the separator: surplus
-fields of a line then belong to the name, unless another column is free text too.
+fields of a line then belong to the name, unless another column is free text too. A file that is
+missing or of another form raises :class:`rms.formats.config.FileError`.
 """
 
 from __future__ import annotations
@@ -114,9 +115,6 @@ def records(
         path: the file, for error messages.
         clock: one for all files of a log.
         counts: counts of lines that are no record of a job, by kind.
-
-    Raises:
-        FileError: it is not what ``sacct --parsable2`` prints.
     """
     reader: _SacctReader | None = None
     for number, line in enumerate(lines, 1):
@@ -316,30 +314,8 @@ OTHER = ("eligible_time", "partition")
 Row = Mapping[str, Any]
 
 
-def is_table(first: str) -> bool:
-    """Return whether a CSV file is such a table, by its first line."""
-    return "submit_time" in first.strip().split(",")
-
-
-def csv_records(lines: Iterable[str], path: Path, clock: LogClock) -> Iterator[LogRecord]:
-    """Yield the records of a table that is CSV.
-
-    Raises:
-        FileError: it is not one of these tables, or a row does not parse.
-    """
-    csv.field_size_limit(2**30)  # PM100 has a job's power every 20 s in one field
-    try:
-        yield from _records(csv.DictReader(lines), path, clock)
-    except csv.Error as error:
-        raise FileError(f"{path}: expected CSV, got: {error}") from None
-
-
 def parquet_records(path: Path, clock: LogClock) -> Iterator[LogRecord]:
-    """Yield the records of a table that is Parquet.
-
-    Raises:
-        FileError: pyarrow is not installed, it is not one of these tables, or a row does not parse.
-    """
+    """Yield the records of a table that is Parquet."""
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
@@ -524,11 +500,7 @@ class JobLog(msgspec.Struct):
 
 
 def read_log(paths: Sequence[Path], by: Unit = "nodes") -> JobLog:
-    """Read the files of one cluster's accounting, in any order; repeated records count once.
-
-    Raises:
-        FileError: one is missing, is not such a file, or no job in them has run.
-    """
+    """Read the files of one cluster's accounting, in any order; repeated records count once."""
     counts: Counter[str] = Counter()
     clock = LogClock()
     rows: list[LogRecord] = []
@@ -546,7 +518,7 @@ def read_log(paths: Sequence[Path], by: Unit = "nodes") -> JobLog:
 
 
 def _read(path: Path, clock: LogClock, counts: Counter[str]) -> Iterator[LogRecord]:
-    """Yield the records of a file of whatever kind, read once: it may be a pipe."""
+    """Yield the records of a file of any kind, read once: it may be a pipe."""
     if path.suffix == ".parquet":
         yield from parquet_records(path, clock)
         return
@@ -554,10 +526,14 @@ def _read(path: Path, clock: LogClock, counts: Counter[str]) -> Iterator[LogReco
     with opener(path, "rt", encoding="utf-8", errors="replace") as file:
         first = file.readline()
         lines = chain([first], file)
-        if is_table(first):
-            yield from csv_records(lines, path, clock)
-        else:
+        if "submit_time" not in first.strip().split(","):
             yield from records(lines, path, clock, counts)
+            return
+        csv.field_size_limit(2**30)  # PM100 has a job's power every 20 s in one field
+        try:
+            yield from _records(csv.DictReader(lines), path, clock)
+        except csv.Error as error:
+            raise FileError(f"{path}: expected CSV, got: {error}") from None
 
 
 def assemble(rows: Iterable[LogRecord], by: Unit, counts: Counter[str]) -> JobLog:
@@ -576,14 +552,9 @@ def assemble(rows: Iterable[LogRecord], by: Unit, counts: Counter[str]) -> JobLo
     begin_s = min((job.submit_s for job in jobs), default=0.0)
     jobs = [
         msgspec.structs.replace(job, submit_s=job.submit_s - begin_s, start_s=job.start_s - begin_s)
-        for job in sorted(jobs, key=_in_turn)
+        for job in sorted(jobs, key=lambda job: (job.submit_s, sort_key(job.id.partition("#")[0])))
     ]
     return JobLog(jobs, begin_s, _most_at_once(jobs), dict(sorted((+counts).items())), shared)
-
-
-def _in_turn(job: LoggedJob) -> tuple[float, tuple[int, int]]:
-    """Return the sort key of jobs: submission, then id, which rises with it."""
-    return job.submit_s, sort_key(job.id.partition("#")[0])
 
 
 def _once(rows: Iterable[LogRecord], counts: Counter[str]) -> Iterator[LogRecord]:

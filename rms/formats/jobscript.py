@@ -441,9 +441,6 @@ def refuse_unsupported(options: Options, slots: Collection[int], *, shared: bool
     Args:
         slots: numbers of slots of the cluster's nodes; a job runs a rank on every slot.
         shared: whether jobs get slots one by one.
-
-    Raises:
-        ScriptError: the first such option.
     """
     tasks = options.ntasks_per_node
     if shared and tasks is not None:
@@ -461,9 +458,6 @@ def nodes_of_tasks(options: Options, slots: Collection[int], *, shared: bool = F
 
     Args:
         slots, shared: as in :func:`refuse_unsupported`.
-
-    Raises:
-        ScriptError: they do not fill whole nodes, or other nodes than are stated.
     """
     tasks, widths = options.ntasks, {1} if shared else set(slots)
     if tasks is None:
@@ -498,9 +492,6 @@ def nodes_with_gpus(
 
     Returns:
         The options, and the words that do not request GPUs.
-
-    Raises:
-        ScriptError: no nodes meet the request.
     """
     per_node, total, request = set[int](), None, list[str]()
     rest = [word for word in own if _GPU_REQUEST.fullmatch(word) is None]

@@ -15,7 +15,8 @@ offset from UTC::
     2026-11-22T14:00,0.197,
 
 A value holds until the next time, the last as long as the one before it. An empty cell, and all
-times before the first and after the last, are a gap: joules there are counted, and cost nothing.
+times before the first and after the last, are a gap: joules there are counted, and cost nothing. A
+file that is missing or of another form raises :class:`rms.formats.config.FileError`.
 """
 
 from __future__ import annotations
@@ -229,11 +230,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_prices(path: Path) -> Prices:
-    """Read a file of prices: CSV by its name, else TOML.
-
-    Raises:
-        FileError: missing, or not of the form described above.
-    """
+    """Read a file of prices: CSV by its name, else TOML."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

@@ -2,7 +2,8 @@
 
 Chauhan et al. (section III) call a profile a PET matrix, and keep it in a knowledge base. Here the
 base is a folder with one JSON file per program and machine. Files are written whole or not at all,
-so that concurrent commands do no harm to one another.
+so that concurrent commands do no harm to one another. A profile that is missing or does not parse
+raises :class:`ProfileError`.
 """
 
 from __future__ import annotations
@@ -269,11 +270,7 @@ def name_of(words: Sequence[str]) -> str:
 
 
 def check_name(name: str) -> str:
-    """Return a profile's name.
-
-    Raises:
-        ProfileError: it cannot be one.
-    """
+    """Return a name that a profile may have."""
     if not _NAME.fullmatch(name) or name.endswith(".json"):
         raise ProfileError(
             f"expected a name of letters, digits and . _ - for a profile, got {name!r}"
@@ -282,11 +279,7 @@ def check_name(name: str) -> str:
 
 
 def read(path: Path) -> Profile:
-    """Read a profile.
-
-    Raises:
-        ProfileError: missing, or not a profile of this format.
-    """
+    """Read a profile."""
     try:
         return parsed(path.read_bytes(), path)
     except FileNotFoundError:
@@ -300,9 +293,6 @@ def parsed(text: bytes, path: Path | str) -> Profile:
 
     Args:
         path: of the file, for error messages.
-
-    Raises:
-        ProfileError: it is not a profile of this format.
     """
     try:
         profile = msgspec.json.decode(text, type=Profile)
@@ -346,9 +336,6 @@ def find(
 
     Args:
         machine: returns the machine; called only if there are profiles.
-
-    Raises:
-        ProfileError: there is one, and it cannot be read.
     """
     if base is None or program is None or not any(base.glob("*.json")):
         return None
@@ -360,11 +347,7 @@ def find(
 
 
 def named(base: Path | None, name: str) -> Profile:
-    """Return the one profile of a name.
-
-    Raises:
-        ProfileError: there is none, or there are several.
-    """
+    """Return the one profile of a name."""
     paths = [] if base is None else sorted(base.glob("*.json"))
     matches = [p for p in paths if name in (p.stem, p.stem.rpartition("-")[0])]
     if len(matches) != 1:

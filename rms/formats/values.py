@@ -43,11 +43,7 @@ def shown(text: str) -> str:
 
 
 def match(form: str | re.Pattern[str], text: str, expected: str) -> re.Match[str]:
-    """Return the match of a whole text.
-
-    Raises:
-        ScriptError: it does not match.
-    """
+    """Return the match of a whole text."""
     whole = re.fullmatch(form, text)
     if whole is None:
         raise ScriptError(f"expected {expected}, got {shown(text)!r}")
@@ -78,11 +74,7 @@ def seconds_of(text: str, unit_s: float) -> float | None:
 
 
 def expand(text: str) -> list[str]:
-    """Return the names in ``n[1-3,7],gpu2``: n1, n2, n3, n7, gpu2; ``n[08-10]`` keeps its zeros.
-
-    Raises:
-        NodeListError: it does not parse, or is empty.
-    """
+    """Return the names in ``n[1-3,7],gpu2``: n1, n2, n3, n7, gpu2; ``n[08-10]`` keeps its zeros."""
     names: list[str] = []
     for part in split_list(text):
         names += _expanded(part)
@@ -258,9 +250,6 @@ def parse_begin(text: str, now_s: float) -> float:
     """Return the time that ``text`` names at ``now_s``; both in seconds since the epoch.
 
     A time of day that has passed is tomorrow's; a count without a unit is seconds.
-
-    Raises:
-        ScriptError: it does not parse, or is out of the range of dates.
     """
     word = text.strip().lower()
     try:
@@ -316,11 +305,7 @@ class Dependencies:
 
 
 def parse_dependency(text: str) -> Dependencies:
-    """Read ``afterok:7:8_2,afterany:9``, ``afterok:7?afterok:8`` or ``singleton``.
-
-    Raises:
-        ScriptError: it is none, names more than :data:`MOST` jobs, or mixes the separators.
-    """
+    """Read ``afterok:7:8_2,afterany:9``, ``afterok:7?afterok:8`` or ``singleton``."""
     any_of = "?" in text
     after: list[tuple[str, str]] = []
     singleton = False
@@ -361,9 +346,6 @@ def parse_signal(text: str) -> SignalRequest:
     """Read ``USR1@120``, ``SIGUSR1``, ``10@5`` or ``B:TERM@60``; without a time it is 60 s.
 
     ``R:``, which concerns reservations, is ignored.
-
-    Raises:
-        ScriptError: there is no such signal, or the time is out of Slurm's range.
     """
     where, name, before = match(_SIGNAL, text, SIGNAL_FORM).groups()
     numbers = {member.name.removeprefix("SIG"): int(member) for member in signal.Signals}

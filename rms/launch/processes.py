@@ -273,9 +273,15 @@ def find_delegated(env: Mapping[str, str]) -> Path | None:
         named = Path(env[GROUP_VARIABLE])
         return named if _writable(named) else None
     own = _own_group()
-    if own is not None and own.name == SUBGROUP:
+    if own is None:
+        return None
+    if own.name == SUBGROUP:
         own = own.parent
-    return own if own is not None and _is_delegated(own) and _writable(own) else None
+    try:
+        delegated = os.getxattr(own, DELEGATED) == b"1"
+    except (AttributeError, OSError):  # another system, or an older systemd
+        return None
+    return own if delegated and _writable(own) else None
 
 
 def escapes(env: Mapping[str, str]) -> str:
@@ -303,13 +309,6 @@ def _own_group() -> Path | None:
             with contextlib.suppress(ValueError):  # a part of the tree, and this is in another
                 return Path(where) / Path(path).relative_to(root)
     return None
-
-
-def _is_delegated(group: Path) -> bool:
-    try:
-        return os.getxattr(group, DELEGATED) == b"1"
-    except (AttributeError, OSError):  # another system, or an older systemd
-        return False
 
 
 def _writable(group: Path) -> bool:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -99,7 +99,13 @@ def read_recording(file: Path) -> dict[str, Curve]:
                     raise ValueError(
                         f"expected three values in line {rows.line_num}, got {len(row)}"
                     )
-                at_s, value = _numbers(row, rows.line_num)
+                try:
+                    at_s, value = float(row[0]), float(row[2])
+                except ValueError:
+                    got = f"{row[0]!r} and {row[2]!r}"
+                    raise ValueError(
+                        f"expected numbers in line {rows.line_num}, got {got}"
+                    ) from None
                 begun_s = at_s if begun_s is None else begun_s
                 curves.setdefault(row[1], Curve(header[2])).add(at_s - begun_s, value)
     except OSError as error:
@@ -109,15 +115,6 @@ def read_recording(file: Path) -> dict[str, Curve]:
     if not curves:
         raise MeterError(f"{file}: expected at least one row, got none")
     return curves
-
-
-def _numbers(row: Sequence[str], line: int) -> tuple[float, float]:
-    try:
-        return float(row[0]), float(row[2])
-    except ValueError:
-        raise ValueError(
-            f"expected numbers in line {line}, got {row[0]!r} and {row[2]!r}"
-        ) from None
 
 
 @dataclass

@@ -14,7 +14,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from queue import SimpleQueue
@@ -141,22 +141,20 @@ class NvidiaSmi:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read(self, process: subprocess.Popen[str], tell: Callable[[PowerReading], None]) -> None:
+    def _read(
+        self, process: subprocess.Popen[str], on_reading: Callable[[PowerReading], None]
+    ) -> None:
         with process:  # closes the pipe and reaps the child
-            self._pass_on(process.stdout or (), tell)
+            for line in process.stdout or ():
+                if reading := parse_line(line):
+                    on_reading(reading)
+                elif line.strip():  # the first sentence of the last other line
+                    self.unreadable = line.strip().partition(". ")[0].rstrip(".")[:200]
         code = process.returncode
         if not self._closing:
             how = f"with status {code}" if code >= 0 else f"by signal {-code}"
             last = self.unreadable
             self.error = f"{self.program} ended on its own {how}{last and ': '}{last}"
-
-    def _pass_on(self, lines: Iterable[str], tell: Callable[[PowerReading], None]) -> None:
-        """Pass on every reading; keep the first sentence of the last other line."""
-        for line in lines:
-            if reading := parse_line(line):
-                tell(reading)
-            elif line.strip():
-                self.unreadable = line.strip().partition(". ")[0].rstrip(".")[:200]
 
 
 @dataclass

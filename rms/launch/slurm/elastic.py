@@ -22,7 +22,7 @@ from pathlib import Path
 
 from rms.core.rules.checks import LEAST_S
 from rms.launch.base import Demand, LeaseTerms, PendingCall
-from rms.launch.slurm.commands import Executor, Meaning, Slurm, SlurmError
+from rms.launch.slurm.commands import Executor, Meaning, SlurmError
 from rms.launch.slurm.launcher import SlurmLauncher, SlurmNodes
 from rms.launch.slurm.ondemand import (
     Action,
@@ -36,7 +36,7 @@ from rms.launch.slurm.ondemand import (
     decide,
 )
 from rms.launch.slurm.output import QueuedJob
-from rms.launch.slurm.pilot import HeldAllocations, PilotClocks, StepScripts, diagnosis
+from rms.launch.slurm.pilot import HeldAllocations, diagnosis
 
 POLL_S = 2.0
 """Time between two polls of the queue."""
@@ -108,11 +108,7 @@ class Allocations:
         self._script, self._alive = self.folder / "allocation.sh", self.folder / "alive"
         self.folder.mkdir(parents=True, exist_ok=True)
         self._script.write_text(SCRIPT)
-
-    @property
-    def slurm(self) -> Slurm:
-        """The site's commands."""
-        return self.executor.slurm
+        self.slurm = self.executor.slurm
 
     @property
     def may_submit(self) -> bool:
@@ -507,17 +503,3 @@ class OnDemandNodes(SlurmNodes):
                 self._acted.add(number)
                 actions.append(going)
         return actions
-
-
-def on_demand(
-    launcher: SlurmLauncher,
-    limits: PilotLimits,
-    cluster: tuple[str, ...],
-    options: Sequence[str],
-    excluded: frozenset[str],
-) -> SlurmLauncher:
-    """Give a launcher the parts of a pilot on demand; return it."""
-    launcher.nodes = nodes = OnDemandNodes(launcher, limits, cluster, options, excluded)
-    launcher.scripts = StepScripts(launcher, nodes.held)
-    launcher.clocks = PilotClocks(nodes.held)
-    return launcher

@@ -14,14 +14,14 @@ from rms.core.model.jobs import NodePower
 from rms.core.rules.checks import LEAST_S
 from rms.formats.config import ClusterFile, FileError, read_cluster
 from rms.launch.local import CORE_POWER, JobEngine
-from rms.launch.slurm import elastic
 from rms.launch.slurm.commands import Executor, Slurm, SlurmError
+from rms.launch.slurm.elastic import OnDemandNodes
 from rms.launch.slurm.jobs import SlurmJobs
 from rms.launch.slurm.launcher import SlurmLauncher
 from rms.launch.slurm.ondemand import PilotLimits
 from rms.launch.slurm.output import Partition, SiteNode
-from rms.launch.slurm.pilot import within_allocation
-from rms.launch.slurm.site import SlurmSite, inspect_site, measures, refusals, serves, verdicts
+from rms.launch.slurm.pilot import with_steps, within_allocation
+from rms.launch.slurm.site import SlurmSite, engine_verdict, inspect_site, measures, refusals
 from rms.power.choice import AUTO, MeterChoice
 
 LEAST_MARGIN_S = 20.0
@@ -113,9 +113,9 @@ def site(
     """
     slurm, facts, chosen, cluster = _partition(env, user, options, partition)
     binds, refused, partitions = binding(slurm), refusals(facts), slurm.partitions()
-    refusal = next((v.why for v in verdicts(facts) if v.what.startswith("engine slurm,")), "")
-    if not serves("slurm", facts):
-        raise SlurmError(refusal)
+    verdict = engine_verdict("slurm", facts)
+    if not verdict.allowed:
+        raise SlurmError(verdict.why)
 
     def launcher(state: Path, instance_id: str, server: str) -> SlurmLauncher:
         own = options.launcher(slurm, state, instance_id, server, binds=binds)
@@ -176,7 +176,8 @@ def on_demand(
 
     def launcher(state: Path, instance_id: str, server: str) -> SlurmLauncher:
         own = options.launcher(slurm, state, instance_id, server, binds=binds)
-        return elastic.on_demand(own, limits, hosts, (*words, *limits.options), excluded)
+        own.nodes = nodes = OnDemandNodes(own, limits, hosts, (*words, *limits.options), excluded)
+        return with_steps(own, nodes.held)
 
     return JobEngine(cluster, launcher, True, f"slurm pilots of {chosen.name}")
 

@@ -184,7 +184,10 @@ def records_from_text(text: str) -> list[AccountingRecord]:
                 end_s=_time(end),
             )
         )
-    return sorted(rows, key=_oldest_first)
+    # Slurm's own order is arbitrary within a second.
+    return sorted(
+        rows, key=lambda row: (math.inf if row.start_s is None else row.start_s, row.job_id)
+    )
 
 
 def details_from_text(text: str) -> JobDetails:
@@ -233,11 +236,6 @@ def version_from_text(text: str) -> tuple[int, ...]:
     if match is None:
         raise SlurmOutputError(f"expected a version of Slurm, got {text.strip()!r}")
     return tuple(int(part) for part in match.groups() if part)
-
-
-def _oldest_first(row: AccountingRecord) -> tuple[float, int]:
-    """Return the sort key of a record: Slurm's own order is arbitrary within a second."""
-    return (math.inf if row.start_s is None else row.start_s, row.job_id)
 
 
 def _rows(text: str, columns: int) -> list[list[str]]:

@@ -166,11 +166,9 @@ class Allocation:
         if self.suspects:
             self.suspects.intersection_update(self._failing(sorted(self.suspects)))
         over = details.state if details.state in OVER else ""
-        return AllocationSnapshot(over, details.end_s, self._unfit(details.hosts))
-
-    def _unfit(self, held: Sequence[str]) -> frozenset[str]:
         unfit = {n.name for n in self.slurm.nodes() if n.state in UNFIT or not n.responds}
-        return frozenset(unfit.intersection(self.hosts) | set(self.hosts).difference(held))
+        unusable = unfit.intersection(self.hosts) | set(self.hosts).difference(details.hosts)
+        return AllocationSnapshot(over, details.end_s, frozenset(unusable))
 
     # --- the failure of a job ----------------------------------------------------------------
 
@@ -540,6 +538,13 @@ def within_allocation(
 ) -> SlurmLauncher:
     """Give a launcher the parts of engine ``slurm-pilot``; return it."""
     launcher.nodes = nodes = PilotNodes(launcher, number, hosts, margin_s)
-    launcher.scripts = StepScripts(launcher, nodes.held, hosts[:1])
-    launcher.clocks = PilotClocks(nodes.held)
+    return with_steps(launcher, nodes.held, hosts[:1])
+
+
+def with_steps(
+    launcher: SlurmLauncher, held: HeldAllocations, first: Sequence[str] = ()
+) -> SlurmLauncher:
+    """Give a launcher scripts as steps, and agents that set frequencies; return it."""
+    launcher.scripts = StepScripts(launcher, held, first)
+    launcher.clocks = PilotClocks(held)
     return launcher

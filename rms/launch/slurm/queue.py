@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -521,7 +522,10 @@ class JobTracker:
                 for job in live
             )
         while self._unread and self._unread[0][0] < now:
-            self._read_energy(self._unread.popleft()[1])
+            job = self._unread.popleft()[1]
+            if job.record.number is not None:
+                consumed_j = partial(self.executor.slurm.consumed_j, job.record.number)
+                job.energy_j = self.executor.ask(consumed_j)
         return self._urgent
 
     def follow(self, snapshot: QueueSnapshot, donors: Callable[[str], str]) -> frozenset[str]:
@@ -600,7 +604,12 @@ class JobTracker:
             if snapshot.begun_s > job.numbered_s:
                 self._end(job, VANISHED)
         elif row.state in RUNNING:
-            self._runs(job, row)
+            job.started, job.wait_reason = True, ""
+            if not job.held:
+                job.enter_nodes(row.hosts, row.start_s)
+            if self.meters is not None and job.metered != job.held:
+                self.meters.start(row.job_id, set(job.held) - set(job.metered))
+                job.metered = job.held
         elif row.state in ("PENDING", "CONFIGURING"):
             self._waits(job, row)
         elif row.state == "COMPLETING":
@@ -611,14 +620,6 @@ class JobTracker:
             if row.hosts and not job.held:
                 job.enter_nodes(row.hosts, row.start_s)
             self._end(job, row.state)
-
-    def _runs(self, job: SlurmJob, row: QueuedJob) -> None:
-        job.started, job.wait_reason = True, ""
-        if not job.held:
-            job.enter_nodes(row.hosts, row.start_s)
-        if self.meters is not None and job.metered != job.held:
-            self.meters.start(row.job_id, set(job.held) - set(job.metered))
-            job.metered = job.held
 
     def _waits(self, job: SlurmJob, row: QueuedJob) -> None:
         """Take in a pending job: one that waits for nodes of others is withdrawn."""
@@ -645,12 +646,6 @@ class JobTracker:
             job.keep()
         if self.measures:
             self._unread.append((time.monotonic() + ACCOUNTING_DELAY_S, job))
-
-    def _read_energy(self, job: SlurmJob) -> None:
-        """Request Slurm's own measurement of a job that is over."""
-        slurm, number = self.executor.slurm, job.record.number
-        if number is not None:
-            job.energy_j = self.executor.ask(lambda: slurm.consumed_j(number))
 
     def _cancel_strays(self, snapshot: QueueSnapshot, donors: Callable[[str], str]) -> None:
         """Cancel donors without a resize and unknown jobs.
