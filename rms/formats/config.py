@@ -231,12 +231,7 @@ def _kinds(group: _Nodes, path: Path) -> tuple[Processors, ...]:
             elif not 0.0 < kind.socket_gb_s <= node_gb_s:
                 check(False, f"a socket above 0 and at most the node's {node_gb_s:g} GB/s", got)
     return tuple(
-        Processors(
-            kind.count,
-            kind.factor,
-            inf if kind.socket_gb_s is None else kind.socket_gb_s,
-            kind.name,
-        )
+        Processors(kind.count, kind.factor, kind.socket_gb_s or inf, kind.name)
         for kind in group.processors
     )
 
@@ -312,7 +307,6 @@ def _entries(path: Path) -> Iterator[tuple[str, _JobEntry]]:
 
 
 def _entry_of_row(values: dict[str, Any], where: str) -> _JobEntry:
-    """Return the values of a row as an entry."""
     low = values.pop("nodes_min", None)
     if low is None:
         raise FileError(f"{where}: expected a whole number in column nodes_min, got an empty cell")
@@ -324,27 +318,19 @@ def _entry_of_row(values: dict[str, Any], where: str) -> _JobEntry:
 
 
 def _check_numbers(entry: _JobEntry, where: str) -> None:
-    """Refuse numbers out of range."""
     if entry.count < 1:
         raise FileError(f"{where}: expected count of at least 1, got {entry.count}")
     if entry.nodes[1] > MOST_NODES:
         raise FileError(f"{where}: expected at most {MOST_NODES} nodes, got {entry.nodes[1]}")
-    every_s = None if entry.resize is None else entry.resize.every_s
-    price_s = None if entry.resize is None else entry.resize.price_s
-    for name, value in (
-        ("submit_s", entry.submit_s),
-        ("resize_price_s", price_s),
-        ("memory_bandwidth_gb_s", entry.memory_bandwidth_gb_s),
-        ("power_w", entry.power_w),
-    ):
-        if value is not None and value < 0.0:
+    values = msgspec.structs.asdict(entry)
+    if entry.resize is not None:
+        values["resize_every_s"] = entry.resize.every_s
+        values["resize_price_s"] = entry.resize.price_s
+    for name in ("submit_s", "resize_price_s", "memory_bandwidth_gb_s", "power_w"):
+        if (value := values.get(name)) is not None and value < 0.0:
             raise FileError(f"{where}: expected {name} of at least 0, got {value:.10g}")
-    for name, value in (
-        ("limit_s", entry.limit_s),
-        ("run_s", entry.run_s),
-        ("resize_every_s", every_s),
-    ):
-        if value is not None and value <= 0.0:
+    for name in ("limit_s", "run_s", "resize_every_s"):
+        if (value := values.get(name)) is not None and value <= 0.0:
             raise FileError(f"{where}: expected {name} above 0, got {value:.10g}")
 
 
@@ -627,7 +613,6 @@ def _check_header(header: Sequence[str]) -> None:
 
 
 def _values(header: Sequence[str], cells: Sequence[str], line: int) -> dict[str, Any]:
-    """Return the values of a row."""
     if len(cells) != len(header):
         raise RowError(f"line {line}: expected {len(header)} cells, got {len(cells)}")
     values = {}

@@ -59,13 +59,11 @@ class OwnerEnergy:
         self.estimate |= part.estimate
 
     def __add__(self, other: OwnerEnergy) -> OwnerEnergy:
-        by_source = dict(self.by_source)
-        for source, joules in other.by_source.items():
-            by_source[source] = by_source.get(source, 0.0) + joules
+        ours, theirs = self.by_source, other.by_source
         return OwnerEnergy(
             self.joules + other.joules,
             self.uncertainty_j + other.uncertainty_j,
-            by_source,
+            {name: ours.get(name, 0.0) + theirs.get(name, 0.0) for name in {**ours, **theirs}},
             self.estimate or other.estimate,
             self.cost + other.cost,
         )

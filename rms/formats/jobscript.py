@@ -160,7 +160,6 @@ class Option:
     """An option of a job.
 
     Attributes:
-        name: its name, without dashes.
         read: reads its text; None for flags and for options that only Slurm reads.
         short: letter of its short form.
         metavar, help: for ``rms submit --help``; without help it is in scripts only.

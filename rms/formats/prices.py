@@ -88,8 +88,6 @@ class Prices(msgspec.Struct, frozen=True):
     """Price and carbon intensity of electricity.
 
     Attributes:
-        source: name of the file.
-        currency: of ``price``.
         time_zone: of hours of the day.
         price, carbon: per kWh, in ``currency`` and g of CO2; None where the file has none.
     """

@@ -61,7 +61,6 @@ class ScriptLaunch:
     Attributes:
         nodes: the slots of the job's nodes, by node.
         limit_s: the job's time limit, for launchers that enforce one themselves.
-        arguments: of the script.
         errors: file of its standard error; None for its output.
     """
 

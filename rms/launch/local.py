@@ -79,11 +79,9 @@ class AgentProcess:
     """Runs agents, and starts them again if they die; on nodes without meters they end with 0.
 
     Attributes:
-        launch: starts a command.
         command: returns the command, None if it cannot be run here.
         clean: ends the processes that a dead agent, or one of an earlier daemon, has left.
         may_start: whether a start can succeed now.
-        wait_s: pause before the next start.
     """
 
     launch: Callable[[Sequence[str]], subprocess.Popen[bytes]]
@@ -173,7 +171,6 @@ class LocalLauncher:
     Attributes:
         state: the daemon's folder.
         instance_id: tells this daemon's processes from those of all others.
-        server: address of the daemon for its jobs.
         meters: the meters of the nodes that are read.
         nodes, clocks: the nodes of its engine, and their frequencies.
         meter_token: the token of agents that report energy; "" without agents.
@@ -473,11 +470,7 @@ class LocalLauncher:
 
 
 def _open_output(path: Path) -> IO[bytes]:
-    """Open an output to be appended to; never waits, as for the reader of a pipe.
-
-    Raises:
-        OSError, ValueError: it cannot be opened, or is no file.
-    """
+    """Open an output to be appended to; never waits, as for the reader of a pipe."""
     check_path(str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -547,11 +540,8 @@ def from_file(path: Path, *, shared: bool = False) -> Cluster:
     """Return a cluster file's nodes: their slots are this machine's devices, else cores in turn.
 
     Args:
-        shared: whether jobs get slots one by one: then a node has as many slots and cores as the
-            file says. Else a node is one core, or its GPUs.
-
-    Raises:
-        FileError: the cluster file does not parse.
+        shared: whether jobs get slots one by one: then a node has the slots and cores of the file,
+            else it is one core, or its GPUs.
     """
     cluster = read_cluster(path)
     cores = [slot for (slot,) in this_machine().slots]

@@ -161,7 +161,6 @@ class Agent:
 
     Attributes:
         every_s: time between two reports.
-        over: set when the agent is to end.
         clock, wall: :func:`boottime`, and seconds since the epoch.
         boot: :func:`boot_id`.
     """
@@ -214,7 +213,6 @@ class Agent:
         return ""
 
     def _report(self, fresh: dict[str, DeviceEnergy], failed: str) -> Metered:
-        """Return a report of all fresh readings."""
         self._number += 1
         devices = list(fresh.values())
         fresh.clear()
@@ -260,7 +258,6 @@ class ClockAgent:
 
     Attributes:
         cores: cores of this node that belong to the allocation.
-        over: set when the agent is to end.
     """
 
     node: str

@@ -32,7 +32,6 @@ class MeterChoice:
     """The meters that are read.
 
     Attributes:
-        names: names of meters.
         auto: whether all are read that can be.
         command: a program of the user's that prints readings, "" for none.
         most_w: bound of the power of a device; None for twice its limit.
@@ -79,11 +78,7 @@ class MeterChoice:
         return cls(tuple(names), False, command, most_w)
 
     def check_command(self) -> None:
-        """Refuse a command whose program the shell does not find.
-
-        Raises:
-            MeterError: the shell does not find it.
-        """
+        """Refuse a command whose program the shell does not find."""
         program = re.match(r"[\w./+-]+(?=\s|$)", self.command.strip())
         if program is not None and shutil.which(program[0]) is None:
             find = ["/bin/sh", "-c", 'command -v "$1"', "sh", program[0]]  # a word of the shell

@@ -79,11 +79,7 @@ class Curve:
 
 
 def read_recording(file: Path) -> dict[str, Curve]:
-    """Return the devices of a recording.
-
-    Raises:
-        MeterError: it does not parse; one sentence.
-    """
+    """Return the devices of a recording."""
     curves: dict[str, Curve] = {}
     try:
         with file.open(newline="", encoding="utf-8") as lines:
@@ -119,11 +115,7 @@ def read_recording(file: Path) -> dict[str, Curve]:
 
 @dataclass
 class ReplayMeter(Meter):
-    """Plays a recording once; continues at its present time if an earlier agent has begun it.
-
-    Attributes:
-        file: the recording.
-    """
+    """Plays a recording once; continues at its present time if an earlier agent has begun it."""
 
     file: Path
     _curves: dict[str, Curve] = field(default_factory=dict)
@@ -131,19 +123,11 @@ class ReplayMeter(Meter):
     _over: set[str] = field(default_factory=set)
 
     def open(self) -> None:
-        """Read the recording, unless it was read.
-
-        Raises:
-            MeterError: it does not parse.
-        """
+        """Read the recording, unless it was read."""
         self._curves = self._curves or read_recording(self.file)
 
     def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return the energy that was recorded up to now.
-
-        Raises:
-            MeterError: the recording is over, or does not parse.
-        """
+        """Return the energy that was recorded up to now."""
         self.open()
         if self._begun_s is None:
             devices = [dev for dev in self._reported.values() if dev.source == "replay"]
@@ -251,11 +235,7 @@ class Command(Meter):
     _bad: bool = False
 
     def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return the devices with lines since the last reading.
-
-        Raises:
-            MeterError: it could not be started.
-        """
+        """Return the devices with lines since the last reading."""
         if self._reported_s is None:
             self._reported_s = now_s - self._gap_s
         if self._process is not None and self._process.poll() is not None:

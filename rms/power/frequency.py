@@ -8,7 +8,8 @@ one frequency.
 A guard process of every domain saves the limits and restores them when this process ends, also by
 ``kill -9``. If both are killed, the next call of :func:`available` or a later guard restores them
 from the record that the guard wrote; after a restart of the machine the limits are those of its
-configuration. NVML does not report earlier locks, so GPUs are left unlocked.
+configuration. NVML does not report earlier locks, so GPUs are left unlocked. A frequency that
+cannot be set or restored raises :class:`FrequencyError`.
 """
 
 from __future__ import annotations
@@ -75,11 +76,7 @@ def available(env: Mapping[str, str] = os.environ) -> list[Domain]:
 
 @contextlib.contextmanager
 def locked(domain: Domain, mhz: int, env: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Hold a domain at a frequency; its limits are restored afterwards, however this ends.
-
-    Raises:
-        FrequencyError: it cannot be set, or could not be put back.
-    """
+    """Hold a domain at a frequency; its limits are restored afterwards, however this ends."""
     if not domain.settable:
         raise FrequencyError(f"{domain.name} can not be set: {domain.reason}")
     if mhz not in domain.mhz:
@@ -153,11 +150,7 @@ def set_limits(policy: Path, low_khz: int, high_khz: int) -> None:
 
 
 def check_limits(policy: Path, mhz: int) -> None:
-    """Refuse limits that the driver has changed: drivers do so without an error.
-
-    Raises:
-        FrequencyError: the limits are others.
-    """
+    """Refuse limits that the driver has changed: drivers do so without an error."""
     got = [khz // 1000 for khz in limits_of(policy)]
     if any(abs(limit - mhz) > STEP_MHZ // 2 for limit in got):
         raise FrequencyError(
@@ -223,11 +216,7 @@ def _unlock(uuid: str) -> None:
 
 @contextlib.contextmanager
 def _nvml() -> Iterator[Any]:
-    """Open NVML; raise its errors as a sentence.
-
-    Raises:
-        FrequencyError: NVML is missing or has raised an error.
-    """
+    """Open NVML; raise its errors as a sentence."""
     try:
         nvml = load()
     except MeterError as error:
@@ -296,11 +285,7 @@ class Clocks:
             raise
 
     def close(self) -> None:
-        """Restore all limits.
-
-        Raises:
-            FrequencyError: some could not be restored.
-        """
+        """Restore all limits."""
         errors = _errors(self._release, list(self._guards))
         self.mhz.clear()
         if errors:
@@ -419,11 +404,7 @@ class GuardOrder(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def restored(domain: Domain, policies: Sequence[Path], env: Mapping[str, str]) -> Iterator[None]:
-    """Start the guard of a domain; it restores the limits at the end.
-
-    Raises:
-        FrequencyError: the guard could not start, or limits could not be restored.
-    """
+    """Start the guard of a domain; it restores the limits at the end."""
     record = _folder(env) / RECORD.format(domain.name)
     gpu = 0 if policies else int(domain.name.removeprefix("gpu-"))
     order = GuardOrder(str(record), [str(policy) for policy in policies], gpu)
@@ -477,11 +458,7 @@ def _folder(env: Mapping[str, str]) -> Path:
 
 @contextlib.contextmanager
 def _held(record: Path) -> Iterator[BinaryIO]:
-    """Lock a record, and restore the limits that an earlier holder has left in it.
-
-    Raises:
-        FrequencyError: another process has locked it, or limits could not be restored.
-    """
+    """Lock a record, and restore the limits that an earlier holder has left in it."""
     try:
         file = os.fdopen(os.open(record, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "rb+")
     except OSError as error:
@@ -503,11 +480,7 @@ def _held(record: Path) -> Iterator[BinaryIO]:
 
 
 def restore(saved: SavedLimits) -> None:
-    """Restore saved limits, all that can be.
-
-    Raises:
-        FrequencyError: some could not be restored.
-    """
+    """Restore saved limits, all that can be."""
     errors = _errors(
         lambda policy: set_limits(Path(policy), *saved.policies[policy]), saved.policies
     )

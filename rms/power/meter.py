@@ -223,11 +223,7 @@ class NodeMeter:
                 meter.resume(reported, gap_s, same_boot)
 
     def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return the devices with new readings, every device once; none before the first.
-
-        Raises:
-            MeterError: there is nothing to read here.
-        """
+        """Return the devices with new readings, every device once; none before the first."""
         self._read_s = now_s
         devices: dict[str, DeviceEnergy] = {}
         readings = [reading for ladder in self.ladders if (reading := ladder.read(now_s))]

@@ -185,11 +185,7 @@ class Devices(Meter):
             self._before[device.device].unseen_s += gap_s
 
     def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return the GPUs with new readings, and silent ones.
-
-        Raises:
-            MeterError: nvidia-smi prints no power.
-        """
+        """Return the GPUs with new readings, and silent ones."""
         if self._begun_s is None:
             self._begun_s = now_s
         if self._sampler is None or (self._sampler.hangs and not self._tries):

@@ -58,11 +58,7 @@ WORDS = {
 
 
 def load() -> Any:
-    """Return pynvml, ready for use; its ``nvmlShutdown`` is to be called after that.
-
-    Raises:
-        MeterError: it is not installed, or there is no driver.
-    """
+    """Return pynvml, ready for use; its ``nvmlShutdown`` is to be called after that."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -189,11 +185,7 @@ class Nvml(Meter):
     _again_s: float = -math.inf
 
     def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return the GPUs with new readings; none while they are lost.
-
-        Raises:
-            MeterError: there is no NVML, or no GPU that it can read.
-        """
+        """Return the GPUs with new readings; none while they are lost."""
         lost = any(gpu.handle is None for gpu in self._gpus.values())
         if (self._nvml is None or lost) and now_s >= self._again_s:
             self._open(now_s)
@@ -220,11 +212,7 @@ class Nvml(Meter):
             gpu.handle = None
 
     def _open(self, now_s: float) -> None:
-        """Find the GPUs, again after some were lost by a reset, or by a reload of the driver.
-
-        Raises:
-            MeterError: there is no NVML, and never was.
-        """
+        """Find the GPUs, again after some were lost by a reset, or by a reload of the driver."""
         self._shut()
         self._again_s = now_s + RETRY_S
         try:

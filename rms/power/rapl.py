@@ -151,11 +151,7 @@ class Rapl(Meter):
     _reported_s: float | None = None
 
     def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return the energy of the zones; a zone that cannot be read now is left out.
-
-        Raises:
-            MeterError: there is no such counter, or this user may read none.
-        """
+        """Return the energy of the zones; a zone that cannot be read now is left out."""
         if self._reported_s is None:
             self._reported_s = now_s - self._gap_s
         zones = self._find(now_s)
@@ -254,7 +250,6 @@ def _locked(path: Path) -> bool:
 
 
 def _why_not(path: Path) -> str:
-    """Return why a counter cannot be read."""
     file = path / "energy_uj"
     if not _locked(path):
         return f"{file} could not be read"

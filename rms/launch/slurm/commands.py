@@ -167,11 +167,7 @@ Run = Callable[[Sequence[str], Mapping[str, str], float], CommandResult]
 def run_command(
     command: Sequence[str], environment: Mapping[str, str], deadline_s: float
 ) -> CommandResult:
-    """Run a command to its end, or interrupt it as Ctrl-C does: salloc then withdraws its request.
-
-    Raises:
-        SlurmError: there is no such command.
-    """
+    """Run a command, or interrupt it at its deadline by SIGINT, on which salloc gives up."""
     try:
         process = subprocess.Popen(
             command,
@@ -206,7 +202,7 @@ def meaning_of(message: str) -> Meaning:
 
 @dataclass
 class Slurm:
-    """One site's commands.
+    """The commands of one site; a call that fails or has no answer raises :class:`SlurmError`.
 
     ``outer`` is the caller's environment. Its options for Slurm are left out, and so are the
     variables of an allocation: within one, ``scontrol update`` would write files to the working
@@ -238,9 +234,6 @@ class Slurm:
 
         Args:
             environment: instead of this process's own.
-
-        Raises:
-            SlurmError: it failed, or did not end in time.
         """
         if environment is None:
             environment = self._environment

@@ -67,12 +67,9 @@ class Allocations:
     """The allocations of one pilot in Slurm's queue.
 
     Attributes:
-        name: their name in Slurm.
         barred: nodes that are not requested.
-        options: sbatch's.
         folder: for their script, and the file that is touched.
         running, coming: allocations with nodes, and with nodes that are being made ready.
-        pending: allocations that wait.
         current: whether Slurm has answered since the last request, so that all of this holds.
         silent: whether Slurm has not answered the last query.
         narrows: whether running allocations can return single nodes; true until a refusal.
@@ -195,7 +192,6 @@ class Allocations:
         self._refuse(f"allocation {row.job_id} ended at once ({row.state.lower()})")
 
     def _refuse(self, words: str) -> None:
-        """Pause after a refusal."""
         pause_s = min(RETRY_MOST_S, RETRY_S * 2**self._refused)
         self._refused += 1
         self._submit_s = time.monotonic() + pause_s

@@ -241,11 +241,7 @@ def _hosts(
 def _cluster(
     hosts: tuple[str, ...], slots: tuple[tuple[str, ...], ...] | None, file: ClusterFile | None
 ) -> Cluster:
-    """Return nodes with their slots (for None those of the file) and the power of the file.
-
-    Raises:
-        FileError: it states another number of processors than a node has slots.
-    """
+    """Return nodes with their slots (for None those of the file) and the power of the file."""
     gb_s: tuple[float, ...] = ()
     kinds: tuple[tuple[Processors, ...], ...] = ()
     levels = () if file is None else file.levels

@@ -287,9 +287,6 @@ class JobMeters:
     Slurm ends them with their jobs.
 
     Attributes:
-        launch: starts a step.
-        options: srun's for every step.
-        meters: the meters that are read.
         unreadable: nodes without meters, and when they are tried again.
     """
 
@@ -408,7 +405,6 @@ class SlurmLauncher(LocalLauncher):
     """Starts worlds as steps of allocations.
 
     Attributes:
-        executor: for commands that take their time.
         reach: the way in which mpiexec starts its proxies on nodes (its option ``-launcher``).
         binds: whether this site binds steps to CPUs by default.
         nodes, scripts: the parts of an engine.

@@ -29,7 +29,6 @@ class PilotLimits:
         idle_s: time for which an unused node is kept.
         backlog: maximum number of allocations that wait in Slurm's queue.
         partition: partition of the nodes; "" for Slurm's default.
-        options: further options of sbatch.
     """
 
     on_demand: bool = True

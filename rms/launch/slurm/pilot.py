@@ -102,10 +102,7 @@ class Allocation:
     """An allocation, its last snapshot, and the agents on its nodes.
 
     Attributes:
-        hosts: its nodes.
         probe_options: srun's for a step that only tests whether nodes answer.
-        meters, clocks: the agents on its nodes.
-        snapshot: the last one, None before the first.
         suspects: nodes that jobs were lost on, until a step can be started there again.
         killed: names of steps that this daemon has killed itself.
         silent: whether the last query had no answer.

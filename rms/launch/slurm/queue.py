@@ -63,9 +63,6 @@ def take_snapshot(slurm: Slurm, is_own: Callable[[str], bool]) -> QueueSnapshot:
 
     Args:
         is_own: whether a job of this name and user is this daemon's.
-
-    Raises:
-        SlurmError: Slurm does not answer.
     """
     begun_s = time.monotonic()
     own = {
@@ -186,10 +183,8 @@ class SlurmJob(ManagedProcess):
     """A job script that Slurm runs.
 
     Attributes:
-        name: its name in Slurm's queue.
-        record: its record, saved in ``record_file``.
         hosts: the requested nodes.
-        submission: sbatch's answer, until it is taken in.
+        submission: sbatch's answer, until it is read.
         numbered_s: the monotonic clock when it got its number.
         end_requested: whether this daemon has requested its end.
         withdrawn: whether it was taken out of Slurm's queue, because it had to wait.
@@ -246,11 +241,7 @@ class SlurmJob(ManagedProcess):
             self.save()
 
     def save(self) -> None:
-        """Save its record.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Save its record."""
         self.record_file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self.record_file, msgspec.json.encode(self.record))
         self.unsaved = False
@@ -365,9 +356,6 @@ def grow(
     Args:
         donor: name of a throw-away job by which it gets nodes.
         options: salloc's for the donor.
-
-    Raises:
-        SlurmError: refused; it goes on as it was, without a donor.
     """
     slurm = executor.slurm
     now = slurm.job(job)
@@ -393,11 +381,7 @@ def grow(
 
 
 def shrink(executor: Executor, job: int, hosts: Sequence[str]) -> JobDetails:
-    """Let a job hold only ``hosts``; return its details after that.
-
-    Raises:
-        SlurmError: refused; it has the nodes it had.
-    """
+    """Let a job hold only ``hosts``; return its details after that."""
     slurm = executor.slurm
     now = slurm.job(job)
     kept = [host for host in now.hosts if host in hosts]
@@ -507,7 +491,7 @@ class JobTracker:
     _checked_s: float = 0.0
 
     def take_answers(self) -> bool:
-        """Take in sbatch's answers; return whether the next snapshot is urgent."""
+        """Read sbatch's answers; return whether the next snapshot is urgent."""
         live = [job for job in self.jobs.values() if not job.finished]
         for job in live:
             self._take_answer(job)
@@ -529,7 +513,7 @@ class JobTracker:
         return self._urgent
 
     def follow(self, snapshot: QueueSnapshot, donors: Callable[[str], str]) -> frozenset[str]:
-        """Take in a snapshot of the queue; return the nodes that are unavailable now.
+        """Update the jobs by a snapshot of the queue; return the nodes that are unavailable now.
 
         Args:
             donors: returns the name of the donors of a job.
@@ -573,7 +557,6 @@ class JobTracker:
     # --- one job -----------------------------------------------------------------------------
 
     def _take_answer(self, job: SlurmJob) -> None:
-        """Take in the answer to a submission."""
         if job.submission is None or not job.submission.done():
             return
         submission, job.submission = job.submission, None
@@ -598,7 +581,6 @@ class JobTracker:
         self.contested.update(dict.fromkeys(job.hosts, until_s))
 
     def _follow(self, job: SlurmJob, number: int, snapshot: QueueSnapshot) -> None:
-        """Take in the row of a job."""
         row = snapshot.own.get(number)
         if row is None or row.name != job.name:
             if snapshot.begun_s > job.numbered_s:
@@ -622,7 +604,7 @@ class JobTracker:
             self._end(job, row.state)
 
     def _waits(self, job: SlurmJob, row: QueuedJob) -> None:
-        """Take in a pending job: one that waits for nodes of others is withdrawn."""
+        """Update a pending job; one that waits for nodes of others is withdrawn."""
         job.wait_reason = row.reason
         if job.withdrawn or job.end_requested or row.state != "PENDING":
             return
@@ -632,7 +614,6 @@ class JobTracker:
             self.cancel(row.job_id, only_pending=True)
 
     def _end(self, job: SlurmJob, state: str) -> None:
-        """Take in that Slurm is done with a job."""
         unstarted = not job.started and not job.end_requested
         if job.withdrawn and state == "CANCELLED" and unstarted:
             job.finished, job.end_reason = True, f"Slurm had it wait ({job.wait_reason})"

@@ -51,11 +51,7 @@ class Verdict:
 
 
 def inspect_site(slurm: Slurm) -> SlurmSite:
-    """Return the facts of a site; every command is called once.
-
-    Raises:
-        SlurmError: there is no Slurm, or it does not answer.
-    """
+    """Return the facts of a site; every command is called once."""
     version = slurm.version()
     config = slurm.config()
     nodes = tuple(slurm.nodes())
