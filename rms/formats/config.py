@@ -253,7 +253,7 @@ def read_workload(
     profiles: Path | None = None,
     names: dict[JobId, str] | None = None,
 ) -> list[JobSpec]:
-    """Read a workload file, TOML or ``*.csv``; ``mode`` overrides what its jobs state.
+    """Read a workload file, TOML or ``*.csv``; ``mode`` overrides the modes of its jobs.
 
     The ids of the jobs are their places in the file, from 1. A limit below the run time is raised
     to it.

@@ -188,7 +188,7 @@ class _SacctReader:
         """Return the record of a line, None for a step.
 
         Raises:
-            ValueError: it does not parse; the text goes on after "expected".
+            ValueError: it does not parse; the message continues after "expected".
         """
         fields = self._fields(text)
         job_id = JOB_ID.fullmatch(fields[self._id])

@@ -35,7 +35,7 @@ from rms.wire.users import Options
 
 MOST_NODES = 100_000  # of one job
 MOST_OPTIONS = 65_536  # characters, of all lines with options
-NO_INDEX = 4_294_967_294  # what %a is for a job of no array, as in Slurm
+NO_INDEX = 4_294_967_294  # of %a in a job without an array, as in Slurm
 DEFAULT_OUTPUT = "rms-%j.out"
 DEFAULT_ARRAY_OUTPUT = "rms-%A_%a.out"
 

@@ -7,7 +7,7 @@ A TOML file gives constants, or 24 values by hour of day::
     co2_g_per_kwh = [90, 88, ...]    # 24 of them; the first holds from 0:00 to 1:00
     time_zone = "Europe/Madrid"      # of the hours of the day
 
-A CSV file gives values from times on; its heads say the units, and the zone of times without an
+A CSV file gives values from times on; its heads have the units, and the zone of times without an
 offset from UTC::
 
     time (Europe/Madrid),EUR/kWh,gCO2/kWh

@@ -194,8 +194,8 @@ class EngineNodes:
 
     Attributes:
         requeue_on_shutdown: whether jobs that end with the daemon wait for the next one.
-        requeue_by_default: whether a job that lost its nodes waits again if its script does not
-            say.
+        requeue_by_default: whether a job that lost its nodes waits again, unless its script has
+            an option for it.
         starts_steps: whether a script can be started on a node without a job of its own.
         max_concurrent_resizes: how many jobs policies should resize at once, 0 for any number.
         unavailable_label: the state of nodes that are unavailable.

@@ -170,7 +170,7 @@ class LocalLauncher:
 
     Attributes:
         state: the daemon's folder.
-        instance_id: tells this daemon's processes from those of all others.
+        instance_id: the mark of this daemon's processes.
         meters: the meters of the nodes that are read.
         nodes, clocks: the nodes of its engine, and their frequencies.
         meter_token: the token of agents that report energy; "" without agents.
@@ -367,7 +367,7 @@ class LocalLauncher:
         """Limit a job's memory; return how many of its processes were ended for that.
 
         Args:
-            most_mib: None for the limit of before.
+            most_mib: None for the present limit.
 
         Returns:
             None if the kernel cannot limit it, so that the daemon has to watch the processes.
@@ -477,7 +477,7 @@ def _open_output(path: Path) -> IO[bytes]:
     try:
         file = os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0)
     except OSError:
-        check_output(path)  # a pipe without a reader says less
+        check_output(path)  # its error says more than that of a pipe without a reader
         raise
     try:
         check_output(file.fileno(), path)
@@ -580,7 +580,7 @@ class JobEngine:
     Attributes:
         launcher: makes a launcher of the daemon's folder, its instance id and its address for jobs.
         remote: whether jobs run on other machines, so that they need TCP.
-        where: tells these nodes from others on which a daemon may go on; "" if it may not.
+        where: identifies these nodes, if a daemon may restart on others; "" if it may not.
     """
 
     cluster: Cluster

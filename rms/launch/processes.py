@@ -358,7 +358,7 @@ class Groups:
         """Let the kernel end a job that exceeds a limit of its memory; nothing is swapped.
 
         Args:
-            most_mib: None for the limit of before.
+            most_mib: None for the present limit.
 
         Returns:
             How many of its processes were ended for that; None if the kernel cannot limit it.

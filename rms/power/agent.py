@@ -224,7 +224,7 @@ class Agent:
         return Metered(self.node, self._id, number, self.wall(), self.boot, list(devices), reason)
 
     def _resume(self) -> bool:
-        """Continue from the sums that the daemon has booked; return False if it is over before."""
+        """Continue from the sums of the daemon's books; return False if the agent has to end."""
         until_s = time.monotonic() + PATIENCE_S
         while not self.over.is_set():
             try:
@@ -313,7 +313,7 @@ class ClockAgent:
 def main(argv: list[str]) -> int:
     """Run until a signal; return 0 also for a node without meters."""
     parser = argparse.ArgumentParser(
-        "rms.power.agent", description="Tells a daemon what a node draws."
+        "rms.power.agent", description="Reports the energy of a node to a daemon."
     )
     parser.add_argument("--every", type=float, default=1.0, metavar="S")
     parser.add_argument("--node", metavar="NAME", help='"" for the daemon\'s own machine')

@@ -195,7 +195,7 @@ class _Device:
     last: Line | None = None
 
     def take(self, line: Line) -> bool:
-        """Take a line; return whether it is new, not the sum of before."""
+        """Add a line; return whether it is new, not the same sum again."""
         last = self.last
         if last is not None and line.unit == last.unit == "J" and line.value == last.value:
             return False
@@ -216,8 +216,8 @@ class _Device:
 class Command(Meter):
     """Runs the program, and starts it again when it ends; without lines there is a gap.
 
-    The program begins anew with its agent, and so may its counters: the time between two agents is
-    unseen.
+    A new agent starts the program anew, and its counters may begin at 0: the time between two
+    agents is unseen.
 
     Attributes:
         command: for the shell.
@@ -271,7 +271,7 @@ class Command(Meter):
                 self._lines.put(parse_line(text, self.clock()) or text.strip())
 
     def _ended(self, process: subprocess.Popen[str], now_s: float) -> None:
-        """Take in its end: it is started again after a pause."""
+        """Note the end of the program, which is started again after a pause."""
         self.close()
         for device in self._devices.values():
             device.last = None
@@ -284,7 +284,7 @@ class Command(Meter):
         self._wait_s = min(2 * self._wait_s, MOST_WAIT_S)
 
     def _take_lines(self) -> list[str]:
-        """Take in all new lines; return their devices, every device once."""
+        """Read all new lines; return their devices, every device once."""
         fresh: dict[str, None] = {}
         while not self._lines.empty():
             line = self._lines.get()

@@ -1,4 +1,4 @@
-"""Frequencies of a machine's cores and GPUs: what can be set, what is set, and how it is put back.
+"""Frequencies of a machine's cores and GPUs: their steps, setting them, and restoring them.
 
 Cores are set by cpufreq (``scaling_min_freq`` and ``scaling_max_freq`` of a policy, which is a
 group of cores with one frequency), GPUs by NVML's locked clocks. Both need root, or write access to
@@ -53,7 +53,7 @@ class Domain:
     Attributes:
         name: ``cpu``, all processors of this machine, or ``gpu-0`` and so on, as NVML counts.
         mhz: the frequencies it can be set to, MHz, ascending.
-        settable: whether this user may set it, as far as the permissions tell.
+        settable: whether this user may set it, by the permissions.
         reason: the reason if not.
     """
 
@@ -241,7 +241,7 @@ class Clocks:
     """Frequencies of this machine's slots, set for their users.
 
     A group of cores with one frequency runs at the highest share of its users. A group without
-    users, or with one at the highest frequency, keeps the limits of before. The first frequency
+    users, or with one at the highest frequency, keeps its earlier limits. The first frequency
     below the highest starts the guard process; it ends when no user has less than the highest.
 
     Attributes:
@@ -280,7 +280,7 @@ class Clocks:
                 if slot.startswith("gpu:"):
                     self._set_gpu(slot, share, highest_mhz)
         except FrequencyError:
-            with contextlib.suppress(FrequencyError):  # the first of them says why
+            with contextlib.suppress(FrequencyError):  # the first error has the reason
                 self.close()
             raise
 

@@ -27,7 +27,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boottime() -> float:
-    """Return seconds of a clock that never goes back and goes on while the machine sleeps."""
+    """Return seconds of a monotonic clock that also counts while the machine sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 

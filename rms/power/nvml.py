@@ -170,7 +170,7 @@ class _Gpu:
 class Nvml(Meter):
     """The GPUs of this machine, by their counters or else by their power.
 
-    A GPU that cannot be read is left out meanwhile: a counter goes on by itself; if it began anew,
+    A GPU that cannot be read is left out meanwhile: its counter continues; if that began anew,
     or if power is read, the time between is unseen.
 
     Attributes:
@@ -254,7 +254,7 @@ class Nvml(Meter):
         gpu.trouble = trouble
 
     def _choose_power(self, gpu: _Gpu) -> str:
-        """Read its power from now on; return why that is impossible, or ""."""
+        """Read the power from now on; return the reason if that is impossible, or ""."""
         try:
             gpu.instant = instant_w(self._nvml, gpu.handle) is not None
             if not gpu.instant:

@@ -2,8 +2,8 @@
 
 The kernel shows a counter in microjoules for every zone, which wraps around at
 ``max_energy_range_uj`` (Documentation/power/powercap/powercap.rst). Packages and memory (``dram``,
-which is in no package) are counted; what is part of a package (``core``, ``uncore``) is not, and
-the whole platform (``psys``, packages among it) only where no package is shown.
+which is in no package) are counted. Parts of a package (``core``, ``uncore``) are not, and the
+whole platform (``psys``, which includes the packages) is counted only without packages.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Zone:
         return self.most_w * UPDATE_S
 
     def _compare(self, now_uj: int, twin: Zone) -> None:
-        """Drop the twin if it differs: a mirror shows what is between two readings of it."""
+        """Drop the twin if it differs: a mirror's value is between two readings of its twin."""
         before_uj, after_uj = twin.last_uj, _number(twin.path / "energy_uj")
         if before_uj is None or after_uj is None:
             return

@@ -19,7 +19,6 @@ from typing import TypeVar
 
 from rms.launch.slurm import output
 from rms.launch.slurm.output import (
-    AccountingRecord,
     JobDetails,
     Partition,
     QueuedJob,
@@ -46,7 +45,7 @@ VARIABLES = frozenset(
     f"SBATCH_{name}"
     for name in ("ACCOUNT", "CONSTRAINT", "PARTITION", "QOS", "RESERVATION", "WCKEY")
 )
-"""Variables of a user's environment that say where jobs may run."""
+"""Variables of a user's environment that restrict where jobs may run."""
 
 SITE_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER")
 """Variables that name the site, for every command of Slurm's."""
@@ -303,16 +302,9 @@ class Slurm:
         command = ["sinfo", "--noheader", "--exact", f"--format={output.NODES_FORMAT}"]
         return output.nodes_from_text(self.call(*command).out)
 
-    def records(self, jobs: Sequence[int]) -> list[AccountingRecord]:
-        """Return the records of jobs in accounting, oldest first; a resized job has several.
-
-        Accounting counts in whole seconds: of two resizes within one, it keeps the last only.
-        """
-        done = self.call(
-            *["sacct", "--duplicates", f"--jobs={','.join(map(str, jobs))}"],
-            *["--noheader", "--parsable2", f"--format={output.RECORDS_FORMAT}"],
-        )
-        return output.records_from_text(done.out)
+    def check_accounting(self, job: int) -> None:
+        """Refuse a site whose accounting does not answer queries of jobs."""
+        self.call("sacct", "--duplicates", f"--jobs={job}", "--noheader", "--format=JobIDRaw")
 
     def consumed_j(self, job: int) -> float:
         """Return the energy of a job that is over, by Slurm's own plugin."""
@@ -413,7 +405,7 @@ class Slurm:
         :meth:`cancel_named` ends those that a killed caller has left.
 
         Raises:
-            SlurmError: refused or no node free; the job goes on as it was, without a donor.
+            SlurmError: refused or no node free; the job is unchanged, without a donor.
         """
         before = self.job(job)
         if before.has_gres:

@@ -156,7 +156,7 @@ class ScriptStep(ManagedProcess):
         return self.begin is None
 
     def status(self) -> int | None:
-        """Return the script's own status; ``end_reason`` tells why there is none."""
+        """Return the script's own status; without one, ``end_reason`` is the reason."""
         return self._code
 
     def poll(self) -> None:
@@ -266,7 +266,7 @@ EVERY_S = 2.0
 """Time between readings of a job's nodes."""
 
 NO_METERS_S = 5.0
-"""An agent that ends with status 0 so soon, while its job goes on, is on a node without meters."""
+"""An agent that ends with status 0 so soon, while its job runs, is on a node without meters."""
 
 FORGET_S = 600.0
 """Time until such nodes are tried again."""
@@ -351,7 +351,7 @@ start of its tasks, Slurm keeps the step for good: a later scancel does not end 
 """
 
 POLL_BUDGET_S = 0.1
-"""How long one call may poll processes."""
+"""Time limit for polling processes in one call."""
 
 
 class SlurmNodes(EngineNodes):

@@ -434,7 +434,7 @@ class Retried:
         if meaning is Meaning.GONE and not self._give_up:
             return ChangeOutcome()
         first_s = self._first_s.setdefault(meaning, now)
-        # A controller that is just back refuses what it does once its nodes have reported.
+        # A controller that has just restarted refuses changes until its nodes have reported.
         away = Meaning.UNREACHABLE in self._first_s
         later = away or meaning is Meaning.LATER
         patience_s = RESIZE_AWAY_S if away else LATER_S if later else 0.0
@@ -447,13 +447,13 @@ class Retried:
 # --- Following jobs from one snapshot to the next -------------------------------------------------
 
 WAIT_S = 5.0
-"""How long a job waits for nodes that were free before it goes to others."""
+"""Time for which a job waits for nodes that were free, before it gets others."""
 
 CONTESTED_S = 20.0
-"""How long nodes that a job has not got count as taken by others."""
+"""Time for which nodes that a job did not get count as taken by others."""
 
 COMPLETING_S = 30.0
-"""How long Slurm may clean up after a job before it counts as ended."""
+"""Time for which Slurm may clean up after a job, before the job counts as ended."""
 
 ACCOUNTING_DELAY_S = 5.0
 """Time from a job's end until accounting has all of it."""

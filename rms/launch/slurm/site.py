@@ -57,7 +57,7 @@ def inspect_site(slurm: Slurm) -> SlurmSite:
     nodes = tuple(slurm.nodes())
     queue = slurm.jobs("--states=all")
     if config.get("AccountingStorageType", "").endswith("/slurmdbd"):
-        slurm.records([queue[0].job_id if queue else 1])
+        slurm.check_accounting(queue[0].job_id if queue else 1)
     words = [word.strip().lower() for word in config.get("SchedulerParameters", "").split(",")]
     return SlurmSite(
         version=version,
@@ -71,7 +71,7 @@ def inspect_site(slurm: Slurm) -> SlurmSite:
 
 
 def verdicts(site: SlurmSite) -> list[Verdict]:
-    """Return what the two engines can do on a site."""
+    """Return the abilities of the two engines on a site."""
     engines = [engine_verdict(engine, site) for engine in ENGINES]
     return [*engines, _shrink(site), _grow(site), _books(site), _energy(site)]
 
