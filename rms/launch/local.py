@@ -80,7 +80,7 @@ class AgentProcess:
 
     Attributes:
         command: returns the command, None if it cannot be run here.
-        clean: ends the processes that a dead agent, or one of an earlier daemon, has left.
+        clean: ends the processes of a dead agent, or of an earlier daemon's.
         may_start: whether a start can succeed now.
     """
 

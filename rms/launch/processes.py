@@ -1,11 +1,11 @@
 """Processes of jobs on this machine, in shells, and listed by environment and control group.
 
-Scripts and worlds run below shells that keep their exit status and adopt orphans: a process may
-drop its environment and its session, but not its parent. When that ends, Linux gives the process to
-the nearest ancestor that is a *subreaper* (``PR_SET_CHILD_SUBREAPER``, prctl(2)), and these shells
-are. So all processes of a job are below one of them and end with it: a shell ends its children, and
-then theirs, before it ends itself, also when its job is killed. Only a process that kills its own
-shell escapes.
+Scripts and worlds run below shells that keep their exit status and adopt orphans. A process may
+drop its environment and its session, but not its parent. When its parent ends, Linux gives the
+process to the nearest ancestor that is a *subreaper* (``PR_SET_CHILD_SUBREAPER``, prctl(2)), which
+is the shell. So all processes of a job are below a shell and end with it: the shell ends its
+children, and then theirs, before it ends itself, also when the job is killed. Only a process that
+kills its own shell escapes.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -72,7 +73,7 @@ Follow = Callable[[ClockReport], ClockOrders]
 
 
 def exchange(
-    env: Mapping[str, str], path: str, message: object, answer: type[Answer], timeout_s: float
+    env: Mapping[str, str], path: str, answer: type[Answer], message: object, timeout_s: float
 ) -> Answer:
     """Send a message to the daemon that the environment names; return its answer.
 
@@ -329,31 +330,19 @@ def main(argv: list[str]) -> int:
     if node is None:
         node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     try:
-        (_run_clocks if arguments.clocks else _run_meters)(node, arguments, over)
+        if arguments.clocks:
+            poll = partial(exchange, os.environ, CLOCKS_PATH, ClockOrders, timeout_s=ANSWER_S)
+            cores = frozenset(os.sched_getaffinity(0))
+            ClockAgent(node, poll, Clocks(), cores, over).run()
+            return 0
+        choice = arguments.meters, arguments.meter_command, arguments.meter_limit
+        send = partial(exchange, os.environ, METER_PATH, MeterAnswer)
+        with contextlib.closing(MeterChoice.parse(*choice).open(os.environ)) as meter:
+            Agent(node, meter, send, arguments.every, over).run()
     except (MeterError, KeyError) as error:
         print(f"rms.power.agent on {node or 'this machine'}: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _run_meters(node: str, arguments: argparse.Namespace, over: threading.Event) -> None:
-    choice = arguments.meters, arguments.meter_command, arguments.meter_limit
-    meter = MeterChoice.parse(*choice).open(os.environ)
-
-    def send(report: Metered, timeout_s: float) -> MeterAnswer:
-        return exchange(os.environ, METER_PATH, report, MeterAnswer, timeout_s)
-
-    try:
-        Agent(node, meter, send, arguments.every, over).run()
-    finally:
-        meter.close()
-
-
-def _run_clocks(node: str, _: argparse.Namespace, over: threading.Event) -> None:
-    def poll(report: ClockReport) -> ClockOrders:
-        return exchange(os.environ, CLOCKS_PATH, report, ClockOrders, ANSWER_S)
-
-    ClockAgent(node, poll, Clocks(), frozenset(os.sched_getaffinity(0)), over).run()
 
 
 if __name__ == "__main__":

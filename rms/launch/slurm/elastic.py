@@ -1,4 +1,4 @@
-"""A pilot outside of any allocation: it requests nodes of Slurm by demand, and returns them.
+"""Engine ``slurm-pilot`` on demand: a pilot that requests nodes of Slurm, and returns them.
 
 The nodes of a partition are its cluster; those that none of its allocations holds are unavailable.
 A job may have nodes of several allocations: its worlds reach a node by a step in the allocation of

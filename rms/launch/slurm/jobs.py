@@ -1,7 +1,7 @@
 """Engine ``slurm``: every job of the RMS is a job of Slurm's, whose nodes change while it runs.
 
-Nothing here waits for Slurm: commands run on threads, and their results are taken in when the
-daemon's loop polls.
+Nothing here waits for Slurm: commands run on threads, and :meth:`SlurmJobs.poll` reads their
+results.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class SlurmJobs(SlurmNodes):
     Args:
         partition: partition of jobs that name none, "" for Slurm's own choice, ``default``.
         limits_s: the longest time limits of the partitions.
-        grace_s: the time that a job has to end by itself; Slurm's limit comes after that.
-        no_grow, no_shrink: why this site changes no running job, "" if it does.
+        grace_s: the time that a job has to end by itself, before Slurm's limit.
+        no_grow, no_shrink: the reason why this site changes no running job, "" if it does.
         measures: whether Slurm's own plugin measures energy here.
     """
 

@@ -59,7 +59,7 @@ STATUS_DELAY_S = 10.0
 
 @dataclass(eq=False)
 class World(ManagedProcess):
-    """A mpiexec. If its srun fails, which never happens later, it would wait for good.
+    """An mpiexec, which would wait forever if its srun fails at the start.
 
     Attributes:
         boot: starts it anew, None if a failure is reported instead.
@@ -98,11 +98,11 @@ class World(ManagedProcess):
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it runs or will run."""
+        """Whether it has ended for good."""
         return self.process is not None and self.process.poll() is not None
 
     def _stuck(self) -> bool:
-        """Return whether mpiexec has had no process to reach nodes by for a while."""
+        """Return whether mpiexec has had no child, and so no connection to nodes, for a while."""
         now = time.monotonic()
         if now < self._polled_s + POLL_S:
             return False
@@ -134,7 +134,7 @@ class ScriptStep(ManagedProcess):
 
     Attributes:
         begin: starts it, None after the start; it waits while the controller is away.
-        diagnose: asks why srun has ended although the script has left no status.
+        diagnose: requests the reason why srun has ended without a status of the script.
         may_begin: whether it can be started now.
         begun_file: the script creates it as soon as it runs.
         abandoned: it is not started any more.
@@ -360,7 +360,7 @@ class SlurmNodes(EngineNodes):
     executor: Executor
 
     def controller_answers(self) -> bool:
-        """Return whether Slurm has answered the last question."""
+        """Return whether Slurm has answered the last query."""
         return True
 
     def allocations(self, job: str) -> list[int]:
