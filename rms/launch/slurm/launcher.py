@@ -531,8 +531,8 @@ class SlurmLauncher(LocalLauncher):
         self.scripts.kill(job, launch)
         name, allocations = self.name(job, launch), self.nodes.allocations(job)
         ending = name in self._ending
-        for world in [world for world in self._worlds if is_part_of(world, name)]:
-            self._worlds.pop(world).abandoned = True
+        for key in [key for key in self._worlds if is_part_of(key, name)]:
+            self._worlds.pop(key).abandoned = True
         super().kill(job, launch)
         if allocations and not ending:
             executor = self.executor
