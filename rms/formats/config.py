@@ -26,7 +26,7 @@ from rms.core.model.speedup import OperatingPoint, fit_law
 from rms.formats.profiles import Profile, ProfileError
 from rms.formats.profiles import named as read_named
 from rms.formats.profiles import read as read_profile
-from rms.formats.values import NodeListError, expand
+from rms.formats.values import ScriptError, expand
 from rms.wire.files import check_finite
 
 Shape = TypeVar("Shape")
@@ -167,7 +167,7 @@ def read_cluster(path: Path) -> ClusterFile:
         width = width or group.slots or group.gpus or group.cores
         try:
             members = expand(group.name)
-        except NodeListError as error:
+        except ScriptError as error:
             raise FileError(f"{path}: {error}") from None
         rows += [(name, power, group, width, kinds or (Processors(width),)) for name in members]
     if not rows:

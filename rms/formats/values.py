@@ -33,10 +33,6 @@ class ScriptError(ValueError):
     """A script, an option or an id that does not parse; one sentence, expected and got."""
 
 
-class NodeListError(ScriptError):
-    """A list of nodes that does not parse."""
-
-
 def shown(text: str) -> str:
     """Return a text as error messages quote it, not longer than :data:`SHOWN`."""
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
@@ -79,7 +75,7 @@ def expand(text: str) -> list[str]:
     for part in split_list(text):
         names += _expanded(part)
         if len(names) > MOST_NODES:
-            raise NodeListError(f"expected at most {MOST_NODES} nodes, got more in {text[:60]!r}")
+            raise ScriptError(f"expected at most {MOST_NODES} nodes, got more in {text[:60]!r}")
     return names
 
 
@@ -118,11 +114,11 @@ def _head(name: str) -> str:
 def _expanded(part: str) -> list[str]:
     parsed = _NAME.fullmatch(part)
     if parsed is None or not part:
-        raise NodeListError(f"expected nodes like n7 or n[1-36], got {part[:60]!r}")
+        raise ScriptError(f"expected nodes like n7 or n[1-36], got {part[:60]!r}")
     head, ranges, tail = parsed[1], parsed[2], parsed[3] or ""
     if len(head) + len(tail) > MOST_CHARACTERS:
         form = f"node names of at most {MOST_CHARACTERS} characters"
-        raise NodeListError(f"expected {form}, got {part[:60]!r} and more")
+        raise ScriptError(f"expected {form}, got {part[:60]!r} and more")
     if ranges is None:
         return [part]
     names: list[str] = []
@@ -130,11 +126,9 @@ def _expanded(part: str) -> list[str]:
         bounds = _RANGE.fullmatch(part_range)
         low, high = ("", "") if bounds is None else (bounds[1], bounds[2] or bounds[1])
         if bounds is None or int(high) < int(low):
-            raise NodeListError(
-                f"expected a rising range in {part[:60]!r}, got {part_range[:60]!r}"
-            )
+            raise ScriptError(f"expected a rising range in {part[:60]!r}, got {part_range[:60]!r}")
         if len(names) + int(high) - int(low) >= MOST_NODES:
-            raise NodeListError(f"expected at most {MOST_NODES} nodes, got {part[:60]!r}")
+            raise ScriptError(f"expected at most {MOST_NODES} nodes, got {part[:60]!r}")
         width = len(low) if low.startswith("0") else 0
         names += [f"{head}{n:0{width}d}{tail}" for n in range(int(low), int(high) + 1)]
     return names

@@ -89,8 +89,6 @@ class NvidiaSmi:
         unreadable: the last line that is not a reading, "" without one.
     """
 
-    source = SOURCE
-
     def __init__(self, program: str = "nvidia-smi", every_ms: int = 200) -> None:
         self.program = program
         self.every_ms = every_ms
@@ -134,12 +132,6 @@ class NvidiaSmi:
     def hangs(self) -> bool:
         """Whether its child still exists after :meth:`close`."""
         return self._closing and self._running is not None
-
-    def __enter__(self) -> NvidiaSmi:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _read(
         self, process: subprocess.Popen[str], on_reading: Callable[[PowerReading], None]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from rms.formats.jobscript import ScriptError, parse_time
-from rms.formats.values import NodeListError, expand
+from rms.formats.jobscript import parse_time
+from rms.formats.values import ScriptError, expand
 
 QUEUE_FORMAT = "%A|%F|%K|%T|%D|%N|%r|%l|%V|%S|%u|%j"  # the name, which may hold |, comes last
 NODES_FORMAT = "%N|%P|%T|%c|%G|%E"
@@ -86,7 +86,7 @@ def hosts(text: str) -> tuple[str, ...]:
         return ()
     try:
         return tuple(expand(text))
-    except NodeListError as error:
+    except ScriptError as error:
         raise SlurmOutputError(f"expected a list of nodes, got {text!r} ({error})") from None
 
 
