@@ -297,12 +297,10 @@ def _entries(path: Path) -> Iterator[tuple[str, _JobEntry]]:
             yield str(path), entry
         return
     try:
-        for line, values in _read_rows(path):
-            where = f"{path}: line {line}"
-            yield where, _entry_of_row(values, where)
+        yield from _read_rows(path)
     except FileNotFoundError:
         raise FileError(f"expected a file, got {path}, which does not exist") from None
-    except (OSError, RowError) as error:
+    except OSError as error:
         raise FileError(f"{path}: {error}") from None
 
 
@@ -539,10 +537,6 @@ def _read(path: Path, shape: type[Shape]) -> Shape:
 # --- Rows of a workload as CSV: a header of columns, then a row per job ---------------------------
 
 
-class RowError(ValueError):
-    """A table that does not parse; one sentence, with the line of a bad row."""
-
-
 def _number(text: str) -> float:
     value = float(text)
     if not isfinite(value):
@@ -582,39 +576,41 @@ COLUMNS: dict[str, tuple[Callable[[str], Any], str]] = {
 """The reader of the cells of a column, and the kind of its values in words."""
 
 
-def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the line number and the values of every row, without those of empty cells.
-
-    Raises:
-        RowError: the file is no such table.
-        OSError: it cannot be read.
-    """
+def _read_rows(path: Path) -> Iterator[tuple[str, _JobEntry]]:
+    """Yield the place and the entry of every row."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True, skipinitialspace=True)
         try:
             header = next(reader, [])
-            _check_header(header)
+            _check_header(header, path)
             for cells in reader:
                 if cells:
-                    yield reader.line_num, _values(header, cells, reader.line_num)
+                    where = f"{path}: line {reader.line_num}"
+                    yield where, _entry_of_row(_values(header, cells, where), where)
         except (csv.Error, UnicodeDecodeError) as error:
-            raise RowError(f"expected CSV, got after line {reader.line_num}: {error}") from None
+            raise FileError(
+                f"{path}: expected CSV, got after line {reader.line_num}: {error}"
+            ) from None
 
 
-def _check_header(header: Sequence[str]) -> None:
+def _check_header(header: Sequence[str], path: Path) -> None:
     """Refuse a header with unknown or repeated columns, or without a size."""
     for name in header:
         if name not in COLUMNS:
-            raise RowError(f"expected columns of {', '.join(COLUMNS)}, got {name[:40]!r}")
+            raise FileError(f"{path}: expected columns of {', '.join(COLUMNS)}, got {name[:40]!r}")
         if header.count(name) > 1:
-            raise RowError(f"expected every column once, got {name} {header.count(name)} times")
+            raise FileError(
+                f"{path}: expected every column once, got {name} {header.count(name)} times"
+            )
     if "nodes_min" not in header:
-        raise RowError(f"expected a column nodes_min, got {', '.join(header) or 'no header'}")
+        raise FileError(
+            f"{path}: expected a column nodes_min, got {', '.join(header) or 'no header'}"
+        )
 
 
-def _values(header: Sequence[str], cells: Sequence[str], line: int) -> dict[str, Any]:
+def _values(header: Sequence[str], cells: Sequence[str], where: str) -> dict[str, Any]:
     if len(cells) != len(header):
-        raise RowError(f"line {line}: expected {len(header)} cells, got {len(cells)}")
+        raise FileError(f"{where}: expected {len(header)} cells, got {len(cells)}")
     values = {}
     for name, text in zip(header, cells, strict=True):
         if text:
@@ -622,8 +618,8 @@ def _values(header: Sequence[str], cells: Sequence[str], line: int) -> dict[str,
             try:
                 values[name] = read(text)
             except ValueError:
-                raise RowError(
-                    f"line {line}: expected {kind} in column {name}, got {text[:40]!r}"
+                raise FileError(
+                    f"{where}: expected {kind} in column {name}, got {text[:40]!r}"
                 ) from None
     return values
 
