@@ -338,21 +338,17 @@ class Groups:
         group, noted = self._own / job, self._jobs / job / "group"
         try:
             self._own.mkdir(parents=True, exist_ok=True)
-            self._give_memory(self._own)
+            if not self._gives:  # let the groups of jobs limit memory, if possible
+                self._gives = True
+                with contextlib.suppress(OSError):
+                    for above in (self._own.parent, self._own):
+                        (above / "cgroup.subtree_control").write_text("+memory")
             group.mkdir(exist_ok=True)
             noted.write_text(f"{group}\n")
         except OSError:  # taken away since, or too many of them
             return None
         self._of[job] = group
         return group / PROCESSES
-
-    def _give_memory(self, own: Path) -> None:
-        """Let the groups of jobs limit memory, if possible; it is tried once."""
-        if not self._gives:
-            self._gives = True
-            with contextlib.suppress(OSError):
-                for group in (own.parent, own):
-                    (group / "cgroup.subtree_control").write_text("+memory")
 
     def limit_memory(self, job: str, most_mib: float | None = None) -> int | None:
         """Let the kernel end a job that exceeds a limit of its memory; nothing is swapped.

@@ -194,7 +194,7 @@ class Devices(Meter):
         elif not self._curves:
             wait_s = math.inf
             if now_s > self._started_s + (SILENT_S if unreadable or refused else PROBE_S):
-                problem = f"{self.program} tells no power of any device"
+                problem = f"{self.program} prints no power of any device"
                 raise MeterError(self._with_reasons(problem, refused))
         elif silent:
             names = ", ".join(f"gpu-{gpu}" for gpu in silent)

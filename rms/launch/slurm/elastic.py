@@ -129,17 +129,14 @@ class Allocations:
         if self._acting is not None and self._acting.done():
             acting, self._acting, self._next_s = self._acting, None, now
             self.news += acting.result()
-        if self._query is not None:
-            return self._answered(self._query)
-        if self._acting is None and now >= self._next_s:
-            self._next_s = now + POLL_S
-            self._query = self.executor.ask(self._rows)
-        return False
-
-    def _answered(self, query: Future[list[QueuedJob]]) -> bool:
-        if not query.done():
+        if self._query is None:
+            if self._acting is None and now >= self._next_s:
+                self._next_s = now + POLL_S
+                self._query = self.executor.ask(self._rows)
             return False
-        self._query = None
+        if not self._query.done():
+            return False
+        query, self._query = self._query, None
         try:
             rows = query.result()
         except Exception:  # of Slurm, or of its output: the next query follows in any case

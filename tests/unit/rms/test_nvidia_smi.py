@@ -209,7 +209,7 @@ def test_devices_without_power(tmp_path: Path) -> None:
     lines = "2024/05/06 12:34:56.000, 0, [N/A]\n"
     with closing(Devices(stand_in(tmp_path, "exec sleep 1000", lines))) as meter:
         assert meter.read(0.0) == []
-        with pytest.raises(MeterError, match="tells no power of any device"):
+        with pytest.raises(MeterError, match="prints no power of any device"):
             meter.read(31.0)
 
 
