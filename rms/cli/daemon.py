@@ -28,13 +28,13 @@ from rms.formats.config import FileError, read_cluster
 from rms.formats.jobscript import ScriptError, parse_power_cap, parse_time
 from rms.formats.prices import Prices, read_prices
 from rms.kernels.served import GovernorRule
-from rms.launch import machine
-from rms.launch.base import DEADLINE_S, Engine, PowerCommands
+from rms.launch import local
+from rms.launch.base import DEADLINE_S, PowerCommands
 from rms.launch.processes import escapes
 from rms.launch.slurm import engines
 from rms.launch.slurm.commands import Slurm, SlurmError
 from rms.launch.slurm.ondemand import PilotLimits
-from rms.launch.slurm.site import as_json, as_text, inspect_site, serves, try_resize
+from rms.launch.slurm.site import as_json, as_text, engine_verdict, inspect_site, try_resize
 from rms.power.choice import MeterChoice
 from rms.power.meter import MeterError
 from rms.wire.files import state_folder
@@ -277,7 +277,7 @@ def serve(arguments: argparse.Namespace) -> int:
         )
         engine = _engine(arguments, shared=shared)
         if policy.clocked and arguments.engine == "local":
-            engine = replace(engine, cluster=machine.with_levels(engine.cluster, os.environ))
+            engine = replace(engine, cluster=local.with_levels(engine.cluster, os.environ))
         engine = engine.sharing() if shared else engine
         if arguments.check is None:
             run_daemon(state, engine, settings)
@@ -297,7 +297,7 @@ def _check_options(arguments: argparse.Namespace) -> None:
             raise CommandError(f"expected {expected}, got --engine {arguments.engine}")
 
 
-def _checked(state: Path, engine: Engine, settings: Settings) -> dict[str, Any]:
+def _checked(state: Path, engine: local.JobEngine, settings: Settings) -> dict[str, Any]:
     """Return the nodes and settings of the daemon that ``--check`` does not start."""
     cluster, goes_on = engine.cluster, (state / "journal.sqlite").exists()
     return {
@@ -391,17 +391,17 @@ def _power_commands(arguments: argparse.Namespace) -> PowerCommands | None:
         raise CommandError(str(error)) from None
 
 
-def _engine(arguments: argparse.Namespace, *, shared: bool) -> Engine:
+def _engine(arguments: argparse.Namespace, *, shared: bool) -> local.JobEngine:
     """Return the engine."""
     meters = MeterChoice.parse(arguments.meters, arguments.meter_command, arguments.meter_limit)
     if arguments.engine == "local":
         meters.check_command()
         cluster = (
-            machine.this_machine(local_nodes(arguments.nodes))
+            local.this_machine(local_nodes(arguments.nodes))
             if arguments.cluster is None
-            else machine.from_file(arguments.cluster, shared=shared)
+            else local.from_file(arguments.cluster, shared=shared)
         )
-        engine = machine.local_engine(cluster, meters)
+        engine = local.local_engine(cluster, meters)
         return engine if arguments.cluster is None else engine.first(arguments.nodes)
     if arguments.engine == ON_DEMAND:
         who, options = (os.environ, getpass.getuser()), _options(arguments, meters)
@@ -436,7 +436,7 @@ def _check_site(arguments: argparse.Namespace) -> int:
         site = inspect_site(slurm)
         tried = try_resize(slurm, f"rms-check-{os.getpid()}", time.monotonic)
     publish(arguments.json, as_json(site, tried), as_text(site, tried))
-    return 0 if serves(arguments.engine, site) else 1
+    return 0 if engine_verdict(arguments.engine, site).allowed else 1
 
 
 def add_replay(command: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from rms.formats.config import LABELS, FileError, parse_criteria, read_cluster, 
 from rms.formats.joblog import JobLog, read_log
 from rms.formats.profiles import folder
 from rms.formats.swf import read_trace
-from rms.launch.machine import this_machine
+from rms.launch.local import this_machine
 from rms.wire.files import state_folder
 from rms.wire.terminal import CommandError, completed_by
 

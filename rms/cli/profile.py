@@ -18,7 +18,7 @@ from rms.client.launch import strip_options
 from rms.formats import profiles
 from rms.formats.config import FileError, read_cluster
 from rms.formats.profiles import MALLEABLE, SEPARATE, WAYS, Point, Profile, ProfileError, Program
-from rms.launch.machine import hardware
+from rms.launch.local import hardware
 from rms.power import frequency
 from rms.power.choice import MeterChoice
 from rms.power.frequency import FrequencyError

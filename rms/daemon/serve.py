@@ -33,7 +33,7 @@ from rms.daemon.store.journal import Journal
 from rms.daemon.store.notes import PortNote
 from rms.daemon.store.private import ServeError, check_folder, make_folder, owner_only, secret
 from rms.kernels.served import GovernorRule, TaskLink, Tasks
-from rms.launch.base import Engine
+from rms.launch.local import JobEngine
 from rms.launch.processes import escapes, uncontained
 from rms.wire.terminal import printable
 
@@ -86,7 +86,7 @@ def _is_journal(stream: str) -> bool:
 # --- the start -----------------------------------------------------------------------------------
 
 
-def check_start(state: Path, engine: Engine, settings: Settings) -> None:
+def check_start(state: Path, engine: JobEngine, settings: Settings) -> None:
     """Check everything that can be checked before a daemon is started; nothing is written.
 
     Raises:
@@ -104,7 +104,7 @@ def check_start(state: Path, engine: Engine, settings: Settings) -> None:
     check_folder(state)
 
 
-def run_daemon(state: Path, engine: Engine, settings: Settings) -> None:
+def run_daemon(state: Path, engine: JobEngine, settings: Settings) -> None:
     """Run a daemon until it is told to stop (or its ``parent`` process is gone).
 
     Raises:

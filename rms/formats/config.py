@@ -2,7 +2,8 @@
 
 Files are TOML; a workload may also be CSV. There a column is a key of ``[[jobs]]`` whose value is
 no table; a nested one has the name of its table in front (``resize = {every_s}`` is
-``resize_every_s``), and ``nodes = [min, max]`` is two columns.
+``resize_every_s``), and ``nodes = [min, max]`` is two columns. A text or a file that does not parse
+raises :class:`FileError`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rms.core.model.speedup import OperatingPoint, fit_law
 from rms.formats.profiles import Profile, ProfileError
 from rms.formats.profiles import named as read_named
 from rms.formats.profiles import read as read_profile
-from rms.formats.values import NodeListError, expand
+from rms.formats.values import ScriptError, expand
 from rms.wire.files import check_finite
 
 Shape = TypeVar("Shape")
@@ -40,13 +41,8 @@ class FileError(ValueError):
     """A file that does not parse; one sentence, expected and got."""
 
 
-class _Power(msgspec.Struct, forbid_unknown_fields=True):
-    idle_w: float = 0.0
-    static_w: float = 0.0
-    dynamic_w: float = 0.0
-    off_w: float = 0.0
-    boot_s: float = 0.0
-    boot_j: float = 0.0
+class _Power(NodePower, frozen=True, forbid_unknown_fields=True):
+    pass
 
 
 class _Processors(msgspec.Struct, forbid_unknown_fields=True):
@@ -73,13 +69,13 @@ class _Cluster(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ClusterFile(msgspec.Struct, frozen=True):
-    """A cluster: names of its nodes, the devices and the power model of each.
+    """A cluster: the names, devices and power models of its nodes.
 
     Attributes:
-        bandwidth_gb_s: memory bandwidth of each node, ``inf`` where it is not stated; empty where
-            that of none is.
-        frequencies: those that its nodes can be set to, in GHz, rising; empty for none.
-        processors: kinds of processors of each node, in the order of its slots; empty where no node
+        bandwidth_gb_s: memory bandwidth of the nodes, ``inf`` where it is not stated; empty if no
+            node states it.
+        frequencies: the frequencies that its nodes can be set to, in GHz, rising; empty for none.
+        processors: kinds of processors of the nodes, in the order of their slots; empty if no node
             states any.
     """
 
@@ -95,7 +91,7 @@ class ClusterFile(msgspec.Struct, frozen=True):
 
     @property
     def shared(self) -> tuple[SharedNode, ...]:
-        """The nodes as hosts whose slots are given one by one."""
+        """The nodes as hosts whose slots jobs get one by one."""
         return shared_nodes(self.slots, self.bandwidth_gb_s, self.processors)
 
     @property
@@ -157,52 +153,39 @@ class _Workload(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_cluster(path: Path) -> ClusterFile:
-    """Read a cluster file.
-
-    Raises:
-        FileError: missing, not TOML, or not a cluster.
-    """
+    """Read a cluster file."""
     raw = _read(path, _Cluster)
-    names: list[str] = []
-    power: list[NodePower] = []
-    gpus: list[int] = []
-    slots: list[int] = []
-    cores: list[int] = []
-    gb_s: list[float] = []
-    kinds: list[tuple[Processors, ...]] = []
+    rows: list[tuple[str, NodePower, _Nodes, int, tuple[Processors, ...]]] = []
     for group in raw.nodes:
         _check_counts(group, path)
         stated = msgspec.structs.asdict(group.power)
         for key, value in stated.items():
             if not 0.0 <= value < inf:
                 raise FileError(f"{path}: expected {key} of at least 0, got {value:g}")
-        model, stated_kinds = NodePower(**stated), _kinds(group, path)
-        width = sum(kind.number for kind in stated_kinds)
+        power, kinds = NodePower(**stated), _kinds(group, path)
+        width = sum(kind.number for kind in kinds)
         width = width or group.slots or group.gpus or group.cores
         try:
             members = expand(group.name)
-        except NodeListError as error:
+        except ScriptError as error:
             raise FileError(f"{path}: {error}") from None
-        for name in members:
-            names.append(name)
-            power.append(model)
-            gpus.append(group.gpus)
-            slots.append(width)
-            kinds.append(stated_kinds or (Processors(width),))
-            cores.append(group.cores)
-            gb_s.append(group.memory_bandwidth_gb_s or inf)
-    if not names:
+        rows += [(name, power, group, width, kinds or (Processors(width),)) for name in members]
+    if not rows:
         raise FileError(f"{path}: expected at least one node, got none")
+    names, powers, groups, widths, processors = zip(*rows, strict=True)
     if len(set(names)) != len(names):
         raise FileError(f"{path}: expected every node once, got repeated names")
-    columns = tuple(names), tuple(power), tuple(gpus), tuple(slots), tuple(cores)
-    has_kinds = any(group.processors is not None for group in raw.nodes)
+    gb_s = tuple(group.memory_bandwidth_gb_s or inf for group in groups)
     return ClusterFile(
         raw.name,
-        *columns,
-        tuple(gb_s) if min(gb_s) < inf else (),
+        names,
+        powers,
+        tuple(group.gpus for group in groups),
+        widths,
+        tuple(group.cores for group in groups),
+        gb_s if min(gb_s) < inf else (),
         _frequencies(raw, path),
-        tuple(kinds) if has_kinds else (),
+        processors if any(group.processors is not None for group in groups) else (),
     )
 
 
@@ -221,11 +204,7 @@ def _check_counts(group: _Nodes, path: Path) -> None:
 
 
 def _kinds(group: _Nodes, path: Path) -> tuple[Processors, ...]:
-    """Return the kinds of processors that nodes state, () for none.
-
-    Raises:
-        FileError: there cannot be such processors.
-    """
+    """Return the kinds of processors that nodes state, () for none."""
     if group.processors is None:
         return ()
 
@@ -237,7 +216,7 @@ def _kinds(group: _Nodes, path: Path) -> tuple[Processors, ...]:
     check(bool(group.processors), "kinds of processors of nodes", "an empty list")
     check(group.slots is None, "slots or processors of nodes", "both")
     check(not group.gpus, "processors of nodes without gpus", f"gpus = {group.gpus}")
-    check(len(set(names)) == len(names), "another name of each kind of processors", f"{names}")
+    check(len(set(names)) == len(names), "different names of kinds of processors", f"{names}")
     for kind in group.processors:
         check(kind.count >= 1, "count of processors of at least 1", f"{kind.count}")
         factor = "factor of processors of at least 1, the fastest kind's"
@@ -245,25 +224,20 @@ def _kinds(group: _Nodes, path: Path) -> tuple[Processors, ...]:
         spelled = not kind.name or re.fullmatch("[A-Za-z]+", kind.name) is not None
         check(spelled, "a name of processors of letters", repr(kind.name))
         if kind.socket_gb_s is not None:
-            known = group.memory_bandwidth_gb_s
-            given = f"socket_gb_s = {kind.socket_gb_s:g}"
-            if known is None:
-                check(False, "memory_bandwidth_gb_s of nodes with a socket", f"none and {given}")
-            elif not 0.0 < kind.socket_gb_s <= known:
-                check(False, f"a socket above 0 and at most the node's {known:g} GB/s", given)
+            node_gb_s = group.memory_bandwidth_gb_s
+            got = f"socket_gb_s = {kind.socket_gb_s:g}"
+            if node_gb_s is None:
+                check(False, "memory_bandwidth_gb_s of nodes with a socket", f"none and {got}")
+            elif not 0.0 < kind.socket_gb_s <= node_gb_s:
+                check(False, f"a socket above 0 and at most the node's {node_gb_s:g} GB/s", got)
     return tuple(
-        Processors(
-            kind.count,
-            kind.factor,
-            inf if kind.socket_gb_s is None else kind.socket_gb_s,
-            kind.name,
-        )
+        Processors(kind.count, kind.factor, kind.socket_gb_s or inf, kind.name)
         for kind in group.processors
     )
 
 
 def _frequencies(raw: _Cluster, path: Path) -> tuple[float, ...]:
-    """Return the frequencies (GHz) of a cluster's nodes, which are all alike in that."""
+    """Return the frequencies (GHz) of a cluster's nodes, which must be the same for all."""
     first = raw.nodes[0].frequencies or []
     if any((group.frequencies or []) != first for group in raw.nodes):
         raise FileError(f"{path}: expected the same frequencies of all nodes, got others")
@@ -279,18 +253,15 @@ def read_workload(
     profiles: Path | None = None,
     names: dict[JobId, str] | None = None,
 ) -> list[JobSpec]:
-    """Read a workload file, TOML or ``*.csv``; ``mode`` overrides what its jobs state.
+    """Read a workload file, TOML or ``*.csv``; ``mode`` overrides the modes of its jobs.
 
-    The ids of the jobs are their places in the file, from 1. Nothing ends before it is over, so a
-    limit below the run time is raised to it.
+    The ids of the jobs are their places in the file, from 1. A limit below the run time is raised
+    to it.
 
     Args:
         say: receives lines about the fit of laws and about raised limits.
         profiles: folder of measured profiles that a workload may name.
-        names: receives the name of each job that states one.
-
-    Raises:
-        FileError: missing, neither TOML nor CSV, or not a workload.
+        names: receives the names of the jobs that state one.
     """
     specs: list[JobSpec] = []
     raised = 0
@@ -320,31 +291,20 @@ def read_workload(
 
 
 def _entries(path: Path) -> Iterator[tuple[str, _JobEntry]]:
-    """Yield where each entry of a workload file is, for messages, and the entry.
-
-    Raises:
-        FileError: the file is not a workload.
-    """
+    """Yield the place of an entry in a workload file, for messages, and the entry."""
     if path.suffix != ".csv":
         for entry in _read(path, _Workload).jobs:
             yield str(path), entry
         return
     try:
-        for line, values in _read_rows(path):
-            where = f"{path}: line {line}"
-            yield where, _entry_of_row(values, where)
+        yield from _read_rows(path)
     except FileNotFoundError:
         raise FileError(f"expected a file, got {path}, which does not exist") from None
-    except (OSError, RowError) as error:
+    except OSError as error:
         raise FileError(f"{path}: {error}") from None
 
 
 def _entry_of_row(values: dict[str, Any], where: str) -> _JobEntry:
-    """Return the values of a row as an entry.
-
-    Raises:
-        FileError: it has no size, or a price of resizes without an interval.
-    """
     low = values.pop("nodes_min", None)
     if low is None:
         raise FileError(f"{where}: expected a whole number in column nodes_min, got an empty cell")
@@ -356,40 +316,24 @@ def _entry_of_row(values: dict[str, Any], where: str) -> _JobEntry:
 
 
 def _check_numbers(entry: _JobEntry, where: str) -> None:
-    """Refuse numbers out of range.
-
-    Raises:
-        FileError: there is one.
-    """
     if entry.count < 1:
         raise FileError(f"{where}: expected count of at least 1, got {entry.count}")
     if entry.nodes[1] > MOST_NODES:
         raise FileError(f"{where}: expected at most {MOST_NODES} nodes, got {entry.nodes[1]}")
-    every_s = None if entry.resize is None else entry.resize.every_s
-    price_s = None if entry.resize is None else entry.resize.price_s
-    for name, value in (
-        ("submit_s", entry.submit_s),
-        ("resize_price_s", price_s),
-        ("memory_bandwidth_gb_s", entry.memory_bandwidth_gb_s),
-        ("power_w", entry.power_w),
-    ):
-        if value is not None and value < 0.0:
+    values = msgspec.structs.asdict(entry)
+    if entry.resize is not None:
+        values["resize_every_s"] = entry.resize.every_s
+        values["resize_price_s"] = entry.resize.price_s
+    for name in ("submit_s", "resize_price_s", "memory_bandwidth_gb_s", "power_w"):
+        if (value := values.get(name)) is not None and value < 0.0:
             raise FileError(f"{where}: expected {name} of at least 0, got {value:.10g}")
-    for name, value in (
-        ("limit_s", entry.limit_s),
-        ("run_s", entry.run_s),
-        ("resize_every_s", every_s),
-    ):
-        if value is not None and value <= 0.0:
+    for name in ("limit_s", "run_s", "resize_every_s"):
+        if (value := values.get(name)) is not None and value <= 0.0:
             raise FileError(f"{where}: expected {name} above 0, got {value:.10g}")
 
 
 def _amdahl(entry: _JobEntry, where: str) -> Speedup | None:
-    """Return t(n) = run_s (serial + (1 - serial) preferred / n), None without ``serial``.
-
-    Raises:
-        FileError: the keys of the run time do not go together.
-    """
+    """Return t(n) = run_s (serial + (1 - serial) preferred / n), None without ``serial``."""
     run_s, serial = entry.run_s, entry.serial
     if (entry.speedup is None) == (run_s is None):
         got = "neither" if run_s is None else "both"
@@ -413,11 +357,7 @@ def _spec(
     speedup: Speedup | None,
     points: tuple[OperatingPoint, ...],
 ) -> JobSpec:
-    """Return the first job of an entry.
-
-    Raises:
-        FileError: its sizes and run times do not go together.
-    """
+    """Return the first job of an entry."""
     resize = entry.resize
     try:
         spec = JobSpec(
@@ -465,7 +405,7 @@ def _speedup(
             raise FileError(f"{path}: expected speedup as t1_s and tc_s, or as nodes and time_s")
         return Speedup(law=(table.t1_s, table.tc_s))
     powers = (table.power_w_per_node, table.peak_w_per_node)
-    lengths = {len(table.nodes), len(table.time_s), *(len(each) for each in powers if each)}
+    lengths = {len(table.nodes), len(table.time_s), *(len(column) for column in powers if column)}
     if lengths != {len(table.nodes)} or not table.nodes:
         raise FileError(f"{path}: expected as many times and powers as nodes in speedup")
     if table.nodes != sorted(set(table.nodes)) or min(table.time_s) <= 0:
@@ -500,11 +440,7 @@ def _operating_points(
 
 
 def _profile(table: _SpeedupTable, path: Path, profiles: Path | None) -> _SpeedupTable:
-    """Return a measured profile as a table.
-
-    Raises:
-        FileError: there is none, or there is a table too.
-    """
+    """Return a measured profile as a table."""
     if table.nodes or table.time_s or table.t1_s is not None:
         raise FileError(f"{path}: expected a profile or a table in speedup, got both")
     measured, _ = _read_profile(table, path, profiles)
@@ -537,11 +473,12 @@ def _read_profile(
 
 def _measured(profile: Profile) -> tuple[_SpeedupTable, tuple[OperatingPoint, ...]]:
     points = profile.matrix()
+    has_peaks = any(point.peak_w for point in points)
     sizes = _SpeedupTable(
         [point.nodes for point in points],
         [point.run_s for point in points],
         [point.node_w for point in points],
-        [point.peak_w / point.nodes for point in points if any(each.peak_w for each in points)],
+        [point.peak_w / point.nodes for point in points if has_peaks],
     )
     return sizes, operating_points(profile)
 
@@ -597,11 +534,7 @@ def _read(path: Path, shape: type[Shape]) -> Shape:
         raise FileError(f"{path}: {error}") from None
 
 
-# --- Rows of a workload as CSV: a header of columns, then a row for each job ----------------------
-
-
-class RowError(ValueError):
-    """A table that does not parse; one sentence, with the line of a bad row."""
+# --- Rows of a workload as CSV: a header of columns, then a row per job ---------------------------
 
 
 def _number(text: str) -> float:
@@ -640,51 +573,44 @@ COLUMNS: dict[str, tuple[Callable[[str], Any], str]] = {
     "memory_bandwidth_gb_s": NUMBER,
     "power_w": NUMBER,
 }
-"""The reader of the cells of each column, and the kind of its values in words."""
+"""The reader of the cells of a column, and the kind of its values in words."""
 
 
-def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the line number and the values of each row, without those of empty cells.
-
-    Raises:
-        RowError: the file is no such table.
-        OSError: it cannot be read.
-    """
+def _read_rows(path: Path) -> Iterator[tuple[str, _JobEntry]]:
+    """Yield the place and the entry of every row."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True, skipinitialspace=True)
         try:
             header = next(reader, [])
-            _check_header(header)
+            _check_header(header, path)
             for cells in reader:
                 if cells:
-                    yield reader.line_num, _values(header, cells, reader.line_num)
+                    where = f"{path}: line {reader.line_num}"
+                    yield where, _entry_of_row(_values(header, cells, where), where)
         except (csv.Error, UnicodeDecodeError) as error:
-            raise RowError(f"expected CSV, got after line {reader.line_num}: {error}") from None
+            raise FileError(
+                f"{path}: expected CSV, got after line {reader.line_num}: {error}"
+            ) from None
 
 
-def _check_header(header: Sequence[str]) -> None:
-    """Refuse a header with unknown or repeated columns, or without a size.
-
-    Raises:
-        RowError: it has some, or none.
-    """
+def _check_header(header: Sequence[str], path: Path) -> None:
+    """Refuse a header with unknown or repeated columns, or without a size."""
     for name in header:
         if name not in COLUMNS:
-            raise RowError(f"expected columns of {', '.join(COLUMNS)}, got {name[:40]!r}")
+            raise FileError(f"{path}: expected columns of {', '.join(COLUMNS)}, got {name[:40]!r}")
         if header.count(name) > 1:
-            raise RowError(f"expected each column once, got {name} {header.count(name)} times")
+            raise FileError(
+                f"{path}: expected every column once, got {name} {header.count(name)} times"
+            )
     if "nodes_min" not in header:
-        raise RowError(f"expected a column nodes_min, got {', '.join(header) or 'no header'}")
+        raise FileError(
+            f"{path}: expected a column nodes_min, got {', '.join(header) or 'no header'}"
+        )
 
 
-def _values(header: Sequence[str], cells: Sequence[str], line: int) -> dict[str, Any]:
-    """Return the values of a row.
-
-    Raises:
-        RowError: a cell does not parse.
-    """
+def _values(header: Sequence[str], cells: Sequence[str], where: str) -> dict[str, Any]:
     if len(cells) != len(header):
-        raise RowError(f"line {line}: expected {len(header)} cells, got {len(cells)}")
+        raise FileError(f"{where}: expected {len(header)} cells, got {len(cells)}")
     values = {}
     for name, text in zip(header, cells, strict=True):
         if text:
@@ -692,8 +618,8 @@ def _values(header: Sequence[str], cells: Sequence[str], line: int) -> dict[str,
             try:
                 values[name] = read(text)
             except ValueError:
-                raise RowError(
-                    f"line {line}: expected {kind} in column {name}, got {text[:40]!r}"
+                raise FileError(
+                    f"{where}: expected {kind} in column {name}, got {text[:40]!r}"
                 ) from None
     return values
 
@@ -706,11 +632,11 @@ FORM = "user, account, partition or name = PATTERN, nodes or hours = MIN-MAX"
 
 
 class Criteria(msgspec.Struct, frozen=True):
-    """Criteria for jobs: one of each kind must hold.
+    """Criteria for jobs: at least one of every kind must hold.
 
     Attributes:
-        labels: shell patterns of each of ``LABELS``.
-        ranges: pairs ``(least, most)`` of each of ``RANGES``.
+        labels: shell patterns by ``LABELS``.
+        ranges: pairs ``(least, most)`` by ``RANGES``.
     """
 
     labels: Mapping[str, tuple[str, ...]] = {}
@@ -734,15 +660,11 @@ class Criteria(msgspec.Struct, frozen=True):
 
 
 def parse_criteria(text: str) -> Criteria:
-    """Read ``user=alice,user=bob,name=wrf*,nodes=4-64,hours=1-``.
-
-    Raises:
-        FileError: it does not parse.
-    """
+    """Read ``user=alice,user=bob,name=wrf*,nodes=4-64,hours=1-``."""
     labels: dict[str, list[str]] = {}
     ranges: dict[str, list[tuple[float, float]]] = {}
     for part in text.split(","):
-        kind, equals, value = (each.strip() for each in part.partition("="))
+        kind, equals, value = (text.strip() for text in part.partition("="))
         if kind in LABELS and equals and value:
             labels.setdefault(kind, []).append(value)
         elif kind in RANGES and value:

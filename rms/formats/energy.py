@@ -28,7 +28,7 @@ class OwnerEnergy:
         uncertainty_j: half-width of the measured part, with splits of devices: the sum over its
             rows, as if all errors were fully correlated. The model's error is unknown and not
             included.
-        by_source: joules of each meter, and of the model.
+        by_source: joules of the meters, and of the model.
         estimate: whether a part is a share of a device that other owners used too.
         cost: price and CO2; zero without prices.
     """
@@ -59,13 +59,11 @@ class OwnerEnergy:
         self.estimate |= part.estimate
 
     def __add__(self, other: OwnerEnergy) -> OwnerEnergy:
-        by_source = dict(self.by_source)
-        for source, joules in other.by_source.items():
-            by_source[source] = by_source.get(source, 0.0) + joules
+        ours, theirs = self.by_source, other.by_source
         return OwnerEnergy(
             self.joules + other.joules,
             self.uncertainty_j + other.uncertainty_j,
-            by_source,
+            {name: ours.get(name, 0.0) + theirs.get(name, 0.0) for name in {**ours, **theirs}},
             self.estimate or other.estimate,
             self.cost + other.cost,
         )
@@ -104,7 +102,7 @@ def energy_words(joules: float) -> str:
 def owner_energies(
     rows: Iterable[EnergyRow], prices: Prices | None = None
 ) -> dict[str, OwnerEnergy]:
-    """Return the energy of each owner."""
+    """Return the energy by owner."""
     rows_of: dict[str, list[EnergyRow]] = {}
     for row in rows:
         rows_of.setdefault(row.owner, []).append(row)
@@ -114,7 +112,8 @@ def owner_energies(
 def check_energies(answer: AcctAnswer, owners: Mapping[str, OwnerEnergy], *, whole: bool) -> None:
     """Check that sums of the same energy agree to 1e-9 of the cluster's.
 
-    For each job and its rows; with all jobs (``whole``) also for all owners and the cluster.
+    These are the sums of a job and of its rows, and with all jobs (``whole``) also those of all
+    owners and of the cluster.
 
     Raises:
         BalanceError: two sums of one energy differ.

@@ -1,10 +1,11 @@
 """A cluster's past as a workload: accounting records become jobs with a size and a run time.
 
-Records are the output of ``sacct --parsable2``, one :class:`LogRecord` for each line of a job, or
-rows of tables that sites have published.
+Records are the output of ``sacct --parsable2``, one :class:`LogRecord` per line of a job, or rows
+of tables that sites have published.
 
-Columns go by the names in the header, in any order. A job name may hold the separator: what a line
-has too many fields then belongs to the name, as long as no other column is free text.
+Columns go by the names in the header, in any order. A job name may hold the separator: surplus
+fields of a line then belong to the name, unless another column is free text too. A file that is
+missing or of another form raises :class:`rms.formats.config.FileError`.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ COMMAND = (
     "JobID,User,Account,Partition,Submit,Eligible,Start,End,ElapsedRaw,TimelimitRaw,"
     "AllocNodes,NNodes,AllocCPUS,State,JobName"
 )
-"""The command for a login node. ``%s`` gives seconds since 1970, which know no change of clocks;
-the job's name comes last, so that no part of it can be taken for another column."""
+"""The command for a login node. ``%s`` gives seconds since 1970, without changes of clocks; the
+job's name comes last, so that no part of it can be taken for another column."""
 
 _NEVER = frozenset(("", "Unknown", "None", "N/A", "INVALID", "NaT", "nan"))
 _NO_LIMIT = frozenset(("UNLIMITED", "PARTITION_LIMIT", "INFINITE", "NOT_SET"))
@@ -56,7 +57,7 @@ class LogRecord(msgspec.Struct, frozen=True, gc=False):
         submit_s, eligible_s, start_s, end_s: times in s, None where there is none yet.
         elapsed_s: run time, without the time it was suspended; None where it is not stated.
         limit_s: requested run time, None where it is unlimited or not stated.
-        nodes, cpus: what it was given, 0 if nothing.
+        nodes, cpus: its allocation, 0 for none.
         state: by Slurm's name.
     """
 
@@ -114,9 +115,6 @@ def records(
         path: the file, for error messages.
         clock: one for all files of a log.
         counts: counts of lines that are no record of a job, by kind.
-
-    Raises:
-        FileError: it is not what ``sacct --parsable2`` prints.
     """
     reader: _SacctReader | None = None
     for number, line in enumerate(lines, 1):
@@ -190,7 +188,7 @@ class _SacctReader:
         """Return the record of a line, None for a step.
 
         Raises:
-            ValueError: it does not parse; the text goes on after "expected".
+            ValueError: it does not parse; the message continues after "expected".
         """
         fields = self._fields(text)
         job_id = JOB_ID.fullmatch(fields[self._id])
@@ -316,30 +314,8 @@ OTHER = ("eligible_time", "partition")
 Row = Mapping[str, Any]
 
 
-def is_table(first: str) -> bool:
-    """Return whether a CSV file is such a table, by its first line."""
-    return "submit_time" in first.strip().split(",")
-
-
-def csv_records(lines: Iterable[str], path: Path, clock: LogClock) -> Iterator[LogRecord]:
-    """Yield the records of a table that is CSV.
-
-    Raises:
-        FileError: it is not one of these tables, or a row does not parse.
-    """
-    csv.field_size_limit(2**30)  # PM100 has a job's power every 20 s in one field
-    try:
-        yield from _records(csv.DictReader(lines), path, clock)
-    except csv.Error as error:
-        raise FileError(f"{path}: expected CSV, got: {error}") from None
-
-
 def parquet_records(path: Path, clock: LogClock) -> Iterator[LogRecord]:
-    """Yield the records of a table that is Parquet.
-
-    Raises:
-        FileError: pyarrow is not installed, it is not one of these tables, or a row does not parse.
-    """
+    """Yield the records of a table that is Parquet."""
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
@@ -524,11 +500,7 @@ class JobLog(msgspec.Struct):
 
 
 def read_log(paths: Sequence[Path], by: Unit = "nodes") -> JobLog:
-    """Read the files of one cluster's accounting, in any order; repeated records count once.
-
-    Raises:
-        FileError: one is missing, is not such a file, or no job in them has run.
-    """
+    """Read the files of one cluster's accounting, in any order; repeated records count once."""
     counts: Counter[str] = Counter()
     clock = LogClock()
     rows: list[LogRecord] = []
@@ -546,7 +518,7 @@ def read_log(paths: Sequence[Path], by: Unit = "nodes") -> JobLog:
 
 
 def _read(path: Path, clock: LogClock, counts: Counter[str]) -> Iterator[LogRecord]:
-    """Yield the records of a file of whatever kind, read once: it may be a pipe."""
+    """Yield the records of a file of any kind, read once: it may be a pipe."""
     if path.suffix == ".parquet":
         yield from parquet_records(path, clock)
         return
@@ -554,10 +526,14 @@ def _read(path: Path, clock: LogClock, counts: Counter[str]) -> Iterator[LogReco
     with opener(path, "rt", encoding="utf-8", errors="replace") as file:
         first = file.readline()
         lines = chain([first], file)
-        if is_table(first):
-            yield from csv_records(lines, path, clock)
-        else:
+        if "submit_time" not in first.strip().split(","):
             yield from records(lines, path, clock, counts)
+            return
+        csv.field_size_limit(2**30)  # PM100 has a job's power every 20 s in one field
+        try:
+            yield from _records(csv.DictReader(lines), path, clock)
+        except csv.Error as error:
+            raise FileError(f"{path}: expected CSV, got: {error}") from None
 
 
 def assemble(rows: Iterable[LogRecord], by: Unit, counts: Counter[str]) -> JobLog:
@@ -572,18 +548,13 @@ def assemble(rows: Iterable[LogRecord], by: Unit, counts: Counter[str]) -> JobLo
     attempts = [attempt for job in _by_job(ran) for attempt in _attempts(job, counts)]
     attempts = [(name, _without_endless_limit(record)) for name, record in attempts]
     limits = _longest_limits(attempts)
-    jobs = [_logged(name, each, by, limits, counts) for name, each in attempts]
+    jobs = [_logged(name, record, by, limits, counts) for name, record in attempts]
     begin_s = min((job.submit_s for job in jobs), default=0.0)
     jobs = [
         msgspec.structs.replace(job, submit_s=job.submit_s - begin_s, start_s=job.start_s - begin_s)
-        for job in sorted(jobs, key=_in_turn)
+        for job in sorted(jobs, key=lambda job: (job.submit_s, sort_key(job.id.partition("#")[0])))
     ]
     return JobLog(jobs, begin_s, _most_at_once(jobs), dict(sorted((+counts).items())), shared)
-
-
-def _in_turn(job: LoggedJob) -> tuple[float, tuple[int, int]]:
-    """Return the sort key of jobs: submission, then id, which rises with it."""
-    return job.submit_s, sort_key(job.id.partition("#")[0])
 
 
 def _once(rows: Iterable[LogRecord], counts: Counter[str]) -> Iterator[LogRecord]:
@@ -634,7 +605,7 @@ def _tasks(job_id: str) -> int:
 
 
 def _by_job(ran: Sequence[LogRecord]) -> Iterator[list[LogRecord]]:
-    """Yield the records of each job by start: its parts, attempts and sizes."""
+    """Yield the records of every job by start: its parts, attempts and sizes."""
     groups: defaultdict[str, list[LogRecord]] = defaultdict(list)
     for record in ran:
         groups[record.id.partition("+")[0]].append(record)
@@ -643,7 +614,7 @@ def _by_job(ran: Sequence[LogRecord]) -> Iterator[list[LogRecord]]:
 
 
 def _attempts(job: Sequence[LogRecord], counts: Counter[str]) -> Iterator[tuple[str, LogRecord]]:
-    """Yield each attempt of a job to run, with an id of its own."""
+    """Yield the attempts of a job to run, with ids of their own."""
     name = job[0].id.partition("+")[0]
     made: list[LogRecord] = []
     resizing = False
@@ -661,7 +632,7 @@ def _attempts(job: Sequence[LogRecord], counts: Counter[str]) -> Iterator[tuple[
 
 
 def _together(job: Sequence[LogRecord]) -> Iterator[list[LogRecord]]:
-    """Yield the parts of each attempt: ids that differ, until one comes again."""
+    """Yield the parts of every attempt: ids that differ, until one comes again."""
     parts: list[LogRecord] = []
     for record in job:
         if any(record.id == part.id for part in parts):
@@ -712,7 +683,7 @@ def _without_endless_limit(record: LogRecord) -> LogRecord:
 
 
 def _longest_limits(attempts: Iterable[tuple[str, LogRecord]]) -> dict[str, float]:
-    """Return the longest limit that a job of each partition has requested, "" for all."""
+    """Return the longest requested limit by partition, and under "" that of all."""
     longest: dict[str, float] = {}
     for _, record in attempts:
         for name in (record.partition, ""):
@@ -767,11 +738,11 @@ def _sharing(ran: Sequence[LogRecord]) -> tuple[float, float]:
     for record in ran:
         per_node = record.cpus / record.nodes
         cores[record.partition] = max(cores.get(record.partition, 0.0), per_node)
-    part = [each for each in ran if each.cpus < HALF * cores[each.partition] * each.nodes]
+    part = [row for row in ran if row.cpus < HALF * cores[row.partition] * row.nodes]
     if not part:
         return 0.0, 0.0
-    node_s = sum(each.nodes * _run_s(each) for each in ran)
-    part_s = sum(each.nodes * _run_s(each) for each in part)
+    node_s = sum(record.nodes * _run_s(record) for record in ran)
+    part_s = sum(record.nodes * _run_s(record) for record in part)
     return len(part) / len(ran), part_s / node_s if node_s else 0.0
 
 

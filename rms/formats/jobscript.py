@@ -1,9 +1,9 @@
-"""Job scripts, the options of a job, and what these ask of a cluster.
+"""Job scripts, the options of a job, and the nodes that these request of a cluster.
 
-What ``sbatch`` reads is read the same way here, so that one script serves both. The table
-:data:`OPTIONS` has each option once: ``rms submit``, the ``#RMS`` and ``#SBATCH`` lines of a script
-and the daemon read by it. A text that does not parse raises :class:`ScriptError`. Only
-:func:`parse_script` touches a file.
+Options of ``sbatch`` have the same meaning here, so that one script serves both. The table
+:data:`OPTIONS` has every option once: ``rms submit``, the ``#RMS`` and ``#SBATCH`` lines of a
+script and the daemon use it. A text that does not parse raises :class:`ScriptError`. Only
+:func:`parse_script` reads a file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rms.wire.users import Options
 
 MOST_NODES = 100_000  # of one job
 MOST_OPTIONS = 65_536  # characters, of all lines with options
-NO_INDEX = 4_294_967_294  # what %a is for a job of no array, as in Slurm
+NO_INDEX = 4_294_967_294  # of %a in a job without an array, as in Slurm
 DEFAULT_OUTPUT = "rms-%j.out"
 DEFAULT_ARRAY_OUTPUT = "rms-%A_%a.out"
 
@@ -160,7 +160,6 @@ class Option:
     """An option of a job.
 
     Attributes:
-        name: its name, without dashes.
         read: reads its text; None for flags and for options that only Slurm reads.
         short: letter of its short form.
         metavar, help: for ``rms submit --help``; without help it is in scripts only.
@@ -312,7 +311,7 @@ def check_options(options: Options) -> None:
 class Script:
     """A job script; ``slurm_options`` are options of ``#SBATCH`` for Slurm alone.
 
-    They are one word each, as ``--mem=4G`` or ``-pdebug``, as sbatch takes them.
+    Every one is a single word, such as ``--mem=4G`` or ``-pdebug``.
     """
 
     options: Options
@@ -403,7 +402,7 @@ def _unquoted(quoted: re.Match[str]) -> str:
 
 
 def _directive(kind: str, line: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return name and text ("" for a flag) of each option of a line, and the options for Slurm."""
+    """Return names and texts ("" for a flag) of a line's options, and the options for Slurm."""
     options, ignored, words = list[tuple[str, str]](), list[str](), deque(line)
     while words:
         word = words.popleft()
@@ -422,7 +421,7 @@ def _directive(kind: str, line: Sequence[str]) -> tuple[list[tuple[str, str]], l
                 ignored.append(f"--{name}={text}")
             options.append((name, text))
         elif kind == "RMS" or flag or not word.startswith("-"):
-            names = [f"--{each.name}" for each in OPTIONS if each.lines and each.read]
+            names = [f"--{option.name}" for option in OPTIONS if option.lines and option.read]
             expected = ", ".join([*names, *sorted(_FLAGS)])
             raise ScriptError(f"expected an option of {expected}, got {word!r}")
         else:
@@ -439,11 +438,8 @@ def refuse_unsupported(options: Options, slots: Collection[int], *, shared: bool
     """Refuse options without effect on a cluster.
 
     Args:
-        slots: numbers of slots of the cluster's nodes; a job runs a rank on each slot.
-        shared: whether slots are given one by one.
-
-    Raises:
-        ScriptError: the first such option.
+        slots: numbers of slots of the cluster's nodes; a job runs a rank on every slot.
+        shared: whether jobs get slots one by one.
     """
     tasks = options.ntasks_per_node
     if shared and tasks is not None:
@@ -461,9 +457,6 @@ def nodes_of_tasks(options: Options, slots: Collection[int], *, shared: bool = F
 
     Args:
         slots, shared: as in :func:`refuse_unsupported`.
-
-    Raises:
-        ScriptError: they do not fill whole nodes, or other nodes than are stated.
     """
     tasks, widths = options.ntasks, {1} if shared else set(slots)
     if tasks is None:
@@ -471,7 +464,7 @@ def nodes_of_tasks(options: Options, slots: Collection[int], *, shared: bool = F
     held = " or ".join(map(str, sorted(widths)))
     width = widths.pop()
     if widths or (options.nodes is None and tasks % width):
-        form = f"--ntasks to fill whole nodes, each of {held} slots"
+        form = f"--ntasks to fill whole nodes of {held} slots"
         raise ScriptError(f"expected {form}, got {tasks}: say --nodes")
     low, high = options.nodes or (tasks // width, tasks // width)
     if not low * width <= tasks <= high * width:
@@ -489,18 +482,15 @@ def nodes_with_gpus(
 ) -> tuple[Options, list[str]]:
     """Return options limited to the nodes with the GPUs that a script requests.
 
-    A GPU is a slot, and a job runs a rank on each slot of its nodes, so only nodes with exactly the
-    requested number of GPUs match.
+    A GPU is a slot, and a job runs a rank on every slot of its nodes, so only nodes with exactly
+    the requested number of GPUs match.
 
     Args:
-        own: options for sbatch, one word each.
-        nodes: the slots of each node.
+        own: options for sbatch, single words.
+        nodes: the slots of the nodes.
 
     Returns:
         The options, and the words that do not request GPUs.
-
-    Raises:
-        ScriptError: no nodes meet the request.
     """
     per_node, total, request = set[int](), None, list[str]()
     rest = [word for word in own if _GPU_REQUEST.fullmatch(word) is None]
@@ -539,7 +529,7 @@ def nodes_with_gpus(
     if total is not None:
         low, high = options.nodes or (max(1, total // width),) * 2
         if not low * width <= total <= high * width:
-            raise ScriptError(f"expected GPUs of whole nodes, {width} on each, got {got}")
+            raise ScriptError(f"expected GPUs of whole nodes, {width} per node, got {got}")
         if options.ntasks is None:
             options = replace(options, nodes=(low, high))
     names = [name for name, held in with_gpus.items() if held == width]

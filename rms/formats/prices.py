@@ -7,7 +7,7 @@ A TOML file gives constants, or 24 values by hour of day::
     co2_g_per_kwh = [90, 88, ...]    # 24 of them; the first holds from 0:00 to 1:00
     time_zone = "Europe/Madrid"      # of the hours of the day
 
-A CSV file gives values from times on; its heads say the units, and the zone of times without an
+A CSV file gives values from times on; its heads have the units, and the zone of times without an
 offset from UTC::
 
     time (Europe/Madrid),EUR/kWh,gCO2/kWh
@@ -15,7 +15,8 @@ offset from UTC::
     2026-11-22T14:00,0.197,
 
 A value holds until the next time, the last as long as the one before it. An empty cell, and all
-times before the first and after the last, are a gap: joules there are counted, and cost nothing.
+times before the first and after the last, are a gap: joules there are counted, and cost nothing. A
+file that is missing or of another form raises :class:`rms.formats.config.FileError`.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Series(msgspec.Struct, frozen=True):
     """A quantity per kWh over time: one value, 24 by hour of day, or values from times on.
 
     Attributes:
-        values: None where nothing is known.
-        times_s: when each value begins (Unix times, rising), and when the last ends; empty for
+        values: None for a gap.
+        times_s: begins of the values (Unix times, rising), and the end of the last; empty for
             constants and hours.
     """
 
@@ -65,8 +66,8 @@ class Cost(msgspec.Struct, frozen=True):
     Attributes:
         price: in the currency of the prices.
         co2_g: g of CO2.
-        unpriced_j: joules for which there is no price: they are not in ``price``.
-        unrated_j: joules for which no carbon intensity is known: they are not in ``co2_g``.
+        unpriced_j: joules without a price, which are not in ``price``.
+        unrated_j: joules without a carbon intensity, which are not in ``co2_g``.
     """
 
     price: float = 0.0
@@ -87,8 +88,6 @@ class Prices(msgspec.Struct, frozen=True):
     """Price and carbon intensity of electricity.
 
     Attributes:
-        source: name of the file.
-        currency: of ``price``.
         time_zone: of hours of the day.
         price, carbon: per kWh, in ``currency`` and g of CO2; None where the file has none.
     """
@@ -112,16 +111,16 @@ class Prices(msgspec.Struct, frozen=True):
         return Cost(price, co2_g, unpriced, unrated)
 
     def series(self, kind: Literal["price", "co2"]) -> Series | None:
-        """Return what is known of a price, or of g of CO2, per kWh."""
+        """Return the price, or g of CO2, per kWh; None where the file has none."""
         return self.price if kind == "price" else self.carbon
 
     def value(self, kind: Literal["price", "co2"], at_s: float) -> float | None:
-        """Return it at a time, None where it is not known."""
+        """Return the value at a time, None in a gap."""
         series = self.series(kind)
         return None if series is None else self._at(series, at_s)
 
     def mean(self, kind: Literal["price", "co2"]) -> float:
-        """Return the mean of all values that the file has, of a constant that.
+        """Return the mean of all values of the file.
 
         Raises:
             ValueError: it has none.
@@ -143,12 +142,12 @@ class Prices(msgspec.Struct, frozen=True):
             [(1.0, self._at(series, begin_s))] if at_once else self._pieces(series, begin_s, end_s)
         )
         span_s = 1.0 if at_once else end_s - begin_s
-        total = known_s = 0.0
+        total = valued_s = 0.0
         for piece_s, value in pieces:
             if value is not None:
                 total += piece_s * value
-                known_s += piece_s
-        unknown = 0.0 if known_s >= span_s else joules * (1.0 - known_s / span_s)
+                valued_s += piece_s
+        unknown = 0.0 if valued_s >= span_s else joules * (1.0 - valued_s / span_s)
         return joules / JOULES_PER_KWH * total / span_s, unknown
 
     def _at(self, series: Series, at_s: float) -> float | None:
@@ -162,7 +161,7 @@ class Prices(msgspec.Struct, frozen=True):
     def _pieces(
         self, series: Series, begin_s: float, end_s: float
     ) -> Iterable[tuple[float, float | None]]:
-        """Yield the parts of a span with a value each: how long, and the value."""
+        """Yield the parts of a span that have one value: their length, and the value."""
         times, values = series.times_s, series.values
         if len(values) == 1 and not times:
             yield end_s - begin_s, values[0]
@@ -229,11 +228,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_prices(path: Path) -> Prices:
-    """Read a file of prices: CSV by its name, else TOML.
-
-    Raises:
-        FileError: missing, or not what is described above.
-    """
+    """Read a file of prices: CSV by its name, else TOML."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -270,11 +265,11 @@ def _from_toml(data: bytes, name: str) -> Prices:
     return Prices(name, content.currency, zone, price, carbon)
 
 
-def _series(given: float | list[float] | None, key: str, least: float) -> Series | None:
-    if given is None:
+def _series(stated: float | list[float] | None, key: str, least: float) -> Series | None:
+    if stated is None:
         return None
-    values = given if isinstance(given, list) else [given]
-    if isinstance(given, list) and len(values) != HOURS:
+    values = stated if isinstance(stated, list) else [stated]
+    if isinstance(stated, list) and len(values) != HOURS:
         raise FileError(f"expected {key} as a number or {HOURS} of them, got {len(values)}")
     for value in values:
         _check_value(value, key, least)
@@ -332,9 +327,9 @@ def _from_csv(data: bytes, name: str) -> Prices:
 
 
 def _heads(cells: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the zone of times ("" where they must say it), and each column's unit per kWh.
+    """Return the zone of times, and the columns' units per kWh.
 
-    That is a currency, or "" for g of CO2.
+    The zone is "" if times need an offset; a unit is a currency, or "" for g of CO2.
     """
     time = TIME_HEAD.fullmatch(cells[0])
     heads = [UNIT_HEAD.fullmatch(cell) for cell in cells[1:]]

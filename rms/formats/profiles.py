@@ -1,8 +1,9 @@
-"""Measured profiles of programs: time, power and energy at each size (``rms profile``).
+"""Measured profiles of programs: time, power and energy by size (``rms profile``).
 
-What Chauhan et al. (section III) call a PET matrix, and keep in a knowledge base: here a folder
-with a JSON file for each program on each machine. Files are written whole or not at all, so that
-commands at the same time do no harm to one another.
+Chauhan et al. (section III) call a profile a PET matrix, and keep it in a knowledge base. Here the
+base is a folder with one JSON file per program and machine. Files are written whole or not at all,
+so that concurrent commands do no harm to one another. A profile that is missing or does not parse
+raises :class:`ProfileError`.
 """
 
 from __future__ import annotations
@@ -84,14 +85,14 @@ class Point(msgspec.Struct, frozen=True):
     Attributes:
         nodes: how many.
         way: ``separate`` or ``malleable``.
-        time_s: run time of the whole job of each run; of a malleable run, its seconds per step
-            each time at this size, times the steps of the job.
-        energy_j: energy of the job in each of these runs.
-        source: where the energy is from: ``model``, or which meters.
-        peak_w: highest power of the job's nodes above what they draw idle.
-        idle_w: what these nodes draw idle.
-        mhz: clock that was set, None where none was.
-        uncertainty_j: half-width of the energy of one run, as far as the meters tell.
+        time_s: run times of the whole job; of a malleable run, the seconds per step of its periods
+            at this size, times the steps of the job.
+        energy_j: energies of the job in these runs.
+        source: source of the energy: ``model``, or meters.
+        peak_w: highest power of the job's nodes above their idle power.
+        idle_w: idle power of these nodes.
+        mhz: clock that was set, None for none.
+        uncertainty_j: half-width of the energy of one run, by the meters.
     """
 
     nodes: int
@@ -122,7 +123,7 @@ class Point(msgspec.Struct, frozen=True):
 
     @property
     def node_w(self) -> float:
-        """Mean power of each node."""
+        """Mean power of a node."""
         return sum(self.energy_j) / sum(self.time_s) / self.nodes
 
     @property
@@ -132,11 +133,11 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class SideBySide(msgspec.Struct, frozen=True):
-    """Copies of a program and probes of memory bandwidth that ran at once, each on its own core.
+    """Copies of a program and probes of memory bandwidth that ran at once, one on a core.
 
     Attributes:
-        time_s: run time of a copy, mean of the rounds; 0 where only probes ran.
-        probe_gb_s: what each probe moved meanwhile; 0 where there was none.
+        time_s: run time of a copy, mean of the rounds; 0 if only probes ran.
+        probe_gb_s: bandwidth of a probe meanwhile; 0 without probes.
     """
 
     copies: int
@@ -146,18 +147,18 @@ class SideBySide(msgspec.Struct, frozen=True):
 
 
 class Bandwidth(msgspec.Struct, frozen=True):
-    """Memory bandwidth, GB/s: what one process of a program asks for, and what a node has.
+    """Memory bandwidth, GB/s: the demand of one process of a program, and that of a node.
 
     Attributes:
-        process_gb_s: what a process asks for, mean of its run; the most that it can be where
-            ``process_at_most``, as no contention showed.
+        process_gb_s: mean demand of a process; an upper bound if ``process_at_most``, as no
+            contention showed.
         process_error_gb_s: standard error; of a bound it is in the bound.
-        node_gb_s: what probes on all cores move together, or on fewer if those move more.
-        node_at_least: probes do not slow one another, so that it may have more.
-        probe_gb_s: what one probe moves alone, the most that a core can ask for.
-        rounds: how often all was measured, one after the other.
-        runs: their means.
-        notes: what else was seen, in words.
+        node_gb_s: highest sum of probes on all cores or fewer.
+        node_at_least: whether probes do not slow one another, so that a node may have more.
+        probe_gb_s: bandwidth of a single probe, the highest demand of a core.
+        rounds: number of repetitions of all measurements.
+        runs: means of the rounds.
+        notes: other observations, in words.
     """
 
     process_gb_s: float
@@ -173,17 +174,17 @@ class Bandwidth(msgspec.Struct, frozen=True):
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """All that was measured of a program on a machine.
+    """The measurements of a program on a machine.
 
     Attributes:
-        name: by which it is found, beside its program.
-        steps: of the program; 0 where that is not known.
+        name: its name, by which users may choose it.
+        steps: steps of the program; 0 if unknown.
         measured: date and time of the newest point.
-        memory_bandwidth_gb_s: what each process asks for; None where that was not measured, or
-            only a bound of it is known.
-        node_bandwidth_gb_s: what a node of the machine has, or at least has; None where that was
-            not measured.
-        bandwidth: how these are known.
+        memory_bandwidth_gb_s: demand of a process; None without a measurement, or with an upper
+            bound only.
+        node_bandwidth_gb_s: bandwidth of a node of the machine, or its lower bound; None without a
+            measurement.
+        bandwidth: the measurements of both.
     """
 
     name: str
@@ -203,20 +204,20 @@ class Profile(msgspec.Struct, frozen=True):
         Args:
             way: None for separate runs, or the malleable one where there are none.
         """
-        found = [point for point in self.points if point.mhz == mhz]
+        points = [point for point in self.points if point.mhz == mhz]
         if way is None:
-            way = SEPARATE if any(point.way == SEPARATE for point in found) else MALLEABLE
-        return sorted((p for p in found if p.way == way), key=lambda point: point.nodes)
+            way = SEPARATE if any(point.way == SEPARATE for point in points) else MALLEABLE
+        return sorted((p for p in points if p.way == way), key=lambda point: point.nodes)
 
     def speedup(self, low: int = 0, high: int = 0, *, power: bool = True) -> Speedup:
-        """Return run time and power against nodes, at clocks as they are.
+        """Return run time and power against nodes, at unchanged clocks.
 
         Sizes between the measured ones are linear in 1/n. Those up to ``high`` and down to ``low``
         follow the law t(n) = tc + t1 / n of the measured ones, but are no better than perfect
         scaling of the next measured one, and no worse than it.
 
         Args:
-            power: whether it says the power too.
+            power: whether the power is included.
         """
         points = self.matrix()
         time_s = {point.nodes: point.run_s for point in points}
@@ -269,11 +270,7 @@ def name_of(words: Sequence[str]) -> str:
 
 
 def check_name(name: str) -> str:
-    """Return a profile's name.
-
-    Raises:
-        ProfileError: it cannot be one.
-    """
+    """Return a name that a profile may have."""
     if not _NAME.fullmatch(name) or name.endswith(".json"):
         raise ProfileError(
             f"expected a name of letters, digits and . _ - for a profile, got {name!r}"
@@ -282,11 +279,7 @@ def check_name(name: str) -> str:
 
 
 def read(path: Path) -> Profile:
-    """Read a profile.
-
-    Raises:
-        ProfileError: missing, or not a profile of this format.
-    """
+    """Read a profile."""
     try:
         return parsed(path.read_bytes(), path)
     except FileNotFoundError:
@@ -300,21 +293,18 @@ def parsed(text: bytes, path: Path | str) -> Profile:
 
     Args:
         path: of the file, for error messages.
-
-    Raises:
-        ProfileError: it is not a profile of this format.
     """
     try:
-        found = msgspec.json.decode(text, type=Profile)
+        profile = msgspec.json.decode(text, type=Profile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProfileError(f"expected a profile, got {path}: {error}") from None
-    if found.format != FORMAT:
-        raise ProfileError(f"{path}: expected a profile of format {FORMAT}, got {found.format}")
-    if not found.matrix():
+    if profile.format != FORMAT:
+        raise ProfileError(f"{path}: expected a profile of format {FORMAT}, got {profile.format}")
+    if not profile.matrix():
         raise ProfileError(
             f"{path}: expected a profile with points at clocks as they are, got none"
         )
-    return found
+    return profile
 
 
 def write(path: Path, profile: Profile) -> None:
@@ -345,32 +335,25 @@ def find(
     """Return the profile of a program on a machine: same words, same file, same machine.
 
     Args:
-        machine: what tells which; asked only where there are profiles.
-
-    Raises:
-        ProfileError: there is one, and it cannot be read.
+        machine: returns the machine; called only if there are profiles.
     """
     if base is None or program is None or not any(base.glob("*.json")):
         return None
     for path in sorted(base.glob(f"*-{key(program, machine())}.json")):
-        found = read(path)
-        if (found.program, found.machine) == (program, machine()):
-            return found
+        profile = read(path)
+        if (profile.program, profile.machine) == (program, machine()):
+            return profile
     return None
 
 
 def named(base: Path | None, name: str) -> Profile:
-    """Return the one profile of a name.
-
-    Raises:
-        ProfileError: there is none, or there are several.
-    """
+    """Return the one profile of a name."""
     paths = [] if base is None else sorted(base.glob("*.json"))
-    found = [p for p in paths if name in (p.stem, p.stem.rpartition("-")[0])]
-    if len(found) != 1:
-        got = ", ".join(path.stem for path in found or paths) or "none"
+    matches = [p for p in paths if name in (p.stem, p.stem.rpartition("-")[0])]
+    if len(matches) != 1:
+        got = ", ".join(path.stem for path in matches or paths) or "none"
         raise ProfileError(f"expected a file or the name of one profile, got {name!r} of: {got}")
-    return read(found[0])
+    return read(matches[0])
 
 
 def merged(old: Profile | None, new: Profile) -> Profile:
@@ -380,20 +363,19 @@ def merged(old: Profile | None, new: Profile) -> Profile:
     ways = {point.way for point in new.points}
     kept = tuple(point for point in old.points if point.way not in ways)
     steps = new.steps or old.steps
-    found = msgspec.structs.replace(new, points=kept + new.points, steps=steps)
-    return found if new.bandwidth is not None else with_bandwidth(found, old.bandwidth)
+    profile = msgspec.structs.replace(new, points=kept + new.points, steps=steps)
+    return profile if new.bandwidth is not None else with_bandwidth(profile, old.bandwidth)
 
 
-def with_bandwidth(profile: Profile, found: Bandwidth | None) -> Profile:
-    """Return a profile with what was measured of bandwidth."""
-    if found is None:
+def with_bandwidth(profile: Profile, bandwidth: Bandwidth | None) -> Profile:
+    """Return a profile with a measurement of bandwidth, if there is one."""
+    if bandwidth is None:
         return profile
-    known = None if found.process_at_most else found.process_gb_s
     return msgspec.structs.replace(
         profile,
-        memory_bandwidth_gb_s=known,
-        node_bandwidth_gb_s=found.node_gb_s,
-        bandwidth=found,
+        memory_bandwidth_gb_s=None if bandwidth.process_at_most else bandwidth.process_gb_s,
+        node_bandwidth_gb_s=bandwidth.node_gb_s,
+        bandwidth=bandwidth,
     )
 
 

@@ -1,10 +1,13 @@
-"""Traces in the standard workload format (Chapin et al. 1999; Parallel Workloads Archive)."""
+"""Traces in the standard workload format (Chapin et al. 1999; Parallel Workloads Archive).
+
+A file that is missing or no trace raises :class:`rms.formats.config.FileError`.
+"""
 
 from __future__ import annotations
 
 import gzip
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -42,19 +45,18 @@ def read_trace(path: Path, *, mode: Mode = Mode.FIXED) -> Trace:
 
     A job's size is the requested one, else the allocated one; its limit is the requested time. Its
     account is its user's number, "" without one.
-
-    Raises:
-        FileError: missing, or not a trace.
     """
     trace = Trace([], None, 0, 0)
     try:
         opener = gzip.open if path.suffix == ".gz" else open
         with opener(path, "rt", encoding="ascii", errors="replace") as file:
             for number, line in enumerate(file, 1):
-                if line.startswith(";"):
-                    _header(line, trace)
-                else:
+                if not line.startswith(";"):
                     _record(line, number, path, mode, trace)
+                    continue
+                name, _, value = line.lstrip("; ").partition(":")
+                if name == "MaxProcs" and value.split()[:1] and value.split()[0].isdigit():
+                    trace.processors = int(value.split()[0])
     except FileNotFoundError:
         raise FileError(f"expected a trace, got {path}, which does not exist") from None
     except (OSError, EOFError) as error:
@@ -62,12 +64,6 @@ def read_trace(path: Path, *, mode: Mode = Mode.FIXED) -> Trace:
     if not trace.specs:
         raise FileError(f"{path}: expected at least one job that ran, got none")
     return trace
-
-
-def _header(line: str, trace: Trace) -> None:
-    name, _, value = line.lstrip("; ").partition(":")
-    if name == "MaxProcs" and value.split()[:1] and value.split()[0].isdigit():
-        trace.processors = int(value.split()[0])
 
 
 def _record(line: str, number: int, path: Path, mode: Mode, trace: Trace) -> None:
@@ -93,6 +89,7 @@ def _record(line: str, number: int, path: Path, mode: Mode, trace: Trace) -> Non
     if 0 < limit < run:
         trace.raised += 1
         limit = run
+    user = fields[USER] if len(fields) > USER else UNKNOWN
     trace.specs.append(
         JobSpec(
             JobId(fields[0]),
@@ -103,15 +100,9 @@ def _record(line: str, number: int, path: Path, mode: Mode, trace: Trace) -> Non
             mode,
             limit_s=limit if limit > 0 else None,
             run_s=run,
-            account=_user(fields),
+            account="" if user == UNKNOWN else sys.intern(user),
         )
     )
-
-
-def _user(fields: Sequence[str]) -> str:
-    """Return the number of a record's user, "" without one."""
-    user = fields[USER] if len(fields) > USER else UNKNOWN
-    return "" if user == UNKNOWN else sys.intern(user)
 
 
 def write_trace(path: Path, jobs: Iterable[Job], nodes: int, note: str) -> None:
@@ -148,7 +139,7 @@ def write_trace(path: Path, jobs: Iterable[Job], nodes: int, note: str) -> None:
 
 
 def _numbers(accounts: Iterable[str]) -> dict[str, str]:
-    """Return a number for each account, its own if all have one; "" is unknown."""
+    """Return the numbers of accounts, their own if all have one; "" is unknown."""
     names = dict.fromkeys(name for name in accounts if name)
     own = all(name.isdecimal() for name in names)
     numbers = {name: name if own else str(place) for place, name in enumerate(names, 1)}

@@ -33,21 +33,13 @@ class ScriptError(ValueError):
     """A script, an option or an id that does not parse; one sentence, expected and got."""
 
 
-class NodeListError(ScriptError):
-    """A list of nodes that does not parse."""
-
-
 def shown(text: str) -> str:
     """Return a text as error messages quote it, not longer than :data:`SHOWN`."""
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def match(form: str | re.Pattern[str], text: str, expected: str) -> re.Match[str]:
-    """Return the match of a whole text.
-
-    Raises:
-        ScriptError: it does not match.
-    """
+    """Return the match of a whole text."""
     whole = re.fullmatch(form, text)
     if whole is None:
         raise ScriptError(f"expected {expected}, got {shown(text)!r}")
@@ -78,16 +70,12 @@ def seconds_of(text: str, unit_s: float) -> float | None:
 
 
 def expand(text: str) -> list[str]:
-    """Return the names in ``n[1-3,7],gpu2``: n1, n2, n3, n7, gpu2; ``n[08-10]`` keeps its zeros.
-
-    Raises:
-        NodeListError: it does not parse, or is empty.
-    """
+    """Return the names in ``n[1-3,7],gpu2``: n1, n2, n3, n7, gpu2; ``n[08-10]`` keeps its zeros."""
     names: list[str] = []
     for part in split_list(text):
         names += _expanded(part)
         if len(names) > MOST_NODES:
-            raise NodeListError(f"expected at most {MOST_NODES} nodes, got more in {text[:60]!r}")
+            raise ScriptError(f"expected at most {MOST_NODES} nodes, got more in {text[:60]!r}")
     return names
 
 
@@ -126,11 +114,11 @@ def _head(name: str) -> str:
 def _expanded(part: str) -> list[str]:
     parsed = _NAME.fullmatch(part)
     if parsed is None or not part:
-        raise NodeListError(f"expected nodes like n7 or n[1-36], got {part[:60]!r}")
+        raise ScriptError(f"expected nodes like n7 or n[1-36], got {part[:60]!r}")
     head, ranges, tail = parsed[1], parsed[2], parsed[3] or ""
     if len(head) + len(tail) > MOST_CHARACTERS:
         form = f"node names of at most {MOST_CHARACTERS} characters"
-        raise NodeListError(f"expected {form}, got {part[:60]!r} and more")
+        raise ScriptError(f"expected {form}, got {part[:60]!r} and more")
     if ranges is None:
         return [part]
     names: list[str] = []
@@ -138,11 +126,9 @@ def _expanded(part: str) -> list[str]:
         bounds = _RANGE.fullmatch(part_range)
         low, high = ("", "") if bounds is None else (bounds[1], bounds[2] or bounds[1])
         if bounds is None or int(high) < int(low):
-            raise NodeListError(
-                f"expected a rising range in {part[:60]!r}, got {part_range[:60]!r}"
-            )
+            raise ScriptError(f"expected a rising range in {part[:60]!r}, got {part_range[:60]!r}")
         if len(names) + int(high) - int(low) >= MOST_NODES:
-            raise NodeListError(f"expected at most {MOST_NODES} nodes, got {part[:60]!r}")
+            raise ScriptError(f"expected at most {MOST_NODES} nodes, got {part[:60]!r}")
         width = len(low) if low.startswith("0") else 0
         names += [f"{head}{n:0{width}d}{tail}" for n in range(int(low), int(high) + 1)]
     return names
@@ -188,7 +174,7 @@ def parse_array(spec: str) -> Array:
     form = "an array like 0-11%4 or 1,3,5-9:2, its limit after % at least 1"
     ranges, limit = match("([^%]*)(?:%(0*[1-9][0-9]{0,8}))?", spec, form).groups()
     indices: set[int] = set()
-    spanned = 0  # by ranges, overlapping ones too: each takes time
+    spanned = 0  # by ranges, overlapping ones too, as every one takes time
     spec = shown(spec)
     expected = f"indices like 3, 0-11 or 5-9:2, up to 7 digits, in {spec!r}"
     for part in ranges.split(","):
@@ -258,9 +244,6 @@ def parse_begin(text: str, now_s: float) -> float:
     """Return the time that ``text`` names at ``now_s``; both in seconds since the epoch.
 
     A time of day that has passed is tomorrow's; a count without a unit is seconds.
-
-    Raises:
-        ScriptError: it does not parse, or is out of the range of dates.
     """
     word = text.strip().lower()
     try:
@@ -316,11 +299,7 @@ class Dependencies:
 
 
 def parse_dependency(text: str) -> Dependencies:
-    """Read ``afterok:7:8_2,afterany:9``, ``afterok:7?afterok:8`` or ``singleton``.
-
-    Raises:
-        ScriptError: it is none, names more than :data:`MOST` jobs, or mixes the separators.
-    """
+    """Read ``afterok:7:8_2,afterany:9``, ``afterok:7?afterok:8`` or ``singleton``."""
     any_of = "?" in text
     after: list[tuple[str, str]] = []
     singleton = False
@@ -345,7 +324,7 @@ _SIGNAL = re.compile(r"(?:([RB]{1,2}):)?(?:SIG)?([A-Z0-9]{1,8})(?:@([0-9]{1,5}))
 
 
 @dataclass(frozen=True)
-class SignalAsked:
+class SignalRequest:
     """A signal that a job gets before the end of its time limit.
 
     Attributes:
@@ -357,13 +336,10 @@ class SignalAsked:
     batch: bool = False
 
 
-def parse_signal(text: str) -> SignalAsked:
+def parse_signal(text: str) -> SignalRequest:
     """Read ``USR1@120``, ``SIGUSR1``, ``10@5`` or ``B:TERM@60``; without a time it is 60 s.
 
     ``R:``, which concerns reservations, is ignored.
-
-    Raises:
-        ScriptError: there is no such signal, or the time is out of Slurm's range.
     """
     where, name, before = match(_SIGNAL, text, SIGNAL_FORM).groups()
     numbers = {member.name.removeprefix("SIG"): int(member) for member in signal.Signals}
@@ -371,4 +347,4 @@ def parse_signal(text: str) -> SignalAsked:
     before_s = float(before or 60)
     if number not in numbers.values() or before_s > 65535:
         raise ScriptError(f"expected {SIGNAL_FORM}, got {text!r}")
-    return SignalAsked(number, before_s, "B" in (where or ""))
+    return SignalRequest(number, before_s, "B" in (where or ""))

@@ -62,7 +62,8 @@ from rms.kernels.wire import (
     TaskCommand,
     frame,
 )
-from rms.launch.base import Launcher, LaunchError, ManagedProcess, ScriptLaunch
+from rms.launch.base import LaunchError, ManagedProcess, ScriptLaunch
+from rms.launch.local import LocalLauncher
 from rms.wire.users import TaskRow
 
 # --- The daemon, as tasks see it -------------------------------------------------------------
@@ -85,7 +86,7 @@ class NodeLender(Protocol):
     devices: Sequence[TaskDevice]
     power: Mapping[int, UnitPower]
     prices: Prices | None
-    launcher: Launcher
+    launcher: LocalLauncher
     now: Callable[[], float]
     say: Callable[[str], None]
     record: Callable[[Sequence[RecordEntry]], None]
@@ -294,7 +295,7 @@ class TaskCommands:
     Their output is in ``tasks.log`` of the state folder once they are over.
     """
 
-    def __init__(self, launcher: Launcher) -> None:
+    def __init__(self, launcher: LocalLauncher) -> None:
         self._launcher = launcher
         self._commands: dict[TaskId, _Command] = {}
 

@@ -1,7 +1,7 @@
 """The interface between the daemon and the engines that run its jobs.
 
-An :class:`Engine` has the cluster and makes a :class:`Launcher`, which starts and ends processes.
-Parts of the launcher are the :class:`EngineNodes` that a resource manager gives and takes, and the
+A launcher (:class:`rms.launch.local.LocalLauncher` and its subclasses) starts and ends processes.
+Its parts are the :class:`EngineNodes` that a resource manager gives and takes, and the
 :class:`NodeClocks`, which set frequencies.
 """
 
@@ -12,15 +12,12 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
-from rms.core.model.cluster import Cluster
-from rms.formats.config import FileError
 from rms.formats.jobscript import WATCHED
 from rms.launch.processes import alive
 from rms.power.frequency import Shares
@@ -62,9 +59,8 @@ class ScriptLaunch:
     """A job script to be run once, on the first of its nodes.
 
     Attributes:
-        nodes: the slots of each of the job's nodes.
+        nodes: the slots of the job's nodes, by node.
         limit_s: the job's time limit, for launchers that enforce one themselves.
-        arguments: of the script.
         errors: file of its standard error; None for its output.
     """
 
@@ -80,15 +76,15 @@ class ScriptLaunch:
 
 @dataclass(frozen=True)
 class WorldLaunch:
-    """A world to be started by a mpiexec of its own, with one rank on each slot.
+    """A world to be started by a mpiexec of its own, with one rank per slot.
 
     Attributes:
         step: number of the launcher line among those of the job's script.
         launch: its number among the job's launches.
         resize: number of the resize for which it takes over from a running world, or 0.
         cores: cores on which it boots, by default its own; its ranks then bind themselves.
-        launches: all launches of a job's start with the ranks of each, if there are several.
-        processors: the kind of processors of each slot; empty if there is one kind.
+        launches: all launches of a job's start with their ranks, if there are several.
+        processors: the kinds of processors of the slots; empty if there is one kind.
     """
 
     step: int
@@ -163,7 +159,7 @@ class Demand:
     Attributes:
         waiting: pending jobs, the oldest first.
         busy: nodes that jobs have or will have at once.
-        closed: nodes that no job is given.
+        closed: nodes that no job gets.
         barred: closed nodes that a user has drained, or that are broken.
     """
 
@@ -178,8 +174,8 @@ class LeaseTerms:
     """The time for which nodes are held.
 
     Attributes:
-        until_s: when jobs on a node are told to end, by the wall clock; nodes held for good are not
-            in it.
+        until_s: the time at which jobs on a node have to end, by the wall clock; without the nodes
+            that are held for good.
         most: the highest number of nodes held at once.
         longest_s: the longest time of a job on nodes that have just come.
         waits: the reason why requested nodes have not come, "" without requests.
@@ -194,12 +190,12 @@ class LeaseTerms:
 class EngineNodes:
     """The nodes of an engine. Those of this class are there for good, without a resource manager.
 
-    Queries only read. :meth:`poll` is called in each round of the daemon's loop and never blocks.
+    Queries only read. :meth:`poll` is called in every round of the daemon's loop and never blocks.
 
     Attributes:
         requeue_on_shutdown: whether jobs that end with the daemon wait for the next one.
-        requeue_by_default: whether a job that lost its nodes waits again if its script does not
-            say.
+        requeue_by_default: whether a job that lost its nodes waits again, unless its script has
+            an option for it.
         starts_steps: whether a script can be started on a node without a job of its own.
         max_concurrent_resizes: how many jobs policies should resize at once, 0 for any number.
         unavailable_label: the state of nodes that are unavailable.
@@ -221,7 +217,7 @@ class EngineNodes:
         """End: the daemon ends."""
 
     def unheeded(self, own: Sequence[str]) -> list[str]:
-        """Return the options of a script for sbatch, one word each, that have no effect."""
+        """Return the options of a script for sbatch, as single words, that have no effect."""
         return [word for word in own if word.partition("=")[0].removeprefix("--") not in WATCHED]
 
     def longest_s(self, own: Sequence[str], env: Mapping[str, str]) -> float:
@@ -269,14 +265,16 @@ class EngineNodes:
         return ""
 
 
-class NodeClocks(Protocol):
-    """The frequencies of the nodes."""
+class NodeClocks:
+    """The frequencies of the nodes. Those of this class are not set."""
 
     def refusal(self, slots: Sequence[str]) -> str:
         """Return why the frequencies of slots cannot be set, "" if they can."""
+        return ""
 
     def orders(self, node: str) -> ClockOrders:
         """Return the frequencies of a node whose own agent polls for them."""
+        return ClockOrders()
 
     def set(self, shares: Shares, highest_mhz: float | None) -> None:
         """Set the frequencies of all slots of the nodes; they are restored when the daemon ends.
@@ -326,139 +324,11 @@ class PowerCommands:
         return cls(tuple(shlex.split(off)), tuple(shlex.split(on)), deadline_s)
 
 
-# --- launchers and engines -------------------------------------------------------------------
-
-
-class Launcher(Protocol):
-    """Starts, watches and ends the processes of jobs, on this machine or the nodes of a site.
-
-    Queries only read. :meth:`poll` is called in each round of the daemon's loop and never blocks.
-
-    Attributes:
-        state: the daemon's folder.
-        instance_id: tells this daemon's processes from those of all others.
-        server: address of the daemon for its jobs.
-        shared_filesystem: whether jobs run on other machines, whose files may appear late.
-        watches_processes: whether it sees the memory of all processes of a job, and can send them
-            any signal.
-        meter_token: the token of agents that report energy; "" without agents.
-    """
-
-    state: Path
-    instance_id: str
-    server: str
-    shared_filesystem: bool
-    watches_processes: bool
-    meter_token: str
-
-    @property
-    def nodes(self) -> EngineNodes:
-        """The nodes of its engine."""
-
-    @property
-    def clocks(self) -> NodeClocks:
-        """Their frequencies."""
-
-    def open(self) -> None:
-        """Begin: the daemon serves."""
-
-    def poll(self) -> None:
-        """Do everything that is due."""
-
-    def close(self) -> None:
-        """End: the daemon ends."""
-
-    def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
-        """Run a job script once.
-
-        Raises:
-            LaunchError: it could not be started.
-        """
-
-    def find_script(self, job: str, pid: int | None) -> ManagedProcess | None:
-        """Return a job's script after a restart of the daemon, None if nothing is left of it."""
-
-    def boot_world(self, job: str, launch: WorldLaunch) -> ManagedProcess:
-        """Start a world.
-
-        Raises:
-            LaunchError: it could not be started.
-        """
-
-    def joins_launches(self, command: LaunchCommand) -> bool:
-        """Return whether the ranks of several launches can become one world, with its MPI."""
-
-    def terminate(self, job: str, worlds: Sequence[ManagedProcess]) -> None:
-        """Ask a job's worlds, or else its script, to checkpoint and end."""
-
-    def send_signal(self, job: str, number: int, script: int = 0) -> None:
-        """Send a signal to a job's ranks, or to the script below the shell ``script``."""
-
-    def kill(self, job: str, launch: int | None = None) -> None:
-        """End all processes of a job, or of one of its launches, at once."""
-
-    def members(self, job: str | None = None, launch: int | None = None) -> list[int]:
-        """Return the live processes of a launch, of a job, or of all jobs of this daemon."""
-
-    def limit_memory(self, job: str, most_mib: float | None = None) -> int | None:
-        """Limit a job's memory; return how many of its processes were ended for that.
-
-        Args:
-            most_mib: None for the limit of before.
-
-        Returns:
-            None if the kernel cannot limit it, so that its processes have to be watched.
-        """
-
-    def jobs(self) -> Collection[str]:
-        """Return the jobs of this daemon with live processes, and the names of its agents."""
-
-    def status_file(self, job: str) -> Path:
-        """Return the file of a script's exit status."""
-
-    def world_status_file(self, job: str, launch: int) -> Path:
-        """Return the file of a world's exit status."""
-
-    def completion_file(self, job: str, step: int) -> Path:
-        """Return the file of the completion record of a step."""
-
-
-@dataclass(frozen=True)
-class Engine:
-    """An engine of ``rms serve``: the nodes, and the launcher of their processes.
-
-    Attributes:
-        launcher: makes a launcher of the daemon's folder, its instance id and its address for jobs.
-        remote: whether jobs run on other machines, so that they need TCP.
-        where: tells these nodes from others on which a daemon may go on; "" if it may not.
-    """
-
-    cluster: Cluster
-    launcher: Callable[[Path, str, str], Launcher]
-    remote: bool = False
-    where: str = ""
-
-    def first(self, nodes: int | None) -> Engine:
-        """Return the engine with only the first nodes, all of them for None.
-
-        Raises:
-            FileError: there are fewer.
-        """
-        names = self.cluster.names
-        if nodes is not None and not 1 <= nodes <= len(names):
-            raise FileError(f"expected 1 to {len(names)} nodes, got {nodes}")
-        return replace(self, cluster=self.cluster.first(len(names) if nodes is None else nodes))
-
-    def sharing(self) -> Engine:
-        """Return the engine with nodes whose slots are given one by one."""
-        return replace(self, cluster=self.cluster.split())
-
-
 def cores_of(slots: Sequence[str]) -> list[int]:
     """Return the cores among slots; ranks that do not bind themselves share these."""
     return [int(slot.removeprefix("cpu:")) for slot in slots if slot.startswith("cpu:")]
 
 
 def hosts_of(slots: Sequence[str]) -> list[str]:
-    """Return the hosts of slots such as ``n1/core:0``, each once, in order."""
+    """Return the hosts of slots such as ``n1/core:0``, every host once, in order."""
     return list(dict.fromkeys(slot.partition("/")[0] for slot in slots if "/" in slot))

@@ -1,9 +1,10 @@
-"""Engine ``local``: scripts and worlds as processes of this machine, and an agent of its meters."""
+"""Engine ``local``: this machine's cores and GPUs as nodes, and jobs as its processes."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import secrets
 import shlex
 import signal
@@ -11,11 +12,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from typing import IO
 
+from rms.core.model.cluster import Cluster
+from rms.core.model.jobs import NodePower
+from rms.formats.config import FileError, read_cluster
+from rms.formats.profiles import Machine
 from rms.launch.base import (
     EngineNodes,
     LaunchCommand,
@@ -43,8 +49,8 @@ from rms.launch.processes import (
     runs_shell,
     send_signal,
 )
-from rms.power.choice import NONE, POWERCAP_VARIABLE, MeterChoice
-from rms.power.frequency import CPUFREQ_VARIABLE, Clocks, FrequencyError
+from rms.power.choice import AUTO, NONE, POWERCAP_VARIABLE, MeterChoice
+from rms.power.frequency import CPUFREQ_VARIABLE, Clocks, FrequencyError, available
 from rms.wire.messages import (
     COMPLETION_VARIABLE,
     JOIN_VARIABLE,
@@ -55,13 +61,12 @@ from rms.wire.messages import (
     SLOTS_VARIABLE,
     TOKEN_VARIABLE,
     WORLD_VARIABLE,
-    ClockOrders,
 )
 from rms.wire.mpiexec import LAUNCHERS, find_mpiexec, is_open_mpi, mpiexec_command
 
 FIRST_WAIT_S = 1.0
 MOST_WAIT_S = 30.0
-"""Pause before an agent that died is started again; it doubles after each short run."""
+"""Pause before an agent that died is started again; it doubles after every short run."""
 
 
 def agent_command(options: Sequence[str]) -> list[str]:
@@ -74,11 +79,9 @@ class AgentProcess:
     """Runs agents, and starts them again if they die; on nodes without meters they end with 0.
 
     Attributes:
-        launch: starts a command.
         command: returns the command, None if it cannot be run here.
-        clean: ends the processes that a dead agent, or one of an earlier daemon, has left.
+        clean: ends the processes of a dead agent, or of an earlier daemon's.
         may_start: whether a start can succeed now.
-        wait_s: pause before the next start.
     """
 
     launch: Callable[[Sequence[str]], subprocess.Popen[bytes]]
@@ -155,20 +158,25 @@ GPUs keep the patches, by which UCX recognizes their memory.
 PER_WORLD = (JOIN_VARIABLE, LISTENER_VARIABLE)
 
 
-class LocalClocks(Clocks):
+class LocalClocks(Clocks, NodeClocks):
     """The frequencies of this machine, set by the daemon itself."""
-
-    def orders(self, node: str) -> ClockOrders:
-        """Return no orders: no agent polls for them."""
-        return ClockOrders()
 
 
 @dataclass
 class LocalLauncher:
-    """Starts and ends processes of this machine; see :class:`rms.launch.base.Launcher`.
+    """Starts, watches and ends the processes of jobs, here on this machine.
+
+    Queries only read. :meth:`poll` is called in every round of the daemon's loop and never blocks.
 
     Attributes:
+        state: the daemon's folder.
+        instance_id: the mark of this daemon's processes.
         meters: the meters of the nodes that are read.
+        nodes, clocks: the nodes of its engine, and their frequencies.
+        meter_token: the token of agents that report energy; "" without agents.
+        shared_filesystem: whether jobs run on other machines, whose files may appear late.
+        watches_processes: whether it reads the memory of all processes of a job, and can send them
+            any signal.
     """
 
     state: Path
@@ -237,7 +245,11 @@ class LocalLauncher:
     # --- scripts and worlds ------------------------------------------------------------------
 
     def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
-        """Run a job script once, on its first node."""
+        """Run a job script once, on its first node.
+
+        Raises:
+            LaunchError: it could not be started.
+        """
         status = self.status_file(job)
         status.unlink(missing_ok=True)
         env = {**launch.env, **self.script_env(job, launch.env.get("PATH", os.defpath))}
@@ -264,11 +276,11 @@ class LocalLauncher:
         return ["/bin/sh", "-c", KEEP_STATUS, "job", str(launch.script), *launch.arguments]
 
     def find_script(self, job: str, pid: int | None) -> ManagedProcess | None:
-        """Return a job's script after a restart of the daemon, None if nothing is left of it."""
+        """Return a job's script after a restart of the daemon, None without a trace of it."""
         return self.left_script(job, pid)
 
     def left_script(self, job: str, pid: int | None) -> ManagedProcess | None:
-        """Return what an earlier daemon has left of a script here: processes, or its status."""
+        """Return a script of an earlier daemon by its processes here, or its exit status."""
         members, status = self.members(job), self.status_file(job)
         if not members and not status.exists():
             return None
@@ -276,12 +288,16 @@ class LocalLauncher:
         return ManagedProcess(own if own in members else 0, status_file=status)
 
     def boot_world(self, job: str, launch: WorldLaunch) -> ManagedProcess:
-        """Start a world: one rank on each slot, by a mpiexec of its own."""
+        """Start a world: one rank per slot, by a mpiexec of its own.
+
+        Raises:
+            LaunchError: it could not be started.
+        """
         command, slots = launch.command, launch.slots
         path = self._path(command)
         mpiexec = find_mpiexec(path)
         if mpiexec is None:
-            raise LaunchError("no mpiexec found; expected one on PATH or beside python")
+            raise LaunchError("expected mpiexec on PATH or beside python, got none")
         env = self._world_env(job, launch, path)
         where = self.world_options(job, launch.launch, slots, env)
         full = mpiexec_command(mpiexec, len(slots), command.command, where)
@@ -336,7 +352,7 @@ class LocalLauncher:
             env[LAUNCHES_VARIABLE] = " ".join(f"{n}:{ranks}" for n, ranks in launch.launches)
         gpus = [slot.removeprefix("gpu:") for slot in launch.slots if slot.startswith("gpu:")]
         if gpus:
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)  # dmr gives each rank its own of them
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)  # dmr gives every rank one of them
         return env
 
     def world_options(
@@ -348,7 +364,14 @@ class LocalLauncher:
         return []
 
     def limit_memory(self, job: str, most_mib: float | None = None) -> int | None:
-        """Limit a job's memory by its control group, if it has one."""
+        """Limit a job's memory; return how many of its processes were ended for that.
+
+        Args:
+            most_mib: None for the present limit.
+
+        Returns:
+            None if the kernel cannot limit it, so that the daemon has to watch the processes.
+        """
         return self._groups.limit_memory(job, most_mib)
 
     # --- processes of a job ------------------------------------------------------------------
@@ -374,7 +397,7 @@ class LocalLauncher:
         MPICH's mpiexec passes SIGTERM on to its ranks and waits for them. Open MPI's ends them
         half a second later, so its ranks are signalled themselves.
         """
-        ranks = [pid for pid in self.members(job) if worlds and _of_open_mpi(pid)]
+        ranks = [pid for pid in self.members(job) if worlds and _is_rank(pid, OPEN_MPI_RANK)]
         for pid in ranks or [world.pid for world in worlds] or self.members(job):
             send_signal(pid, signal.SIGTERM)
 
@@ -418,7 +441,7 @@ class LocalLauncher:
         Raises:
             LaunchError: it could not be started.
         """
-        shell, job = is_shell(list(command)), env[INSTANCE_VARIABLE].partition(":")[2]
+        shell, job = is_shell(command), env[INSTANCE_VARIABLE].partition(":")[2]
         group = self._groups.joined(job) if shell else None
 
         def bind() -> None:
@@ -447,18 +470,14 @@ class LocalLauncher:
 
 
 def _open_output(path: Path) -> IO[bytes]:
-    """Open an output to be appended to; never waits, as for the reader of a pipe.
-
-    Raises:
-        OSError, ValueError: it cannot be opened, or is no file.
-    """
+    """Open an output to be appended to; never waits, as for the reader of a pipe."""
     check_path(str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
         file = os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0)
     except OSError:
-        check_output(path)  # a pipe without a reader says less
+        check_output(path)  # its error says more than that of a pipe without a reader
         raise
     try:
         check_output(file.fileno(), path)
@@ -469,15 +488,122 @@ def _open_output(path: Path) -> IO[bytes]:
     return file
 
 
-RANK_VARIABLES = (b"PMI_RANK=", b"PMIX_RANK=", b"OMPI_COMM_WORLD_RANK=")
+OPEN_MPI_RANK = b"OMPI_COMM_WORLD_RANK="
+RANK_VARIABLES = (b"PMI_RANK=", b"PMIX_RANK=", OPEN_MPI_RANK)
 
 
-def _is_rank(pid: int) -> bool:
+def _is_rank(pid: int, variables: bytes | tuple[bytes, ...] = RANK_VARIABLES) -> bool:
     """Return whether a process is a rank, or was started by one."""
-    return any(variable.startswith(RANK_VARIABLES) for variable in environment(pid) or [])
+    return any(variable.startswith(variables) for variable in environment(pid) or [])
 
 
-def _of_open_mpi(pid: int) -> bool:
-    """Return whether a process is a rank, or a rank's, that Open MPI's mpiexec started."""
-    variables = environment(pid) or []
-    return any(variable.startswith(b"OMPI_COMM_WORLD_RANK=") for variable in variables)
+# --- this machine as a cluster -----------------------------------------------------------------
+
+CORE_POWER = NodePower(idle_w=2.0, static_w=2.0, dynamic_w=8.0)
+"""Model of one core where nothing is measured: round numbers of a server's order of magnitude."""
+
+
+def this_machine(nodes: int | None = None) -> Cluster:
+    """Return this machine's cores as nodes of one slot (the first ``nodes`` of them)."""
+    cores = (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count() or 1))
+    )
+    chosen = cores if nodes is None else cores[:nodes]
+    return Cluster(
+        tuple(f"core{n}" for n in chosen),
+        tuple((f"cpu:{n}",) for n in chosen),
+        (CORE_POWER,) * len(chosen),
+    )
+
+
+@cache
+def hardware() -> Machine:
+    """Return this machine's processor model, cores and GPUs (by nvidia-smi, once)."""
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                model = value.strip()
+                break
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    gpus: list[str] = []
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=True)
+        gpus = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+    return Machine(model, os.cpu_count() or 1, tuple(gpus))
+
+
+def from_file(path: Path, *, shared: bool = False) -> Cluster:
+    """Return a cluster file's nodes: their slots are this machine's devices, else cores in turn.
+
+    Args:
+        shared: whether jobs get slots one by one: then a node has the slots and cores of the file,
+            else it is one core, or its GPUs.
+    """
+    cluster = read_cluster(path)
+    cores = [slot for (slot,) in this_machine().slots]
+    devices = count()
+    slots: list[tuple[str, ...]] = []
+    first = 0
+    for n, gpus in enumerate(cluster.gpus):
+        if gpus:
+            slots.append(tuple(f"gpu:{next(devices)}" for _ in range(gpus)))
+            continue
+        width, of_node = (cluster.slots[n], cluster.cores[n]) if shared else (1, 1)
+        own = [cores[(first + core) % len(cores)] for core in range(of_node)]
+        slots.append(tuple(own[slot % of_node] for slot in range(width)))
+        first += of_node
+    columns = cluster.power, cluster.bandwidth_gb_s, (), cluster.levels, cluster.processors
+    return Cluster(cluster.nodes, tuple(slots), *columns)
+
+
+def with_levels(cluster: Cluster, env: Mapping[str, str]) -> Cluster:
+    """Return nodes with the frequencies that their devices can be set to, where none are stated.
+
+    Voltages are taken to be proportional to them.
+    """
+    gpus = any(slot.startswith("gpu:") for slot in cluster.slots[0])
+    devices = [d for d in available(env) if d.name.startswith("gpu" if gpus else "cpu") and d.mhz]
+    if cluster.levels or not devices:
+        return cluster
+    mhz = devices[0].mhz
+    return replace(cluster, levels=tuple((step / 1000.0, step / mhz[-1]) for step in mhz))
+
+
+@dataclass(frozen=True)
+class JobEngine:
+    """An engine of ``rms serve``: its cluster, and the launcher of its processes.
+
+    Attributes:
+        launcher: makes a launcher of the daemon's folder, its instance id and its address for jobs.
+        remote: whether jobs run on other machines, so that they need TCP.
+        where: identifies these nodes, if a daemon may restart on others; "" if it may not.
+    """
+
+    cluster: Cluster
+    launcher: Callable[[Path, str, str], LocalLauncher]
+    remote: bool = False
+    where: str = ""
+
+    def first(self, nodes: int | None) -> JobEngine:
+        """Return the engine with only the first nodes, all of them for None.
+
+        Raises:
+            FileError: there are fewer.
+        """
+        names = self.cluster.names
+        if nodes is not None and not 1 <= nodes <= len(names):
+            raise FileError(f"expected 1 to {len(names)} nodes, got {nodes}")
+        return replace(self, cluster=self.cluster.first(len(names) if nodes is None else nodes))
+
+    def sharing(self) -> JobEngine:
+        """Return the engine with nodes whose slots jobs get one by one."""
+        return replace(self, cluster=self.cluster.split())
+
+
+def local_engine(cluster: Cluster, meters: MeterChoice = AUTO) -> JobEngine:
+    """Return the engine that runs jobs as processes of this machine."""
+    return JobEngine(cluster, partial(LocalLauncher, meters=meters))

@@ -1,11 +1,11 @@
-"""Processes of jobs on this machine: contained by shells, found by environment and control group.
+"""Processes of jobs on this machine, in shells, and listed by environment and control group.
 
-Scripts and worlds run below shells that keep their exit status and adopt orphans: a process may
-drop its environment and its session, but not its parent. When that ends, Linux gives the process to
-the nearest ancestor that is a *subreaper* (``PR_SET_CHILD_SUBREAPER``, prctl(2)), and these shells
-are. So all processes of a job are below one of them and end with it: a shell ends its children, and
-then theirs, before it ends itself, also when its job is killed. Only a process that kills its own
-shell escapes.
+Scripts and worlds run below shells that keep their exit status and adopt orphans. A process may
+drop its environment and its session, but not its parent. When its parent ends, Linux gives the
+process to the nearest ancestor that is a *subreaper* (``PR_SET_CHILD_SUBREAPER``, prctl(2)), which
+is the shell. So all processes of a job are below a shell and end with it: the shell ends its
+children, and then theirs, before it ends itself, also when the job is killed. Only a process that
+kills its own shell escapes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import ctypes
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rms.wire.messages import WORLD_VARIABLE
@@ -56,28 +56,23 @@ trap : TERM
 _SHELLS = KEEP_STATUS, KEEP_WORLD_STATUS
 
 
-def _find_prctl() -> Callable[..., int] | None:
-    try:
-        return ctypes.CDLL(None, use_errno=True).prctl
-    except (AttributeError, OSError):  # another system than Linux
-        return None
-
-
-_prctl = _find_prctl()
+_prctl: Callable[..., int] | None = None
+with contextlib.suppress(AttributeError, OSError):  # another system than Linux
+    _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def uncontained() -> str:
     """Return why processes of a job may escape it, "" where they cannot."""
     if _prctl is None:
-        return "expected Linux, whose subreapers hold what a job leaves, got another system"
+        return "expected Linux, whose subreapers adopt orphans of a job, got another system"
     if not Path("/proc/thread-self/children").exists():
-        return "expected a kernel that tells of children (CONFIG_PROC_CHILDREN), got another"
+        return "expected a kernel that lists children (CONFIG_PROC_CHILDREN), got another"
     return ""
 
 
-def is_shell(command: list[str]) -> bool:
+def is_shell(command: Sequence[str]) -> bool:
     """Return whether a command is one of these shells."""
-    return command[:2] == ["/bin/sh", "-c"] and command[2:3] in [[text] for text in _SHELLS]
+    return list(command[:3]) in [["/bin/sh", "-c", text] for text in _SHELLS]
 
 
 def hold_orphans() -> None:
@@ -121,7 +116,7 @@ def children(pid: int) -> list[int]:
 #
 # Every process of a job has the daemon's instance id and the job's id in its environment, so that a
 # daemon that is started again after a kill finds the running ones, and no process of a job outlives
-# it. A process that has dropped its environment is found below those that have not.
+# it. A process that has dropped its environment is a descendant of others that have not.
 
 INSTANCE_VARIABLE = "RMS_MARK"
 """Environment variable of every process of a job: ``INSTANCE_ID:JOB``."""
@@ -252,7 +247,7 @@ def send_signal(pid: int, number: int) -> None:
 # --- Control groups of jobs (cgroups(7), version 2), if this user has delegated ones -----------
 #
 # A process may drop its environment, its session and its parents, but it stays in its control
-# group: so all processes of a job are found there. Groups may be made below one that was delegated
+# group, which lists all processes of a job. Groups may be made below one that was delegated
 # to the user: systemd marks those (``Delegate=yes``) by the attribute ``user.delegate``; elsewhere
 # :data:`GROUP_VARIABLE` names one.
 #
@@ -278,9 +273,15 @@ def find_delegated(env: Mapping[str, str]) -> Path | None:
         named = Path(env[GROUP_VARIABLE])
         return named if _writable(named) else None
     own = _own_group()
-    if own is not None and own.name == SUBGROUP:
+    if own is None:
+        return None
+    if own.name == SUBGROUP:
         own = own.parent
-    return own if own is not None and _is_delegated(own) and _writable(own) else None
+    try:
+        delegated = os.getxattr(own, DELEGATED) == b"1"
+    except (AttributeError, OSError):  # another system, or an older systemd
+        return None
+    return own if delegated and _writable(own) else None
 
 
 def escapes(env: Mapping[str, str]) -> str:
@@ -294,7 +295,7 @@ def escapes(env: Mapping[str, str]) -> str:
 
 
 def _own_group() -> Path | None:
-    """Return the folder of the group that this process is in."""
+    """Return the folder of the group of this process."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
@@ -310,24 +311,17 @@ def _own_group() -> Path | None:
     return None
 
 
-def _is_delegated(group: Path) -> bool:
-    try:
-        return os.getxattr(group, DELEGATED) == b"1"
-    except (AttributeError, OSError):  # another system, or an older systemd
-        return False
-
-
 def _writable(group: Path) -> bool:
     return os.access(group, os.W_OK) and os.access(group / PROCESSES, os.W_OK)
 
 
 class Groups:
-    """A control group for each job.
+    """A control group per job.
 
     Args:
         above: the group below which groups may be made, None for no groups.
         instance_id: of the daemon.
-        jobs: folder with a folder of each job, in which its group is saved for a later daemon.
+        jobs: folder of the jobs' folders, in which their groups are saved for a later daemon.
     """
 
     def __init__(self, above: Path | None, instance_id: str, jobs: Path) -> None:
@@ -344,7 +338,11 @@ class Groups:
         group, noted = self._own / job, self._jobs / job / "group"
         try:
             self._own.mkdir(parents=True, exist_ok=True)
-            self._give_memory(self._own)
+            if not self._gives:  # let the groups of jobs limit memory, if possible
+                self._gives = True
+                with contextlib.suppress(OSError):
+                    for above in (self._own.parent, self._own):
+                        (above / "cgroup.subtree_control").write_text("+memory")
             group.mkdir(exist_ok=True)
             noted.write_text(f"{group}\n")
         except OSError:  # taken away since, or too many of them
@@ -352,19 +350,11 @@ class Groups:
         self._of[job] = group
         return group / PROCESSES
 
-    def _give_memory(self, own: Path) -> None:
-        """Let the groups of jobs limit memory, if possible; it is tried once."""
-        if not self._gives:
-            self._gives = True
-            with contextlib.suppress(OSError):
-                for group in (own.parent, own):
-                    (group / "cgroup.subtree_control").write_text("+memory")
-
     def limit_memory(self, job: str, most_mib: float | None = None) -> int | None:
         """Let the kernel end a job that exceeds a limit of its memory; nothing is swapped.
 
         Args:
-            most_mib: None for the limit of before.
+            most_mib: None for the present limit.
 
         Returns:
             How many of its processes were ended for that; None if the kernel cannot limit it.
@@ -448,11 +438,10 @@ KINDS = (
     (stat.S_ISBLK, "a device"),
 )
 
-
 MOST_BYTES = 4095
 MOST_NAME_BYTES = 255
 MOST_NAMES = 256
-"""Limits of Linux for a path and each name in it, and our limit of names in a path."""
+"""Limits of Linux for a path and for names in it, and our limit of names in a path."""
 
 MOST_LINKS = 40
 """Symbolic links that Linux follows in a path."""
@@ -506,7 +495,7 @@ def check_path(path: str) -> None:
     whole = os.fsencode(path)
     names = whole.split(b"/")
     if len(whole) > MOST_BYTES or len(names) > MOST_NAMES or max(map(len, names)) > MOST_NAME_BYTES:
-        form = f"a path of {MOST_BYTES} bytes, {MOST_NAMES} names, {MOST_NAME_BYTES} bytes in each"
+        form = f"a path of {MOST_BYTES} bytes, {MOST_NAMES} names of {MOST_NAME_BYTES} bytes"
         raise ValueError(f"expected at most {form}, got {path[:60]!r}... of {len(whole)} bytes")
 
 

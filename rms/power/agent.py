@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -52,10 +53,10 @@ AGAIN_S = 1.0
 """Time between two tries to reach a daemon that is away."""
 
 ANSWER_S = 30.0
-"""How long a daemon may take to answer."""
+"""Time limit of the daemon's answer."""
 
 LAST_WORD_S = 2.0
-"""How long the last report may take, once the agent is told to end."""
+"""Time limit of the last report, once the agent has to end."""
 
 CLOCKS_EVERY_S = 0.5
 """Time between two polls for frequencies."""
@@ -72,7 +73,7 @@ Follow = Callable[[ClockReport], ClockOrders]
 
 
 def exchange(
-    env: Mapping[str, str], path: str, message: object, answer: type[Answer], timeout_s: float
+    env: Mapping[str, str], path: str, answer: type[Answer], message: object, timeout_s: float
 ) -> Answer:
     """Send a message to the daemon that the environment names; return its answer.
 
@@ -161,7 +162,6 @@ class Agent:
 
     Attributes:
         every_s: time between two reports.
-        over: set when the agent is to end.
         clock, wall: :func:`boottime`, and seconds since the epoch.
         boot: :func:`boot_id`.
     """
@@ -214,7 +214,6 @@ class Agent:
         return ""
 
     def _report(self, fresh: dict[str, DeviceEnergy], failed: str) -> Metered:
-        """Return a report of all fresh readings."""
         self._number += 1
         devices = list(fresh.values())
         fresh.clear()
@@ -226,7 +225,7 @@ class Agent:
         return Metered(self.node, self._id, number, self.wall(), self.boot, list(devices), reason)
 
     def _resume(self) -> bool:
-        """Continue from the sums that the daemon has booked; return False if it is over before."""
+        """Continue from the sums of the daemon's books; return False if the agent has to end."""
         until_s = time.monotonic() + PATIENCE_S
         while not self.over.is_set():
             try:
@@ -244,7 +243,7 @@ class Agent:
 
 
 def _merged(before: Metered | None, after: Metered | None) -> Metered | None:
-    """Return one report for two, with the newest reading of each device."""
+    """Return one report for two, with the newest reading of every device."""
     if before is None or after is None:
         return after or before
     devices = {device.device: device for device in (*before.devices, *after.devices)}
@@ -260,7 +259,6 @@ class ClockAgent:
 
     Attributes:
         cores: cores of this node that belong to the allocation.
-        over: set when the agent is to end.
     """
 
     node: str
@@ -316,7 +314,7 @@ class ClockAgent:
 def main(argv: list[str]) -> int:
     """Run until a signal; return 0 also for a node without meters."""
     parser = argparse.ArgumentParser(
-        "rms.power.agent", description="Tells a daemon what a node draws."
+        "rms.power.agent", description="Reports the energy of a node to a daemon."
     )
     parser.add_argument("--every", type=float, default=1.0, metavar="S")
     parser.add_argument("--node", metavar="NAME", help='"" for the daemon\'s own machine')
@@ -332,31 +330,19 @@ def main(argv: list[str]) -> int:
     if node is None:
         node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     try:
-        (_run_clocks if arguments.clocks else _run_meters)(node, arguments, over)
+        if arguments.clocks:
+            poll = partial(exchange, os.environ, CLOCKS_PATH, ClockOrders, timeout_s=ANSWER_S)
+            cores = frozenset(os.sched_getaffinity(0))
+            ClockAgent(node, poll, Clocks(), cores, over).run()
+            return 0
+        choice = arguments.meters, arguments.meter_command, arguments.meter_limit
+        send = partial(exchange, os.environ, METER_PATH, MeterAnswer)
+        with contextlib.closing(MeterChoice.parse(*choice).open(os.environ)) as meter:
+            Agent(node, meter, send, arguments.every, over).run()
     except (MeterError, KeyError) as error:
         print(f"rms.power.agent on {node or 'this machine'}: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _run_meters(node: str, arguments: argparse.Namespace, over: threading.Event) -> None:
-    choice = arguments.meters, arguments.meter_command, arguments.meter_limit
-    meter = MeterChoice.parse(*choice).open(os.environ)
-
-    def send(report: Metered, timeout_s: float) -> MeterAnswer:
-        return exchange(os.environ, METER_PATH, report, MeterAnswer, timeout_s)
-
-    try:
-        Agent(node, meter, send, arguments.every, over).run()
-    finally:
-        meter.close()
-
-
-def _run_clocks(node: str, _: argparse.Namespace, over: threading.Event) -> None:
-    def poll(report: ClockReport) -> ClockOrders:
-        return exchange(os.environ, CLOCKS_PATH, report, ClockOrders, ANSWER_S)
-
-    ClockAgent(node, poll, Clocks(), frozenset(os.sched_getaffinity(0)), over).run()
 
 
 if __name__ == "__main__":

@@ -32,10 +32,9 @@ class MeterChoice:
     """The meters that are read.
 
     Attributes:
-        names: names of meters.
         auto: whether all are read that can be.
         command: a program of the user's that prints readings, "" for none.
-        most_w: bound of the power of each device; None for twice its limit.
+        most_w: bound of the power of a device; None for twice its limit.
     """
 
     names: tuple[str, ...] = ()
@@ -50,8 +49,7 @@ class MeterChoice:
         """Read ``auto``, ``none``, or names of meters separated by commas.
 
         Args:
-            command: a program of the user's that prints readings, None for none.
-            most_w: bound of the power of each device; None for twice its limit.
+            command, most_w: as in :class:`MeterChoice`; None for no command.
 
         Raises:
             MeterError: an unknown meter, a missing recording, an empty command, or a bound that is
@@ -73,18 +71,14 @@ class MeterChoice:
             elif name == RAPL or name in GPUS:
                 names.append(name)
             else:
-                known = ", ".join((RAPL, *GPUS))
+                meters = ", ".join((RAPL, *GPUS))
                 raise MeterError(
-                    f"expected meters auto, none, or names of {known}, {REPLAY}FILE, got {name!r}"
+                    f"expected meters auto, none, or names of {meters}, {REPLAY}FILE, got {name!r}"
                 )
         return cls(tuple(names), False, command, most_w)
 
     def check_command(self) -> None:
-        """Refuse a command whose program the shell does not find.
-
-        Raises:
-            MeterError: the shell does not find it.
-        """
+        """Refuse a command whose program the shell does not find."""
         program = re.match(r"[\w./+-]+(?=\s|$)", self.command.strip())
         if program is not None and shutil.which(program[0]) is None:
             find = ["/bin/sh", "-c", 'command -v "$1"', "sh", program[0]]  # a word of the shell

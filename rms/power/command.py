@@ -15,12 +15,12 @@ import signal
 import subprocess
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
-from rms.power.meter import Continued, MeterError, Tally, boottime
+from rms.power.meter import Meter, MeterError, Tally, boottime
 from rms.wire.messages import DeviceEnergy
 
 # --- A recording ----------------------------------------------------------------------------------
@@ -79,11 +79,7 @@ class Curve:
 
 
 def read_recording(file: Path) -> dict[str, Curve]:
-    """Return the devices of a recording.
-
-    Raises:
-        MeterError: it does not parse; one sentence.
-    """
+    """Return the devices of a recording."""
     curves: dict[str, Curve] = {}
     try:
         with file.open(newline="", encoding="utf-8") as lines:
@@ -99,7 +95,13 @@ def read_recording(file: Path) -> dict[str, Curve]:
                     raise ValueError(
                         f"expected three values in line {rows.line_num}, got {len(row)}"
                     )
-                at_s, value = _numbers(row, rows.line_num)
+                try:
+                    at_s, value = float(row[0]), float(row[2])
+                except ValueError:
+                    got = f"{row[0]!r} and {row[2]!r}"
+                    raise ValueError(
+                        f"expected numbers in line {rows.line_num}, got {got}"
+                    ) from None
                 begun_s = at_s if begun_s is None else begun_s
                 curves.setdefault(row[1], Curve(header[2])).add(at_s - begun_s, value)
     except OSError as error:
@@ -111,49 +113,25 @@ def read_recording(file: Path) -> dict[str, Curve]:
     return curves
 
 
-def _numbers(row: Sequence[str], line: int) -> tuple[float, float]:
-    try:
-        return float(row[0]), float(row[2])
-    except ValueError:
-        raise ValueError(
-            f"expected numbers in line {line}, got {row[0]!r} and {row[2]!r}"
-        ) from None
-
-
 @dataclass
-class ReplayMeter(Continued):
-    """Plays a recording once; continues at its present time if an earlier agent has begun it.
-
-    Attributes:
-        file: the recording.
-    """
+class ReplayMeter(Meter):
+    """Plays a recording once; continues at its present time if an earlier agent has begun it."""
 
     file: Path
-    sources: Sequence[str] = ("replay",)
-    every_s: float = 1.0
-    trouble: str = ""
     _curves: dict[str, Curve] = field(default_factory=dict)
     _begun_s: float | None = None
     _over: set[str] = field(default_factory=set)
 
     def open(self) -> None:
-        """Read the recording, unless it was read.
-
-        Raises:
-            MeterError: it does not parse.
-        """
+        """Read the recording, unless it was read."""
         self._curves = self._curves or read_recording(self.file)
 
     def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return the energy that was recorded up to now.
-
-        Raises:
-            MeterError: the recording is over, or does not parse.
-        """
+        """Return the energy that was recorded up to now."""
         self.open()
         if self._begun_s is None:
-            known = [each for each in self._known.values() if each.source == "replay"]
-            played_s = [each.counter for each in known if each.counter]
+            devices = [dev for dev in self._reported.values() if dev.source == "replay"]
+            played_s = [device.counter for device in devices if device.counter]
             self._begun_s = now_s - (max(played_s) + self._gap_s if played_s else 0.0)
         at_s = now_s - self._begun_s
         if len(self._over) == len(self._curves):
@@ -167,11 +145,8 @@ class ReplayMeter(Continued):
                     self._over.add(device)
         return devices
 
-    def close(self) -> None:
-        """There is nothing to end."""
 
-
-# --- A program of the user's, which prints a line for each reading --------------------------------
+# --- A program of the user's, which prints a line for a reading -----------------------------------
 #
 # A line is such as ``node 4711 J``, where the program itself sums up, or ``node 61.7 W``, which is
 # integrated here over the times at which lines come.
@@ -216,16 +191,16 @@ class _Device:
     """A device, the time of its last reading, and its newest line, None after a gap."""
 
     tally: Tally
-    seen_s: float
+    read_s: float
     last: Line | None = None
 
     def take(self, line: Line) -> bool:
-        """Take a line; return whether it is new, not the sum of before."""
+        """Add a line; return whether it is new, not the same sum again."""
         last = self.last
         if last is not None and line.unit == last.unit == "J" and line.value == last.value:
             return False
         self.last = line
-        span_s, self.seen_s = line.at_s - self.seen_s, line.at_s
+        span_s, self.read_s = line.at_s - self.read_s, line.at_s
         if last is not None and line.unit == last.unit == "J" and line.value >= last.value:
             self.tally.joules += line.value - last.value
         elif last is not None and line.unit == last.unit == "W" and span_s <= GAP_S:
@@ -238,11 +213,11 @@ class _Device:
 
 
 @dataclass
-class Command(Continued):
+class Command(Meter):
     """Runs the program, and starts it again when it ends; without lines there is a gap.
 
-    The program begins anew with its agent, and so may its counters: the time between two agents is
-    unseen.
+    A new agent starts the program anew, and its counters may begin at 0: the time between two
+    agents is unseen.
 
     Attributes:
         command: for the shell.
@@ -251,25 +226,18 @@ class Command(Continued):
 
     command: str
     clock: Callable[[], float] = boottime
-    sources: Sequence[str] = ("command",)
-    every_s: float = 1.0
-    trouble: str = ""
     _lines: SimpleQueue[Line | str] = field(default_factory=SimpleQueue)
     _devices: dict[str, _Device] = field(default_factory=dict)
-    _known_s: float | None = None
+    _reported_s: float | None = None
     _process: subprocess.Popen[str] | None = None
     _wait_s: float = FIRST_WAIT_S
     _start_s: float = 0.0
     _bad: bool = False
 
     def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return the devices with lines since the last reading.
-
-        Raises:
-            MeterError: it could not be started.
-        """
-        if self._known_s is None:
-            self._known_s = now_s - self._gap_s
+        """Return the devices with lines since the last reading."""
+        if self._reported_s is None:
+            self._reported_s = now_s - self._gap_s
         if self._process is not None and self._process.poll() is not None:
             self._ended(self._process, now_s)
         if self._process is None and now_s >= self._start_s:
@@ -303,7 +271,7 @@ class Command(Continued):
                 self._lines.put(parse_line(text, self.clock()) or text.strip())
 
     def _ended(self, process: subprocess.Popen[str], now_s: float) -> None:
-        """Take in its end: it is started again after a pause."""
+        """Note the end of the program, which is started again after a pause."""
         self.close()
         for device in self._devices.values():
             device.last = None
@@ -316,7 +284,7 @@ class Command(Continued):
         self._wait_s = min(2 * self._wait_s, MOST_WAIT_S)
 
     def _take_lines(self) -> list[str]:
-        """Take in all new lines; return their devices, once each."""
+        """Read all new lines; return their devices, every device once."""
         fresh: dict[str, None] = {}
         while not self._lines.empty():
             line = self._lines.get()
@@ -336,7 +304,7 @@ class Command(Continued):
     def _device(self, line: Line) -> _Device:
         """Return the device of a line, a new one with the tally of an earlier agent."""
         if line.device not in self._devices:
-            before = self._known.get(line.device)
-            known_s = line.at_s if before is None else self._known_s
-            self._devices[line.device] = _Device(Tally.after(before), known_s or line.at_s)
+            before = self._reported.get(line.device)
+            read_s = line.at_s if before is None else self._reported_s
+            self._devices[line.device] = _Device(Tally.after(before), read_s or line.at_s)
         return self._devices[line.device]

@@ -1,14 +1,15 @@
-"""Frequencies of a machine's cores and GPUs: what can be set, what is set, and how it is put back.
+"""Frequencies of a machine's cores and GPUs: their steps, setting them, and restoring them.
 
 Cores are set by cpufreq (``scaling_min_freq`` and ``scaling_max_freq`` of a policy, which is a
 group of cores with one frequency), GPUs by NVML's locked clocks. Both need root, or write access to
 those files. :class:`Clocks` follows the users of cores and GPUs; :func:`locked` holds one domain at
 one frequency.
 
-A guard process of each domain saves the limits that it finds and restores them when this process
-ends, also by ``kill -9``. If both are killed, the next call of :func:`available` or a later guard
-restores them from the record that the guard wrote; after a restart of the machine the limits are
-those of its configuration. NVML does not report earlier locks, so GPUs are left unlocked.
+A guard process of every domain saves the limits and restores them when this process ends, also by
+``kill -9``. If both are killed, the next call of :func:`available` or a later guard restores them
+from the record that the guard wrote; after a restart of the machine the limits are those of its
+configuration. NVML does not report earlier locks, so GPUs are left unlocked. A frequency that
+cannot be set or restored raises :class:`FrequencyError`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -52,7 +53,7 @@ class Domain:
     Attributes:
         name: ``cpu``, all processors of this machine, or ``gpu-0`` and so on, as NVML counts.
         mhz: the frequencies it can be set to, MHz, ascending.
-        settable: whether this user may set it, as far as the permissions tell.
+        settable: whether this user may set it, by the permissions.
         reason: the reason if not.
     """
 
@@ -75,11 +76,7 @@ def available(env: Mapping[str, str] = os.environ) -> list[Domain]:
 
 @contextlib.contextmanager
 def locked(domain: Domain, mhz: int, env: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Hold a domain at a frequency; its limits are restored afterwards, however this ends.
-
-    Raises:
-        FrequencyError: it cannot be set, or could not be put back.
-    """
+    """Hold a domain at a frequency; its limits are restored afterwards, however this ends."""
     if not domain.settable:
         raise FrequencyError(f"{domain.name} can not be set: {domain.reason}")
     if mhz not in domain.mhz:
@@ -111,10 +108,10 @@ def _processors(env: Mapping[str, str]) -> Domain:
         folder = env.get(CPUFREQ_VARIABLE) or CPUFREQ
         return Domain("cpu", reason=f"no frequencies in {folder}: the kernel shows none here")
     try:
-        each = [steps_of(policy) for policy in policies]
+        steps = [steps_of(policy) for policy in policies]
     except FrequencyError as error:
         return Domain("cpu", reason=str(error))
-    mhz = tuple(sorted(set[int].intersection(*each)))
+    mhz = tuple(sorted(set[int].intersection(*steps)))
     if not mhz:
         return Domain("cpu", reason="its processors have no frequency in common")
     for policy in policies:
@@ -153,11 +150,7 @@ def set_limits(policy: Path, low_khz: int, high_khz: int) -> None:
 
 
 def check_limits(policy: Path, mhz: int) -> None:
-    """Refuse limits that the driver has changed: drivers do so without an error.
-
-    Raises:
-        FrequencyError: the limits are others.
-    """
+    """Refuse limits that the driver has changed: drivers do so without an error."""
     got = [khz // 1000 for khz in limits_of(policy)]
     if any(abs(limit - mhz) > STEP_MHZ // 2 for limit in got):
         raise FrequencyError(
@@ -223,11 +216,7 @@ def _unlock(uuid: str) -> None:
 
 @contextlib.contextmanager
 def _nvml() -> Iterator[Any]:
-    """Open NVML; raise its errors as a sentence.
-
-    Raises:
-        FrequencyError: NVML is missing or has raised an error.
-    """
+    """Open NVML; raise its errors as a sentence."""
     try:
         nvml = load()
     except MeterError as error:
@@ -245,18 +234,18 @@ def _nvml() -> Iterator[Any]:
 # --- frequencies of slots, for their users -------------------------------------------------------
 
 Shares = Mapping[str, float | None]
-"""The frequency of each slot (``cpu:3``, ``gpu:0``) over the highest, None for unused slots."""
+"""The frequency of slots (``cpu:3``, ``gpu:0``) over the highest, None for unused slots."""
 
 
 class Clocks:
     """Frequencies of this machine's slots, set for their users.
 
     A group of cores with one frequency runs at the highest share of its users. A group without
-    users, or with one at the highest frequency, keeps the limits of before. The first frequency
+    users, or with one at the highest frequency, keeps its earlier limits. The first frequency
     below the highest starts the guard process; it ends when no user has less than the highest.
 
     Attributes:
-        mhz: frequency of each slot that is set, MHz.
+        mhz: frequencies of the slots that are set, MHz.
     """
 
     def __init__(self, env: Mapping[str, str] = os.environ) -> None:
@@ -291,27 +280,16 @@ class Clocks:
                 if slot.startswith("gpu:"):
                     self._set_gpu(slot, share, highest_mhz)
         except FrequencyError:
-            with contextlib.suppress(FrequencyError):  # the first of them says why
+            with contextlib.suppress(FrequencyError):  # the first error has the reason
                 self.close()
             raise
 
     def close(self) -> None:
-        """Restore all limits.
-
-        Raises:
-            FrequencyError: some could not be restored.
-        """
-        wrong = []
-        for guard in list(self._guards):
-            try:
-                self._release(guard)
-            except FrequencyError as error:
-                wrong.append(str(error))
+        """Restore all limits."""
+        errors = _errors(self._release, list(self._guards))
         self.mhz.clear()
-        if wrong:
-            raise FrequencyError("; ".join(wrong))
-
-    # --- cores -----------------------------------------------------------------------------------
+        if errors:
+            raise FrequencyError("; ".join(errors))
 
     def _set_cores(self, shares: Shares, highest_mhz: float | None) -> None:
         slots = _by_policy(shares, self._env)
@@ -340,8 +318,6 @@ class Clocks:
         held = {slot: wanted[policy] for policy in wanted for slot in slots[policy]}
         self.mhz = {**{s: mhz for s, mhz in self.mhz.items() if s not in shares}, **held}
 
-    # --- GPUs ------------------------------------------------------------------------------------
-
     def _set_gpu(self, slot: str, share: float | None, highest_mhz: float | None) -> None:
         name = slot.replace(":", "-")
         if share is None or share >= 1.0:
@@ -359,8 +335,6 @@ class Clocks:
             lock_gpu(int(slot.removeprefix("gpu:")), mhz)
             self.mhz[slot] = mhz
 
-    # --- guards -----------------------------------------------------------------------------------
-
     def _guard(self, domain: Domain, policies: list[Path]) -> None:
         with contextlib.ExitStack() as stack:
             stack.enter_context(restored(domain, policies, self._env))
@@ -376,7 +350,7 @@ class Clocks:
 
 
 def _by_policy(slots: Iterable[str], env: Mapping[str, str]) -> dict[Path, list[str]]:
-    """Return the slots of each policy of cpufreq."""
+    """Return the slots of the policies of cpufreq."""
     of_core: dict[int, Path] = {}
     for policy in policies_of(env):
         try:
@@ -411,7 +385,7 @@ class SavedLimits(msgspec.Struct, frozen=True):
 
     Attributes:
         boot: the kernel's id of this boot; a later boot has the configured limits.
-        policies: the limits of each policy of cpufreq, kHz.
+        policies: the limits of the policies of cpufreq, kHz.
         gpus: UUIDs of the GPUs whose clocks are unlocked.
     """
 
@@ -430,11 +404,7 @@ class GuardOrder(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def restored(domain: Domain, policies: Sequence[Path], env: Mapping[str, str]) -> Iterator[None]:
-    """Start the guard of a domain; it restores the limits at the end.
-
-    Raises:
-        FrequencyError: the guard could not start, or limits could not be restored.
-    """
+    """Start the guard of a domain; it restores the limits at the end."""
     record = _folder(env) / RECORD.format(domain.name)
     gpu = 0 if policies else int(domain.name.removeprefix("gpu-"))
     order = GuardOrder(str(record), [str(policy) for policy in policies], gpu)
@@ -488,11 +458,7 @@ def _folder(env: Mapping[str, str]) -> Path:
 
 @contextlib.contextmanager
 def _held(record: Path) -> Iterator[BinaryIO]:
-    """Lock a record, and restore the limits that an earlier holder has left in it.
-
-    Raises:
-        FrequencyError: another process has locked it, or limits could not be restored.
-    """
+    """Lock a record, and restore the limits that an earlier holder has left in it."""
     try:
         file = os.fdopen(os.open(record, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "rb+")
     except OSError as error:
@@ -514,24 +480,24 @@ def _held(record: Path) -> Iterator[BinaryIO]:
 
 
 def restore(saved: SavedLimits) -> None:
-    """Restore saved limits, all that can be.
+    """Restore saved limits, all that can be."""
+    errors = _errors(
+        lambda policy: set_limits(Path(policy), *saved.policies[policy]), saved.policies
+    )
+    errors += _errors(_unlock, saved.gpus)
+    if errors:
+        raise FrequencyError(f"the earlier limits could not be restored: {'; '.join(errors)}")
 
-    Raises:
-        FrequencyError: some could not be restored.
-    """
-    wrong = []
-    for policy, limits in saved.policies.items():
+
+def _errors(act: Callable[[str], None], names: Iterable[str]) -> list[str]:
+    """Call ``act`` for all names; return the errors of those that fail."""
+    errors = []
+    for name in names:
         try:
-            set_limits(Path(policy), *limits)
+            act(name)
         except FrequencyError as error:
-            wrong.append(str(error))
-    for uuid in saved.gpus:
-        try:
-            _unlock(uuid)
-        except FrequencyError as error:
-            wrong.append(str(error))
-    if wrong:
-        raise FrequencyError(f"what was found could not be put back: {'; '.join(wrong)}")
+            errors.append(str(error))
+    return errors
 
 
 def guard() -> int:

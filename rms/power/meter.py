@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from rms.wire.messages import NODE_LIMIT_W, DeviceEnergy
 
@@ -24,12 +23,11 @@ GPU_LIMIT_W = 1500.0
 SLACK_S = 1.0
 """A reading may exceed the bound of a device by the energy of this time at the bound."""
 
-
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boottime() -> float:
-    """Return seconds of a clock that never goes back and goes on while the machine sleeps."""
+    """Return seconds of a monotonic clock that also counts while the machine sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -45,18 +43,20 @@ class MeterError(Exception):
     """Energy cannot be read; one sentence."""
 
 
-class Meter(Protocol):
-    """One kind of meter of this machine; opens what it reads at its first reading.
+@dataclass(kw_only=True)
+class Meter:
+    """One kind of meter of this machine; it opens its sources at the first reading.
 
     Attributes:
-        sources: its names in the books, one for each kind of device.
-        every_s: the longest time between two readings at which it is right.
+        every_s: the longest time between two readings at which the energy is right.
         trouble: the devices that it cannot read, one sentence, or "".
     """
 
-    sources: Sequence[str]
-    every_s: float
-    trouble: str
+    every_s: float = 1.0
+    trouble: str = ""
+    _reported: dict[str, DeviceEnergy] = field(default_factory=dict)
+    _gap_s: float = 0.0
+    _same_boot: bool = False
 
     def read(self, now_s: float) -> list[DeviceEnergy]:
         """Return the devices with new readings; none before the first.
@@ -69,35 +69,24 @@ class Meter(Protocol):
         Raises:
             MeterError: there is nothing to read here, or nothing any more.
         """
+        raise NotImplementedError
 
-    def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
+    def resume(self, reported: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
         """Continue from the readings of an earlier agent, before the first reading.
 
-        A counter that went on meanwhile has measured the time between, if its progress is known;
-        else that time is added to ``unseen_s``.
+        If the counter of a device has gone on, it has measured the time between; otherwise that
+        time is added to ``unseen_s``.
 
         Args:
-            known: all devices of the last report, of this meter and of others.
+            reported: all devices of the last report, of this meter and of others.
             gap_s: time from that report to the next reading, s.
             same_boot: whether counters have gone on since then.
         """
+        self._reported = {device.device: device for device in reported}
+        self._gap_s, self._same_boot = gap_s, same_boot
 
     def close(self) -> None:
         """End its processes and connections."""
-
-
-@dataclass
-class Continued:
-    """A meter that keeps the last report of an earlier agent, to continue from it."""
-
-    _known: dict[str, DeviceEnergy] = field(default_factory=dict, kw_only=True)
-    _gap_s: float = field(default=0.0, kw_only=True)
-    _same_boot: bool = field(default=False, kw_only=True)
-
-    def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
-        """Continue from the readings of an earlier agent; see :class:`Meter`."""
-        self._known = {device.device: device for device in known}
-        self._gap_s, self._same_boot = gap_s, same_boot
 
 
 @dataclass
@@ -113,14 +102,14 @@ class Tally:
     uncertainty_j: float = 0.0
 
     @classmethod
-    def after(cls, known: DeviceEnergy | None) -> Tally:
+    def after(cls, report: DeviceEnergy | None) -> Tally:
         """Return a tally that continues from a report, or a new one for None."""
-        if known is None:
+        if report is None:
             return cls()
-        return cls(known.joules, known.unseen_s, known.uncertainty_j)
+        return cls(report.joules, report.unseen_s, report.uncertainty_j)
 
     def energy(self, device: str, source: str, counter: float | None = None) -> DeviceEnergy:
-        """Return it as a part of a report."""
+        """Return the tally as a part of a report."""
         figures = self.joules, self.unseen_s, self.uncertainty_j
         return DeviceEnergy(device, source, *figures, counter)
 
@@ -182,7 +171,7 @@ class Ladder:
 
     @property
     def reason(self) -> str:
-        """Why nothing, or something, cannot be read."""
+        """The reason why nothing, or something, cannot be read."""
         if len(self.refused) == len(self.meters):
             return "; ".join(self.refused.values())
         return "; ".join(meter.trouble for meter in self.meters if meter.trouble)
@@ -206,7 +195,7 @@ class _Reported:
 
 @dataclass
 class NodeMeter:
-    """All meters of a node: each device is read by the first ladder that knows it.
+    """All meters of a node: a device is read by the first ladder that has it.
 
     A device that changes its meter keeps its tally; the time since its last new joules is unseen,
     also after an implausible reading.
@@ -227,18 +216,14 @@ class NodeMeter:
         current = (ladder.current for ladder in self.ladders)
         return min((meter.every_s for meter in current if meter is not None), default=AGAIN_S)
 
-    def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
+    def resume(self, reported: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
         """Continue from the readings of an earlier agent; see :meth:`Meter.resume`."""
         for ladder in self.ladders:
             for meter in ladder.meters:
-                meter.resume(known, gap_s, same_boot)
+                meter.resume(reported, gap_s, same_boot)
 
     def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return the devices with new readings, once each; none before the first.
-
-        Raises:
-            MeterError: there is nothing to read here.
-        """
+        """Return the devices with new readings, every device once; none before the first."""
         self._read_s = now_s
         devices: dict[str, DeviceEnergy] = {}
         readings = [reading for ladder in self.ladders if (reading := ladder.read(now_s))]
@@ -251,14 +236,14 @@ class NodeMeter:
         return list(devices.values())
 
     def close(self) -> None:
-        """End all of them."""
+        """Close all meters."""
         for ladder in self.ladders:
             for meter in ladder.meters:
                 meter.close()
 
     @property
     def reason(self) -> str:
-        """Why nothing, or something, cannot be read."""
+        """The reason why nothing, or something, cannot be read."""
         reasons = [ladder.reason for ladder in self.ladders]
         return "; ".join(filter(None, (*reasons, self._refusals.words(self._read_s))))
 
@@ -285,9 +270,8 @@ class NodeMeter:
                 last.unseen_s + (now_s - previous.at_s) - read.unseen_s,
                 last.uncertainty_j - read.uncertainty_j,
             )
-        had_j = (
-            0.0 if previous is None else previous.last.joules
-        )  # sums are rounded, and may not fall
+        # Sums are rounded, and may not fall.
+        had_j = 0.0 if previous is None else previous.last.joules
         whole = Tally(
             max(had_j, before.joules + read.joules),
             before.unseen_s + read.unseen_s,
@@ -300,26 +284,25 @@ class NodeMeter:
 
 # --- Energy from readings of power, and its uncertainty -------------------------------------------
 #
-# A sensor of power is not what it seems (Yang, Adamek, Armour: Part-time Power Measurements:
-# nvidia-smi's Lack of Attention, arXiv:2312.02741, and the same authors at SC24): it is read more
-# often than it changes, its readings are means over some time before, and on A100 and H100 that
-# time is a quarter of the whole, so three quarters of a run are in no reading. The possible error
-# is summed beside the energy, as half of an interval that holds the true value in about 95 of 100
-# cases. Readings cannot show a load that repeats with the very period of the sensor, or a multiple
-# of it.
+# A sensor of power is read more often than it changes, its readings are means over some time
+# before, and on A100 and H100 that time is a quarter of the whole, so three quarters of a run are
+# in no reading (Yang, Adamek, Armour: Part-time Power Measurements: nvidia-smi's Lack of Attention,
+# arXiv:2312.02741, and the same authors at SC24). The possible error is summed beside the energy,
+# as half of an interval that holds the true value in about 95 of 100 cases. Readings cannot show a
+# load that repeats with the period of the sensor, or a multiple of it.
 
 GAIN = 0.05
 """The sensor's own error, as a part of the power: NVML's documentation states 5 % for Fermi and
-Kepler, and the same was found on later ones."""
+Kepler, and measurements show the same on later GPUs."""
 GAP_S = 2.0
 """After a longer time between two readings the energy is unknown."""
 WINDOW_S = 1.0
 """Time over which the range of the readings is taken for that of the power between them."""
 UNREAD = 0.4
-"""The part of half of that range by which the mean of all the time may differ from the readings':
-of ten of them, each off by any part of it on its own (about 1 / sqrt(10)), and some more."""
+"""The mean of the whole time may differ from that of the readings by this part of half of that
+range: about 1 / sqrt(10) for ten readings with independent errors, and some more."""
 LONGEST_PERIOD_S = 1.0
-"""The longest known period of a sensor."""
+"""The longest period of a sensor in the literature."""
 FEWEST_CHANGES = 4
 
 
@@ -359,14 +342,29 @@ class UpdatePeriod:
 
 
 @dataclass
+class _Window:
+    """A short time, and the power in it."""
+
+    seconds: float = 0.0
+    joules: float = 0.0
+    low_w: float = math.inf
+    high_w: float = -math.inf
+
+    def take(self, watts: float) -> None:
+        self.low_w, self.high_w = min(self.low_w, watts), max(self.high_w, watts)
+
+    @property
+    def mean_w(self) -> float:
+        return self.joules / self.seconds
+
+
+@dataclass
 class PowerIntegral:
     """The energy of one device since its first reading, by the trapezoidal rule.
 
-    Args:
-        averaged_s: over how long at most a reading is the mean of what was before, s.
-
     Attributes:
-        joules: the energy of the times that were seen; never falls.
+        averaged_s: the longest time before a reading over which it is a mean, s.
+        joules: the energy of the times with readings; never falls.
     """
 
     averaged_s: float
@@ -377,19 +375,18 @@ class PowerIntegral:
     _interval_s: float = 0.0
     """The longest time between two readings that were not a gap."""
     _extremes_w: tuple[float, float] = (math.inf, -math.inf)
-    _window: _Window = field(default_factory=lambda: _Window())
+    _window: _Window = field(default_factory=_Window)
     _mean_w: float | None = None
     """Of the last window."""
     _error_j: float = 0.0
     """Beside the sensor's gain, of all windows that are over."""
-    _told_j: float = 0.0
+    _reported_j: float = 0.0
 
     def add(self, at_s: float, watts: float) -> None:
         """Take a reading; one that is not later than the last is left out.
 
         Args:
-            at_s: when, on a clock that never goes back, s.
-            watts: the power, W.
+            at_s: its time, on a clock that never goes back, s.
         """
         if self._last is not None:
             seconds = at_s - self._last[0]
@@ -399,7 +396,7 @@ class PowerIntegral:
                 self._unseen_s += seconds
                 self._close_window()
             else:
-                self._see(seconds, watts)
+                self._integrate(seconds, watts)
         self._last = at_s, watts
         low, high = self._extremes_w
         self._extremes_w = min(low, watts), max(high, watts)
@@ -407,24 +404,24 @@ class PowerIntegral:
         self.period.add(at_s, watts)
 
     def unseen_s(self, now_s: float) -> float:
-        """Return for how long nothing was known since the first reading, s."""
+        """Return the time without readings since the first one, s."""
         since_s = 0.0 if self._last is None else now_s - self._last[0]
         return self._unseen_s + (since_s if since_s > GAP_S else 0.0)
 
     def uncertainty_j(self) -> float:
-        """Return half of the interval around the energy in which it truly is, J; never falls.
+        """Return half of the interval that holds the true energy, J; never falls.
 
-        Three parts, each added up, so that what it rises by is that of the time between: the
-        sensor's gain; where the power changes from second to second, that times how long readings
-        are behind (by what they are a mean of, by their period, and by when they are taken); and
-        what is in no reading. At first, at least the whole range for as long as they are behind.
+        It is a sum of three parts: the sensor's gain; the change of power from second to second,
+        times the delay of readings (the time that they are a mean of, their period, and the time
+        between them); and the power between readings. At first it is at least the whole range of
+        readings times their delay.
         """
         low, high = self._extremes_w
         if high < low:
             return 0.0
         error_j = max(self._error_j + self._window_error_j(), self.behind_s * (high - low))
-        self._told_j = max(self._told_j, gain_j(self.joules) + error_j)
-        return self._told_j
+        self._reported_j = max(self._reported_j, gain_j(self.joules) + error_j)
+        return self._reported_j
 
     def _window_error_j(self) -> float:
         window = self._window
@@ -436,11 +433,11 @@ class PowerIntegral:
 
     @property
     def behind_s(self) -> float:
-        """By how much readings are behind at most, s."""
+        """The longest delay of readings, s."""
         period_s = min(self.period.seconds or 0.0, LONGEST_PERIOD_S)
         return self.averaged_s + period_s + self._interval_s
 
-    def _see(self, seconds: float, watts: float) -> None:
+    def _integrate(self, seconds: float, watts: float) -> None:
         assert self._last is not None
         joules = seconds * (self._last[1] + watts) / 2
         self.joules += joules
@@ -456,20 +453,3 @@ class PowerIntegral:
             self._error_j += self._window_error_j()
             self._mean_w = self._window.mean_w
         self._window = _Window()
-
-
-@dataclass
-class _Window:
-    """A short time, and the power in it."""
-
-    seconds: float = 0.0
-    joules: float = 0.0
-    low_w: float = math.inf
-    high_w: float = -math.inf
-
-    def take(self, watts: float) -> None:
-        self.low_w, self.high_w = min(self.low_w, watts), max(self.high_w, watts)
-
-    @property
-    def mean_w(self) -> float:
-        return self.joules / self.seconds

@@ -14,7 +14,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from queue import SimpleQueue
@@ -23,6 +23,7 @@ from rms.power.meter import (
     ABOVE_LIMIT,
     GAP_S,
     GPU_LIMIT_W,
+    Meter,
     MeterError,
     PowerIntegral,
     Refusals,
@@ -88,8 +89,6 @@ class NvidiaSmi:
         unreadable: the last line that is not a reading, "" without one.
     """
 
-    source = SOURCE
-
     def __init__(self, program: str = "nvidia-smi", every_ms: int = 200) -> None:
         self.program = program
         self.every_ms = every_ms
@@ -134,42 +133,31 @@ class NvidiaSmi:
         """Whether its child still exists after :meth:`close`."""
         return self._closing and self._running is not None
 
-    def __enter__(self) -> NvidiaSmi:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _read(self, process: subprocess.Popen[str], tell: Callable[[PowerReading], None]) -> None:
+    def _read(
+        self, process: subprocess.Popen[str], on_reading: Callable[[PowerReading], None]
+    ) -> None:
         with process:  # closes the pipe and reaps the child
-            self._pass_on(process.stdout or (), tell)
+            for line in process.stdout or ():
+                if reading := parse_line(line):
+                    on_reading(reading)
+                elif line.strip():  # the first sentence of the last other line
+                    self.unreadable = line.strip().partition(". ")[0].rstrip(".")[:200]
         code = process.returncode
         if not self._closing:
             how = f"with status {code}" if code >= 0 else f"by signal {-code}"
             last = self.unreadable
             self.error = f"{self.program} ended on its own {how}{last and ': '}{last}"
 
-    def _pass_on(self, lines: Iterable[str], tell: Callable[[PowerReading], None]) -> None:
-        """Pass on every reading; keep the first sentence of the last other line."""
-        for line in lines:
-            if reading := parse_line(line):
-                tell(reading)
-            elif line.strip():
-                self.unreadable = line.strip().partition(". ")[0].rstrip(".")[:200]
-
 
 @dataclass
-class Devices:
+class Devices(Meter):
     """All GPUs of this machine by nvidia-smi, which is restarted when it ends or hangs.
 
     Attributes:
-        most_w: bound of the power of each GPU; None for twice its limit.
+        most_w: bound of the power of a GPU; None for twice its limit.
     """
 
     program: str = "nvidia-smi"
-    sources: Sequence[str] = (SOURCE,)
-    every_s: float = 1.0
-    trouble: str = ""
     most_w: float | None = None
     _readings: SimpleQueue[PowerReading] = field(default_factory=SimpleQueue)
     _sampler: NvidiaSmi | None = None
@@ -182,18 +170,14 @@ class Devices:
     _started_s: float = 0.0
     _tries: int = 0
 
-    def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
+    def resume(self, reported: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
         """Continue from the readings of an earlier agent; the time between is unseen."""
-        for device in known:
+        for device in reported:
             self._before[device.device] = Tally.after(device)
             self._before[device.device].unseen_s += gap_s
 
     def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return the GPUs with new readings, and silent ones.
-
-        Raises:
-            MeterError: nvidia-smi prints no power.
-        """
+        """Return the GPUs with new readings, and silent ones."""
         if self._begun_s is None:
             self._begun_s = now_s
         if self._sampler is None or (self._sampler.hangs and not self._tries):
@@ -210,7 +194,7 @@ class Devices:
         elif not self._curves:
             wait_s = math.inf
             if now_s > self._started_s + (SILENT_S if unreadable or refused else PROBE_S):
-                problem = f"{self.program} tells no power of any device"
+                problem = f"{self.program} prints no power of any device"
                 raise MeterError(self._with_reasons(problem, refused))
         elif silent:
             names = ", ".join(f"gpu-{gpu}" for gpu in silent)

@@ -14,14 +14,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rms.power.meter import (
     ABOVE_LIMIT,
     GPU_LIMIT_W,
-    Continued,
+    Meter,
     MeterError,
     PowerIntegral,
     Refusals,
@@ -32,7 +31,7 @@ from rms.wire.messages import DeviceEnergy
 
 COUNTER, POWER = "nvml-counter", "nvml-power"
 COUNTER_PERIOD_S = 0.1
-"""The longest known time between two changes of the counter (H100 and others)."""
+"""The longest time between two changes of the counter (measured on H100 and others)."""
 INSTANT_S, AVERAGE_S = 0.1, 1.0
 """The longest time over which a reading of power is a mean, s."""
 RETRY_S = 5.0
@@ -50,7 +49,7 @@ WORDS = {
     4: "this user may not",
     6: "there is no such GPU any more",
     9: "the NVIDIA driver is not loaded",
-    12: "libnvidia-ml.so, a part of the driver, was not found",
+    12: "libnvidia-ml.so, a part of the driver, is missing",
     15: "the GPU has fallen off the bus or is not reachable",
     16: "the GPU needs a reset",
     18: "the driver and its library have different versions",
@@ -59,11 +58,7 @@ WORDS = {
 
 
 def load() -> Any:
-    """Return pynvml, ready for use; its ``nvmlShutdown`` is to be called after that.
-
-    Raises:
-        MeterError: it is not installed, or there is no driver.
-    """
+    """Return pynvml, ready for use; its ``nvmlShutdown`` is to be called after that."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -138,21 +133,19 @@ class Counter:
     def uncertainty_j(self) -> float:
         """Return half of the interval that holds the true joules, J.
 
-        It is the sensor's gain, and each change of power for the time that the counter may be
-        behind, so that its rise is that of the time between.
+        It is the sensor's gain, and every change of power times the delay of the counter.
         """
         return gain_j(self.joules) + self._behind_j
 
 
 @dataclass
 class _Gpu:
-    """One GPU: its energy so far, the way in which it is read, and its handle."""
+    """One GPU: its energy so far, its meter, its handle, and the report of an earlier agent."""
 
     name: str
-    uuid: str
     handle: Any
     source: str = ""
-    known: DeviceEnergy | None = None
+    report: DeviceEnergy | None = None
     before: Tally = field(default_factory=Tally)
     counter: Counter = field(default_factory=Counter)
     integral: PowerIntegral | None = None
@@ -174,19 +167,17 @@ class _Gpu:
 
 
 @dataclass
-class Nvml(Continued):
-    """The GPUs of this machine, each by its counter or else by its power.
+class Nvml(Meter):
+    """The GPUs of this machine, by their counters or else by their power.
 
-    A GPU that cannot be read is left out meanwhile: a counter goes on by itself; if it began anew,
+    A GPU that cannot be read is left out meanwhile: its counter continues; if that began anew,
     or if power is read, the time between is unseen.
 
     Attributes:
-        most_w: bound of the power of each GPU; None for twice its limit.
+        most_w: bound of the power of a GPU; None for twice its limit.
     """
 
-    sources: Sequence[str] = (COUNTER, POWER)
     every_s: float = COUNTER_MOST_S
-    trouble: str = ""
     most_w: float | None = None
     _refusals: Refusals = field(default_factory=Refusals)
     _nvml: Any = None
@@ -194,22 +185,18 @@ class Nvml(Continued):
     _again_s: float = -math.inf
 
     def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return the GPUs with new readings; none while they are lost.
-
-        Raises:
-            MeterError: there is no NVML, or no GPU that it can read.
-        """
+        """Return the GPUs with new readings; none while they are lost."""
         lost = any(gpu.handle is None for gpu in self._gpus.values())
         if (self._nvml is None or lost) and now_s >= self._again_s:
             self._open(now_s)
-        found = [gpu.energy(now_s) for gpu in self._gpus.values() if self._read(gpu, now_s)]
         gpus = self._gpus.values()
+        devices = [gpu.energy(now_s) for gpu in gpus if self._read(gpu, now_s)]
         if self._nvml is not None:
             troubles = [f"{gpu.name}: {gpu.trouble}" for gpu in gpus if gpu.trouble]
             self.trouble = "; ".join(filter(None, (*troubles, self._refusals.words(now_s))))
             if not any(gpu.source or gpu.handle is None for gpu in gpus):
                 raise MeterError(self.trouble or "NVML shows no GPU")
-        return found
+        return devices
 
     def close(self) -> None:
         """Close NVML; a later reading opens it again."""
@@ -225,11 +212,7 @@ class Nvml(Continued):
             gpu.handle = None
 
     def _open(self, now_s: float) -> None:
-        """Find the GPUs, again after some were lost by a reset, or by a reload of the driver.
-
-        Raises:
-            MeterError: there is no NVML, and never was.
-        """
+        """Find the GPUs, again after some were lost by a reset, or by a reload of the driver."""
         self._shut()
         self._again_s = now_s + RETRY_S
         try:
@@ -245,8 +228,8 @@ class Nvml(Continued):
                 handle = nvml.nvmlDeviceGetHandleByIndex(number)
                 uuid = uuid_of(nvml, handle)  # its number may be another one by now
                 if uuid not in self._gpus:
-                    known = self._known.pop(name, None)
-                    self._gpus[uuid] = _Gpu(name, uuid, None, "", known, Tally.after(known))
+                    report = self._reported.pop(name, None)
+                    self._gpus[uuid] = _Gpu(name, None, "", report, Tally.after(report))
                 gpu = self._gpus[uuid]
                 gpu.handle, gpu.trouble = handle, ""
                 gpu.counter.most_w = self.most_w or ABOVE_LIMIT * limit_w(nvml, handle)
@@ -259,22 +242,19 @@ class Nvml(Continued):
         """Take the first way in which this GPU can be read."""
         trouble = ""
         try:
-            if COUNTER in self.sources:
-                self._nvml.nvmlDeviceGetTotalEnergyConsumption(gpu.handle)
-                gpu.source = COUNTER
-        except self._nvml.NVMLError as error:
-            trouble = f"no energy counter: {in_words(self._nvml, error)}"
-        if not gpu.source and POWER in self.sources:
+            self._nvml.nvmlDeviceGetTotalEnergyConsumption(gpu.handle)
+            gpu.source = COUNTER
+        except self._nvml.NVMLError:
             trouble = self._choose_power(gpu)
         if gpu.source and divided(self._nvml, gpu.handle):
-            trouble = "it is divided by MIG, and what is read is of all its parts"
-        if gpu.source == POWER and gpu.known is not None:
+            trouble = "it is divided by MIG, and its readings are of all its parts"
+        if gpu.source == POWER and gpu.report is not None:
             gpu.before.unseen_s += self._gap_s
-            gpu.known = None
+            gpu.report = None
         gpu.trouble = trouble
 
     def _choose_power(self, gpu: _Gpu) -> str:
-        """Read its power from now on; return why that is impossible, or ""."""
+        """Read the power from now on; return the reason if that is impossible, or ""."""
         try:
             gpu.instant = instant_w(self._nvml, gpu.handle) is not None
             if not gpu.instant:
@@ -309,12 +289,12 @@ class Nvml(Continued):
         if counter.at_s is not None and now_s < counter.at_s + COUNTER_LEAST_S:
             return False
         counted_j = self._nvml.nvmlDeviceGetTotalEnergyConsumption(gpu.handle) / 1e3
-        if gpu.known is not None:  # begin where an earlier agent left, if that is the same counter
-            if self._same_boot and gpu.known.counter is not None:
-                counter.add(now_s - max(self._gap_s, COUNTER_PERIOD_S), gpu.known.counter)
+        if gpu.report is not None:  # begin where an earlier agent left, if it is the same counter
+            if self._same_boot and gpu.report.counter is not None:
+                counter.add(now_s - max(self._gap_s, COUNTER_PERIOD_S), gpu.report.counter)
             else:
                 gpu.before.unseen_s += self._gap_s
-            gpu.known = None
+            gpu.report = None
         if not counter.add(now_s, counted_j):
             self._refusals.add(gpu.name, counter.most_w, now_s)
         still_s = now_s - counter.changed_s

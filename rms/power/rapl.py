@@ -1,19 +1,18 @@
 """Energy of the processors' packages and memory by RAPL, through Linux powercap.
 
-The kernel shows a counter in microjoules for each zone, which wraps around at
+The kernel shows a counter in microjoules for every zone, which wraps around at
 ``max_energy_range_uj`` (Documentation/power/powercap/powercap.rst). Packages and memory (``dram``,
-which is in no package) are counted; what is part of a package (``core``, ``uncore``) is not, and
-the whole platform (``psys``, packages among it) only where no package is shown.
+which is in no package) are counted. Parts of a package (``core``, ``uncore``) are not, and the
+whole platform (``psys``, which includes the packages) is counted only without packages.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rms.power.meter import ABOVE_LIMIT, Continued, MeterError, Refusals, Tally
+from rms.power.meter import ABOVE_LIMIT, Meter, MeterError, Refusals, Tally
 from rms.wire.messages import DeviceEnergy
 
 POWERCAP = Path("/sys/class/powercap")
@@ -113,7 +112,7 @@ class Zone:
         return self.most_w * UPDATE_S
 
     def _compare(self, now_uj: int, twin: Zone) -> None:
-        """Drop the twin if it differs: a mirror shows what is between two readings of it."""
+        """Drop the twin if it differs: a mirror's value is between two readings of its twin."""
         before_uj, after_uj = twin.last_uj, _number(twin.path / "energy_uj")
         if before_uj is None or after_uj is None:
             return
@@ -128,46 +127,36 @@ class Zone:
     def energy(self) -> DeviceEnergy:
         """Return its energy, uncertain by its updates: its gain is not stated."""
         tally = self.tally
-        seen = Tally(
-            tally.joules + self.counted_uj * 1e-6,
-            tally.unseen_s,
-            tally.uncertainty_j + self.edges_j,
-        )
+        joules = tally.joules + self.counted_uj * 1e-6
+        whole = Tally(joules, tally.unseen_s, tally.uncertainty_j + self.edges_j)
         counter = None if self.last_uj is None else self.last_uj * 1e-6
-        return seen.energy(self.device, self.source, counter)
+        return whole.energy(self.device, self.source, counter)
 
 
 @dataclass
-class Rapl(Continued):
+class Rapl(Meter):
     """The zones of this machine.
 
     Attributes:
-        folder: where the kernel shows them.
-        most_w: bound of the power of each zone; None for twice its limit.
+        folder: the kernel's folder of the zones.
+        most_w: bound of the power of a zone; None for twice its limit.
     """
 
     folder: Path = POWERCAP
-    sources: Sequence[str] = ("rapl", "rapl-dram")
-    every_s: float = 1.0
-    trouble: str = ""
     most_w: float | None = None
     _refusals: Refusals = field(default_factory=Refusals)
     _listed: list[str] = field(default_factory=list)
-    _found: list[Zone] = field(default_factory=list)
+    _counting: list[Zone] = field(default_factory=list)
     _zones: dict[Path, Zone] = field(default_factory=dict)
-    _known_s: float | None = None
+    _reported_s: float | None = None
 
     def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return the energy of the zones; a zone that cannot be read now is left out.
-
-        Raises:
-            MeterError: there is no such counter, or this user may read none.
-        """
-        if self._known_s is None:
-            self._known_s = now_s - self._gap_s
-        found = self._find(now_s)
-        read = [zone for zone in found if zone.read(now_s)]
-        lost = [zone.path for zone in found if zone not in read]
+        """Return the energy of the zones; a zone that cannot be read now is left out."""
+        if self._reported_s is None:
+            self._reported_s = now_s - self._gap_s
+        zones = self._find(now_s)
+        read = [zone for zone in zones if zone.read(now_s)]
+        lost = [zone.path for zone in zones if zone not in read]
         why_not = _why_not(lost[0]) if lost else ""
         if not read and all(_locked(path) for path in lost):
             raise MeterError(why_not or f"no processor package in {self.folder}")
@@ -178,9 +167,6 @@ class Rapl(Continued):
         self.trouble = "; ".join(filter(None, (why_not, self._refusals.words(now_s))))
         return [zone.energy() for zone in counting]
 
-    def close(self) -> None:
-        """There is nothing to end."""
-
     def _find(self, now_s: float) -> list[Zone]:
         """Return the zones that count; they are listed again if any has come or gone."""
         try:
@@ -188,30 +174,30 @@ class Rapl(Continued):
         except OSError:
             listed = []
         if listed == self._listed:
-            return self._found
-        self._listed, self._found = listed, []
+            return self._counting
+        self._listed, self._counting = listed, []
         for kind in FALLBACKS:
             paths = [self.folder / name for name in listed if name.startswith(f"{kind}:")]
             zones = [self._zone(path, now_s) for path in sorted(paths, key=_place)]
             counting = [zone for zone in zones if zone is not None]
             packages = any(zone.name.startswith("package") for zone in counting)
-            self._found = [zone for zone in counting if zone.name != "psys" or not packages]
-            if self._found:
+            self._counting = [zone for zone in counting if zone.name != "psys" or not packages]
+            if self._counting:
                 break
-        return self._found
+        return self._counting
 
     def _zone(self, path: Path, now_s: float) -> Zone | None:
-        """Return a zone, known or new; None for a part of another."""
+        """Return the zone of a folder; None for a part of another."""
         name = _text(path / "name") or ""
         if name == "dram":
             package = _text(path.with_name(path.name.rpartition(":")[0]) / "name") or ""
             name = f"dram{package.removeprefix('package')}"
         if not name.startswith(("package-", "dram", "psys")):
             return None
-        known = self._zones.get(path)
-        if known is None or known.name != name:
-            self._zones[path] = known = self._new(path, name, now_s)
-        return known
+        zone = self._zones.get(path)
+        if zone is None or zone.name != name:
+            self._zones[path] = zone = self._new(path, name, now_s)
+        return zone
 
     def _new(self, path: Path, name: str, now_s: float) -> Zone:
         """Return a new zone, as an earlier agent has read it."""
@@ -227,13 +213,13 @@ class Rapl(Continued):
             self.most_w or _most_w(path),
             twin,
         )
-        before = self._known.get(zone.device)
-        if before is not None and self._known_s is not None:
+        before = self._reported.get(zone.device)
+        if before is not None and self._reported_s is not None:
             zone.tally = Tally.after(before)
             if self._same_boot and before.source == zone.source and before.counter is not None:
-                zone.last_uj, zone.last_s = round(before.counter * 1e6), self._known_s
+                zone.last_uj, zone.last_s = round(before.counter * 1e6), self._reported_s
             else:
-                zone.tally.unseen_s += now_s - self._known_s
+                zone.tally.unseen_s += now_s - self._reported_s
         return zone
 
 
@@ -264,13 +250,12 @@ def _locked(path: Path) -> bool:
 
 
 def _why_not(path: Path) -> str:
-    """Return why a counter cannot be read."""
     file = path / "energy_uj"
     if not _locked(path):
         return f"{file} could not be read"
     return (
         f"{file} may be read by root alone (since 2020, CVE-2020-8694); a site opens it to a group"
-        f" at each boot by tmpfiles.d: z {path.parent}/intel-rapl*/energy_uj 0440 root GROUP"
+        f" at every boot by tmpfiles.d: z {path.parent}/intel-rapl*/energy_uj 0440 root GROUP"
     )
 
 

@@ -31,8 +31,8 @@ from rms.daemon.ask import routes
 from rms.daemon.serve import StderrLog, run_daemon
 from rms.daemon.store.context import Settings
 from rms.daemon.store.snapshots import KEEP
-from rms.launch.base import Engine, ManagedProcess, ScriptLaunch, WorldLaunch
-from rms.launch.local import LocalLauncher
+from rms.launch.base import ManagedProcess, ScriptLaunch, WorldLaunch
+from rms.launch.local import JobEngine, LocalLauncher
 from rms.wire.http import RETRY_S
 from rms.wire.messages import TOKEN_VARIABLE, LaunchRequest, Poll, PollAnswer
 
@@ -104,7 +104,7 @@ def serve(
     )
 
     def run() -> None:
-        run_daemon(state, Engine(cluster, Launcher), settings)
+        run_daemon(state, JobEngine(cluster, Launcher), settings)
 
     run() if profile is None else cProfile.runctx("run()", {}, {"run": run}, profile)
 

@@ -90,7 +90,7 @@ def test_no_power_from_the_start_is_reported_within_10_s(samplers: Samplers) -> 
     meter = Devices()
     assert meter.read(50.0) == []
     samplers.newest.unreadable = NA
-    with pytest.raises(MeterError, match=r"tells no power of any device; it printed .*\[N/A\]"):
+    with pytest.raises(MeterError, match=r"prints no power of any device; it printed .*\[N/A\]"):
         meter.read(50.0 + SILENT_S + 1.0)
 
 

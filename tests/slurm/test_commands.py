@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from accounting import records
 from slurm_bed import NODES, brought_up
 from slurm_bed import Slurm as Bed
 
@@ -60,7 +61,7 @@ def test_an_array_in_the_queue_and_in_accounting(slurm: Bed) -> None:
     raw = [row.job_id for row in rows if row.state == "RUNNING"]
 
     def known() -> bool:  # accounting hears of a job when it is submitted and when it begins
-        return [record.state for record in read.records(raw)] == ["RUNNING"] * 2
+        return [record.state for record in records(read, raw)] == ["RUNNING"] * 2
 
     slurm.wait_until(known, "accounting has both")
 
@@ -76,8 +77,8 @@ def test_growing_and_shrinking(slurm: Bed) -> None:
     slurm.next_second()
     assert before.batch_host is not None
     assert read.shrink(job, [before.batch_host]).hosts == before.hosts
-    slurm.wait_until(lambda: len(read.records([job])) == 3, "accounting has both")
-    states = [(row.state, row.nodes) for row in read.records([job])]
+    slurm.wait_until(lambda: len(records(read, [job])) == 3, "accounting has both")
+    states = [(row.state, row.nodes) for row in records(read, [job])]
     assert states == [("RESIZING", 1), ("RESIZING", 3), ("RUNNING", 1)]
     assert donors(read) == []
 

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from accounting import AccountingRecord, records_from_text
 from processes import ROOT
 from slurm_bed import NODES, Slurm
 from slurm_daemon import CASE, STEPS, SlurmRms, bare, serving, write_script
-
-from rms.launch.slurm.output import AccountingRecord, records_from_text
 
 GRACE = ("--grace", "5")
 LATE_S = 120.0

@@ -15,7 +15,7 @@ from processes import Run, called
 from rms.cli.main import main
 from rms.formats import profiles
 from rms.formats.profiles import Point, Profile, Program
-from rms.launch.machine import hardware
+from rms.launch.local import hardware
 from rms.studies import bandwidth
 from rms.studies import profile as study
 

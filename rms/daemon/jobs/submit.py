@@ -61,7 +61,7 @@ from rms.formats.values import (
     parse_dependency,
     parse_signal,
 )
-from rms.launch.machine import hardware
+from rms.launch.local import hardware
 from rms.launch.processes import check_output, check_own_file, check_path, check_strings
 from rms.wire.files import sync_folder, write_whole
 from rms.wire.messages import COOLDOWN_VARIABLE

@@ -53,7 +53,8 @@ from rms.daemon.store.notes import (
 from rms.daemon.store.private import line_file
 from rms.daemon.store.record import REQUEUED, JobRuntime, ResizeNote, ResizeState, Step
 from rms.daemon.store.sandbox import stand_ins
-from rms.launch.base import LaunchCommand, Launcher, LaunchError, ManagedProcess
+from rms.launch.base import LaunchCommand, LaunchError, ManagedProcess
+from rms.launch.local import LocalLauncher
 
 KILL_S = 5.0
 """Deadline at start for killed processes to end."""
@@ -141,7 +142,7 @@ def _names(folder: Path) -> list[str]:
 def resume(
     cluster: Cluster,
     journal: Journal,
-    launcher: Launcher,
+    launcher: LocalLauncher,
     settings: Settings,
     kind: type[Daemon] = Daemon,
 ) -> Daemon:
@@ -178,7 +179,9 @@ def resume(
     return daemon
 
 
-def restore(cluster: Cluster, journal: Journal, launcher: Launcher, settings: Settings) -> Context:
+def restore(
+    cluster: Cluster, journal: Journal, launcher: LocalLauncher, settings: Settings
+) -> Context:
     """Rebuild scheduler and jobs from a journal; record the decisions that it lacks.
 
     Args:

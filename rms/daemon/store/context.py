@@ -23,7 +23,8 @@ from rms.daemon.store.notes import BrokenNote, ClockNote, Note
 from rms.daemon.store.private import Private
 from rms.daemon.store.record import JobRuntime
 from rms.formats.prices import Prices
-from rms.launch.base import Launcher, PowerCommands
+from rms.launch.base import PowerCommands
+from rms.launch.local import LocalLauncher
 from rms.power.meter import boot_id, boottime
 from rms.wire.users import PowerCap
 
@@ -239,7 +240,7 @@ class Context:
     scheduler: Scheduler
     jobs: dict[JobId, JobRuntime]
     journal: Journal
-    launcher: Launcher
+    launcher: LocalLauncher
     drained: frozenset[str] = frozenset()
     broken: frozenset[str] = frozenset()
     nodes_wait: str = ""

@@ -15,7 +15,7 @@ import msgspec
 
 from rms.core.books.measured import MeteredHost
 from rms.formats.jobscript import OutputNames, expand_output
-from rms.formats.values import SignalAsked
+from rms.formats.values import SignalRequest
 from rms.wire.users import ResizeRow
 
 
@@ -161,7 +161,7 @@ class SubmissionNote(Note, tag="job"):
     profile: str = ""
     arguments: list[str] = []
     memory_mib: float | None = None
-    signal: SignalAsked | None = None
+    signal: SignalRequest | None = None
 
     def index(self, job_id: str) -> int | None:
         """Return the index of a task, None for a job of no array."""

@@ -1,1 +1,1 @@
-"""Slurm as it is found on a site: its commands, what they print, and what they allow."""
+"""The engines of Slurm, and its commands."""

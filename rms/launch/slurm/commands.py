@@ -1,4 +1,4 @@
-"""Slurm's commands as typed calls, each with a deadline, and the options and variables for them."""
+"""Slurm's commands as typed calls with deadlines, and the options and variables for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from typing import TypeVar
 
 from rms.launch.slurm import output
 from rms.launch.slurm.output import (
-    AccountingRecord,
     JobDetails,
     Partition,
     QueuedJob,
@@ -46,7 +45,7 @@ VARIABLES = frozenset(
     f"SBATCH_{name}"
     for name in ("ACCOUNT", "CONSTRAINT", "PARTITION", "QOS", "RESERVATION", "WCKEY")
 )
-"""Variables of a user's environment that say where jobs may run."""
+"""Variables of a user's environment that restrict where jobs may run."""
 
 SITE_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER")
 """Variables that name the site, for every command of Slurm's."""
@@ -59,7 +58,7 @@ def sbatch_options(own: Sequence[str], partition: str = "") -> list[str]:
     """Return the options of a script that sbatch gets.
 
     Args:
-        own: one word each, as :func:`rms.formats.jobscript.parse_script` returns them.
+        own: single words, as :func:`rms.formats.jobscript.parse_script` returns them.
         partition: the partition of a script that names none, "" for Slurm's own choice.
     """
     words = [word for word in own if _name(word) not in RMS_OPTIONS]
@@ -167,11 +166,7 @@ Run = Callable[[Sequence[str], Mapping[str, str], float], CommandResult]
 def run_command(
     command: Sequence[str], environment: Mapping[str, str], deadline_s: float
 ) -> CommandResult:
-    """Run a command to its end, or interrupt it as Ctrl-C does: salloc then withdraws its request.
-
-    Raises:
-        SlurmError: there is no such command.
-    """
+    """Run a command, or interrupt it at its deadline by SIGINT, on which salloc gives up."""
     try:
         process = subprocess.Popen(
             command,
@@ -206,7 +201,7 @@ def meaning_of(message: str) -> Meaning:
 
 @dataclass
 class Slurm:
-    """One site's commands.
+    """The commands of one site; a call that fails or has no answer raises :class:`SlurmError`.
 
     ``outer`` is the caller's environment. Its options for Slurm are left out, and so are the
     variables of an allocation: within one, ``scontrol update`` would write files to the working
@@ -238,9 +233,6 @@ class Slurm:
 
         Args:
             environment: instead of this process's own.
-
-        Raises:
-            SlurmError: it failed, or did not end in time.
         """
         if environment is None:
             environment = self._environment
@@ -252,7 +244,7 @@ class Slurm:
             done = self.run(command, environment, limit_s)
         finally:
             self._begun_s.pop(thread, None)
-        words = " ".join((done.err.strip() or done.out.strip() or "no reason given").split())
+        words = " ".join((done.err.strip() or done.out.strip() or "it prints no reason").split())
         error = None
         if done.status is None:
             error = SlurmError(f"{name} did not end within {limit_s:g} s", Meaning.UNREACHABLE)
@@ -310,16 +302,9 @@ class Slurm:
         command = ["sinfo", "--noheader", "--exact", f"--format={output.NODES_FORMAT}"]
         return output.nodes_from_text(self.call(*command).out)
 
-    def records(self, jobs: Sequence[int]) -> list[AccountingRecord]:
-        """Return the records of jobs in accounting, oldest first; a resized job has several.
-
-        Accounting counts in whole seconds: of two resizes within one, it keeps the last only.
-        """
-        done = self.call(
-            *["sacct", "--duplicates", f"--jobs={','.join(map(str, jobs))}"],
-            *["--noheader", "--parsable2", f"--format={output.RECORDS_FORMAT}"],
-        )
-        return output.records_from_text(done.out)
+    def check_accounting(self, job: int) -> None:
+        """Refuse a site whose accounting does not answer queries of jobs."""
+        self.call("sacct", "--duplicates", f"--jobs={job}", "--noheader", "--format=JobIDRaw")
 
     def consumed_j(self, job: int) -> float:
         """Return the energy of a job that is over, by Slurm's own plugin."""
@@ -420,7 +405,7 @@ class Slurm:
         :meth:`cancel_named` ends those that a killed caller has left.
 
         Raises:
-            SlurmError: refused or no node free; the job goes on as it was, without a donor.
+            SlurmError: refused or no node free; the job is unchanged, without a donor.
         """
         before = self.job(job)
         if before.has_gres:
@@ -481,7 +466,7 @@ Answer = TypeVar("Answer")
 class RateLimiter:
     """Lets one change of a running job at a time through, with pauses in between.
 
-    Slurm's controller makes them one by one, 0.2 to 0.4 s each, and answers no command of any user
+    Slurm's controller makes them one by one, in 0.2 to 0.4 s, and answers no command of any user
     meanwhile.
     """
 

@@ -1,12 +1,12 @@
-"""A pilot outside of any allocation: it requests nodes of Slurm by demand, and returns them.
+"""Engine ``slurm-pilot`` on demand: a pilot that requests nodes of Slurm, and returns them.
 
 The nodes of a partition are its cluster; those that none of its allocations holds are unavailable.
-A job may have nodes of several allocations: its worlds reach each node by a step in the allocation
-of that node.
+A job may have nodes of several allocations: its worlds reach a node by a step in the allocation of
+that node.
 
 Allocations are batch jobs whose script only waits, so they outlive a daemon that is killed: the
-next daemon finds them by their name, which is its own, and continues with them. The script ends
-when the daemon has been away for long or has ended: it looks at a file that the daemon touches.
+next daemon lists them by their name and continues with them. The script ends when the daemon has
+been away for long or has ended, by the age of a file that the daemon touches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from rms.core.rules.checks import LEAST_S
 from rms.launch.base import Demand, LeaseTerms, PendingCall
-from rms.launch.slurm.commands import Executor, Meaning, Slurm, SlurmError
+from rms.launch.slurm.commands import Executor, Meaning, SlurmError
 from rms.launch.slurm.launcher import SlurmLauncher, SlurmNodes
 from rms.launch.slurm.ondemand import (
     Action,
@@ -36,7 +36,7 @@ from rms.launch.slurm.ondemand import (
     decide,
 )
 from rms.launch.slurm.output import QueuedJob
-from rms.launch.slurm.pilot import HeldAllocations, PilotClocks, StepScripts, diagnosis
+from rms.launch.slurm.pilot import HeldAllocations, diagnosis
 
 POLL_S = 2.0
 """Time between two polls of the queue."""
@@ -47,13 +47,13 @@ ABANDONED_MIN = 30
 
 RETRY_S = 30.0
 RETRY_MOST_S = 600.0
-"""Pause after a refusal, doubled each time, and its maximum."""
+"""Pause after a refusal, which doubles with every further one, and its maximum."""
 
 SHORT_S = 30.0
 """An allocation that ends by itself so soon is a failure."""
 
 CANCEL_S = 10.0
-"""How long a daemon that ends waits for Slurm to take its allocations back."""
+"""Time limit for cancelling the allocations when the daemon ends."""
 
 COMING = ("CONFIGURING", "RESIZING")
 SCRIPT = f"""#!/bin/sh
@@ -67,15 +67,12 @@ class Allocations:
     """The allocations of one pilot in Slurm's queue.
 
     Attributes:
-        name: their name in Slurm.
         barred: nodes that are not requested.
-        options: sbatch's.
         folder: for their script, and the file that is touched.
         running, coming: allocations with nodes, and with nodes that are being made ready.
-        pending: allocations that wait.
-        known: whether Slurm has answered since the last request, so that all of this holds.
-        silent: whether Slurm has not answered the last question.
-        narrows: whether running allocations can return single nodes, as far as known.
+        current: whether Slurm has answered since the last request, so that all of this holds.
+        silent: whether Slurm has not answered the last query.
+        narrows: whether running allocations can return single nodes; true until a refusal.
         news: lines for the log.
         wait_reason: the reason why requested nodes have not come, "" without requests.
     """
@@ -87,16 +84,16 @@ class Allocations:
     running: dict[int, QueuedJob] = field(default_factory=dict)
     coming: dict[int, QueuedJob] = field(default_factory=dict)
     pending: dict[int, Pending] = field(default_factory=dict)
-    known: bool = False
+    current: bool = False
     silent: bool = False
     narrows: bool = True
     barred: frozenset[str] = frozenset()
     news: list[str] = field(default_factory=list)
     wait_reason: str = ""
-    _asked_for: dict[int, tuple[int, int]] = field(default_factory=dict)
-    _let_go: set[int] = field(default_factory=set)
+    _requested: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _returned: set[int] = field(default_factory=set)
     _over: set[int] = field(default_factory=set)
-    _look: Future[list[QueuedJob]] | None = None
+    _query: Future[list[QueuedJob]] | None = None
     _acting: Future[list[str]] | None = None
     _next_s: float = 0.0
     _touch_s: float = -inf
@@ -108,11 +105,7 @@ class Allocations:
         self._script, self._alive = self.folder / "allocation.sh", self.folder / "alive"
         self.folder.mkdir(parents=True, exist_ok=True)
         self._script.write_text(SCRIPT)
-
-    @property
-    def slurm(self) -> Slurm:
-        """The site's commands."""
-        return self.executor.slurm
+        self.slurm = self.executor.slurm
 
     @property
     def may_submit(self) -> bool:
@@ -122,7 +115,7 @@ class Allocations:
     # --- polling -----------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Poll the queue now, and wait for the answer, if there is one."""
+        """Query the queue now, and wait for the answer, if there is one."""
         with contextlib.suppress(SlurmError, ValueError):
             self._take_in(self._rows())
 
@@ -136,23 +129,20 @@ class Allocations:
         if self._acting is not None and self._acting.done():
             acting, self._acting, self._next_s = self._acting, None, now
             self.news += acting.result()
-        if self._look is not None:
-            return self._answered(self._look)
-        if self._acting is None and now >= self._next_s:
-            self._next_s = now + POLL_S
-            self._look = self.executor.ask(self._rows)
-        return False
-
-    def _answered(self, look: Future[list[QueuedJob]]) -> bool:
-        if not look.done():
+        if self._query is None:
+            if self._acting is None and now >= self._next_s:
+                self._next_s = now + POLL_S
+                self._query = self.executor.ask(self._rows)
             return False
-        self._look = None
+        if not self._query.done():
+            return False
+        query, self._query = self._query, None
         try:
-            rows = look.result()
-        except Exception:  # of Slurm, or of what it prints: asked again in any case
+            rows = query.result()
+        except Exception:  # of Slurm, or of its output: the next query follows in any case
             self.silent = True
             return False
-        if self._acting is not None:  # it was asked before something was changed
+        if self._acting is not None:  # the query is older than the last change
             return False
         self._take_in(rows)
         return True
@@ -161,12 +151,12 @@ class Allocations:
         return self.slurm.jobs("--states=all", f"--user={self.slurm.user}", f"--name={self.name}")
 
     def _take_in(self, rows: Sequence[QueuedJob]) -> None:
-        self.silent, self.known = False, True
+        self.silent, self.current = False, True
         before = self.running
         self.running = {row.job_id: row for row in rows if row.state == "RUNNING"}
         self.coming = {row.job_id: row for row in rows if row.state in COMING}
         self.pending = {
-            row.job_id: Pending(row.job_id, *self._asked_for.get(row.job_id, (0, 0)))
+            row.job_id: Pending(row.job_id, *self._requested.get(row.job_id, (0, 0)))
             for row in rows
             if row.state == "PENDING"
         }
@@ -182,15 +172,15 @@ class Allocations:
         for row in rows:
             if row.job_id not in there and row.job_id not in self._over:
                 self._over.add(row.job_id)
-                self._ended(row, known=row.job_id in before)
+                self._ended(row, ran=row.job_id in before)
         self._over.intersection_update(row.job_id for row in rows)
 
-    def _ended(self, row: QueuedJob, *, known: bool) -> None:
-        """Take in the end of an allocation; after one that ends at once there is a pause."""
-        self._asked_for.pop(row.job_id, None)
-        if row.job_id in self._let_go:
+    def _ended(self, row: QueuedJob, *, ran: bool) -> None:
+        """Note the end of an allocation; after one that ends at once there is a pause."""
+        self._requested.pop(row.job_id, None)
+        if row.job_id in self._returned:
             return
-        if known:
+        if ran:
             self.news.append(f"allocation {row.job_id} is over ({row.state.lower()})")
         began_s = row.start_s
         if row.state == "CANCELLED" or began_s is None or time.time() > began_s + SHORT_S:
@@ -199,7 +189,6 @@ class Allocations:
         self._refuse(f"allocation {row.job_id} ended at once ({row.state.lower()})")
 
     def _refuse(self, words: str) -> None:
-        """Pause after a refusal."""
         pause_s = min(RETRY_MOST_S, RETRY_S * 2**self._refused)
         self._refused += 1
         self._submit_s = time.monotonic() + pause_s
@@ -209,9 +198,9 @@ class Allocations:
     # --- requests ----------------------------------------------------------------------------
 
     def act(self, actions: Sequence[Action]) -> None:
-        """Carry out actions; until the next answer of Slurm nothing is known."""
+        """Carry out actions; until the next answer of Slurm the lists are not current."""
         if actions:
-            self.known = False
+            self.current = False
             self._acting = self.executor.ask(lambda: self._carry_out(actions))
 
     def _carry_out(self, actions: Sequence[Action]) -> list[str]:
@@ -227,7 +216,7 @@ class Allocations:
                         self.slurm.cancel(action.number, only_pending=True)
                 elif isinstance(action, GiveBack) and error.meaning is Meaning.NEVER:
                     self.narrows = False
-                    news.append(f"nodes are given back by whole allocations: {error}")
+                    news.append(f"nodes go back by whole allocations: {error}")
         return news
 
     def _carry_out_one(self, action: Action) -> str:
@@ -237,20 +226,15 @@ class Allocations:
             number = slurm.submit(
                 *[f"--job-name={self.name}", f"--nodes={action.least}-{action.most}"],
                 *["--exclusive", "--no-requeue", "--no-kill", "--output=/dev/null"],
-                *[
-                    f"--chdir={self.folder}",
-                    *barred,
-                    *self.options,
-                    str(self._script),
-                    str(self._alive),
-                ],
+                *[f"--chdir={self.folder}", *barred, *self.options],
+                *[str(self._script), str(self._alive)],
             )
-            self._asked_for[number] = action.least, action.most
+            self._requested[number] = action.least, action.most
             return f"allocation {number} asked for: {action.least} to {action.most} nodes"
         if isinstance(action, Alter):
             nodes = f"NumNodes={action.least}-{action.most}"
             slurm.call("scontrol", "update", f"JobId={action.number}", nodes)
-            self._asked_for[action.number] = action.least, action.most
+            self._requested[action.number] = action.least, action.most
             return f"allocation {action.number} changed: {action.least} to {action.most} nodes"
         if isinstance(action, Withdraw):
             slurm.cancel(action.number, only_pending=True)
@@ -259,7 +243,7 @@ class Allocations:
 
     def _give_back(self, action: GiveBack) -> str:
         if action.whole:
-            self._let_go.add(action.number)
+            self._returned.add(action.number)
             self.slurm.cancel(action.number)
             return f"allocation {action.number} let go"
         held, going = self.slurm.job(action.number), set(action.hosts)
@@ -343,13 +327,13 @@ class OnDemandNodes(SlurmNodes):
         return list(self.held.by_number)
 
     def reach(self, job: str, env: dict[str, str]) -> list[str]:
-        """Return mpiexec's options: each node is reached by a step in its own allocation."""
+        """Return mpiexec's options: a node is reached by a step in its own allocation."""
         if self._launcher.reach != "slurm":
             return ["-launcher", self._launcher.reach]
         return ["-launcher", "ssh", "-launcher-exec", str(self._reach)]
 
     def _hold_all(self) -> None:
-        """Take in the allocations and their nodes."""
+        """Hold the allocations of the last answer, and their nodes."""
         running, held = self._allocations.running, self.held.by_number
         for number in held.keys() - running.keys():
             gone = held.pop(number)
@@ -392,12 +376,12 @@ class OnDemandNodes(SlurmNodes):
     # --- queries -----------------------------------------------------------------------------
 
     def controller_answers(self) -> bool:
-        """Return whether the controller has answered the last questions."""
+        """Return whether the controller has answered the last queries."""
         return not self._allocations.silent and self.held.answers()
 
     def unavailable(self) -> frozenset[str] | None:
         """Return the nodes that are not held, fail or go back soon."""
-        if not (self.held.by_number or self._allocations.known):
+        if not (self.held.by_number or self._allocations.current):
             return None
         there: set[str] = set()
         for number, allocation in self.held.by_number.items():
@@ -410,7 +394,7 @@ class OnDemandNodes(SlurmNodes):
         return frozenset(self._cluster).difference(there)
 
     def leases(self) -> LeaseTerms:
-        """Return when jobs on the nodes that are held are told to end."""
+        """Return the times at which jobs on the held nodes have to end."""
         until_s: dict[str, float] = {}
         for number, allocation in self.held.by_number.items():
             end_s = self._until_s(number)
@@ -419,7 +403,7 @@ class OnDemandNodes(SlurmNodes):
         return LeaseTerms(until_s, limits.most, limits.longest_s, waits)
 
     def _until_s(self, number: int) -> float:
-        """Return when jobs of an allocation are told to end, by the wall clock."""
+        """Return the time at which jobs of an allocation have to end, by the wall clock."""
         held, row = self.held.by_number.get(number), self._allocations.running.get(number)
         if held is not None and held.snapshot is not None:
             end_s = held.snapshot.end_s  # to the second; the queue's limit is in minutes
@@ -431,15 +415,15 @@ class OnDemandNodes(SlurmNodes):
 
     def diagnose_failure(self, job: str, hosts: Sequence[str]) -> PendingCall:
         """Return how a job has lost its nodes or allocations, or that its steps were cancelled."""
-        asked: list[Future[str]] = []
+        queries: list[Future[str]] = []
 
         def answer() -> str | None:
-            if not asked:
-                if not self._allocations.known:
+            if not queries:
+                if not self._allocations.current:
                     return None
                 name = self._launcher.name(job)
-                asked.append(self.executor.ask(lambda: self._diagnose(name, hosts)))
-            return diagnosis(asked[0]) if asked[0].done() else None
+                queries.append(self.executor.ask(lambda: self._diagnose(name, hosts)))
+            return diagnosis(queries[0]) if queries[0].done() else None
 
         return answer
 
@@ -457,17 +441,17 @@ class OnDemandNodes(SlurmNodes):
     def follow(self, demand: Demand) -> Sequence[str]:
         """Request and return nodes by demand; return lines for the log."""
         now = time.time()
-        hosts = {host for each in self.held.by_number.values() for host in each.hosts}
+        hosts = {host for own in self.held.by_number.values() for host in own.hosts}
         since = self._idle_since_s
         self._idle_since_s = {h: since.get(h, now) for h in hosts if h not in demand.busy}
         self._barred = demand.barred
         self._allocations.barred = demand.barred | self._excluded
-        if self._allocations.known:
-            self._allocations.act([*self._given_back(demand), *self._wanted(now, demand)])
+        if self._allocations.current:
+            self._allocations.act([*self._returns(demand), *self._requests(now, demand)])
         news, self._allocations.news = self._allocations.news, []
         return news
 
-    def _wanted(self, now: float, demand: Demand) -> list[Action]:
+    def _requests(self, now: float, demand: Demand) -> list[Action]:
         """Return the requests; nodes that are to go back are closed first."""
         running = [self._running(number) for number in self.held.by_number]
         for number, row in self._allocations.coming.items():
@@ -502,8 +486,8 @@ class OnDemandNodes(SlurmNodes):
         until_s = self._until_s(number)
         return Running(number, allocation.hosts, until_s, idle, frozenset(leaving), useless)
 
-    def _given_back(self, demand: Demand) -> list[Action]:
-        """Return the nodes that go now: nothing runs on them, nor can be started there."""
+    def _returns(self, demand: Demand) -> list[Action]:
+        """Return the nodes that go back now: no job runs or can start there."""
         actions: list[Action] = []
         for number, going in list(self._leaving.items()):
             if not demand.busy.isdisjoint(going.hosts):  # a job was quicker
@@ -512,17 +496,3 @@ class OnDemandNodes(SlurmNodes):
                 self._acted.add(number)
                 actions.append(going)
         return actions
-
-
-def on_demand(
-    launcher: SlurmLauncher,
-    limits: PilotLimits,
-    cluster: tuple[str, ...],
-    options: Sequence[str],
-    excluded: frozenset[str],
-) -> SlurmLauncher:
-    """Give a launcher the parts of a pilot on demand; return it."""
-    launcher.nodes = nodes = OnDemandNodes(launcher, limits, cluster, options, excluded)
-    launcher.scripts = StepScripts(launcher, nodes.held)
-    launcher.clocks = PilotClocks(nodes.held)
-    return launcher

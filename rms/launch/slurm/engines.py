@@ -13,16 +13,15 @@ from rms.core.model.contention import Processors
 from rms.core.model.jobs import NodePower
 from rms.core.rules.checks import LEAST_S
 from rms.formats.config import ClusterFile, FileError, read_cluster
-from rms.launch.base import Engine, Launcher
-from rms.launch.machine import CORE_POWER
-from rms.launch.slurm import elastic
+from rms.launch.local import CORE_POWER, JobEngine
 from rms.launch.slurm.commands import Executor, Slurm, SlurmError
+from rms.launch.slurm.elastic import OnDemandNodes
 from rms.launch.slurm.jobs import SlurmJobs
 from rms.launch.slurm.launcher import SlurmLauncher
 from rms.launch.slurm.ondemand import PilotLimits
 from rms.launch.slurm.output import Partition, SiteNode
-from rms.launch.slurm.pilot import within_allocation
-from rms.launch.slurm.site import SlurmSite, inspect_site, measures, refusals, serves, verdicts
+from rms.launch.slurm.pilot import with_steps, within_allocation
+from rms.launch.slurm.site import SlurmSite, engine_verdict, inspect_site, measures, refusals
 from rms.power.choice import AUTO, MeterChoice
 
 LEAST_MARGIN_S = 20.0
@@ -38,8 +37,8 @@ class EngineOptions:
     Attributes:
         reach: the way in which mpiexec starts its proxies on nodes.
         grace_s: the time that a job has to end by itself.
-        tasks: slots of each node; None for those requested of Slurm, else for its GPUs or CPUs.
-        file: a cluster file with the power of each node, and its slots.
+        tasks: slots per node; None for those requested of Slurm, else for its GPUs or CPUs.
+        file: a cluster file with the power and the slots of the nodes.
         meters: the meters of the nodes that are read.
     """
 
@@ -59,7 +58,7 @@ class EngineOptions:
 
 def pilot(
     env: Mapping[str, str], user: str, options: EngineOptions, margin_s: float | None = None
-) -> Engine:
+) -> JobEngine:
     """Return the nodes of the allocation that this process runs in.
 
     Args:
@@ -92,15 +91,17 @@ def pilot(
         slots = allocated(env, slurm, hosts, options.tasks)
     cluster = _cluster(hosts, slots, file)
 
-    def launcher(state: Path, instance_id: str, server: str) -> Launcher:
+    def launcher(state: Path, instance_id: str, server: str) -> SlurmLauncher:
         own = options.launcher(slurm, state, instance_id, server, binds=binds)
         return within_allocation(own, within, hosts, margin_s)
 
-    return Engine(cluster, launcher, True, f"slurm:{within}")
+    return JobEngine(cluster, launcher, True, f"slurm:{within}")
 
 
-def site(env: Mapping[str, str], user: str, options: EngineOptions, partition: str = "") -> Engine:
-    """Return the nodes of a partition, for jobs that each are one of Slurm's own.
+def site(
+    env: Mapping[str, str], user: str, options: EngineOptions, partition: str = ""
+) -> JobEngine:
+    """Return the nodes of a partition, for jobs that are jobs of Slurm's own.
 
     Args:
         env: this process's environment.
@@ -112,11 +113,11 @@ def site(env: Mapping[str, str], user: str, options: EngineOptions, partition: s
     """
     slurm, facts, chosen, cluster = _partition(env, user, options, partition)
     binds, refused, partitions = binding(slurm), refusals(facts), slurm.partitions()
-    refusal = next((v.why for v in verdicts(facts) if v.what.startswith("engine slurm,")), "")
-    if not serves("slurm", facts):
-        raise SlurmError(refusal)
+    verdict = engine_verdict("slurm", facts)
+    if not verdict.allowed:
+        raise SlurmError(verdict.why)
 
-    def launcher(state: Path, instance_id: str, server: str) -> Launcher:
+    def launcher(state: Path, instance_id: str, server: str) -> SlurmLauncher:
         own = options.launcher(slurm, state, instance_id, server, binds=binds)
         own.nodes = own.scripts = SlurmJobs(
             own,
@@ -130,7 +131,7 @@ def site(env: Mapping[str, str], user: str, options: EngineOptions, partition: s
         )
         return own
 
-    return Engine(cluster, launcher, remote=True)
+    return JobEngine(cluster, launcher, remote=True)
 
 
 def on_demand(
@@ -139,7 +140,7 @@ def on_demand(
     options: EngineOptions,
     limits: PilotLimits,
     margin_s: float | None = None,
-) -> Engine:
+) -> JobEngine:
     """Return the nodes of a partition, for a pilot that requests them by demand.
 
     Args:
@@ -173,11 +174,12 @@ def on_demand(
     binds, hosts = binding(slurm), tuple(cluster.hosts)
     excluded = frozenset(chosen.hosts).difference(hosts)
 
-    def launcher(state: Path, instance_id: str, server: str) -> Launcher:
+    def launcher(state: Path, instance_id: str, server: str) -> SlurmLauncher:
         own = options.launcher(slurm, state, instance_id, server, binds=binds)
-        return elastic.on_demand(own, limits, hosts, (*words, *limits.options), excluded)
+        own.nodes = nodes = OnDemandNodes(own, limits, hosts, (*words, *limits.options), excluded)
+        return with_steps(own, nodes.held)
 
-    return Engine(cluster, launcher, True, f"slurm pilots of {chosen.name}")
+    return JobEngine(cluster, launcher, True, f"slurm pilots of {chosen.name}")
 
 
 def _partition(
@@ -239,11 +241,7 @@ def _hosts(
 def _cluster(
     hosts: tuple[str, ...], slots: tuple[tuple[str, ...], ...] | None, file: ClusterFile | None
 ) -> Cluster:
-    """Return nodes with their slots (for None those of the file) and the power of the file.
-
-    Raises:
-        FileError: it states another number of processors than a node has slots.
-    """
+    """Return nodes with their slots (for None those of the file) and the power of the file."""
     gb_s: tuple[float, ...] = ()
     kinds: tuple[tuple[Processors, ...], ...] = ()
     levels = () if file is None else file.levels
@@ -257,12 +255,12 @@ def _cluster(
         kinds = tuple(file.processors[n] for n in at) if file.processors else ()
         if slots is None:
             slots = tuple(_numbered(file.slots[n], gpus=bool(file.gpus[n])) for n in at)
-        for host, own, each in zip(hosts, kinds, slots, strict=False):
-            if (number := sum(kind.number for kind in own)) != len(each):
-                expected = f"as many processors of {host} in the cluster file as slots, {len(each)}"
+        for host, kind, own in zip(hosts, kinds, slots, strict=False):
+            if (number := sum(processors.number for processors in kind)) != len(own):
+                expected = f"as many processors of {host} in the cluster file as slots, {len(own)}"
                 raise FileError(f"expected {expected}, got {number}")
     placed = tuple(
-        tuple(f"{host}/{slot}" for slot in each) for host, each in zip(hosts, slots, strict=True)
+        tuple(f"{host}/{slot}" for slot in own) for host, own in zip(hosts, slots, strict=True)
     )
     return Cluster(hosts, placed, power, gb_s, levels=levels, processors=kinds)
 
@@ -288,10 +286,10 @@ def _power(cores: int) -> NodePower:
 def allocated(
     env: Mapping[str, str], slurm: Slurm, hosts: Sequence[str], tasks: int | None = None
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the slots of each node of an allocation: tasks, requested GPUs, else its CPUs.
+    """Return the slots of an allocation's nodes: tasks, requested GPUs, else CPUs.
 
     Args:
-        tasks: their number on each node, in place of the request to Slurm.
+        tasks: their number per node, in place of the request to Slurm.
     """
     gpus = gpus_per_node(env)
     requested = env.get("SLURM_NTASKS_PER_NODE", "")
@@ -314,7 +312,7 @@ def gpus_per_node(env: Mapping[str, str]) -> int:
 
 
 def counts(text: str) -> list[int]:
-    """Return the numbers of ``72(x2),36``, one a node; none of another text."""
+    """Return the numbers of ``72(x2),36``, one per node; none of another text."""
     numbers: list[int] = []
     for part in filter(None, text.split(",")):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -325,6 +323,6 @@ def counts(text: str) -> list[int]:
 
 
 def binding(slurm: Slurm) -> bool:
-    """Return whether this site binds steps to CPUs of its choice unless told otherwise."""
+    """Return whether this site binds steps to CPUs of its choice by default."""
     plugins = slurm.config().get("TaskPlugin", "")
     return "affinity" in plugins or "cgroup" in plugins

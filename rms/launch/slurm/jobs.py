@@ -1,7 +1,7 @@
 """Engine ``slurm``: every job of the RMS is a job of Slurm's, whose nodes change while it runs.
 
-Nothing here waits for Slurm: commands run on threads, and their results are taken in when the
-daemon's loop polls.
+Nothing here waits for Slurm: commands run on threads, and :meth:`SlurmJobs.poll` reads their
+results.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ CANCEL_AGAIN_S = 2.0
 
 
 class SlurmJobs(SlurmNodes):
-    """Nodes and scripts of an engine that runs each job as one of Slurm's.
+    """Nodes and scripts of an engine that runs every job as one of Slurm's.
 
     Args:
         partition: partition of jobs that name none, "" for Slurm's own choice, ``default``.
-        limits_s: the longest time limit of each partition.
-        grace_s: the time that a job has to end by itself; Slurm's limit comes after that.
-        no_grow, no_shrink: why this site changes no running job, "" if it does.
+        limits_s: the longest time limits of the partitions.
+        grace_s: the time that a job has to end by itself, before Slurm's limit.
+        no_grow, no_shrink: the reason why this site changes no running job, "" if it does.
         measures: whether Slurm's own plugin measures energy here.
     """
 
@@ -52,7 +52,7 @@ class SlurmJobs(SlurmNodes):
     unavailable_label = "taken"
 
     max_concurrent_resizes = 4
-    """More would wait for each other: see :class:`rms.launch.slurm.commands.RateLimiter`."""
+    """More would wait for one another: see :class:`rms.launch.slurm.commands.RateLimiter`."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class SlurmJobs(SlurmNodes):
         self._launcher.kill(METER)
 
     def poll(self) -> None:
-        """Take in Slurm's report of all jobs, and poll again when it is time."""
+        """Read Slurm's report of all jobs, and poll again when it is time."""
         urgent = self.tracker.take_answers()
         snapshot = self._poller.poll(urgent=urgent)
         if snapshot is not None:
@@ -122,7 +122,7 @@ class SlurmJobs(SlurmNodes):
     # --- a job's script ----------------------------------------------------------------------
 
     def start(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
-        """Submit a job script, or find it submitted already."""
+        """Submit a job script, unless an earlier daemon has submitted it."""
         before = self._record(job)
         maybe_submitted = before is not None and before.open
         if before is None:
@@ -187,7 +187,7 @@ class SlurmJobs(SlurmNodes):
         if record is None or record.number is None or record.closed:
             return None
         child = self._job(job, record)
-        child.known_s = time.monotonic()
+        child.numbered_s = time.monotonic()
         return child
 
     def _job(self, job: str, record: SubmissionRecord) -> SlurmJob:
@@ -224,7 +224,7 @@ class SlurmJobs(SlurmNodes):
         number = self.number(job)
         hosts = tuple(dict.fromkeys((*have, *wanted)))
         if number is None:
-            return lambda: "Slurm has not told its number yet"
+            return lambda: "Slurm has not assigned its number yet"
         executor = self.executor
         donor, options = self.donor(job), self.tracker.jobs[job].record.donor
         change = queue.Retried(

@@ -36,14 +36,11 @@ from rms.launch.base import (
     PendingCall,
     ScriptLaunch,
     WorldLaunch,
-    hosts_of,
 )
 from rms.launch.local import LocalLauncher, agent_command
 from rms.launch.processes import alive, has_live_children, program_name, send_signal
 from rms.launch.slurm.commands import Executor, SlurmError, inner_environment
 from rms.power.choice import AUTO, MeterChoice
-from rms.power.frequency import Shares
-from rms.wire.messages import ClockOrders
 
 POLL_S = 0.5
 """Time between two checks of a process, or of a step that is being ended."""
@@ -62,7 +59,7 @@ STATUS_DELAY_S = 10.0
 
 @dataclass(eq=False)
 class World(ManagedProcess):
-    """A mpiexec. If its srun fails, which never happens later, it would wait for good.
+    """An mpiexec, which would wait forever if its srun fails at the start.
 
     Attributes:
         boot: starts it anew, None if a failure is reported instead.
@@ -101,11 +98,11 @@ class World(ManagedProcess):
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it runs or will run."""
+        """Whether it has ended for good."""
         return self.process is not None and self.process.poll() is not None
 
     def _stuck(self) -> bool:
-        """Return whether mpiexec has had no process to reach nodes by for a while."""
+        """Return whether mpiexec has had no child, and so no connection to nodes, for a while."""
         now = time.monotonic()
         if now < self._polled_s + POLL_S:
             return False
@@ -137,7 +134,7 @@ class ScriptStep(ManagedProcess):
 
     Attributes:
         begin: starts it, None after the start; it waits while the controller is away.
-        diagnose: asks why srun has ended although the script has left no status.
+        diagnose: requests the reason why srun has ended without a status of the script.
         may_begin: whether it can be started now.
         begun_file: the script creates it as soon as it runs.
         abandoned: it is not started any more.
@@ -159,7 +156,7 @@ class ScriptStep(ManagedProcess):
         return self.begin is None
 
     def status(self) -> int | None:
-        """Return the script's own status; ``end_reason`` tells why there is none."""
+        """Return the script's own status; without one, ``end_reason`` is the reason."""
         return self._code
 
     def poll(self) -> None:
@@ -222,7 +219,7 @@ class ScriptStep(ManagedProcess):
 def step_on_each(
     srun: str, allocation: int, hosts: Sequence[str], options: Sequence[str]
 ) -> list[str]:
-    """Return the command of a step with one task on each of these nodes, without its program."""
+    """Return the command of a step with one task per node, without its program."""
     n = len(hosts)
     return [
         *[srun, f"--jobid={allocation}", f"--nodes={n}", f"--ntasks={n}", "--ntasks-per-node=1"],
@@ -269,7 +266,7 @@ EVERY_S = 2.0
 """Time between readings of a job's nodes."""
 
 NO_METERS_S = 5.0
-"""An agent that ends with status 0 so soon, while its job goes on, is on a node without meters."""
+"""An agent that ends with status 0 so soon, while its job runs, is on a node without meters."""
 
 FORGET_S = 600.0
 """Time until such nodes are tried again."""
@@ -285,14 +282,11 @@ class _JobMeter:
 
 @dataclass
 class JobMeters:
-    """Agents of meters in the jobs of Slurm's: one step each time that a job gets nodes.
+    """Agents of meters in the jobs of Slurm's: one step whenever a job gets nodes.
 
     Slurm ends them with their jobs.
 
     Attributes:
-        launch: starts a step.
-        options: srun's for every step.
-        meters: the meters that are read.
         unreadable: nodes without meters, and when they are tried again.
     """
 
@@ -338,7 +332,7 @@ class JobMeters:
 def agent_step(
     allocation: int, hosts: Sequence[str], options: Sequence[str], arguments: Sequence[str]
 ) -> list[str] | None:
-    """Return the command of a step that runs an agent on each node; None without an srun."""
+    """Return the command of a step that runs an agent on every node; None without an srun."""
     srun = shutil.which("srun")
     if srun is None:
         return None
@@ -352,12 +346,12 @@ END_PATIENCE_S = 60.0
 """Time for which a step that was ended is polled."""
 
 SRUN_S = 10.0
-"""Time that an srun has to end its step. Slurm keeps a step for good whose srun
-was killed between its creation and the start of its tasks: a later scancel does not find it.
+"""Time that an srun has to end its step. If srun is killed between the creation of a step and the
+start of its tasks, Slurm keeps the step for good: a later scancel does not end it.
 """
 
 POLL_BUDGET_S = 0.1
-"""How long one call may poll processes."""
+"""Time limit for polling processes in one call."""
 
 
 class SlurmNodes(EngineNodes):
@@ -366,7 +360,7 @@ class SlurmNodes(EngineNodes):
     executor: Executor
 
     def controller_answers(self) -> bool:
-        """Return whether Slurm has answered the last question."""
+        """Return whether Slurm has answered the last query."""
         return True
 
     def allocations(self, job: str) -> list[int]:
@@ -389,31 +383,21 @@ class SlurmScripts(Protocol):
         """Run a job script once."""
 
     def find(self, job: str, pid: int | None) -> ManagedProcess | None:
-        """Return a job's script after a restart of the daemon, None if nothing is left of it."""
+        """Return a job's script after a restart of the daemon, None without a trace of it."""
 
     def terminate(self, job: str, *, has_worlds: bool) -> None:
-        """Ask a script to end, unless its job has worlds: these are asked."""
+        """Ask a script to end, unless its job has worlds, which end instead."""
 
     def kill(self, job: str, launch: int | None) -> None:
-        """Take in that a job, or one of its launches, is killed."""
+        """Note that a job, or one of its launches, is killed."""
 
 
-class SlurmClocks:
+class SlurmClocks(NodeClocks):
     """Frequencies that the RMS does not set."""
 
     def refusal(self, slots: Sequence[str]) -> str:
         """Return why the frequencies of nodes cannot be set."""
         return "nodes of Slurm's jobs are set by Slurm itself (srun --cpu-freq)"
-
-    def orders(self, node: str) -> ClockOrders:
-        """Return no orders."""
-        return ClockOrders()
-
-    def set(self, shares: Shares, highest_mhz: float | None) -> None:
-        """Set none: policies decide no frequencies here."""
-
-    def close(self) -> None:
-        """Restore none."""
 
 
 @dataclass
@@ -421,9 +405,8 @@ class SlurmLauncher(LocalLauncher):
     """Starts worlds as steps of allocations.
 
     Attributes:
-        executor: for commands that take their time.
         reach: the way in which mpiexec starts its proxies on nodes (its option ``-launcher``).
-        binds: whether steps of this site are bound to CPUs unless told otherwise.
+        binds: whether this site binds steps to CPUs by default.
         nodes, scripts: the parts of an engine.
     """
 
@@ -437,13 +420,13 @@ class SlurmLauncher(LocalLauncher):
     _ending: dict[str, Future[None]] = field(default_factory=dict, init=False)
     _worlds: dict[str, World] = field(default_factory=dict, init=False)
     _polled: deque[World | ScriptStep] = field(default_factory=deque, init=False)
-    _told_s: dict[int, float] = field(default_factory=dict, init=False)
+    _terminated_s: dict[int, float] = field(default_factory=dict, init=False)
 
     shared_filesystem = True
     watches_processes = False
 
     def open(self) -> None:
-        """Begin: the daemon serves."""
+        """Open the nodes."""
         self.nodes.open()
 
     def poll(self) -> None:
@@ -490,16 +473,16 @@ class SlurmLauncher(LocalLauncher):
         return self.scripts.start(job, launch)
 
     def find_script(self, job: str, pid: int | None) -> ManagedProcess | None:
-        """Return a job's script after a restart of the daemon, None if nothing is left of it."""
+        """Return a job's script after a restart of the daemon, None without a trace of it."""
         return self.scripts.find(job, pid)
 
     def boot_world(self, job: str, launch: WorldLaunch) -> ManagedProcess:
-        """Start a world; a job's first is started anew if Slurm could not be asked for it."""
+        """Start a world; a job's first is started anew if Slurm did not answer meanwhile."""
         boot = partial(super().boot_world, job, launch)
         started = boot()
         again = None if launch.resize else boot
         world = World(started.pid, started.process, None, again, self.nodes.controller_answers)
-        self._worlds = {name: known for name, known in self._worlds.items() if not known.over}
+        self._worlds = {name: own for name, own in self._worlds.items() if not own.over}
         self._worlds[self.name(job, launch.launch)] = world
         self.watch_process(world)
         return world
@@ -507,18 +490,18 @@ class SlurmLauncher(LocalLauncher):
     def world_options(
         self, job: str, launch: int, slots: Sequence[str], env: dict[str, str]
     ) -> list[str]:
-        """Return mpiexec's options for one rank on each slot, and set the variables of srun."""
+        """Return mpiexec's options for one rank per slot, and set the variables of srun."""
         kept = inner_environment(env)
         env.clear()
         env.update(kept)
         if self.reach == "slurm":
             env["HYDRA_LAUNCHER_EXTRA_ARGS"] = " ".join(self.step_options(self.name(job, launch)))
-        per_host = [(h, len(list(each))) for h, each in groupby(slots, lambda s: hosts_of([s])[0])]
-        places = ",".join(f"{host}:{number}" for host, number in per_host)
+        by_host = groupby(slots, lambda slot: slot.partition("/")[0])
+        places = ",".join(f"{host}:{len(list(own))}" for host, own in by_host)
         return [*self.nodes.reach(job, env), "-hosts", places]
 
     def keeping_status(self, command: list[str], file: Path) -> list[str]:
-        """Return the command of a world: mpiexec itself, whose own children are looked at."""
+        """Return the command of a world: mpiexec itself, whose children :class:`World` polls."""
         file.unlink(missing_ok=True)
         return command
 
@@ -548,8 +531,8 @@ class SlurmLauncher(LocalLauncher):
         self.scripts.kill(job, launch)
         name, allocations = self.name(job, launch), self.nodes.allocations(job)
         ending = name in self._ending
-        for known in [known for known in self._worlds if is_part_of(known, name)]:
-            self._worlds.pop(known).abandoned = True
+        for key in [key for key in self._worlds if is_part_of(key, name)]:
+            self._worlds.pop(key).abandoned = True
         super().kill(job, launch)
         if allocations and not ending:
             executor = self.executor
@@ -560,9 +543,9 @@ class SlurmLauncher(LocalLauncher):
     def end_process(self, pid: int) -> None:
         """Kill a process; an srun, which ends its step, gets SIGTERM and some time before."""
         now = time.monotonic()
-        if pid not in self._told_s and program_name(pid) == "srun":
-            self._told_s = {known: at for known, at in self._told_s.items() if alive(known)}
-            self._told_s[pid] = now
+        if pid not in self._terminated_s and program_name(pid) == "srun":
+            self._terminated_s = {own: at for own, at in self._terminated_s.items() if alive(own)}
+            self._terminated_s[pid] = now
             send_signal(pid, signal.SIGTERM)
-        elif now >= self._told_s.get(pid, -inf) + SRUN_S:
+        elif now >= self._terminated_s.get(pid, -inf) + SRUN_S:
             send_signal(pid, signal.SIGKILL)

@@ -29,7 +29,6 @@ class PilotLimits:
         idle_s: time for which an unused node is kept.
         backlog: maximum number of allocations that wait in Slurm's queue.
         partition: partition of the nodes; "" for Slurm's default.
-        options: further options of sbatch.
     """
 
     on_demand: bool = True
@@ -62,8 +61,8 @@ class Running:
     """An allocation that has its nodes, the batch script's first.
 
     Attributes:
-        until_s: when its jobs are told to end.
-        idle_since_s: since when each idle node is idle, without leaving ones.
+        until_s: the time at which its jobs have to end.
+        idle_since_s: the begins of the idle times of its idle nodes, without leaving ones.
         leaving: its nodes that are being returned.
         useless: its nodes that no job can have.
     """

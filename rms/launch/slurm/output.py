@@ -5,17 +5,15 @@ Times are seconds since the epoch: commands run with ``SLURM_TIME_FORMAT=%s``.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, replace
 
-from rms.formats.jobscript import ScriptError, parse_time
-from rms.formats.values import NodeListError, expand
+from rms.formats.jobscript import parse_time
+from rms.formats.values import ScriptError, expand
 
-QUEUE_FORMAT = "%A|%F|%K|%T|%D|%N|%r|%l|%V|%S|%u|%j"  # what a user may name freely comes last
+QUEUE_FORMAT = "%A|%F|%K|%T|%D|%N|%r|%l|%V|%S|%u|%j"  # the name, which may hold |, comes last
 NODES_FORMAT = "%N|%P|%T|%c|%G|%E"
 PARTITIONS_FORMAT = "%l|%N|%P"
-RECORDS_FORMAT = "JobIDRaw,JobID,State,NNodes,NodeList,Submit,Start,End,JobName"
 
 NO_TEXT = ("", "(null)", "None assigned", "N/A", "None", "none", "Unknown")
 SYMBOLS = "*~#!%$@^-+"  # after a node's state
@@ -37,11 +35,11 @@ class QueuedJob:
     user: str
     state: str  # Slurm's name for it, in capitals
     reason: str
-    nodes: int  # that it has, or asks for
+    nodes: int  # held or requested
     hosts: tuple[str, ...]
     limit_s: float | None  # inf: none; None: unknown
     submit_s: float | None
-    start_s: float | None  # of a job that waits: expected, where Slurm says
+    start_s: float | None  # of a pending job: Slurm's estimate
 
 
 @dataclass(frozen=True)
@@ -82,27 +80,13 @@ class JobDetails:
     resized_s: float | None
 
 
-@dataclass(frozen=True)
-class AccountingRecord:
-    """A job, or the time between two of its resizes, in accounting."""
-
-    job_id: int
-    name: str
-    state: str  # RESIZING where the job went on at another size
-    nodes: int
-    hosts: tuple[str, ...]
-    submit_s: float | None
-    start_s: float | None
-    end_s: float | None
-
-
 def hosts(text: str) -> tuple[str, ...]:
     """Return the names in ``n[1-3,7],gpu2``; none of ``(null)`` and its like."""
     if text in NO_TEXT:
         return ()
     try:
         return tuple(expand(text))
-    except NodeListError as error:
+    except ScriptError as error:
         raise SlurmOutputError(f"expected a list of nodes, got {text!r} ({error})") from None
 
 
@@ -132,9 +116,9 @@ def queue_from_text(text: str) -> list[QueuedJob]:
 
 
 def nodes_from_text(text: str) -> list[SiteNode]:
-    """Read ``sinfo --noheader --format=NODES_FORMAT``, one row a node or one for all alike.
+    """Read ``sinfo --noheader --format=NODES_FORMAT``, with one row for all nodes that are alike.
 
-    A node of two partitions is one.
+    The rows of a node in several partitions become one node.
     """
     nodes: dict[str, SiteNode] = {}
     for names, partition, state, cpus, gres, reason in _rows(text, NODES_FORMAT.count("|") + 1):
@@ -165,32 +149,10 @@ def partitions_from_text(text: str) -> list[Partition]:
     return list(partitions.values())
 
 
-def records_from_text(text: str) -> list[AccountingRecord]:
-    """Read ``sacct --noheader --parsable2 --duplicates --format=RECORDS_FORMAT``, without steps."""
-    rows = []
-    for words in _rows(text, RECORDS_FORMAT.count(",") + 1):
-        job, _, state, nodes, names, submit, start, end, name = words
-        if "." in job:
-            continue
-        rows.append(
-            AccountingRecord(
-                job_id=_whole(job),
-                name=name,
-                state=state.partition(" ")[0],  # CANCELLED by 1000
-                nodes=_whole(nodes),
-                hosts=hosts(names),
-                submit_s=_time(submit),
-                start_s=_time(start),
-                end_s=_time(end),
-            )
-        )
-    return sorted(rows, key=_oldest_first)
-
-
 def details_from_text(text: str) -> JobDetails:
     """Read ``scontrol --details show job ID``.
 
-    Line by line, because names and paths may hold what looks like another field.
+    It is parsed line by line, because names and paths may look like other fields.
     """
     fields: dict[str, str] = {}
     gres = []
@@ -233,11 +195,6 @@ def version_from_text(text: str) -> tuple[int, ...]:
     if match is None:
         raise SlurmOutputError(f"expected a version of Slurm, got {text.strip()!r}")
     return tuple(int(part) for part in match.groups() if part)
-
-
-def _oldest_first(row: AccountingRecord) -> tuple[float, int]:
-    """Return the sort key of a record: Slurm's own order is arbitrary within a second."""
-    return (math.inf if row.start_s is None else row.start_s, row.job_id)
 
 
 def _rows(text: str, columns: int) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Engine ``slurm-pilot``: jobs as steps of the one allocation that the daemon was given.
+"""Engine ``slurm-pilot``: jobs as steps of the one allocation in which the daemon runs.
 
 The allocation's end (which may be changed) and its nodes are polled every few seconds on a thread.
 Slurm notices a dead node only after minutes (``SlurmdTimeout``), but a step there fails at once: so
@@ -22,6 +22,7 @@ from pathlib import Path
 from rms.launch.base import (
     LaunchError,
     ManagedProcess,
+    NodeClocks,
     PendingCall,
     ScriptLaunch,
     cores_of,
@@ -101,13 +102,10 @@ class Allocation:
     """An allocation, its last snapshot, and the agents on its nodes.
 
     Attributes:
-        hosts: its nodes.
         probe_options: srun's for a step that only tests whether nodes answer.
-        meters, clocks: the agents on its nodes.
-        snapshot: the last one, None before the first.
         suspects: nodes that jobs were lost on, until a step can be started there again.
         killed: names of steps that this daemon has killed itself.
-        silent: whether the last question was not answered.
+        silent: whether the last query had no answer.
     """
 
     slurm: Slurm
@@ -120,29 +118,29 @@ class Allocation:
     suspects: set[str] = field(default_factory=set)
     killed: set[str] = field(default_factory=set)
     silent: bool = False
-    _asked: Future[AllocationSnapshot] | None = None
+    _query: Future[AllocationSnapshot] | None = None
     _next_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._executor = Executor(self.slurm, 1)
 
     def poll(self) -> None:
-        """Take in a snapshot, and ask for the next when it is time; poll the agents."""
-        if self._asked is not None and self._asked.done():
-            asked, self._asked = self._asked, None
+        """Read the last snapshot, and request the next when it is time; poll the agents."""
+        if self._query is not None and self._query.done():
+            query, self._query = self._query, None
             try:
-                self.snapshot, self.silent = asked.result(), False
-            except Exception:  # of Slurm, or of its output: asked again in any case
+                self.snapshot, self.silent = query.result(), False
+            except Exception:  # of Slurm, or of its output: the next query follows in any case
                 self.silent = True
         now = time.monotonic()
-        if self._asked is None and now >= self._next_s:
+        if self._query is None and now >= self._next_s:
             self._next_s = now + POLL_S
-            self._asked = self._executor.ask(self._take_snapshot)
+            self._query = self._executor.ask(self._take_snapshot)
         self.meters.poll()
         self.clocks.poll()
 
     def close(self) -> bool:
-        """End the agents, wait for a question under way; return whether steps of agents remain."""
+        """End the agents, wait for a query under way; return whether steps of agents remain."""
         ran = [self.meters.close(), self.clocks.close()]
         self._executor.close()
         return any(ran)
@@ -150,8 +148,8 @@ class Allocation:
     @property
     def unfit(self) -> frozenset[str]:
         """Its nodes that cannot be used now, or that jobs were lost on."""
-        known = frozenset[str]() if self.snapshot is None else self.snapshot.unfit
-        return known | self.suspects
+        unfit = frozenset[str]() if self.snapshot is None else self.snapshot.unfit
+        return unfit | self.suspects
 
     def _take_snapshot(self) -> AllocationSnapshot:
         if not self.slurm.ping():
@@ -165,11 +163,9 @@ class Allocation:
         if self.suspects:
             self.suspects.intersection_update(self._failing(sorted(self.suspects)))
         over = details.state if details.state in OVER else ""
-        return AllocationSnapshot(over, details.end_s, self._unfit(details.hosts))
-
-    def _unfit(self, held: Sequence[str]) -> frozenset[str]:
         unfit = {n.name for n in self.slurm.nodes() if n.state in UNFIT or not n.responds}
-        return frozenset(unfit.intersection(self.hosts) | set(self.hosts).difference(held))
+        unusable = unfit.intersection(self.hosts) | set(self.hosts).difference(details.hosts)
+        return AllocationSnapshot(over, details.end_s, frozenset(unusable))
 
     # --- the failure of a job ----------------------------------------------------------------
 
@@ -239,7 +235,7 @@ class HeldAllocations:
     by_number: dict[int, Allocation] = field(default_factory=dict)
 
     def hold(self, number: int, hosts: tuple[str, ...]) -> Allocation:
-        """Run jobs on the nodes of an allocation, too."""
+        """Add an allocation, on whose nodes jobs may run."""
         launcher = self.launcher
 
         def agents(arguments: Sequence[str]) -> AgentProcess:
@@ -296,7 +292,7 @@ class HeldAllocations:
             executor.ask(lambda: end_steps(executor, ran, name, PROBE_S))
 
     def answers(self) -> bool:
-        """Return whether the controller has answered the last questions."""
+        """Return whether the controller has answered the last queries."""
         return not any(held.silent for held in self.by_number.values())
 
     def holder(self, host: str) -> int:
@@ -320,22 +316,18 @@ class HeldAllocations:
 
 
 @dataclass
-class PilotClocks:
-    """Frequencies of a pilot's nodes, set by an agent on each node."""
+class PilotClocks(NodeClocks):
+    """Frequencies of a pilot's nodes, set and restored by an agent on every node."""
 
     held: HeldAllocations
     _orders: dict[str, ClockOrders] = field(default_factory=dict)
-
-    def refusal(self, slots: Sequence[str]) -> str:
-        """Return "": the agents report what they cannot set."""
-        return ""
 
     def orders(self, node: str) -> ClockOrders:
         """Return the frequencies of a node."""
         return self._orders.get(node, ClockOrders())
 
     def set(self, shares: Shares, highest_mhz: float | None) -> None:
-        """Let the agent of each node set its frequencies."""
+        """Let the agents of the nodes set their frequencies."""
         by_host: dict[str, dict[str, float | None]] = {}
         for slot, share in shares.items():
             host, _, device = slot.partition("/")
@@ -345,15 +337,12 @@ class PilotClocks:
             if self._orders and not held.clocks.started:
                 held.clocks.start()
 
-    def close(self) -> None:
-        """Restore none: the agents do, when they end."""
-
 
 # --- the nodes of the one allocation ---------------------------------------------------------
 
 
 class PilotNodes(SlurmNodes):
-    """The nodes of the one allocation that the daemon was given.
+    """The nodes of the one allocation in which the daemon runs.
 
     Args:
         margin_s: time between the end of its jobs and its own.
@@ -382,7 +371,7 @@ class PilotNodes(SlurmNodes):
         self.held.close()
 
     def controller_answers(self) -> bool:
-        """Return whether the controller has answered the last question."""
+        """Return whether the controller has answered the last query."""
         return self.held.answers()
 
     def allocations(self, job: str) -> list[int]:
@@ -413,13 +402,13 @@ class PilotNodes(SlurmNodes):
     def diagnose_failure(self, job: str, hosts: Sequence[str]) -> PendingCall:
         """Return how a job has lost its nodes, or that another user has cancelled its steps."""
         name, diagnose = self._launcher.name(job), self._allocation.diagnose
-        asked = self.executor.ask(lambda: diagnose(name, hosts))
-        return lambda: diagnosis(asked) if asked.done() else None
+        answer = self.executor.ask(lambda: diagnose(name, hosts))
+        return lambda: diagnosis(answer) if answer.done() else None
 
 
-def diagnosis(asked: Future[str]) -> str:
+def diagnosis(answer: Future[str]) -> str:
     """Return a diagnosis, "" if it has failed."""
-    return "" if asked.exception() is not None else asked.result()
+    return "" if answer.exception() is not None else answer.result()
 
 
 # --- scripts as steps ------------------------------------------------------------------------
@@ -430,7 +419,7 @@ class StepScripts:
     """Job scripts as steps of a pilot's allocations.
 
     Attributes:
-        first: the nodes on which a script may run that an earlier daemon has started.
+        first: the nodes on which scripts of an earlier daemon may run.
     """
 
     launcher: SlurmLauncher
@@ -472,7 +461,7 @@ class StepScripts:
         return self._watched(job, script)
 
     def find(self, job: str, pid: int | None) -> ManagedProcess | None:
-        """Return a job's script after a restart of the daemon, None if nothing is left of it."""
+        """Return a job's script after a restart of the daemon, None without a trace of it."""
         launcher, left = self.launcher, self.launcher.left_script(job, pid)
         if left is None:
             return None
@@ -546,6 +535,13 @@ def within_allocation(
 ) -> SlurmLauncher:
     """Give a launcher the parts of engine ``slurm-pilot``; return it."""
     launcher.nodes = nodes = PilotNodes(launcher, number, hosts, margin_s)
-    launcher.scripts = StepScripts(launcher, nodes.held, hosts[:1])
-    launcher.clocks = PilotClocks(nodes.held)
+    return with_steps(launcher, nodes.held, hosts[:1])
+
+
+def with_steps(
+    launcher: SlurmLauncher, held: HeldAllocations, first: Sequence[str] = ()
+) -> SlurmLauncher:
+    """Give a launcher scripts as steps, and agents that set frequencies; return it."""
+    launcher.scripts = StepScripts(launcher, held, first)
+    launcher.clocks = PilotClocks(held)
     return launcher

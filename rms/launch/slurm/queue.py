@@ -1,4 +1,4 @@
-"""Jobs in Slurm's queue: snapshots of it, submissions, resizes, and the state of each job.
+"""Jobs in Slurm's queue: snapshots of it, submissions, resizes, and the states of jobs.
 
 Snapshots of the queue and the nodes are taken about once a second on a thread.
 """
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -43,11 +44,11 @@ class QueueSnapshot:
     """Slurm's answer at one time.
 
     Attributes:
-        begun_s, ended_s: the monotonic clock before the question and after the answer; later
-            changes may be missing.
+        begun_s, ended_s: the monotonic clock before the query and after the answer; later changes
+            may be missing.
         own: the jobs of this daemon by number, donors and ended ones too.
         unavailable: nodes that others hold, or that are not fit for work.
-        hidden: nodes held by jobs that are not shown, or that have come between two questions.
+        hidden: nodes held by jobs that are not shown, or that have come between two queries.
     """
 
     begun_s: float
@@ -62,9 +63,6 @@ def take_snapshot(slurm: Slurm, is_own: Callable[[str], bool]) -> QueueSnapshot:
 
     Args:
         is_own: whether a job of this name and user is this daemon's.
-
-    Raises:
-        SlurmError: Slurm does not answer.
     """
     begun_s = time.monotonic()
     own = {
@@ -90,7 +88,7 @@ class QueuePoller:
 
     def __init__(self, executor: Executor, is_own: Callable[[str], bool]) -> None:
         self._executor, self._is_own = executor, is_own
-        self._asked: Future[QueueSnapshot] | None = None
+        self._query: Future[QueueSnapshot] | None = None
         self._next_s = self._pause_s = 0.0
         self._hidden: frozenset[str] = frozenset()
         self.trouble = ""
@@ -99,23 +97,21 @@ class QueuePoller:
         """Return a new snapshot, if any; take the next when it is time."""
         now = time.monotonic()
         snapshot = None
-        if self._asked is not None and self._asked.done():
-            asked, self._asked = self._asked, None
+        if self._query is not None and self._query.done():
+            query, self._query = self._query, None
             try:
-                snapshot, self.trouble = asked.result(), ""
+                snapshot, self.trouble = query.result(), ""
                 self._pause_s = (snapshot.ended_s - snapshot.begun_s) / SHARE
                 self._next_s = snapshot.begun_s
                 lasting, self._hidden = snapshot.hidden & self._hidden, snapshot.hidden
                 snapshot = replace(snapshot, unavailable=snapshot.unavailable | lasting)
-            except Exception as error:  # of Slurm, or of its output: asked again in any case
+            except Exception as error:  # of Slurm, or of its output: the next query follows
                 self.trouble = str(error) or type(error).__name__
                 self._next_s = now + AWAY_S - CALM_S
-        due_s = self._next_s + max(
-            CALM_S if self.trouble or not urgent else URGENT_S, self._pause_s
-        )
-        if self._asked is None and now >= due_s:
+        pause_s = CALM_S if self.trouble or not urgent else URGENT_S
+        if self._query is None and now >= self._next_s + max(pause_s, self._pause_s):
             slurm = self._executor.slurm
-            self._asked = self._executor.ask(lambda: take_snapshot(slurm, self._is_own))
+            self._query = self._executor.ask(lambda: take_snapshot(slurm, self._is_own))
         return snapshot
 
 
@@ -150,7 +146,7 @@ class SubmissionRecord(msgspec.Struct):
     Attributes:
         since_s: time of the submission; an earlier job of its name is another one.
         before: numbers of earlier jobs of that name.
-        number: its own, once known.
+        number: its own, after the answer of sbatch.
         closed: whether it is over, and the job of the RMS waits for another.
         donor: salloc's options for its donors.
         held: times and nodes that the job of the RMS has held, under all its numbers.
@@ -187,12 +183,10 @@ class SlurmJob(ManagedProcess):
     """A job script that Slurm runs.
 
     Attributes:
-        name: its name in Slurm's queue.
-        record: its record, saved in ``record_file``.
         hosts: the requested nodes.
-        submission: sbatch's answer, until it is taken in.
-        known_s: the monotonic clock when its number was known.
-        end_requested: whether this daemon has asked it to end.
+        submission: sbatch's answer, until it is read.
+        numbered_s: the monotonic clock when it got its number.
+        end_requested: whether this daemon has requested its end.
         withdrawn: whether it was taken out of Slurm's queue, because it had to wait.
         metered: the nodes with agents of meters.
         completing_s: the monotonic clock of the first snapshot in which Slurm cleans up after it.
@@ -210,7 +204,7 @@ class SlurmJob(ManagedProcess):
     end_state: str = ""
     end_reason: str = ""
     submission: Future[int] | None = None
-    known_s: float = 0.0
+    numbered_s: float = 0.0
     end_requested: bool = False
     withdrawn: bool = False
     metered: tuple[str, ...] = ()
@@ -237,7 +231,7 @@ class SlurmJob(ManagedProcess):
 
     @property
     def held(self) -> tuple[str, ...]:
-        """Its nodes, as far as known."""
+        """Its nodes by its record."""
         return self.record.held[-1][1] if self.record.held else ()
 
     def keep(self) -> None:
@@ -247,11 +241,7 @@ class SlurmJob(ManagedProcess):
             self.save()
 
     def save(self) -> None:
-        """Save its record.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Save its record."""
         self.record_file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self.record_file, msgspec.json.encode(self.record))
         self.unsaved = False
@@ -259,7 +249,7 @@ class SlurmJob(ManagedProcess):
     def enter_nodes(self, hosts: Sequence[str], at_s: float | None = None) -> None:
         """Record its nodes since a time of Slurm's; since now for None."""
         held, now = self.record.held, tuple(hosts)
-        if self.finished and now:  # the nodes at its end, known late
+        if self.finished and now:  # the nodes at its end, reported late
             if len(held) > 1 and held[-2][1] != now and at_s is not None:
                 held.insert(-1, (at_s, now))
                 self.keep()
@@ -299,7 +289,7 @@ def submit(
             which takes long with many jobs.
 
     Returns:
-        Its number in Slurm; 0 if it was asked to end before.
+        Its number in Slurm; 0 if its end was requested before.
 
     Raises:
         SlurmError: refused, or its record could not be saved, or the daemon ends: its record stays
@@ -340,7 +330,7 @@ LATER_S = 8.0
 yet reported to a controller that has just started."""
 
 RESIZE_AWAY_S = 60.0
-"""A resize is given up if the controller does not answer for so long."""
+"""A resize fails if the controller does not answer for so long."""
 
 AGAIN_S = 0.5
 
@@ -366,9 +356,6 @@ def grow(
     Args:
         donor: name of a throw-away job by which it gets nodes.
         options: salloc's for the donor.
-
-    Raises:
-        SlurmError: refused; it goes on as it was, without a donor.
     """
     slurm = executor.slurm
     now = slurm.job(job)
@@ -394,11 +381,7 @@ def grow(
 
 
 def shrink(executor: Executor, job: int, hosts: Sequence[str]) -> JobDetails:
-    """Let a job hold only ``hosts``; return its details after that.
-
-    Raises:
-        SlurmError: refused; it has the nodes it had.
-    """
+    """Let a job hold only ``hosts``; return its details after that."""
     slurm = executor.slurm
     now = slurm.job(job)
     kept = [host for host in now.hosts if host in hosts]
@@ -410,7 +393,7 @@ def shrink(executor: Executor, job: int, hosts: Sequence[str]) -> JobDetails:
 
 
 def _next_second(job: JobDetails) -> None:
-    """Wait for the second after a job's last change: accounting keeps one record for each."""
+    """Wait for the second after a job's last change: accounting keeps one record a second."""
     last_s = max(job.start_s or 0.0, job.resized_s or 0.0)
     time.sleep(min(1.0, max(0.0, last_s + 1.02 - time.time())))
 
@@ -420,7 +403,7 @@ class Retried:
 
     Args:
         change: makes it, on a thread.
-        give_up: whether it is given up after a while; else only if the job is over.
+        give_up: whether it fails after a while; else it ends only with the job.
     """
 
     def __init__(
@@ -429,20 +412,20 @@ class Retried:
         self._executor, self._change, self._give_up = executor, change, give_up
         self._first_s: dict[Meaning, float] = {}
         self._again_s = 0.0
-        self._asked: Future[JobDetails] | None = executor.ask(change)
+        self._answer: Future[JobDetails] | None = executor.ask(change)
 
     def __call__(self) -> ChangeOutcome | None:
         """Return its result, None while that is open; repeat it when it is time."""
         now = time.monotonic()
-        if self._asked is None:
+        if self._answer is None:
             if now >= self._again_s:
-                self._asked = self._executor.ask(self._change)
+                self._answer = self._executor.ask(self._change)
             return None
-        if not self._asked.done():
+        if not self._answer.done():
             return None
-        asked, self._asked = self._asked, None
+        answer, self._answer = self._answer, None
         try:
-            return ChangeOutcome(asked.result())
+            return ChangeOutcome(answer.result())
         except Exception as error:  # of Slurm, or of its output
             return self._refused(error, now)
 
@@ -451,7 +434,7 @@ class Retried:
         if meaning is Meaning.GONE and not self._give_up:
             return ChangeOutcome()
         first_s = self._first_s.setdefault(meaning, now)
-        # A controller that is just back refuses what it does once its nodes have reported.
+        # A controller that has just restarted refuses changes until its nodes have reported.
         away = Meaning.UNREACHABLE in self._first_s
         later = away or meaning is Meaning.LATER
         patience_s = RESIZE_AWAY_S if away else LATER_S if later else 0.0
@@ -464,13 +447,13 @@ class Retried:
 # --- Following jobs from one snapshot to the next -------------------------------------------------
 
 WAIT_S = 5.0
-"""How long a job waits for nodes that were free before it goes to others."""
+"""Time for which a job waits for nodes that were free, before it gets others."""
 
 CONTESTED_S = 20.0
-"""How long nodes that a job has not got count as taken by others."""
+"""Time for which nodes that a job did not get count as taken by others."""
 
 COMPLETING_S = 30.0
-"""How long Slurm may clean up after a job before it counts as ended."""
+"""Time for which Slurm may clean up after a job, before the job counts as ended."""
 
 ACCOUNTING_DELAY_S = 5.0
 """Time from a job's end until accounting has all of it."""
@@ -508,7 +491,7 @@ class JobTracker:
     _checked_s: float = 0.0
 
     def take_answers(self) -> bool:
-        """Take in sbatch's answers; return whether the next snapshot is urgent."""
+        """Read sbatch's answers; return whether the next snapshot is urgent."""
         live = [job for job in self.jobs.values() if not job.finished]
         for job in live:
             self._take_answer(job)
@@ -523,11 +506,14 @@ class JobTracker:
                 for job in live
             )
         while self._unread and self._unread[0][0] < now:
-            self._read_energy(self._unread.popleft()[1])
+            job = self._unread.popleft()[1]
+            if job.record.number is not None:
+                consumed_j = partial(self.executor.slurm.consumed_j, job.record.number)
+                job.energy_j = self.executor.ask(consumed_j)
         return self._urgent
 
     def follow(self, snapshot: QueueSnapshot, donors: Callable[[str], str]) -> frozenset[str]:
-        """Take in a snapshot of the queue; return the nodes that are unavailable now.
+        """Update the jobs by a snapshot of the queue; return the nodes that are unavailable now.
 
         Args:
             donors: returns the name of the donors of a job.
@@ -571,7 +557,6 @@ class JobTracker:
     # --- one job -----------------------------------------------------------------------------
 
     def _take_answer(self, job: SlurmJob) -> None:
-        """Take in the answer to a submission."""
         if job.submission is None or not job.submission.done():
             return
         submission, job.submission = job.submission, None
@@ -582,10 +567,10 @@ class JobTracker:
             if isinstance(error, SlurmError) and error.meaning is Meaning.LATER:
                 self._give_up(job)
             return
-        if not number:  # asked to end before it was submitted
+        if not number:  # its end was requested before it was submitted
             job.finished = True
             return
-        job.record.number, job.known_s = number, time.monotonic()
+        job.record.number, job.numbered_s = number, time.monotonic()
         job.keep()
 
     def _give_up(self, job: SlurmJob) -> None:
@@ -596,13 +581,17 @@ class JobTracker:
         self.contested.update(dict.fromkeys(job.hosts, until_s))
 
     def _follow(self, job: SlurmJob, number: int, snapshot: QueueSnapshot) -> None:
-        """Take in the row of a job."""
         row = snapshot.own.get(number)
         if row is None or row.name != job.name:
-            if snapshot.begun_s > job.known_s:
+            if snapshot.begun_s > job.numbered_s:
                 self._end(job, VANISHED)
         elif row.state in RUNNING:
-            self._runs(job, row)
+            job.started, job.wait_reason = True, ""
+            if not job.held:
+                job.enter_nodes(row.hosts, row.start_s)
+            if self.meters is not None and job.metered != job.held:
+                self.meters.start(row.job_id, set(job.held) - set(job.metered))
+                job.metered = job.held
         elif row.state in ("PENDING", "CONFIGURING"):
             self._waits(job, row)
         elif row.state == "COMPLETING":
@@ -614,26 +603,17 @@ class JobTracker:
                 job.enter_nodes(row.hosts, row.start_s)
             self._end(job, row.state)
 
-    def _runs(self, job: SlurmJob, row: QueuedJob) -> None:
-        job.started, job.wait_reason = True, ""
-        if not job.held:
-            job.enter_nodes(row.hosts, row.start_s)
-        if self.meters is not None and job.metered != job.held:
-            self.meters.start(row.job_id, set(job.held) - set(job.metered))
-            job.metered = job.held
-
     def _waits(self, job: SlurmJob, row: QueuedJob) -> None:
-        """Take in a pending job: one that waits for nodes of others is withdrawn."""
+        """Update a pending job; one that waits for nodes of others is withdrawn."""
         job.wait_reason = row.reason
         if job.withdrawn or job.end_requested or row.state != "PENDING":
             return
         for_nodes = row.reason.split(",")[0].startswith(WAITS_FOR_NODES)
-        if job.started or (for_nodes and time.monotonic() > job.known_s + WAIT_S):
+        if job.started or (for_nodes and time.monotonic() > job.numbered_s + WAIT_S):
             job.withdrawn = True
             self.cancel(row.job_id, only_pending=True)
 
     def _end(self, job: SlurmJob, state: str) -> None:
-        """Take in that Slurm is done with a job."""
         unstarted = not job.started and not job.end_requested
         if job.withdrawn and state == "CANCELLED" and unstarted:
             job.finished, job.end_reason = True, f"Slurm had it wait ({job.wait_reason})"
@@ -648,12 +628,6 @@ class JobTracker:
         if self.measures:
             self._unread.append((time.monotonic() + ACCOUNTING_DELAY_S, job))
 
-    def _read_energy(self, job: SlurmJob) -> None:
-        """Request Slurm's own measurement of a job that is over."""
-        slurm, number = self.executor.slurm, job.record.number
-        if number is not None:
-            job.energy_j = self.executor.ask(lambda: slurm.consumed_j(number))
-
     def _cancel_strays(self, snapshot: QueueSnapshot, donors: Callable[[str], str]) -> None:
         """Cancel donors without a resize and unknown jobs.
 
@@ -661,7 +635,6 @@ class JobTracker:
         """
         for row in snapshot.own.values():
             job = row.name.rpartition(".")[2]
-            known = self.resizes if row.name == donors(job) else self.jobs
-            stray = job not in known
-            if stray and row.state in ("PENDING", "CONFIGURING", "RUNNING"):
+            owners = self.resizes if row.name == donors(job) else self.jobs
+            if job not in owners and row.state in ("PENDING", "CONFIGURING", "RUNNING"):
                 self.cancel(row.job_id)

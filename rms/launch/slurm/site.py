@@ -37,7 +37,7 @@ class SlurmSite:
 
     @property
     def without_gres(self) -> tuple[SiteNode, ...]:
-        """Nodes among those that can be given from job to job."""
+        """Those nodes that can move from job to job."""
         return tuple(node for node in self.fit if not node.gres)
 
 
@@ -51,22 +51,19 @@ class Verdict:
 
 
 def inspect_site(slurm: Slurm) -> SlurmSite:
-    """Return the facts of a site; every command is called once.
-
-    Raises:
-        SlurmError: there is no Slurm, or it does not answer.
-    """
+    """Return the facts of a site; every command is called once."""
     version = slurm.version()
     config = slurm.config()
     nodes = tuple(slurm.nodes())
     queue = slurm.jobs("--states=all")
     if config.get("AccountingStorageType", "").endswith("/slurmdbd"):
-        slurm.records([queue[0].job_id if queue else 1])
+        slurm.check_accounting(queue[0].job_id if queue else 1)
+    words = [word.strip().lower() for word in config.get("SchedulerParameters", "").split(",")]
     return SlurmSite(
         version=version,
         cluster=config.get("ClusterName", ""),
         select=config.get("SelectType", ""),
-        scheduler_parameters=tuple(_split(config.get("SchedulerParameters", ""))),
+        scheduler_parameters=tuple(word for word in words if word not in ("", "(null)")),
         accounting=config.get("AccountingStorageType", ""),
         energy=config.get("AcctGatherEnergyType", ""),
         nodes=nodes,
@@ -74,13 +71,9 @@ def inspect_site(slurm: Slurm) -> SlurmSite:
 
 
 def verdicts(site: SlurmSite) -> list[Verdict]:
-    """Return what the two engines can do on a site."""
-    return [_pilot(site), _jobs(site), _shrink(site), _grow(site), _books(site), _energy(site)]
-
-
-def serves(engine: str, site: SlurmSite) -> bool:
-    """Return whether an engine, ``slurm-pilot`` or ``slurm``, can work on a site at all."""
-    return (_pilot(site) if engine == "slurm-pilot" else _jobs(site)).allowed
+    """Return the abilities of the two engines on a site."""
+    engines = [engine_verdict(engine, site) for engine in ENGINES]
+    return [*engines, _shrink(site), _grow(site), _books(site), _energy(site)]
 
 
 def refusals(site: SlurmSite) -> dict[str, str]:
@@ -149,19 +142,24 @@ def as_json(site: SlurmSite, tried: Iterable[Verdict] = ()) -> dict[str, Any]:
     return {**asdict(site), "verdicts": rows}
 
 
-def _pilot(site: SlurmSite) -> Verdict:
-    too_old = "steps share nodes (--overlap) only since Slurm 20.11"
-    allowed = "resizes within one allocation need nothing of the site"
-    return _engine(site, "engine slurm-pilot", too_old, allowed)
+ENGINES = {
+    "slurm-pilot": (
+        "engine slurm-pilot",
+        "steps share nodes (--overlap) only since Slurm 20.11",
+        "resizes within one allocation need nothing of the site",
+    ),
+    "slurm": (
+        "engine slurm, jobs of their own",
+        "expected Slurm 20.11 or newer",
+        "every array task becomes a job; any resize may go by a checkpoint",
+    ),
+}
+"""The engines: title, reason on a site that is too old, and reason on others."""
 
 
-def _jobs(site: SlurmSite) -> Verdict:
-    allowed = "each array task becomes a job; any resize may go by a checkpoint"
-    too_old = "expected Slurm 20.11 or newer"
-    return _engine(site, "engine slurm, jobs of their own", too_old, allowed)
-
-
-def _engine(site: SlurmSite, what: str, too_old: str, allowed: str) -> Verdict:
+def engine_verdict(engine: str, site: SlurmSite) -> Verdict:
+    """Return whether an engine, ``slurm-pilot`` or ``slurm``, can work on a site at all."""
+    what, too_old, allowed = ENGINES[engine]
     if site.version < OLDEST:
         return Verdict(what, False, too_old)
     if not site.fit:
@@ -200,7 +198,7 @@ def _books(site: SlurmSite) -> Verdict:
     what = "more than one resize of a job, and sacct's agreement"
     if not site.accounting.endswith("/slurmdbd"):
         return Verdict(what, False, "no slurmdbd: a job's second resize fails: use the pilot")
-    return Verdict(what, True, "slurmdbd keeps each resize, in whole seconds")
+    return Verdict(what, True, "slurmdbd keeps every resize, in whole seconds")
 
 
 def _energy(site: SlurmSite) -> Verdict:
@@ -209,7 +207,3 @@ def _energy(site: SlurmSite) -> Verdict:
     if plugin in ("", "none", "(null)"):
         return Verdict(what, False, "no AcctGatherEnergyType: rms measures or models by itself")
     return Verdict(what, True, f"shown beside, from {plugin}")
-
-
-def _split(text: str) -> Iterable[str]:
-    return (word.strip().lower() for word in text.split(",") if word.strip() not in ("", "(null)"))

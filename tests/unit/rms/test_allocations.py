@@ -59,11 +59,11 @@ class Site:
 
     def do(self, *actions: Action) -> list[tuple[str, ...]]:
         """Have this done, and looked at; return the commands."""
-        self.until(lambda: self.known.known)
+        self.until(lambda: self.known.current)
         self.called.clear()
         self.known.act(actions)
-        assert not self.known.known
-        self.until(lambda: self.known.known)
+        assert not self.known.current
+        self.until(lambda: self.known.current)
         return self.called
 
 
@@ -124,18 +124,18 @@ def test_what_is_refused_is_not_asked_for_all_the_time(site: Site) -> None:
 
 def test_one_that_ends_at_once_is_not_asked_for_again_soon(site: Site) -> None:
     site.put(41, "FAILED", "", time.time())
-    site.until(lambda: site.known.known)
+    site.until(lambda: site.known.current)
     assert not site.known.may_submit
     assert "allocation 41 ended at once (failed)" in site.known.wait_reason
 
 
 def test_while_slurm_is_away_nothing_is_known_to_have_been_done(site: Site) -> None:
-    site.until(lambda: site.known.known)
+    site.until(lambda: site.known.current)
     site.refusal = AWAY
     site.known.act([Submit(1, 1)])
     site.until(lambda: site.known.silent)
-    assert not site.known.known
+    assert not site.known.current
     site.refusal = ""
-    site.until(lambda: site.known.known)
+    site.until(lambda: site.known.current)
     assert not site.known.silent
     assert site.known.may_submit and not site.known.news  # it was not refused

@@ -9,7 +9,7 @@ import pytest
 from sentences import one_sentence
 
 from rms.formats.config import FileError
-from rms.launch.base import Engine
+from rms.launch.local import JobEngine
 from rms.launch.slurm import engines
 from rms.launch.slurm.commands import CommandResult, Slurm, SlurmError
 from rms.launch.slurm.engines import EngineOptions, allocated, counts, gpus_per_node
@@ -108,7 +108,7 @@ def test_powers_and_slots_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         engines, "Slurm", lambda env, user: site({"--details": JOB, "show": "", "sinfo": NODES})
     )
 
-    def engine(tasks: int | None = None) -> Engine:
+    def engine(tasks: int | None = None) -> JobEngine:
         env = {"SLURM_JOB_ID": "7", "SLURM_JOB_CPUS_PER_NODE": "8,4,8"}
         return engines.pilot(env, "me", EngineOptions("slurm", 10.0, tasks, file))
 

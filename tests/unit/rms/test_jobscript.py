@@ -434,8 +434,8 @@ def test_what_a_script_or_a_list_may_cost_is_bounded() -> None:
         (Options(ntasks=4), {8}, True, (4, 4)),
         (Options(ntasks=4, nodes=(2, 2)), {2}, False, (2, 2)),
         (Options(ntasks=4, nodes=(1, 3)), {2}, False, (1, 3)),
-        (Options(ntasks=4), {1, 2}, False, "whole nodes, each of 1 or 2 slots, got 4"),
-        (Options(ntasks=3), {2}, False, "whole nodes, each of 2 slots, got 3"),
+        (Options(ntasks=4), {1, 2}, False, "whole nodes of 1 or 2 slots, got 4"),
+        (Options(ntasks=3), {2}, False, "whole nodes of 2 slots, got 3"),
         (Options(ntasks=3, nodes=(2, 2)), {1}, False, "--ntasks of 2 .*slot.*, got 3; -n 3 alone"),
         (
             Options(ntasks=9, nodes=(1, 4)),

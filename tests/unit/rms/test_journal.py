@@ -47,7 +47,7 @@ from rms.daemon.store.notes import (
     StepsNote,
     SubmissionNote,
 )
-from rms.formats.values import SignalAsked
+from rms.formats.values import SignalRequest
 from rms.sim.simulator import Simulation
 from rms.wire.users import EnergyRow
 
@@ -194,7 +194,7 @@ def test_reading_goes_on_over_pages_and_while_entries_are_added(tmp_path: Path) 
 
 def test_notes_are_replaced_and_found_by_kind(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    two = SubmissionNote("2", cwd="/odd \udcff name", signal=SignalAsked(10))
+    two = SubmissionNote("2", cwd="/odd \udcff name", signal=SignalRequest(10))
     steps = StepsNote(
         "2", steps=[StepNote({3: 4}, (3,), "warm", ((3, 1),), None, "", True, 0, True)]
     )

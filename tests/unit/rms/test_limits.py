@@ -18,7 +18,7 @@ from rms.core.model.jobs import JobId
 from rms.daemon.jobs import watch
 from rms.daemon.store.notes import SignalNote
 from rms.formats.jobscript import Options, parse_text, read_option
-from rms.formats.values import ScriptError, SignalAsked, parse_signal
+from rms.formats.values import ScriptError, SignalRequest, parse_signal
 from rms.launch.base import ManagedProcess, ScriptLaunch
 from rms.launch.local import LocalLauncher
 from rms.launch.processes import Groups, resident_mib
@@ -41,13 +41,13 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Routed]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("USR1", SignalAsked(signal.SIGUSR1)),
-        ("SIGTERM@5", SignalAsked(signal.SIGTERM, 5.0)),
-        ("B:10@0", SignalAsked(10, 0.0, True)),
-        ("R:INT@65535", SignalAsked(signal.SIGINT, 65535.0)),
+        ("USR1", SignalRequest(signal.SIGUSR1)),
+        ("SIGTERM@5", SignalRequest(signal.SIGTERM, 5.0)),
+        ("B:10@0", SignalRequest(10, 0.0, True)),
+        ("R:INT@65535", SignalRequest(signal.SIGINT, 65535.0)),
     ],
 )
-def test_signals_in_slurms_forms(text: str, expected: SignalAsked) -> None:
+def test_signals_in_slurms_forms(text: str, expected: SignalRequest) -> None:
     assert parse_signal(text) == expected
 
 

@@ -8,7 +8,7 @@ import pytest
 from sentences import one_sentence
 
 from rms.formats.config import FileError, read_cluster
-from rms.formats.values import NodeListError, expand
+from rms.formats.values import ScriptError, expand
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_names(text: str, names: str) -> None:
     ["", ",", "n1,", "n[", "n]", "n[]", "n[1-]", "n[-3]", "n[3-1]", "n[1-2-3]", "n[a]", "n[1][2]"],
 )
 def test_what_does_not_parse_is_refused_in_one_sentence(text: str) -> None:
-    with one_sentence(NodeListError, "expected"):
+    with one_sentence(ScriptError, "expected"):
         expand(text)
 
 

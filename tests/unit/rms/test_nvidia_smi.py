@@ -90,7 +90,7 @@ def group_members(group: int) -> list[int]:
 def test_readings_arrive_and_nothing_is_left(tmp_path: Path, then: str) -> None:
     threads = set(threading.enumerate())
     got: list[PowerReading] = []
-    with NvidiaSmi(stand_in(tmp_path, then), every_ms=50) as sampler:
+    with closing(NvidiaSmi(stand_in(tmp_path, then), every_ms=50)) as sampler:
         sampler.start(got.append)
         wait_for(lambda: len(got) >= len(PLAYED))
         pid = int((tmp_path / "pid").read_text())
@@ -109,18 +109,17 @@ def test_readings_arrive_and_nothing_is_left(tmp_path: Path, then: str) -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)  # reaped, not a zombie
     assert sampler.error is None
-    assert sampler.source == "nvidia-smi"
     sampler.close()
 
 
 def test_a_sampler_that_never_started_closes() -> None:
-    with NvidiaSmi() as sampler:
+    with closing(NvidiaSmi()) as sampler:
         assert sampler.error is None
 
 
 def test_missing_program_is_a_sentence(tmp_path: Path) -> None:
     program = str(tmp_path / "nvidia-smi")
-    with NvidiaSmi(program) as sampler:
+    with closing(NvidiaSmi(program)) as sampler:
         sampler.start(lambda _: None)
         assert sampler.error == f"could not start {program}: No such file or directory"
 
@@ -136,7 +135,7 @@ def test_missing_program_is_a_sentence(tmp_path: Path) -> None:
 )
 def test_program_that_ends_is_a_sentence(tmp_path: Path, then: str, end: str) -> None:
     program = stand_in(tmp_path, then, recording="")
-    with NvidiaSmi(program) as sampler:
+    with closing(NvidiaSmi(program)) as sampler:
         sampler.start(lambda _: None)
         wait_for(lambda: sampler.error)
         pid = int((tmp_path / "pid").read_text())
@@ -210,7 +209,7 @@ def test_devices_without_power(tmp_path: Path) -> None:
     lines = "2024/05/06 12:34:56.000, 0, [N/A]\n"
     with closing(Devices(stand_in(tmp_path, "exec sleep 1000", lines))) as meter:
         assert meter.read(0.0) == []
-        with pytest.raises(MeterError, match="tells no power of any device"):
+        with pytest.raises(MeterError, match="prints no power of any device"):
             meter.read(31.0)
 
 

@@ -141,7 +141,7 @@ def test_no_joule_is_made_up_and_none_is_lost_outside_of_what_is_called_unseen(
             (place / "energy_uj").unlink()
             assert rapl.read(now_s) == []
             continue
-        before = rapl._found[0].energy()
+        before = rapl._counting[0].energy()
         (found,) = rapl.read(now_s)
         gained_j, unseen_s = found.joules - before.joules, found.unseen_s - before.unseen_s
         if clean and MOST_W * (since_s + LATE_S) * 1e6 < range_uj:

@@ -39,7 +39,7 @@ from rms.daemon.store.journal import Journal, JournalError
 from rms.formats.config import FileError, read_cluster, read_workload
 from rms.formats.energy import check_energies, owner_energies
 from rms.formats.values import expand, fold_slots
-from rms.launch import machine
+from rms.launch import local
 from rms.wire.messages import DeviceEnergy, Metered
 
 POWER = NodePower(idle_w=10.0, static_w=30.0, dynamic_w=20.0, off_w=1.0)
@@ -307,10 +307,10 @@ def test_a_cluster_file_states_kinds_of_processors(
     mixed, plain = SharedNode(12.0, of_each), SharedNode(inf, (Processors(2),))
     assert file.shared == (mixed, mixed, plain) and file.slots == (3, 3, 2)
     cores = Cluster(("core0", "core1"), (("cpu:0",), ("cpu:1",)), (POWER,) * 2)
-    monkeypatch.setattr(machine, "this_machine", lambda: cores)
-    whole = machine.from_file(path)
+    monkeypatch.setattr(local, "this_machine", lambda: cores)
+    whole = local.from_file(path)
     assert whole.slots == (("cpu:0",), ("cpu:1",), ("cpu:0",)) and whole.kinds == ()
-    found = machine.from_file(path, shared=True).split()
+    found = local.from_file(path, shared=True).split()
     assert found.shared == file.shared
     assert found.names[:4] == ("n1/0", "n1/1", "n1/gpu0", "n2/0") and found.names[6:] == (
         "n3/0",
@@ -319,7 +319,7 @@ def test_a_cluster_file_states_kinds_of_processors(
     assert found.kinds == ("0", "0", "gpu", "0", "0", "gpu", "0", "0")
     assert found.kinds_of((2, 3)) == ("gpu", "0")
     assert found.host_of(2) == "n1" and found.nodes_of["n1"] == (0, 1, 2)
-    assert machine.from_file(path, shared=True).first(1).split().kinds == ("0", "0", "gpu")
+    assert local.from_file(path, shared=True).first(1).split().kinds == ("0", "0", "gpu")
     assert WHOLE.split().kinds == () and WHOLE.split().kinds_of((0, 1)) == ()
     named_slots = ["n1/0", "n1/1", "n1/gpu0", "n1/gpu1", "n2/gpu0"]
     assert fold_slots(named_slots) == "n1/[0,1],n1/gpu[0,1],n2/gpu0"
@@ -350,7 +350,7 @@ def test_a_cluster_file_states_kinds_of_processors(
             kinds(SLOW.replace("gpu", "gpu0")),
             "expected a name of processors of letters, got 'gpu0'",
         ),
-        (kinds(SLOW, SLOW), "expected another name of each kind of processors, got ['gpu', 'gpu']"),
+        (kinds(SLOW, SLOW), "expected different names of kinds of processors, got ['gpu', 'gpu']"),
         (kinds("{ count = 2, speed = 3 }"), "unknown field `speed`"),
         (kinds("{ factor = 3 }"), "missing required field `count`"),
     ],
@@ -417,9 +417,9 @@ def test_cluster_and_workload_files_state_slots_and_bandwidth(
     path.write_text(CLUSTER)
     assert read_cluster(path).shared == (SharedNode(10.0, (Processors(2),)),) * 2
     cores = Cluster(("core0", "core1"), (("cpu:0",), ("cpu:1",)), (POWER,) * 2)
-    monkeypatch.setattr(machine, "this_machine", lambda: cores)
-    assert machine.from_file(path).slots == (("cpu:0",), ("cpu:1",))
-    found = machine.from_file(path, shared=True).split()
+    monkeypatch.setattr(local, "this_machine", lambda: cores)
+    assert local.from_file(path).slots == (("cpu:0",), ("cpu:1",))
+    found = local.from_file(path, shared=True).split()
     assert found.names == ("n1/0", "n1/1", "n2/0", "n2/1") and found.hosts == ("n1", "n2")
     assert found.slots_of((0, 1, 2)) == ("cpu:0", "cpu:0", "cpu:1")
     assert fold_slots(found.names[:3]) == "n1/[0,1],n2/0" and fold_slots(["n1", "n2"]) == "n1,n2"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from accounting import records_from_text
 
 from rms.launch.slurm import output
 from rms.launch.slurm import site as probe
@@ -84,12 +85,12 @@ def test_a_node_of_two_partitions_that_does_not_answer() -> None:
 
 
 def test_records_are_in_order_where_several_begin_in_one_second() -> None:
-    text = output.records_from_text(sample("sacct.txt"))
+    text = records_from_text(sample("sacct.txt"))
     assert [row.job_id for row in text] == [10, 11, 12, 11]
 
 
 def test_a_resized_job_in_the_records() -> None:
-    rows = output.records_from_text(sample("sacct.txt"))
+    rows = records_from_text(sample("sacct.txt"))
     stretches = [(row.state, row.nodes, row.hosts) for row in rows if row.job_id == 11]
     assert stretches == [("RESIZING", 1, ("n1",)), ("RUNNING", 2, ("n1", "n3"))]
     first, then = (row for row in rows if row.job_id == 11)
@@ -146,7 +147,7 @@ def test_versions(text: str, version: tuple[int, ...]) -> None:
     [
         (output.queue_from_text, "1|2|3\n"),
         (output.queue_from_text, "x|9|1|PENDING|1||None|1|1|1|root|winds\n"),
-        (output.records_from_text, "1|2\n"),
+        (records_from_text, "1|2\n"),
         (output.details_from_text, "JobId=1 JobName=x\n"),
         (output.hosts, "n[1-"),
         (output.hosts, "n[3-1]"),
@@ -179,7 +180,7 @@ def test_an_allocation_around_us_is_not_handed_on() -> None:
         "HOME": "/h",
     }
     slurm = Slurm(outer, "me", site)
-    slurm.records([11])
+    slurm.check_accounting(11)
     slurm.job(11)
     kept = {"SLURM_CONF": "/x/slurm.conf", "HOME": "/h", "SLURM_TIME_FORMAT": "%s"}
     assert site.environments == [kept, kept]

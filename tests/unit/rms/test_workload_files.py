@@ -153,7 +153,7 @@ def test_habits_of_csv(tmp_path: Path, text: str, accounts: list[str]) -> None:
         ("nodes_min,run_s\n", "w.csv: expected at least one job, got none"),
         ("nodes_min;run_s\n1;2\n", "w.csv: expected columns of submit_s, name, user, "),
         ("nodes_min,run_s,nodes\n1,2,3\n", "power_w, got 'nodes'"),
-        ("nodes_min,run_s,run_s\n1,2,3\n", "expected each column once, got run_s 2 times"),
+        ("nodes_min,run_s,run_s\n1,2,3\n", "expected every column once, got run_s 2 times"),
         ("run_s\n1\n", "expected a column nodes_min, got run_s"),
         ("nodes_min,run_s\n1\n", "w.csv: line 2: expected 2 cells, got 1"),
         ("nodes_min,run_s\n,1\n", "line 2: expected a whole number in column nodes_min, got an"),
