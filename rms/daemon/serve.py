@@ -105,7 +105,7 @@ def check_start(state: Path, engine: Engine, settings: Settings) -> None:
 
 
 def run_daemon(state: Path, engine: Engine, settings: Settings) -> None:
-    """Run a daemon until it is told to stop (or its ``parent`` process is gone).
+    """Run a daemon until a signal or a request stops it (or its ``parent`` process is gone).
 
     Raises:
         JournalError, PolicyError, ServeError, OSError: it cannot be started.
@@ -188,7 +188,7 @@ def _begin(daemon: Daemon, settings: Settings, escaping: str) -> None:
         words = f"what a job starts may outlive it: {escaping}"
         say(warning(words) if uncontained() else words)
     if not placing(settings.policy).always_on and settings.power_commands is None:
-        say("nodes go off in the books only: no --power-off and --power-on are given")
+        say("nodes go off in the books only, without --power-off and --power-on")
     if settings.power_cap is not None:
         daemon.set_power_cap(settings.power_cap.cap_w)
     elif (cap_w := daemon.context.state.power_cap_w) is not None:
@@ -310,7 +310,7 @@ class Notifier:
             sending.sendto("\n".join(lines).encode(), self._address)
 
     def tick(self, now_s: float) -> None:
-        """Send ``WATCHDOG=1`` twice in each watchdog interval.
+        """Send ``WATCHDOG=1`` twice per watchdog interval.
 
         Args:
             now_s: a monotonic clock's time.
@@ -334,7 +334,7 @@ def _watchdog_s(env: Mapping[str, str]) -> float:
 #
 # Python's collector runs whenever there are some hundred objects more than after its last run, and
 # goes through the new ones first. With thousands of pending polls hundreds of thousands of objects
-# are new in each run, though their number is constant: the daemon stands still for 0.2 s. It makes
+# are new in every run, though their number is constant: the daemon stands still for 0.2 s. It makes
 # hardly any cycles, so the collector runs only after a large growth of memory, or rarely.
 
 EVERY_S = 10.0
@@ -396,7 +396,7 @@ async def _run(
     notifier: Notifier,
     collector: Collector,
 ) -> None:
-    """Call the daemon in rounds until it is told to stop and all jobs have ended.
+    """Call the daemon in rounds until it is to stop and all jobs have ended.
 
     A second signal kills the remaining jobs. Jobs that cannot be killed, of a Slurm that does not
     answer, are left to the next daemon.
@@ -426,6 +426,6 @@ async def _run(
             daemon.hurry()
         if time.monotonic() > until_s:
             left = ", ".join(daemon.context.state.running)
-            daemon.say(warning(f"told to stop again: left to the next daemon: {left}"))
+            daemon.say(warning(f"second stop signal: left to the next daemon: {left}"))
             break
         await asyncio.sleep(0.0 if daemon.scripts.starting else WATCH_S)

@@ -1,4 +1,4 @@
-"""Tasks in the daemon: between the processes that have them, the scheduler and the nodes of jobs.
+"""Tasks in the daemon: between their processes, their scheduler and the nodes of jobs.
 
     process ── socket ──► here ── event ──► scheduler: strategy ── decisions ──► here ──► process
                            │  lend: the nodes that tasks hold
@@ -6,10 +6,10 @@
                          the daemon (:class:`NodeLender`), which gives them to no job
 
 The state of a task is in the scheduler, and in its own process, which registers it again with a
-daemon that was started anew; the daemon's journal has the nodes alone, since jobs are decided by
-them. A node that tasks do not need any more is held for a moment, so that a burst of short tasks
-of a program writes three events: lent to the program, lent to no program, taken back. A job that
-waits for nodes of tasks goes first: until it has started, no task is given another device.
+restarted daemon. The daemon's journal has the nodes only, as decisions on jobs depend on them. A
+node that tasks no longer need is held for a moment, so that a burst of short tasks of a program
+writes three events: lent to the program, lent to no program, taken back. A job that waits for nodes
+of tasks goes first: until it has started, no task gets another device.
 """
 
 from __future__ import annotations
@@ -31,6 +31,16 @@ from msgspec.structs import replace
 
 from rms.core.state import TASKS
 from rms.formats.prices import Prices
+from rms.kernels.connection import (
+    CommandEnded,
+    DaemonMessage,
+    DeviceLost,
+    Frames,
+    Hello,
+    ProcessMessage,
+    TaskCommand,
+    frame,
+)
 from rms.kernels.model import (
     Governor,
     GovernorSet,
@@ -52,16 +62,6 @@ from rms.kernels.model import (
 )
 from rms.kernels.record import RecordEntry, StrategySet, TaskRan, TaskRecording, UnitPower
 from rms.kernels.scheduler import ShortTerm, Strategy, TaskError, TaskScheduler
-from rms.kernels.wire import (
-    CommandEnded,
-    DaemonMessage,
-    DeviceLost,
-    Frames,
-    Hello,
-    ProcessMessage,
-    TaskCommand,
-    frame,
-)
 from rms.launch.base import Launcher, LaunchError, ManagedProcess, ScriptLaunch
 from rms.wire.users import TaskRow
 
@@ -69,15 +69,13 @@ from rms.wire.users import TaskRow
 
 
 class NodeLender(Protocol):
-    """The daemon, as far as tasks need it: it lends nodes to them and takes them back.
+    """The daemon's interface for tasks: it lends nodes to them and takes them back.
 
     Attributes:
         devices: the devices of tasks, whose units are numbers of nodes; none with an engine that
             has no tasks.
-        power: of all nodes, by the model.
-        prices: of electricity.
+        power: the power of all nodes by the model.
         launcher: runs commands on nodes.
-        now: the clock, in seconds since the epoch.
         say: writes a sentence to the log.
         record, recorded: add entries to the record of tasks in the journal, and return all.
     """
@@ -92,35 +90,35 @@ class NodeLender(Protocol):
     recorded: Callable[[], list[RecordEntry]]
 
     def lent(self) -> Mapping[int, str]:
-        """Return the nodes that tasks hold, each with the owner of its energy, or ""."""
+        """Return the nodes that tasks hold, with the owners of their energy, or ""."""
 
     def lend(self, units: Mapping[int, str]) -> None:
         """Lend these nodes, to these owners of their energy, and no others."""
 
     def free(self, units: Iterable[int]) -> set[int]:
-        """Return those of some nodes that are up and no job's."""
+        """Return the nodes among these that are up and not a job's."""
 
     def under_cap(self, units: Iterable[int]) -> set[int]:
-        """Return those of some nodes on which tasks could run without passing the power cap."""
+        """Return the nodes among these on which tasks could run within the power cap."""
 
     def power_cap_w(self) -> float | None:
         """Return the power cap of the cluster."""
 
     def jobs_wait(self) -> bool:
-        """Return whether a job could start but for nodes, or power, of tasks."""
+        """Return whether tasks hold the nodes, or the power, for which a job waits."""
 
     def slots_of(self, units: Iterable[int]) -> tuple[str, ...]:
         """Return the slots of nodes, as ``cpu:3`` or ``gpu:0``."""
 
     def keep(self, strategy: Strategy, governor: str) -> None:
-        """Keep a strategy and the governor's rule for the next daemon."""
+        """Note a strategy and the governor's rule for the next daemon."""
 
     def kept(self) -> tuple[Callable[[], Strategy], str] | None:
         """Return a loader of the strategy, and the governor's rule, of the previous daemon."""
 
 
 class StrategyLoader(Protocol):
-    """Loads strategies, also from users' files, and ends the processes of these."""
+    """Loads strategies, also from users' files, and ends the processes of the latter."""
 
     def load(self, name: str, text: str) -> Strategy:
         """Return a shipped strategy, or that of a file of this text; ValueError without one."""
@@ -129,7 +127,7 @@ class StrategyLoader(Protocol):
         """Enter that a strategy decides from now on."""
 
     def end_unused(self, strategies: Collection[Strategy]) -> None:
-        """End the processes of all that were used but these."""
+        """End the processes of all used strategies but these."""
 
 
 # --- The governor ----------------------------------------------------------------------------
@@ -137,7 +135,7 @@ class StrategyLoader(Protocol):
 # A change is an event of the record, so strategies are tried under the governor as it was.
 
 LOOK_S = 1.0
-"""How often a rule is applied."""
+"""Interval at which a rule is applied."""
 
 ROUNDING = 1e-9
 """Relative rounding of the mean of equal prices."""
@@ -150,10 +148,10 @@ class GovernorRule(msgspec.Struct, frozen=True):
     """The rule that sets the governor of tasks.
 
     Attributes:
-        kind: always ``high`` or ``low``; low while ``price`` or ``co2`` are above the limit, or
-            while the power ``cap`` leaves less than tasks would take on all nodes that are not
-            jobs'.
-        limit: per kWh, of price or g of CO2; None for the mean of the file of prices.
+        kind: ``high`` or ``low`` for a constant governor; ``price``, ``co2``: low while these are
+            above the limit; ``cap``: low while the power cap leaves less than tasks would take on
+            all nodes that are not jobs'.
+        limit: price or g of CO2 per kWh; None for the mean of the file of prices.
     """
 
     kind: Kind = "high"
@@ -181,15 +179,11 @@ class GovernorRule(msgspec.Struct, frozen=True):
 
     @property
     def automatic(self) -> bool:
-        """Whether it may change the governor by itself."""
+        """Whether it may change the governor."""
         return self.kind not in ("high", "low")
 
     def check(self, prices: Prices | None) -> None:
-        """Refuse a rule by prices that are missing.
-
-        Raises:
-            ValueError: they are.
-        """
+        """Raise a ValueError if the rule needs prices that are missing."""
         if self.kind in ("price", "co2") and (prices is None or prices.series(self.kind) is None):
             keys = {"price": "price_per_kwh", "co2": "co2_g_per_kwh"}
             raise ValueError(f"expected rms serve --prices FILE with {keys[self.kind]}, got none")
@@ -197,13 +191,11 @@ class GovernorRule(msgspec.Struct, frozen=True):
     def governor(
         self, lender: NodeLender, units: Iterable[int], present: Governor
     ) -> tuple[Governor, str]:
-        """Return the governor by this rule now, and why.
-
-        Where the file of prices has no value of this time it stays as it is.
+        """Return the governor by this rule now, and the reason.
 
         Args:
-            units: all that tasks may run on.
-            present: the governor before.
+            units: all units that tasks may run on.
+            present: the present governor, which stays if the file of prices has no value now.
         """
         if not self.automatic:
             return Governor(self.kind), "as set"
@@ -219,7 +211,7 @@ class GovernorRule(msgspec.Struct, frozen=True):
         value = prices.value(self.kind, lender.now())
         limit = prices.mean(self.kind) if self.limit is None else self.limit
         if value is None:
-            return present, f"no {self.kind} of this time is known"
+            return present, f"no {self.kind} of this time in the file of prices"
         low = value > limit + ROUNDING * abs(limit)
         unit = prices.currency if self.kind == "price" else "g CO2"
         return _low(low), f"{value:g} {unit}/kWh, {'above' if low else 'not above'} {limit:g}"
@@ -235,11 +227,11 @@ _decode = msgspec.msgpack.Decoder(ProcessMessage).decode
 
 
 class TaskLink(asyncio.Protocol):
-    """The connection of a process; its end is the process's.
+    """The connection of a process; it ends with the process.
 
     Attributes:
-        program: the name that the process gives itself.
-        tasks: those that are not over, by the process's numbers.
+        program: the name that the process states.
+        tasks: its tasks that are not over, by the process's numbers.
     """
 
     def __init__(self, tasks: Tasks) -> None:
@@ -278,7 +270,7 @@ class TaskLink(asyncio.Protocol):
 
 
 PRINTED = 4096
-"""How many bytes at the end of a command's output are searched for why it ended."""
+"""Bytes at the end of a command's output that are searched for the reason of its end."""
 
 
 @dataclass
@@ -289,9 +281,9 @@ class _Command:
 
 
 class TaskCommands:
-    """The commands of tasks on other nodes, one for a task at most, each ended with its turn.
+    """The commands of tasks on other nodes, at most one per task, which ends with the task's turn.
 
-    Their output is in ``tasks.log`` of the state folder once they are over.
+    Their output is appended to ``tasks.log`` of the state folder when they are over.
     """
 
     def __init__(self, launcher: Launcher) -> None:
@@ -334,7 +326,7 @@ class TaskCommands:
         shutil.rmtree(command.folder, ignore_errors=True)
 
     def ended(self) -> Iterator[tuple[TaskId, str]]:
-        """Yield the tasks whose commands are over, once, and why."""
+        """Yield the tasks whose commands are over, once, and the reason."""
         for task, command in list(self._commands.items()):
             status = command.process.status()
             if status is None:
@@ -359,10 +351,10 @@ def _last_line(output: Path) -> str:
 # --- The record, entered in the journal a second at a time -----------------------------------
 
 RECORD_S = 1.0
-"""How long entries are kept in memory: a daemon that is killed loses those."""
+"""Time for which entries are kept in memory; a killed daemon loses them."""
 
 BEGIN_EVERY = 10_000
-"""After so many entries the devices are entered again: the journal forgets the oldest."""
+"""Number of entries after which the devices are entered again, as the journal drops the oldest."""
 
 
 class TaskRecorder:
@@ -381,7 +373,7 @@ class TaskRecorder:
         self._entries.append(entry)
 
     def tick(self, now_s: float) -> None:
-        """Enter the entries in the journal, if it is time."""
+        """Enter the entries in the journal, if they are due."""
         if self._entries and now_s >= self._entered_s + RECORD_S:
             self.enter()
 
@@ -413,23 +405,20 @@ class TaskRecorder:
 # --- The tasks of all processes --------------------------------------------------------------
 
 LINGER_S = 0.5
-"""How long a node is held that no task needs any more, if no job waits."""
+"""Time for which an unneeded node is held, if no job waits."""
 
 ADOPT_S = 10.0
-"""How long nodes that tasks held when a daemon ended are kept for tasks that still run there."""
+"""Time after a restart for which the nodes of tasks are kept for tasks that still run there."""
 
 LONGEST_NAME = 64
-"""The greatest length of a program's name."""
+"""Maximum length of a program's name."""
 
 
 class Tasks:
-    """The tasks of all processes that are connected.
+    """The tasks of all connected processes.
 
     Attributes:
-        scheduler: decides where they run.
-        strategies: loads strategies of users.
         rule: sets the governor.
-        record: the record of their events.
     """
 
     def __init__(self, lender: NodeLender, strategies: StrategyLoader) -> None:
@@ -445,7 +434,7 @@ class Tasks:
         self._process_tasks: dict[TaskId, tuple[TaskLink, TaskId]] = {}
         self._jobs_changed, self._jobs_wait = True, False
         self._idle_since: dict[int, float] = {}
-        self._closing = set[int]()  # tasks run there, and no other may after them
+        self._closing = set[int]()  # tasks run there, and no others may start there
         self._kept = dict(lender.lent())
         self._kept_until_s = lender.now() + ADOPT_S
 
@@ -464,7 +453,7 @@ class Tasks:
         if any(since_s + LINGER_S <= now for since_s in self._idle_since.values()):
             self._lend(need)
         elif any(lent[unit] for unit in idle):
-            self._lend({**need, **idle})  # from here on they draw the power of idle nodes
+            self._lend({**need, **idle})  # they draw the power of idle nodes now
         self.strategies.end_unused(self.scheduler.strategies)
         if self.rule.automatic and now >= self._governed_s + LOOK_S:
             self._govern()
@@ -485,12 +474,12 @@ class Tasks:
         self.record.enter()
 
     def rows(self) -> list[TaskRow]:
-        """Return a row for each task, the oldest first."""
+        """Return the rows of all tasks, the oldest first."""
         return [
             TaskRow(
                 self._links[task.spec.owner].pid,
                 task.spec.name,
-                "STOPPING" if task.device is not None and task.asked else str(task.phase),
+                "STOPPING" if task.device is not None and task.stopping else str(task.phase),
                 "" if task.device is None else task.device.name,
                 task.queue or "",
             )
@@ -500,11 +489,11 @@ class Tasks:
     # --- strategy and governor ---------------------------------------------------------------
 
     def use(self, strategy: Strategy | None, rule: GovernorRule | None) -> None:
-        """Let another strategy decide from now on, or by another governor; None for as before.
+        """Set the strategy and the governor's rule; None leaves them as they are.
 
         Raises:
-            ValueError: there is no device, the prices of a rule are missing, or a first choice of
-                the strategy cannot be carried out.
+            ValueError: there is no device, the prices of a rule are missing, or the strategy's
+                first choices cannot be carried out.
         """
         if not self.scheduler.state.devices:
             raise ValueError("expected tasks with the engine local or slurm-pilot, got another")
@@ -574,7 +563,7 @@ class Tasks:
         """Take in a message of a process.
 
         Raises:
-            TaskError: it reports an event that cannot have happened.
+            TaskError: the event cannot have happened.
         """
         if isinstance(message, Hello):
             link.pid, link.program = message.pid, message.program[:LONGEST_NAME]
@@ -606,7 +595,7 @@ class Tasks:
                 return
             for unit in device.units:
                 del self._kept[unit]
-        after = tuple(link.tasks[each] for each in message.spec.after if each in link.tasks)
+        after = tuple(link.tasks[task] for task in message.spec.after if task in link.tasks)
         spec = replace(message.spec, owner=link.owner, after=after)
         link.tasks[number], self._process_tasks[task_id] = task_id, (link, number)
         self._feed(replace(message, at_s=self._lender.now(), task=task_id, spec=spec))
@@ -675,7 +664,7 @@ class Tasks:
         return {unit for device in self.scheduler.state.devices.values() for unit in device.units}
 
     def _need(self) -> dict[int, str]:
-        """Return the units of tasks, also of those that may run and are not registered again."""
+        """Return the units of tasks, and those kept for tasks of before a restart."""
         links = self._links
         held = {unit: links[owner].label for unit, owner in self.scheduler.state.held.items()}
         return held | self._kept
@@ -685,10 +674,10 @@ class Tasks:
         self._jobs_changed = True
 
     def _follow_jobs(self) -> None:
-        """Enter in the scheduler which units are jobs'.
+        """Enter the units of jobs in the scheduler.
 
-        Those are all that tasks do not hold, while a job waits that theirs would let start; else
-        those that are not free, and free ones on which tasks would pass the power cap.
+        While a job waits for units of tasks, these are all units that tasks do not hold; else those
+        that are not free, and free ones on which tasks would exceed the power cap.
         """
         self._jobs_changed = False
         self._jobs_wait = self._lender.jobs_wait()

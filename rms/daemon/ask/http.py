@@ -126,7 +126,7 @@ def bounded(
             super().on_message_begin()
 
         def on_header(self, name: bytes, value: bytes) -> None:
-            # A chunked body may cost a call for each byte.
+            # A chunked body may cost a call per byte.
             if len(self.headers) >= MOST_HEADERS or name.lower() == b"transfer-encoding":
                 raise RefusedRequestError
             super().on_header(name, value)

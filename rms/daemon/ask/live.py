@@ -215,7 +215,7 @@ def _ids(group: Sequence[Job]) -> str:
 
 
 def _tasks(context: Context, array: str) -> list[tuple[int, str]]:
-    """Return the state of each task of an array, by its index."""
+    """Return the states of the tasks of an array, by their indices."""
     archived = context.journal.archived_states(array)
     states = [(sort_key(job_id)[1], state) for job_id, state in archived]
     begin = f"{array}_"
@@ -274,7 +274,7 @@ def _lanes(context: Context, most: int, window: TimeWindow) -> Lanes:
 
 
 def _states(context: Context, groups: Sequence[range]) -> list[str]:
-    """Return the state of each node, or the number of nodes of each group by state."""
+    """Return the states of single nodes, or the numbers of a group's nodes by state."""
     state, cluster = context.state, context.cluster
     if len(groups) == len(cluster.names):
         by_host = {row.name: row.state for row in views.nodes(context)}
@@ -307,7 +307,7 @@ def _marks(context: Context, jobs: Iterable[str], window: TimeWindow) -> list[Ma
 
 
 def _power(context: Context, window: TimeWindow) -> Power:
-    """Return the cluster's power over a window: for each of its parts that at the end."""
+    """Return the cluster's power over a window: the values at the ends of its parts."""
     curve, state = context.scheduler.timeline.power_w, context.state
     begin_s, end_s = window.begin_s, window.end_s
     part_s = (end_s - begin_s) / PARTS

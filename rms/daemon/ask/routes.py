@@ -116,10 +116,9 @@ _STEP = re.compile("[0-9]{1,9}")
 
 
 class Routes:
-    """The methods that answer requests, one for each path.
+    """The methods that answer requests, one per path.
 
     Args:
-        daemon: the daemon that the requests are about.
         stop: begins the shutdown of the daemon.
         token: signs users' requests over TCP, from this machine only.
         sockets: paths of Unix sockets that only their owner can open, and where users need no
@@ -257,7 +256,7 @@ class Routes:
         return views.by_id([*old, *rows])[:most] if old else rows
 
     async def _rows(self, jobs: Sequence[Job]) -> list[JobRow]:
-        """Return a row for each job; other requests get a turn now and then."""
+        """Return the rows of jobs; other requests get a turn now and then."""
         context, rows = self.daemon.context, list[JobRow]()
         for first in range(0, len(jobs), ROWS_AT_ONCE):
             if first:
@@ -415,7 +414,7 @@ class Routes:
         return live(self.daemon.context, body)
 
     async def acct(self, request: Request) -> AcctAnswer:
-        """Return all jobs, or the selected ones, and the energy rows of each owner."""
+        """Return all jobs, or the selected ones, and the energy rows of their owners."""
         filters = {key: text for key, text in request.query_params.items() if key in ACCT_QUERY}
         try:
             return views.acct(self.daemon.context, JobSelection(**filters) if filters else None)

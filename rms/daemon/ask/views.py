@@ -20,7 +20,7 @@ from rms.core.rules.powercap import expected_w
 from rms.core.scheduler.scheduler import repeats
 from rms.core.state import State
 from rms.daemon.nodes.energy import restore_energy
-from rms.daemon.restart.recover import forget_archived, known_jobs
+from rms.daemon.restart.recover import forget_archived, restore_jobs
 from rms.daemon.restart.replay import restored
 from rms.daemon.store.archive import energy_rows, priority, stalled, waits_for
 from rms.daemon.store.archive import row as row
@@ -136,7 +136,7 @@ def _ids(part: IdSelection) -> list[str]:
 
 
 def _by_array(state: State) -> dict[str, list[tuple[JobId, Job]]]:
-    """Return the tasks of each array."""
+    """Return the tasks of all arrays."""
     arrays: dict[str, list[tuple[JobId, Job]]] = {}
     for group in groups(state):
         for job_id, job in group.items():
@@ -165,7 +165,7 @@ def jobs(
     wanted: Callable[[str], bool] = lambda _: True,
     archived: Iterable[JobRow] = (),
 ) -> list[JobRow]:
-    """Return a row for each wanted job, by rising id.
+    """Return the rows of the wanted jobs, by rising id.
 
     Args:
         archived: rows of archived jobs, which are added.
@@ -249,7 +249,7 @@ def nodes(context: Context) -> list[NodeRow]:
 def _kinds(
     cluster: Cluster, own: Sequence[Node], taken: Collection[Node]
 ) -> dict[str, tuple[int, int]]:
-    """Return the number of slots of each kind of a host's processors, and of allocated ones."""
+    """Return the numbers of slots, and of allocated slots, by kind of a host's processors."""
     numbers: dict[str, tuple[int, int]] = {}
     for node, kind in zip(own, cluster.kinds_of(own), strict=False):
         slots, allocated = numbers.get(kind, (0, 0))
@@ -339,7 +339,7 @@ def past(path: Path) -> Snapshot:
             policy="", say=lambda words: None, now=lambda: scheduler.engine.state.now_s
         )
         launcher = LocalLauncher(Path(folder), "", "")  # it starts nothing
-        context = Context(settings, scheduler, known_jobs(journal, scheduler), journal, launcher)
+        context = Context(settings, scheduler, restore_jobs(journal, scheduler), journal, launcher)
         accounting = acct(context)
         settled = msgspec.structs.replace(books(context), energy=accounting.energy)
         decisions = {job.id: history(context, JobId(job.id)) for job in accounting.jobs}

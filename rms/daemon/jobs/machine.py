@@ -5,7 +5,7 @@ feeds the machine an input (an event of the resize, or a report of the job) and 
 instructions that the machine returns. The machine changes nothing but the job's record.
 
 The states are those of :class:`rms.daemon.store.record.ResizeState`. :data:`TABLE` lists the legal
-inputs of each state. A pair that is not in the table is ignored.
+inputs of all states. A pair that is not in the table is ignored.
 """
 
 from __future__ import annotations
@@ -21,15 +21,7 @@ from rms.core.model.events import ResizeBegun, Resized, ResizeRolledBack
 from rms.daemon.store.context import BOOT_S, GRACE_S
 from rms.daemon.store.record import JobRuntime, NewLaunches, PendingResize, ResizeState, Step
 from rms.launch.base import cores_of, hosts_of
-from rms.wire.messages import (
-    Begun,
-    BootedWorld,
-    CompletionRecord,
-    Done,
-    Failed,
-    Ready,
-    RolledBack,
-)
+from rms.wire.messages import Begun, BootedWorld, CompletionRecord, Done, Failed, Ready, RolledBack
 from rms.wire.messages import Resize as ResizeReport
 from rms.wire.users import ResizeRow
 
@@ -177,7 +169,7 @@ class AskRelease(ResizeAction, frozen=True):
 
 
 class BootWorlds(ResizeAction, frozen=True):
-    """Start launches of a step, each on its slots, for a resize; their ranks boot on ``cores``."""
+    """Start launches of a step on their slots, for a resize; the ranks boot on ``cores``."""
 
     step: int
     launches: dict[int, tuple[str, ...]]
@@ -323,7 +315,7 @@ class ResizeMachine:
         if message.reason:
             return close(resize, message.reason)
         if resize.state is ResizeState.GRANTING and job.ending is not None:
-            return close(resize, "the job is told to end")
+            return close(resize, "the job is ending")
         step, slots = job.running_step, resize.slots
         parts: list[tuple[str, ...]] = []
         if resize.strategy == "merge" and step is not None:
@@ -425,10 +417,10 @@ class ResizeMachine:
         if context.now_s <= resize.until_s:
             return []
         resize.until_s = inf
-        words = f"job {job.id}: no word of its resize for {MOVE_S:g} s; it is ended"
+        words = f"job {job.id}: no report of its resize for {MOVE_S:g} s; it is ended"
         return [Say(words), KillJob()]
 
-    # --- launches leave, nodes are message back ------------------------------------------------
+    # --- launches leave, nodes are given back ------------------------------------------------
 
     def _step_ended(self, at: Flight, message: StepEnded) -> Instructions:
         return close(at.resize, "the job ended")
@@ -559,7 +551,7 @@ class ResizeMachine:
 def merging(
     step: Step, have: tuple[str, ...], slots: tuple[str, ...]
 ) -> tuple[str, list[tuple[str, ...]]]:
-    """Return ``merge`` and the slots of each launch (none for a shrink), or ``warm`` instead."""
+    """Return ``merge`` and the slots of its launches (none for a shrink), or ``warm`` instead."""
     if len(slots) > len(have) and slots[: len(have)] == have:
         return "merge", [(slot,) for slot in slots[len(have) :]]
     kept = 0
@@ -637,7 +629,7 @@ _ROWS: tuple[tuple[type[Input], tuple[ResizeState, ...], Callable[..., Instructi
 TABLE: dict[tuple[ResizeState, type[Input]], Callable[..., Instructions]] = {
     (state, kind): transition for kind, states, transition in _ROWS for state in states
 }
-"""The transition for each legal pair of a state and a type of input.
+"""The transitions of all legal pairs of a state and a type of input.
 
 ``Decided`` and ``Adopted`` are legal in every state and without a resize in flight.
 """

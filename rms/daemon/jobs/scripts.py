@@ -1,4 +1,4 @@
-"""Job scripts: started, cancelled, requeued, concluded, and the last line of each job's output."""
+"""Job scripts: started, cancelled, requeued, concluded, and the last line of a job's output."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Scripts:
     def fail(self, job: JobRuntime, reason: str) -> None:
         """End a job that the daemon cannot handle; it is FAILED once its processes are gone.
 
-        The method is called again in each round until the job is over.
+        The method is called again in every round until the job is over.
         """
         context = self._context
         if not job.fault:
@@ -302,15 +302,12 @@ SETTLE_S = 5.0
 TAIL = 1 << 16
 """Bytes at the end of an output that are searched for the job's line."""
 
-NOTE = "summary"
-"""Kind of the note with a job's line; without text the line is still to be written."""
-
 COPIED = "it ran in the state folder that this one is a copy of"
 """Reason of a job that belongs to the original folder, which still writes its output."""
 
 
 class Endings:
-    """Writes the last line of each job: its end, resizes and energy, once that is settled."""
+    """Writes the last lines of jobs: end, resizes and energy, once that is settled."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -359,7 +356,7 @@ class Endings:
                 _append(output, job_id, f"rms: {job.summary}\n")
         except (OSError, ValueError) as error:
             context.say(warning(f"job {job_id}: its output does not take its last line: {error}"))
-        # A line twice is seen, one lost is not.
+        # If the daemon is killed in between, the line is written again rather than lost.
         context.journal.note(SummaryNote(job_id, job.summary))
 
 

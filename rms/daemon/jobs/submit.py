@@ -18,14 +18,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from rms.core.model.events import (
-    Event,
-    Freed,
-    HeldByUser,
-    Submitted,
-    Withdrawn,
-    node_words,
-)
+from rms.core.model.events import Event, Freed, HeldByUser, Submitted, Withdrawn, node_words
 from rms.core.model.jobs import Dependency, JobId, JobSpec, JobState, Mode
 from rms.core.model.speedup import OperatingPoint
 from rms.core.policies.node_power import Consolidate
@@ -75,7 +68,7 @@ CHUNK = 250
 """Tasks of an array that are made before other requests are answered."""
 
 MOST_REPEATED = 100_000
-"""Limit of dependencies and profile points of all tasks together, as each task has a copy."""
+"""Limit of dependencies and profile points of all tasks together, as every task has a copy."""
 
 MOST_CHECKED = 100
 """Number of tasks whose outputs are checked at submission; all are checked when they start."""
@@ -88,7 +81,7 @@ JOB_BYTES = 3 << 10
 """Address space per job, and the reserve for everything else: C libraries may crash without it."""
 
 MOST_NAMES = 1_000_000
-"""Limit of names of all tasks together, as each task has its own list in the journal."""
+"""Limit of names of all tasks together, as every task has its own list in the journal."""
 
 
 class Submissions:
@@ -457,8 +450,8 @@ def _after(context: Context, options: Options, name: str) -> tuple[tuple[Depende
     for kind, job in dependency.after:
         over = context.journal.archived(job) if unknown(state, [job]) else []
         if not over and unknown(state, [job]):
-            raise ScriptError(f"--dependency: expected the id of a job, got {job}, not known")
-        if not over or not is_met(kind, [JobState(each.row.state) for each in over]):
+            raise ScriptError(f"--dependency: expected the id of a job, got {job}, unknown here")
+        if not over or not is_met(kind, [JobState(entry.row.state) for entry in over]):
             after.append(Dependency(kind, job))
         elif dependency.any_of:
             return (), False

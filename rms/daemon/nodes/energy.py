@@ -10,10 +10,7 @@ import msgspec
 from rms.core.books.measured import Measured
 from rms.core.books.spans import WHOLE
 from rms.core.model.cluster import Cluster
-from rms.core.model.events import (
-    Event,
-    PowerMeasured,
-)
+from rms.core.model.events import Event, PowerMeasured
 from rms.core.rules.powercap import expected_w, matters
 from rms.core.scheduler.scheduler import Scheduler
 from rms.daemon.store.context import Context, Handle, warning
@@ -30,15 +27,12 @@ LONGEST_STALE_S = 600.0
 FORGET_S = 10.0
 """Interval at which spans are forgotten that no report can concern any more."""
 
-NOTE = "meter/"
-"""Prefix of the keys of notes about a host's meters."""
-
 
 class Meters:
     """Takes reports, and writes what they change before they are answered.
 
     Args:
-        on_report: called with each report after it was taken.
+        on_report: called with a report after it was taken.
     """
 
     def __init__(self, context: Context, on_report: Callable[[Metered], None]) -> None:
@@ -84,7 +78,7 @@ class Meters:
         return MeterAnswer() if report.number else host.answer
 
     def _say_refused(self, report: Metered) -> None:
-        """Log each device when its energy is refused for the first time in a row."""
+        """Log a device when its energy is refused for the first time in a row."""
         measured, where = self._scheduler.energy.measured, report.node or "this machine"
         for device in report.devices:
             key = report.node, device.device
@@ -142,7 +136,7 @@ class Meters:
 def devices_of(
     report: Metered, cluster: Cluster, measured: Measured
 ) -> Mapping[str, Sequence[str]]:
-    """Return the nodes that each device belongs to, or hosts and slots if jobs share nodes.
+    """Return the nodes of the devices, or hosts and slots if jobs share nodes.
 
     On a machine whose cores and GPUs are nodes (its reports have no name), ``gpu-0`` is the node
     with the slot ``gpu:0``, and other devices belong to the nodes of cores, if there are any.

@@ -1,4 +1,4 @@
-"""How a daemon comes back: from its state folder, its journal and the processes that still run.
+"""Recovery of a daemon from its state folder, its journal and the processes that still run.
 
 In the order of a start: the journal is opened, a broken one salvaged (:func:`open_journal`); the
 mark of its processes and the next job number are restored (:func:`restore_notes`,
@@ -92,20 +92,20 @@ def open_journal(path: Path, say: Callable[[str], None]) -> Journal:
 
 
 def restore_notes(journal: Journal, jobs: Path) -> None:
-    """Restore the mark of the journal's processes, and let no job number be given twice.
+    """Restore the mark of the journal's processes, and raise the next job number above all used.
 
     Args:
-        jobs: folder with one of each job.
+        jobs: folder with the folders of jobs.
     """
     counted = journal.counted
-    following = known = journal.noted(NextNote).id
+    following = noted = journal.noted(NextNote).id
     if counted is not None:
         if counted.mark.mark and not journal.noted(MarkNote).mark:
             journal.note(counted.mark)
         following = max(following, counted.next.id)
     numbers = [int(match[1]) for match in map(_ID.fullmatch, _names(jobs)) if match]
     following = max([following, *(number + 1 for number in numbers)])
-    if following > known:
+    if following > noted:
         journal.note(NextNote(id=following))
 
 
@@ -198,7 +198,7 @@ def restore(cluster: Cluster, journal: Journal, launcher: Launcher, settings: Se
         settings.clock.not_before(replayed.engine.state.now_s)
     restore_energy(replayed.scheduler, journal)
     forget_archived(journal, replayed.scheduler)
-    jobs = known_jobs(journal, replayed.scheduler)
+    jobs = restore_jobs(journal, replayed.scheduler)
     drained = frozenset(journal.noted(DrainedNote).names)
     broken = frozenset(journal.noted(BrokenNote).names)
     return Context(settings, replayed.scheduler, jobs, journal, launcher, drained, broken)
@@ -208,12 +208,12 @@ def forget_archived(journal: Journal, scheduler: Scheduler) -> None:
     """Remove the jobs from a scheduler that had been archived when its daemon was killed."""
     state = scheduler.engine.state
     gone = set(map(JobId, journal.archived_among(state.ended)))
-    known = {*state.waiting, *state.running, *state.ended}
-    scheduler.forget([*gone, *sorted(scheduler.energy.owners() - known)])
+    present = {*state.waiting, *state.running, *state.ended}
+    scheduler.forget([*gone, *sorted(scheduler.energy.owners() - present)])
 
 
-def known_jobs(journal: Journal, scheduler: Scheduler) -> dict[JobId, JobRuntime]:
-    """Return the noted facts of each job but its processes; enter reasons in the scheduler."""
+def restore_jobs(journal: Journal, scheduler: Scheduler) -> dict[JobId, JobRuntime]:
+    """Return the records of jobs, without processes; enter reasons in the scheduler."""
     jobs, state = dict[JobId, JobRuntime](), scheduler.engine.state
     submissions, resizes = journal.notes(SubmissionNote), journal.notes(ResizesNote)
     steps, ends = journal.notes(StepsNote), journal.notes(EndNote)
@@ -340,7 +340,7 @@ def _take_back(daemon: Daemon, job: JobRuntime, script: ManagedProcess | None) -
 
 
 def _go_on_ending(daemon: Daemon, job: JobRuntime) -> None:
-    """Tell a job again to end that was told to before the restart."""
+    """Terminate a job again whose end was requested before the restart."""
     ending = daemon.journal.noted(EndingNote, job.id)
     if ending.state and job.script is not None:
         job.ending, job.kill_at = ending.state, ending.kill_at
@@ -485,12 +485,14 @@ def settle(daemon: Daemon) -> None:
             daemon.handle(Ended(daemon.time(), job_id, "FAILED"))
             daemon.say(f"job {job_id} FAILED: {NO_NOTE}")
     if journal.damage:
-        known = {*state.waiting, *state.running, *state.ended, *journal.archived_ids()}
+        ids = {*state.waiting, *state.running, *state.ended, *journal.archived_ids()}
         names = {name for name in _names(daemon.launcher.state / "jobs") if _ID.fullmatch(name)}
-        arrays = {job_id.partition("_")[0] for job_id in known}
-        lost = sorted(names - known - arrays, key=lambda name: [int(n) for n in name.split("_")])
+        arrays = {job_id.partition("_")[0] for job_id in ids}
+        lost = sorted(names - ids - arrays, key=lambda name: [int(n) for n in name.split("_")])
         if lost:
-            daemon.say(warning(f"not known any more, or refused at the time: {_listed(lost)}"))
+            more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
+            words = f"jobs {', '.join(lost[:MOST_NAMED])}{more}"
+            daemon.say(warning(f"missing in the journal, or refused when submitted: {words}"))
     mark = journal.noted(MarkNote)
     if mark.copied:
         daemon.say(
@@ -503,9 +505,4 @@ def settle(daemon: Daemon) -> None:
     for name in daemon.launcher.jobs():
         if _ID.fullmatch(name) and name not in state.running:
             daemon.launcher.kill(name)
-            daemon.say(f"job {name}: ended what was left of it, as it is not known to run")
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"jobs {', '.join(names[:MOST_NAMED])}{more}"
+            daemon.say(f"job {name}: killed its remaining processes, as it does not run")

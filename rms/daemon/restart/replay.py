@@ -31,13 +31,13 @@ class Replayed(msgspec.Struct):
 
     Attributes:
         scheduler: in the state of the daemon that wrote the journal, if nothing differs.
-        events: their number.
-        differing: a sentence for each event on which the decisions differ from the recorded ones,
-            or that is refused, though it was once taken.
+        events: number of events.
+        differing: a sentence per event on which the decisions differ from the recorded ones, or
+            that is refused although it was accepted before.
         unrecorded: by sequence number, the decisions on events without recorded decisions: these
             have not been acted on, so they are to be recorded and carried out.
-        refused: a sentence for each event without recorded decisions that is refused.
-        missing: a sentence for each policy that is gone.
+        refused: a sentence per refused event without recorded decisions.
+        missing: a sentence per missing policy.
     """
 
     scheduler: Scheduler

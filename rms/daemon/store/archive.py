@@ -190,7 +190,7 @@ def is_settled(context: Context, job: Job) -> bool:
 
 # --- jobs that ended long ago: their rows move to the journal -------------------------------------
 #
-# The newest jobs that are over stay in memory, as do those that meters may still report on and those
+# The newest ended jobs stay in memory, as do those that meters may still report on and those
 # that other jobs wait for. No decision depends on a job that is over, so a replay, which has all of
 # them, decides the same.
 
@@ -236,7 +236,7 @@ def retire(context: Context) -> bool:
 
 
 def _due(context: Context, number: int) -> Iterator[Job]:
-    """Yield those of the first jobs that are over of which everything is known."""
+    """Yield the jobs among the first ended ones whose rows do not change any more."""
     state, spans = context.state, context.scheduler.energy.measured.spans
     wanted = {after.job for job in state.held.values() for after in job.spec.after}
     booked = {span.owner for span in spans.kept()}

@@ -27,8 +27,8 @@ import msgspec
 from rms.daemon.store.notes import MarkNote, NextNote
 
 FORMAT = 1
-"""Raised with each change of an event, a decision, a type in them, a note or a table: nothing that
-was written may be read as something else."""
+"""Raised with every change of an event, a decision, a type in them, a note or a table, so that no
+record is read as something else."""
 
 APPLICATION_ID = 0x726D736A  # "rmsj"
 _SCHEMA = (
@@ -114,7 +114,7 @@ def prepare(db: sqlite3.Connection, path: Path) -> list[str]:
     """Lock the file and check that it is a journal, or make it one if it is new.
 
     Returns:
-        A sentence for each damaged record; it is in the table ``damaged`` now.
+        A sentence per damaged record; the record is in the table ``damaged`` now.
 
     Raises:
         JournalError: it is no journal, or of another format; a :class:`DamagedError` if it is
@@ -142,7 +142,7 @@ def prepare(db: sqlite3.Connection, path: Path) -> list[str]:
 
 
 def _set_damaged_aside(db: sqlite3.Connection) -> list[str]:
-    """Move records that do not fit their checksum to ``damaged``; return a sentence for each.
+    """Move records that do not fit their checksum to ``damaged``; return a sentence per record.
 
     Entries before the newest whole snapshot are checked when they are read.
     """

@@ -10,7 +10,7 @@ until it closes it or dies. Its tables:
 - ``snapshots``: ``seq`` of an entry, ``body``: the scheduler after it
   (:mod:`rms.core.scheduler.snapshot`). A start goes on from the newest whole snapshot. Entries up
   to an older one may be deleted, except the first header.
-- ``over``: jobs that ended long ago (:mod:`rms.daemon.store.archive`), a row each.
+- ``over``: jobs that ended long ago (:mod:`rms.daemon.store.archive`), one row per job.
 - ``damaged``: records that did not fit their checksum when the journal was opened.
 - ``energy``: joules by node, time, owner, device and source (:class:`rms.wire.users.EnergyRow`).
   Their sum is the cluster's energy once a daemon has ended. After a kill the model's joules since
@@ -81,7 +81,7 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
         where: tells a cluster from another one with the same nodes.
         widths: the nodes' numbers of slots.
         at_once: the maximum number of jobs that are resized at once, 0 for any number.
-        shared: hosts whose slots are given one by one, as ``nodes``; ``power`` is theirs then.
+        shared: hosts whose slots are the ``nodes``; ``power`` is theirs then.
         levels: the frequencies of nodes, with voltages.
     """
 
@@ -204,8 +204,8 @@ class Journal:
     Attributes:
         began: its first header as it was when the journal was opened, None if it was new.
         counted: the count beside the journal when it was opened, None if there was none.
-        damage: a sentence for each record that is lost or damaged: by checksums and at the end
-            once it is open, by gaps once it was read.
+        damage: a sentence per lost or damaged record: by checksums and at the end once it is open,
+            by gaps once it was read.
         last: the number of the newest entry.
         written, synced: the number of statements that have changed it; how many are on disk.
     """
@@ -261,7 +261,7 @@ class Journal:
         are. Whether jobs share nodes stays as it was in any case.
 
         Raises:
-            JournalError: the nodes are others, or are given in another way.
+            JournalError: the nodes are others, or are shared in another way.
         """
         names = cluster.names
         if self.began is not None and bool(self.began.shared) != bool(cluster.shared):
@@ -334,7 +334,7 @@ class Journal:
     # --- notes -------------------------------------------------------------------------------
 
     def note(self, *notes: Note) -> None:
-        """Keep facts, all or nothing, each in place of the one of its key."""
+        """Write notes, all or nothing; a note replaces the one of its key."""
         if len(notes) > 1:
             self._together(lambda: None, notes)
             return
@@ -443,7 +443,7 @@ class Journal:
         return self._energy_rows(_SUMS, since_s)
 
     def newest_energy(self, since_s: float) -> list[EnergyRow]:
-        """Return the rows of each node's last span, and all that end after a time, rising."""
+        """Return the rows of every node's last span, and all that end after a time, rising."""
         return self._energy_rows(_NEWEST, since_s)
 
     def _energy_rows(self, statement: str, *values: Any) -> list[EnergyRow]:
@@ -669,7 +669,7 @@ class Journal:
 
         def work() -> None:
             with self._disk():
-                os.fsync(self._log)  # what synchronous = FULL does after each statement
+                os.fsync(self._log)  # as synchronous = FULL does after every statement
             self.synced = max(self.synced, upto)
             self._count.write(counted)
 

@@ -1,6 +1,6 @@
 """The private part of a daemon: its folder, its secrets, and the sockets that it listens on.
 
-Other users are kept out by the folder itself (mode 700, checked at each start). Secrets are in
+Other users are kept out by the folder itself (mode 700, checked at every start). Secrets are in
 files of mode 600 besides, and not in the journal, which users copy and pass on.
 """
 
@@ -76,8 +76,8 @@ def check_folder(state: Path) -> None:
         mode = above.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise ServeError(
-                f"expected a state folder that nobody else can replace, got {state}, below {above} "
-                f"of mode {stat.S_IMODE(mode):o}"
+                f"expected a state folder that no other user can replace, got {state}, below "
+                f"{above} of mode {stat.S_IMODE(mode):o}"
             )
 
 
@@ -126,7 +126,7 @@ class Private:
         """
         if self._keyed is None:
             self._keyed = hmac.new(secret(self._folder / "key").encode(), digestmod="sha256")
-        token = self._keyed.copy()  # the key is hashed once: each poll is checked by a token
+        token = self._keyed.copy()  # the key is hashed once, as every poll has a token
         token.update(f"{self._instance_id}/{job}".encode())
         return token.hexdigest()
 
@@ -174,7 +174,7 @@ MOST_PORT = 65_535
 _PORT = re.compile("[0-9]{1,5}")
 
 MOST_FILES = 16384
-"""Each held poll is an open file."""
+"""Wanted limit of open files; a held poll is an open file."""
 
 
 def bind(listen: str) -> tuple[socket.socket, str]:

@@ -1,10 +1,10 @@
-"""Run users' functions in forks of the daemon, with a deadline for each answer.
+"""Run users' functions in forks of the daemon, with a deadline for every answer.
 
-A policy with parts of a user's own is asked in a fork that ends after the pass: the fork has the
+A policy with parts of a user's own decides in a fork that ends after the pass: the fork has the
 state, which may hold many thousands of jobs, so nothing is sent to it. A strategy of tasks from a
-user's file has a process of its own, also forked, which imports the file once and is sent a state
-for each answer. A function that raises, never returns, calls ``sys.exit``, crashes the interpreter
-or changes the state spoils its own answer and nothing else.
+user's file has a process of its own, also forked, which imports the file once and receives a state
+per answer. A function that raises, never returns, calls ``sys.exit``, crashes the interpreter or
+changes the state spoils its own answer only.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MOST_OPEN = 1 << 16
 """Lower bound of the number of open files where the system states no limit."""
 
 LENGTH_BYTES = 8
-"""Size of the length before each message."""
+"""Size of the length before a message."""
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ def fork(work: Callable[[], object], only: int | None = None) -> int:
         os._exit(status)
 
 
-# --- one process, its answers, a deadline for each -----------------------------------------------
+# --- one process, its answers, their deadlines ---------------------------------------------------
 
 
 class SandboxError(ValueError):
@@ -206,7 +206,7 @@ def _receive(stream: socket.socket, until_s: float | None = None) -> bytes:
 # --- policies with parts of users' own -----------------------------------------------------------
 
 EXPLAINED = 100
-"""Number of waiting jobs, from the first, for which a user's part is asked why they wait."""
+"""Number of waiting jobs, from the first, whose reasons to wait a user's part explains."""
 
 PARTS = ("order", "sizing", "admission", "placement", "passes", "node_power", "frequency")
 
@@ -235,7 +235,7 @@ class GuardedPolicy(Policy):
     """A policy that decides in forks. Its methods raise :class:`FailedPolicyError`.
 
     Attributes:
-        silent: the error of the first explanation that failed: it is not asked for another.
+        silent: the error of the first explanation that failed; there are no others.
     """
 
     silent: list[FailedPolicyError] = field(default_factory=list, init=False, compare=False)
@@ -268,11 +268,11 @@ class GuardedPolicy(Policy):
         return {}
 
     def view(self, state: State) -> View | None:
-        """Return None: parts are asked in forks only."""
+        """Return None, as parts are called in forks only."""
         return None
 
     def explain(self, state: State, job: Job, view: View | None = None) -> Later:
-        """Return a reason to wait without asking the policy's parts."""
+        """Return a reason to wait without the policy's parts."""
         return Later(job.spec.id, "Resources: its turn has not come", Reason.RESOURCES)
 
 
@@ -410,7 +410,7 @@ def _head(state: TaskState) -> TaskState:
 
 
 def _serve_file(answers: socket.socket, path: Path, daemon: int) -> None:
-    """Import a strategy's file, answer with its capacities, then each state with its choices."""
+    """Import a strategy's file; answer with its capacities, then to every state with choices."""
     threading.Thread(target=_end_with, args=(daemon,), daemon=True).start()
     gc.freeze()  # the daemon's objects are not looked through; the strategy's are
     gc.enable()
