@@ -260,11 +260,7 @@ class Daemon:
             self.handle(Ticked(self.time()))
 
     def set_power_cap(self, watts: float | None) -> None:
-        """Bound the cluster's power from now on, None for no bound.
-
-        Raises:
-            ValueError: the idle nodes alone draw as much.
-        """
+        """Bound the cluster's power, None for no bound; less than idle power is a ValueError."""
         check_cap(watts, self.context.state.idle_w)
         if watts != self.context.state.power_cap_w:
             self.handle(PowerCapSet(self.time(), watts))
@@ -324,7 +320,7 @@ class Daemon:
             self.scripts.cancel_on_lost_lease(self.jobs[job_id])
 
     async def flush(self) -> None:
-        """Flush the journal in a thread. Log when that begins to fail, and when it works again."""
+        """Flush the journal in a thread; log when that begins to fail, and when it works again."""
         try:
             work = self.journal.flushing()
             if work is not None:

@@ -43,8 +43,7 @@ MISSING = -1
 class ByStrategy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Let a strategy of tasks choose the jobs that start, and their sizes.
 
-    Attributes:
-        name: a strategy that keeps nothing from call to call, as policies have no memory.
+    The strategies are those that keep nothing from call to call, as policies have no memory.
     """
 
     name: Literal["short-term", "long-term"] = "short-term"

@@ -210,11 +210,7 @@ class _Turn:
 
     @contextlib.contextmanager
     def place(self, message: TaskRun | TaskDrop) -> Iterator[Place]:
-        """Run a block on the device of a decision.
-
-        Raises:
-            TaskDroppedError: the task will never run.
-        """
+        """Run a block on the device of a decision; a dropped task is a TaskDroppedError."""
         if self.refused:
             raise TaskDroppedError(self.refused)
         if isinstance(message, TaskDrop):

@@ -91,11 +91,7 @@ class Frames:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the messages that these bytes complete.
-
-        Raises:
-            ValueError: a length is above :data:`LONGEST`.
-        """
+        """Yield the messages that these bytes complete; too long a message is a ValueError."""
         self._data += data
         while len(self._data) >= LENGTH_BYTES:
             length = int.from_bytes(self._data[:LENGTH_BYTES], "big")
@@ -163,9 +159,6 @@ class OpenTask:
 
 class TaskConnection:
     """A connection to the daemon of a socket; its methods may be called from any thread.
-
-    Attributes:
-        alone: whether the daemon has stayed away.
 
     Raises:
         OSError: there is no daemon.

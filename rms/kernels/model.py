@@ -79,11 +79,7 @@ class TaskDevice(msgspec.Struct, frozen=True):
 
 
 class KernelSpec(msgspec.Struct, frozen=True):
-    """A kernel as the scheduler sees it.
-
-    Attributes:
-        expected_s: its run time, 0 where it is unknown.
-    """
+    """A kernel as the scheduler sees it; an unknown run time is 0."""
 
     resource: Resource
     affinity: Affinity = Affinity.HIGH
@@ -527,11 +523,7 @@ class ChoiceError(RuntimeError):
 
 
 def check(state: TaskState, choice: Choice) -> None:
-    """Refuse a choice that gives a device twice, or a task a device it has no kernel for.
-
-    Raises:
-        ChoiceError: the choice cannot be carried out.
-    """
+    """Raise a ChoiceError for a choice that cannot be carried out."""
     if isinstance(choice, TaskStart):
         task, device = _task(state, choice.task), state.devices.get(choice.device)
         if device is None:

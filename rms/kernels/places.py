@@ -171,11 +171,8 @@ def to_host(moved: Any, data: Any) -> None:
 def put_back(moved: Any, data: Any, to_host: Callable[[Any], Any] = lambda value: value) -> None:
     """Bring a kernel's results in a copy of the data back into the data.
 
-    Arrays of the same shape and type are filled, all other items are replaced.
-
-    Args:
-        moved: the copy: an array, a list, a mapping, or an object with attributes.
-        to_host: makes an item of the copy one of the data.
+    The data is an array, a list, a mapping, or an object with attributes. Arrays of the same shape
+    and type are filled, all other items are replaced.
     """
     if hasattr(data, "shape"):
         data[...] = to_host(moved)

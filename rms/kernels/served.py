@@ -74,9 +74,7 @@ class NodeLender(Protocol):
     Attributes:
         devices: the devices of tasks, whose units are numbers of nodes; none with an engine that
             has no tasks.
-        power: the power of all nodes by the model.
         launcher: runs commands on nodes.
-        say: writes a sentence to the log.
         record, recorded: add entries to the record of tasks in the journal, and return all.
     """
 
@@ -159,11 +157,7 @@ class GovernorRule(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> GovernorRule:
-        """Return the rule of a text.
-
-        Raises:
-            ValueError: the text is no rule.
-        """
+        """Return the rule of a text, or raise a ValueError."""
         kind, colon, number = text.partition(":")
         try:
             limit = float(number) if colon else None
@@ -230,7 +224,6 @@ class TaskLink(asyncio.Protocol):
     """The connection of a process; it ends with the process.
 
     Attributes:
-        program: the name that the process states.
         tasks: its tasks that are not over, by the process's numbers.
     """
 
@@ -291,11 +284,7 @@ class TaskCommands:
         self._commands: dict[TaskId, _Command] = {}
 
     def begin(self, task: TaskId, message: TaskCommand, slots: Sequence[str]) -> None:
-        """Start a task's command on slots of one node.
-
-        Raises:
-            LaunchError: it could not be started.
-        """
+        """Start a task's command on slots of one node, or raise a LaunchError."""
         self.end(task)
         launcher = self._launcher
         name = f"task-{secrets.token_hex(4)}"  # no other daemon has used it before
@@ -415,11 +404,7 @@ LONGEST_NAME = 64
 
 
 class Tasks:
-    """The tasks of all connected processes.
-
-    Attributes:
-        rule: sets the governor.
-    """
+    """The tasks of all connected processes."""
 
     def __init__(self, lender: NodeLender, strategies: StrategyLoader) -> None:
         self._lender, self.say = lender, lender.say
@@ -560,11 +545,7 @@ class Tasks:
         del self._links[link.owner]
 
     def on_message(self, link: TaskLink, message: ProcessMessage) -> None:
-        """Take in a message of a process.
-
-        Raises:
-            TaskError: the event cannot have happened.
-        """
+        """Take in a message of a process; an impossible event is a TaskError."""
         if isinstance(message, Hello):
             link.pid, link.program = message.pid, message.program[:LONGEST_NAME]
             return

@@ -76,17 +76,12 @@ PEER = "rms.peer"
 def bounded(
     most: int, request_s: float = REQUEST_S, answer_s: float = ANSWER_S
 ) -> type[HttpToolsProtocol]:
-    """Return the protocol of a server that holds no more connections than this.
+    """Return the protocol of a server that holds at most this number of connections.
 
     A new connection beyond that replaces the unverified one that has been idle for longest or, if
     there is none, the verified one. A connection is idle while the server waits for its client, to
     send a request or to read an answer. If none is idle, the new connection is closed. A
     connection over TCP is unverified until it has sent a signed request.
-
-    Args:
-        most: number of connections.
-        request_s: time for a whole request, the first or the next.
-        answer_s: time for the daemon to answer and the client to read.
     """
     unverified: dict[HttpToolsProtocol, None] = {}
     verified: dict[HttpToolsProtocol, None] = {}
@@ -288,8 +283,6 @@ class Endpoint:
     Attributes:
         check: raises :class:`RefusedError` if the client has no access.
         call: returns the answer to a request, and its decoded body if ``body`` is set.
-        body: type of the request's body, or None.
-        flush: whether the journal is flushed before the answer.
     """
 
     method: str
@@ -331,7 +324,6 @@ class Application:
     Thousands of polls arrive in a second, so there are no layers of a framework in between.
 
     Args:
-        flush: flushes the journal.
         token: returns the token of a name at an address of this daemon, or "".
     """
 
@@ -445,11 +437,7 @@ def _sentence(text: str) -> ErrorAnswer:
 
 
 async def _body(request: Request) -> bytes:
-    """Return the body of a request.
-
-    Raises:
-        RefusedError: it is too long, or its digest is not the signed one.
-    """
+    """Return the body of a request; refuse one that is too long or does not fit its signature."""
     parts, length = list[bytes](), 0
     async for part in request.stream():
         length += len(part)

@@ -54,9 +54,6 @@ from rms.wire.users import JobRow, NodeSpan
 OLDEST = 20_000
 """Older entries of the journal are not in the feed."""
 
-MOST_SPANS = MOST
-"""Most spans in an answer; the window begins later if there are more."""
-
 SEARCHED = 20_000
 """Number of archived jobs that a search for a text goes through."""
 
@@ -77,8 +74,7 @@ MOST_TASKS = 100_000
 def live(context: Context, query: LiveQuery) -> Live:
     """Return the present state, and the other parts that the query requests.
 
-    Raises:
-        ValueError: the list of jobs, the order or the window is invalid.
+    A ValueError states what is invalid: the list of jobs, the order or the window.
     """
     state, now_s = context.state, context.time()
     window = _window(context, query, now_s)
@@ -179,11 +175,7 @@ def _by_array(jobs: Iterable[Job], unfold: Sequence[str]) -> list[list[Job]]:
 
 
 def _sort_key(context: Context, sort: str, now_s: float) -> Callable[[list[Job]], Any]:
-    """Return the sort key of rows.
-
-    Raises:
-        ValueError: the order is unknown.
-    """
+    """Return the sort key of rows; an unknown order is a ValueError."""
     energy = context.scheduler.energy
     keys: dict[str, Callable[[Job], Any]] = {
         "id": lambda job: sort_key(job.spec.id),
@@ -238,8 +230,8 @@ def _window(context: Context, query: LiveQuery, now_s: float) -> TimeWindow:
     begin_s, past = end_s - query.span_s, context.scheduler.timeline.past
     if (start_s := _start(context)) is not None:  # nothing happened before
         begin_s = max(begin_s, min(start_s, end_s - min(query.span_s, LEAST_S)))
-    if (query.lanes or query.power) and not query.end_s and len(past) >= MOST_SPANS:
-        begin_s = max(begin_s, past[-MOST_SPANS].end_s or 0.0)
+    if (query.lanes or query.power) and not query.end_s and len(past) >= MOST:  # spans per answer
+        begin_s = max(begin_s, past[-MOST].end_s or 0.0)
     return TimeWindow(begin_s, end_s)
 
 
@@ -358,11 +350,8 @@ def _unused_w(context: Context, window: TimeWindow) -> tuple[list[float], ...]:
         for span in _held(context, window):
             if span.node in cluster.nodes_of:
                 enter(span, -state.model(cluster.nodes_of[span.node][0]).idle_w, idle_w)
-    return tuple(_sums(steps) for steps in (idle_w, off_w, boot_w))
-
-
-def _sums(steps: Sequence[float]) -> list[float]:
-    return [max(0.0, total) for total in accumulate(steps[:-1])]
+    kinds = idle_w, off_w, boot_w
+    return tuple([max(0.0, watts) for watts in accumulate(steps[:-1])] for steps in kinds)
 
 
 # --- feed ---------------------------------------------------------------------------------------

@@ -336,11 +336,7 @@ class Routes:
     def _among(
         self, selection: JobSelection, candidates: Collection[JobId], expected: str
     ) -> list[JobId]:
-        """Return the selected jobs among the candidates.
-
-        Raises:
-            RefusedError: there are none.
-        """
+        """Return the selected jobs among the candidates; refuse a request that selects none."""
         jobs = self._changed(selection)
         ids = [job_id for job_id in jobs if job_id in candidates]
         if not ids:

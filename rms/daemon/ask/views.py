@@ -165,11 +165,7 @@ def jobs(
     wanted: Callable[[str], bool] = lambda _: True,
     archived: Iterable[JobRow] = (),
 ) -> list[JobRow]:
-    """Return the rows of the wanted jobs, by rising id.
-
-    Args:
-        archived: rows of archived jobs, which are added.
-    """
+    """Return the rows of the wanted jobs, by rising id."""
     present = (entry for group in groups(context.state) for entry in group.items())
     wanted_jobs = [job for job_id, job in present if wanted(job_id)]
     return by_id([*archived, *rows(context, wanted_jobs)])
@@ -326,11 +322,7 @@ def books(context: Context) -> BooksAnswer:
 
 
 def past(path: Path) -> Snapshot:
-    """Return the views of a journal at its last event; the journal is not changed.
-
-    Raises:
-        JournalError: the file is no journal, is in use, or is not of this version.
-    """
+    """Return the views of a journal at its last event; the journal is not changed."""
     with Journal.open(path) as journal, tempfile.TemporaryDirectory() as folder:
         scheduler = restored(journal).scheduler
         restore_energy(scheduler, journal)

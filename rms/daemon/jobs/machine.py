@@ -120,7 +120,6 @@ class ResizeContext:
     Attributes:
         now_s: wall clock, for deadlines.
         at_s: time of events, which never goes back.
-        slots: the job's present slots.
         requested: the job's next slots, None if the scheduler has no resize in flight.
         resize_begun: whether the scheduler has received ``ResizeBegun``.
         number: of the newest resize that was decided for the job.
@@ -253,12 +252,7 @@ Instructions = list[Instruction]
 
 @dataclass(frozen=True)
 class ResizeMachine:
-    """Answers inputs by instructions.
-
-    Attributes:
-        boot_s: deadline for a world from its launch until it is ready.
-        grace_s: deadline for a job to end at a checkpoint.
-    """
+    """Answers inputs by instructions."""
 
     boot_s: float = BOOT_S
     grace_s: float = GRACE_S

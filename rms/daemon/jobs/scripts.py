@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rms.core.model.events import Ended, Event, Reopened, Requeued, Start, Started
 from rms.core.model.jobs import Job, JobId, JobState, Node
-from rms.daemon.store.archive import is_settled, job_rows
+from rms.daemon.store.archive import energy_rows, is_settled
 from rms.daemon.store.context import Context, Handle, describe, warning
 from rms.daemon.store.journal import JournalError
 from rms.daemon.store.notes import EndingNote, EndNote, Notes, ScriptNote, SignalNote, SummaryNote
@@ -25,11 +25,7 @@ START_S = 0.02
 
 
 class Scripts:
-    """Starts and ends job scripts.
-
-    Attributes:
-        stopping: whether no more scripts are started.
-    """
+    """Starts and ends job scripts; while it is ``stopping``, it starts none."""
 
     def __init__(self, context: Context, handle: Handle) -> None:
         self._context, self._handle = context, handle
@@ -80,11 +76,7 @@ class Scripts:
             self._handle(Started(self._context.time(), job.id))
 
     def run(self, job: JobRuntime, nodes: tuple[Node, ...]) -> None:
-        """Run a job's script on nodes.
-
-        Raises:
-            LaunchError: the script could not be started.
-        """
+        """Run a job's script on nodes, or raise a LaunchError."""
         context, submission = self._context, job.submission
         if not submission.array:
             raise LaunchError("what it was submitted with is missing from the journal")
@@ -380,7 +372,9 @@ def end_words(context: Context, job: Job, runtime: JobRuntime) -> str:
     joules = energy.job_j(job.spec.id, context.time())
     words.append(OwnerEnergy.of(energy.parts(job.spec.id, joules)).words)
     if prices is not None:
-        words += cost_words(OwnerEnergy.of(job_rows(context, job.spec.id), prices).cost, prices)
+        words += cost_words(
+            OwnerEnergy.of(energy_rows(context, [job.spec.id]), prices).cost, prices
+        )
     return f"job {job.spec.id} {job.state}: {', '.join(words)}"
 
 

@@ -57,9 +57,6 @@ class Worlds:
 
         A line that repeats its request with its ``key``, after a restart of the daemon, gets the
         same step.
-
-        Raises:
-            OSError: its environment cannot be kept.
         """
         context = self._context
         if key in job.keys:
@@ -291,11 +288,7 @@ class Worlds:
     # --- the resize machine ------------------------------------------------------------------
 
     def begin_resize(self, job: JobRuntime, slots: tuple[str, ...], strategy: str = "") -> None:
-        """Begin a resize that was decided.
-
-        Args:
-            strategy: a user's choice, or "" for the job's own.
-        """
+        """Begin a resize that was decided, by a user's strategy or, with "", the job's own."""
         context = self._context
         have = context.cluster.slots_of(context.state.running[job.id].nodes)
         refusal = context.launcher.nodes.resize_refusal(job.id, hosts_of(have), hosts_of(slots))

@@ -29,11 +29,7 @@ FORGET_S = 10.0
 
 
 class Meters:
-    """Takes reports, and writes what they change before they are answered.
-
-    Args:
-        on_report: called with a report after it was taken.
-    """
+    """Takes reports, and writes the changes before a report is answered."""
 
     def __init__(self, context: Context, on_report: Callable[[Metered], None]) -> None:
         self._context, self._scheduler = context, context.scheduler

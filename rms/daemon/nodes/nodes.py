@@ -50,12 +50,7 @@ POWERED_BY_SLURM = (
 
 
 def check_placement(policy: Policy, cluster: Cluster) -> None:
-    """Refuse a policy that does not match the daemon's nodes.
-
-    Raises:
-        PolicyError: it shares nodes that jobs hold exclusively, or the other way round, or needs
-            frequencies or a memory bandwidth that the cluster file does not state.
-    """
+    """Raise a PolicyError for a policy that does not match the daemon's nodes."""
     if policy.placement.pooled and not cluster.shared:
         got = f"{policy.name}, whose jobs share nodes"
         raise PolicyError(f"expected a policy that gives whole nodes, as here, got {got}")
@@ -174,9 +169,6 @@ class LeaseWatch:
 
         A job that can be resized is to go on with the nodes that stay. The caller ends the jobs
         that are returned, at checkpoints.
-
-        Args:
-            starts: whether waiting jobs are started.
         """
         context = self._context
         now = context.now()

@@ -92,11 +92,7 @@ def open_journal(path: Path, say: Callable[[str], None]) -> Journal:
 
 
 def restore_notes(journal: Journal, jobs: Path) -> None:
-    """Restore the mark of the journal's processes, and raise the next job number above all used.
-
-    Args:
-        jobs: folder with the folders of jobs.
-    """
+    """Restore the mark of the journal's processes, and raise the next job number above all used."""
     counted = journal.counted
     following = noted = journal.noted(NextNote).id
     if counted is not None:
@@ -150,12 +146,10 @@ def resume(
     Args:
         cluster: the present nodes. Where ``settings`` do not say ``where`` they are, they must be
             those of the journal.
-        launcher: starts processes.
         kind: class of the daemon.
 
     Raises:
-        JournalError: the journal is damaged, is of other nodes, or holds what this version cannot
-            have written.
+        JournalError: the journal is damaged, is of other nodes, or holds records of no version.
         PolicyError: there is no such policy, or it does not place jobs.
     """
     where, policy = settings.where, settings.policy
@@ -184,9 +178,6 @@ def restore(cluster: Cluster, journal: Journal, launcher: Launcher, settings: Se
     Args:
         cluster: the nodes the scheduler begins with; those that the journal began with where
             ``settings`` say ``where`` the present ones are.
-
-    Raises:
-        JournalError: the journal is damaged, or holds what this version cannot have written.
     """
     replayed = restored(journal, None if settings.where else cluster)
     missing = replayed.missing if replayed.unrecorded else []

@@ -1,7 +1,7 @@
 """Replay a journal through a scheduler, from its beginning or from a snapshot.
 
 For ``rms replay`` the policies decide again and their decisions are compared with the recorded
-ones; a restart follows the recorded decisions.
+ones; a restart follows the recorded decisions. A journal without a header is a JournalError.
 """
 
 from __future__ import annotations
@@ -54,25 +54,14 @@ class Replayed(msgspec.Struct):
 
 
 def replayed(journal: Journal) -> Replayed:
-    """Replay all entries that a journal has, and let the policies decide again.
-
-    Raises:
-        JournalError: there is no header.
-    """
+    """Replay all entries of a journal, and let the policies decide again."""
     begins = journal.begins()
     base = _thawed(journal, begins, again=True) if begins else None
     return replay(journal.read(begins), base=base)
 
 
 def restored(journal: Journal, cluster: Cluster | None = None) -> Replayed:
-    """Replay a journal from the newest readable snapshot, following the recorded decisions.
-
-    Args:
-        cluster: the nodes it begins with where there is no snapshot.
-
-    Raises:
-        JournalError: there is no header.
-    """
+    """Replay a journal from the newest readable snapshot, following the recorded decisions."""
     for seq in journal.snapshots():
         try:
             base = _thawed(journal, seq, again=False)
@@ -80,13 +69,13 @@ def restored(journal: Journal, cluster: Cluster | None = None) -> Replayed:
             journal.damage.append(str(error))
             continue
         return replay(journal.read(seq), again=False, base=base)
-    with _uncollected():
+    with uncollected():
         return replay(journal.read(), cluster, again=False)
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Disable the garbage collector, which would look through all kept objects repeatedly."""
+def uncollected() -> Iterator[None]:
+    """Disable automatic garbage collection, which would visit all kept objects repeatedly."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -97,11 +86,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _thawed(journal: Journal, seq: int, *, again: bool) -> Replayed:
-    """Return a replay that begins with a snapshot.
-
-    Raises:
-        JournalError: this version has not written it.
-    """
+    """Return a replay that begins with a snapshot."""
     missing: list[str] = []
 
     def policy_of(key: str, cluster: Cluster) -> Policy:
@@ -124,16 +109,13 @@ def replay(
 ) -> Replayed:
     """Feed the events of a journal to a scheduler, under the policies as recorded.
 
-    An event on which a policy failed is not decided again, nor one of a policy that is gone.
+    An event on which a policy failed is not decided again, nor an event of a missing policy.
 
     Args:
         cluster: the nodes it begins with; by default those of the journal's first entry.
         again: whether policies decide again on events with recorded decisions; else these are
             followed, so that a changed policy changes nothing.
-        base: the result of the entries before these; None where these begin with the first.
-
-    Raises:
-        JournalError: the journal does not begin with a header.
+        base: the result of the entries before these; None at the beginning of the journal.
     """
     rest = iter(entries)
     if base is None:

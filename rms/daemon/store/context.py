@@ -121,7 +121,6 @@ class BootClock:
     difference is :attr:`skew_s`.
 
     Args:
-        journal: keeps the offset.
         uptime: counts seconds since the boot of the machine.
         of_day: the time of day, in seconds since the epoch.
         boot: identifier of this boot.
@@ -230,11 +229,7 @@ class Metrics:
         )
 
     def on_event(self, context: Context, event: Event, pass_s: float) -> None:
-        """Count an event after its scheduling pass.
-
-        Args:
-            pass_s: duration of the pass.
-        """
+        """Count an event after its scheduling pass, which took ``pass_s``."""
         self._passes_s.observe(pass_s)
         if isinstance(event, Started):
             job = context.state.running.get(event.job)
@@ -298,10 +293,9 @@ class Handle(Protocol):
     def __call__(
         self, event: Event, notes: Sequence[Note] = (), number: int | None = None
     ) -> list[Decision]:
-        """Enter the event, and notes in the same transaction; return the decisions.
+        """Enter the event and its notes; return the decisions.
 
-        Args:
-            number: its sequence number if it is in the journal already.
+        An event that is in the journal already has a number.
         """
 
 
@@ -310,8 +304,6 @@ class Settings:
     """Options of a daemon, fixed when it starts.
 
     Attributes:
-        policy: name of the policy.
-        say: writes a message to the log.
         debug: whether all events and their decisions are logged.
         listen: ``unix:PATH`` or ``tcp:HOST:PORT``.
         parent: process whose end ends the daemon, or None.
@@ -364,7 +356,6 @@ class Context:
         broken: names of nodes that could not be powered off or on, until a user resumes them.
         nodes_wait: why requested nodes are not there yet, "" if none are requested.
         private: tokens and environments of jobs.
-        metrics: counters for ``/metrics``.
     """
 
     settings: Settings

@@ -41,30 +41,13 @@ from rms.core.model.contention import SharedNode
 from rms.core.model.events import Decision, Event
 from rms.core.model.jobs import NodePower
 from rms.core.policies import named
-from rms.daemon.store.file import (
-    CountFiles,
-    JournalCount,
-    JournalError,
-    JournalFullError,
-    checksum,
-    prepare,
-    sqlite_errors,
-)
+from rms.daemon.store.file import CountFiles, JournalCount, checksum, prepare, sqlite_errors
+from rms.daemon.store.file import JournalError as JournalError
+from rms.daemon.store.file import JournalFullError as JournalFullError
 from rms.daemon.store.notes import MarkNote, NextNote, Note
 from rms.kernels.record import RecordEntry
 from rms.wire.files import sync_folder
 from rms.wire.users import EnergyRow, HistoryEntry, JobRow
-
-__all__ = [
-    "Archived",
-    "Entry",
-    "Journal",
-    "JournalError",
-    "JournalFullError",
-    "Opened",
-    "PolicySet",
-    "Seen",
-]
 
 N = TypeVar("N", bound=Note)
 
@@ -365,13 +348,10 @@ class Journal:
     # --- archived jobs -----------------------------------------------------------------------
 
     def archive(self, jobs: Sequence[Archived], keys: Iterable[str]) -> None:
-        """Keep the rows of jobs that are over and drop notes, all or nothing.
+        """Keep the rows of ended jobs and drop notes, all or nothing.
 
         Args:
-            keys: of notes; one that ends with a slash is a prefix of keys.
-
-        Raises:
-            JournalFullError: there is no room now; nothing has changed.
+            keys: keys of notes; one that ends with a slash is a prefix of keys.
         """
         with self.whole():
             for job in jobs:
@@ -558,7 +538,7 @@ class Journal:
         return 0 if number == oldest else oldest
 
     def save(self, body: bytes, keep: int | None, after: int | None = None) -> None:
-        """Keep a snapshot, and delete those that are not needed.
+        """Keep a snapshot, and delete unneeded ones.
 
         Two are for a start, should the newer be damaged; the others are some of those between,
         from which the rest will begin when older entries are pruned.
@@ -566,9 +546,6 @@ class Journal:
         Args:
             keep: the minimum number of entries behind a snapshot, None for all.
             after: the entry after which it was taken, None for the newest.
-
-        Raises:
-            JournalFullError: there is no room for it now; nothing has changed.
         """
         last = self.last if after is None else after
         older = self.snapshots()[::-1]
@@ -603,11 +580,7 @@ class Journal:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Write all records of the block at once, or none of them.
-
-        Raises:
-            JournalFullError: they cannot be written now; none is kept for later.
-        """
+        """Write all records of the block at once; on a JournalFullError none, also not later."""
         self._catch_up()
         before = self.last, self._mark, self._next
         self._run("BEGIN")
@@ -643,11 +616,9 @@ class Journal:
     def flush(self) -> None:
         """Write all entered records to disk, so that a power cut does not lose them.
 
-        A killed daemon loses nothing that it entered. Many entries cost one flush, which is why
-        this is a call of its own: before decisions are acted on, before a request is answered.
-
-        Raises:
-            JournalFullError: there is no room for the records; they are tried again.
+        A killed daemon loses nothing that it entered. Many entries cost one flush, before decisions
+        are acted on and before a request is answered. After a JournalFullError the records are
+        tried again.
         """
         work = self.flushing()
         if work is not None:

@@ -29,7 +29,6 @@ class Step:
     Attributes:
         worlds: launches by number: every mpiexec whose ranks are, or may become, the job.
         current: the launches of the job's present ranks.
-        strategy: how the job wants to be resized.
         ranks: ``(launch, number of ranks)`` of the current launches, in rank order.
         has_polled: whether it has polled: only a program of dmr does, and leaves a record.
         ended_s: when the first of the current launches was observed to have ended.
@@ -217,8 +216,6 @@ class JobRuntime:
         submission: its submission, or that of its array.
         keys: of the launcher lines so far, in the order of ``steps``.
         launch_count: number of launches so far; the next launch has this number.
-        resizes: finished resizes.
-        resize: the resize in flight.
         call: the request of the resize in flight to the owner of the nodes.
         diagnosis: the request for the cause of the job's failure.
         wakeup: wakes the job's poll when a resize request waits for it.
@@ -227,10 +224,8 @@ class JobRuntime:
         user_strategy: a user's strategy for the resize that is to be decided next, or "".
         ending: the state in which it is to end, once its end was requested.
         signalled: whether it has received the signal before the end of its time.
-        memory_s: time of the last memory check.
         fault: an error of the daemon about this job, which is being ended for it; else "".
         summary: last line of its output, "" while that is due, None without one.
-        exit_code: of its script, once that has ended.
         count: the present count of steps; None during a resize.
         calm_until_s: skip checking this job until then unless a child of the daemon ends.
         checked_ends: number of ended children at the last check of this job.
@@ -288,10 +283,8 @@ class JobRuntime:
     def stepped(self, now_s: float, *, enter: bool = True) -> tuple[int, float] | None:
         """Count the steps of the last poll; return steps and seconds when they are to be entered.
 
-        Only scripts with one launcher line are counted, as every line has its own steps.
-
-        Args:
-            enter: whether the count may be entered now; else counting goes on.
+        Only scripts with one launcher line are counted, as every line has its own steps. Unless the
+        count may be entered now (``enter``), counting goes on.
         """
         count = self.count
         if self.resize is not None or len(self.steps) != 1 or not 0 < self.step < self.total:

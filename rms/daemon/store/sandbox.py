@@ -65,9 +65,6 @@ def fork(work: Callable[[], object], only: int | None = None) -> int:
         only: the one file that stays open, besides standard input, output and error; None keeps
             all. Listening sockets among these stay open until the process ends, even if the daemon
             is killed.
-
-    Raises:
-        OSError: the system has no room for the process.
     """
     with warnings.catch_warnings():  # the warning is about other threads, which are not used
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -109,9 +106,6 @@ class Sandbox:
         work: runs in the fork, with the fork's end of the socket; sends answers by :func:`reply`.
         alone: whether to close all other files in the fork.
         expected: the noun for an answer in errors.
-
-    Raises:
-        OSError: the system has no room for the process.
     """
 
     def __init__(
@@ -132,10 +126,7 @@ class Sandbox:
             theirs.close()
 
     def answer(self, kind: Any, limit_s: float, question: bytes | None = None) -> Any:
-        """Send a question, if there is one; return the next answer.
-
-        Args:
-            kind: type of the answer.
+        """Send a question, if there is one; return the next answer, which must be of this type.
 
         Raises:
             SandboxError: the function raised, the answer is late or of another type, or the process
@@ -184,12 +175,7 @@ def reply(answers: socket.socket, work: Callable[[], object]) -> bool:
 
 
 def _receive(stream: socket.socket, until_s: float | None = None) -> bytes:
-    """Return the next message.
-
-    Raises:
-        TimeoutError: it is not whole in time.
-        EOFError: the other process has ended.
-    """
+    """Return the next message, or raise a TimeoutError or EOFError."""
     data, size = bytearray(), LENGTH_BYTES
     while len(data) < size:
         if until_s is not None:
@@ -277,10 +263,7 @@ class GuardedPolicy(Policy):
 
 
 def forked(work: Callable[[], T], kind: type[T]) -> T:
-    """Return the value of a function that runs in a fork of this process.
-
-    Args:
-        kind: type of the value; any other is refused.
+    """Return the value, of this type, of a function that runs in a fork of this process.
 
     Raises:
         FailedPolicyError: it raised, ended its process, was late, or returned another type.
@@ -314,15 +297,8 @@ class StrategyError(ValueError):
 class FileStrategy:
     """A strategy whose function ``schedule(state)`` is in a file and runs in its own process.
 
-    Whatever goes wrong is an error of the call, on which the scheduler of tasks goes back to the
-    strategy before.
-
-    Args:
-        path: of the file.
-        name: of the strategy, by default the path.
-
-    Raises:
-        StrategyError: the file cannot be loaded.
+    Every failure is a :class:`StrategyError` of the call, after which the scheduler of tasks goes
+    back to the strategy before.
     """
 
     def __init__(self, path: Path, name: str = "") -> None:
@@ -334,11 +310,7 @@ class FileStrategy:
         self.capacity: Mapping[Resource, int] = self._answer(dict[Resource, int], LOAD_S)
 
     def __call__(self, state: TaskState) -> tuple[Choice, ...]:
-        """Return the strategy's choices.
-
-        Raises:
-            StrategyError: it raised, took too long, or answered nonsense; its process is ended.
-        """
+        """Return the strategy's choices; a StrategyError ends its process."""
         question = pickle.dumps(_head(state), pickle.HIGHEST_PROTOCOL)
         choices: tuple[Choice, ...] = self._answer(tuple[Choice, ...], LIMIT_S, question)
         return choices
@@ -356,24 +328,13 @@ class FileStrategy:
 
 
 class StrategyFiles:
-    """The strategies of users; the process of one ends when it is to decide no more.
-
-    Args:
-        folder: where copies of their files are kept.
-    """
+    """Strategies of users, with copies of their files; unused ones have no process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._used = folder, set[FileStrategy]()
 
     def load(self, name: str, text: str) -> Strategy:
-        """Return a shipped strategy, or start that of a file.
-
-        Args:
-            text: of the file, as the user's command has read it.
-
-        Raises:
-            ValueError: there is none of that name, or it cannot be loaded.
-        """
+        """Return a shipped strategy, or start that of a file with this text."""
         if not name.endswith(".py"):
             if name not in STRATEGIES:
                 raise ValueError(f"expected a strategy of {', '.join(STRATEGIES)}, got {name!r}")
