@@ -315,7 +315,6 @@ class Daemon:
             self.handle(Ticked(self.time()))
 
     def _tick_leases(self) -> None:
-        """End the jobs whose leases end."""
         for job_id in self.leases.tick(starts=not self.scripts.stopping):
             self.scripts.cancel_on_lost_lease(self.jobs[job_id])
 

@@ -27,7 +27,7 @@ from rms.daemon.heart import Daemon
 from rms.daemon.jobs.watch import JobWatch
 from rms.daemon.nodes.nodes import check_placement
 from rms.daemon.restart import recover
-from rms.daemon.restart.replay import uncollected
+from rms.daemon.restart.recover import uncollected
 from rms.daemon.store import private
 from rms.daemon.store.context import BootClock, Sentence, Settings, warning
 from rms.daemon.store.journal import Journal
@@ -61,7 +61,6 @@ class StderrLog:
         self.level, self._journal = level, _is_journal(env.get("JOURNAL_STREAM", ""))
 
     def __call__(self, words: str) -> None:
-        """Write a message."""
         level = words.level if isinstance(words, Sentence) else "info"
         if LEVELS[level] > LEVELS[self.level]:
             return

@@ -75,7 +75,6 @@ DaemonMessage = TaskDecision | DeviceLost | CommandEnded
 
 LENGTH_BYTES = 4
 LONGEST = 1 << 20
-"""Maximum length of a message."""
 
 
 def frame(message: ProcessMessage | DaemonMessage) -> bytes:
@@ -214,13 +213,6 @@ class TaskConnection:
             if self._open.pop(entry.number, None) is not None and not entry.lost:
                 self._send(TaskFinished(0.0, entry.number, failed))
 
-    def drop_copy(self) -> None:
-        """Close this process's copy of its parent's socket, whose lock others may have held."""
-        if self._socket is not None:
-            self._socket.close()
-
-    # --- the socket --------------------------------------------------------------------------
-
     def _connect(self) -> socket.socket:
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -315,8 +307,8 @@ def connection() -> TaskConnection | None:
 def _forget() -> None:
     """Leave the connection to the parent, in a process that was forked."""
     global _connection, _connecting
-    if _connection is not None:
-        _connection.drop_copy()
+    if _connection is not None and _connection._socket is not None:
+        _connection._socket.close()  # another thread may have held the lock
     _connection, _connecting = None, threading.Lock()
 
 

@@ -462,8 +462,6 @@ class TaskState:
         leaving = task.stopping or task.coming is not None
         return task.spec.malleable and task.kernel is Resource.CORES and not leaving
 
-    # --- changes by the scheduler ------------------------------------------------------------
-
     def count(self, task: KernelTask, by: int) -> None:
         """Count a task that comes (1) or goes (-1)."""
         self.malleable += by * task.spec.malleable

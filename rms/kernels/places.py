@@ -158,7 +158,13 @@ def to_gpu(data: Any) -> Any:
     import cupy
     import numpy as np
 
-    return _mapped(data, lambda value: isinstance(value, np.ndarray), cupy.asarray)
+    if isinstance(data, np.ndarray):
+        return cupy.asarray(data)
+    moved = copy.copy(data)
+    for name, value in _items(data).items():
+        if isinstance(value, np.ndarray):
+            _put(moved, name, cupy.asarray(value))
+    return moved
 
 
 def to_host(moved: Any, data: Any) -> None:
@@ -205,22 +211,11 @@ def work(function: Callable[[Any], Any], data: Any, stop: Callable[[], bool]) ->
 
 
 def _same_kind(one: Any, other: Any) -> bool:
-    """Return whether both are arrays of the same class, shape and type."""
     if type(one) is not type(other) or getattr(one, "shape", None) is None:
         return False
     if one.shape != getattr(other, "shape", None):
         return False
     return bool(getattr(one, "dtype", None) == getattr(other, "dtype", None))
-
-
-def _mapped(data: Any, which: Callable[[Any], bool], move: Callable[[Any], Any]) -> Any:
-    if which(data):
-        return move(data)
-    moved = copy.copy(data)
-    for name, value in _items(data).items():
-        if which(value):
-            _put(moved, name, move(value))
-    return moved
 
 
 def _items(data: Any) -> Mapping[str, Any]:

@@ -337,7 +337,12 @@ class RunTimes:
             kind: {resource: median(values) for resource, values in times.items()}
             for kind, times in runs.items()
         }
-        self._scale = {task.number: self._scale_of(task) for task in tasks}
+        self._scale = {  # the size of a task relative to its kind: the sum of its parts
+            task.number: sum(
+                (end - begin) / self._of_kind(task, kind)[0] for kind, begin, end in task.runs
+            )
+            for task in tasks
+        }
 
     def of(self, task: PastTask, resource: Resource) -> tuple[float, str]:
         """Return the run time of a whole task on a resource, and its source."""
@@ -345,10 +350,6 @@ class RunTimes:
         if {kind for kind, _, _ in task.runs} == {resource}:
             how = "seen"
         return self._scale[task.number] * kind_s, how
-
-    def _scale_of(self, task: PastTask) -> float:
-        """Return the size of a task relative to its kind: the sum of its parts."""
-        return sum((end - begin) / self._of_kind(task, kind)[0] for kind, begin, end in task.runs)
 
     def _of_kind(self, task: PastTask, resource: Resource) -> tuple[float, str]:
         times = self._alike.get(_kind(task.spec), {})

@@ -96,21 +96,16 @@ class TaskScheduler:
         self._use(strategy)
 
     @property
-    def strategy(self) -> Strategy:
-        """The strategy that decides."""
-        return self._strategy
-
-    @property
     def strategies(self) -> tuple[Strategy, ...]:
         """The strategy that decides, and those that decide if it fails."""
-        return self._strategy, self._before, self._first
+        return self.strategy, self._before, self._first
 
     def swap(self, strategy: Strategy) -> None:
         """Let another strategy decide from the next event on.
 
         The queues stay as they are, but tasks for which a queue is now too short wait again.
         """
-        self._before = self._strategy
+        self._before = self.strategy
         self._use(strategy)
 
     def handle(self, event: TaskEvent) -> list[TaskDecision]:
@@ -234,7 +229,7 @@ class TaskScheduler:
 
     def _use(self, strategy: Strategy) -> None:
         state = self.state
-        self._strategy, self.wake_s = strategy, None
+        self.strategy, self.wake_s = strategy, None
         state.capacity = dict(strategy.capacity)
         for resource, most in state.capacity.items():
             queue = state.queues.get(resource, [])
@@ -247,15 +242,15 @@ class TaskScheduler:
         """Carry out the choices of the strategy; return False where another took its place."""
         self.wake_s = None
         try:
-            for choice in list(self._strategy(self.state)):
+            for choice in list(self.strategy(self.state)):
                 check(self.state, choice)
                 self._carry_out(choice, decisions)
         except Exception as error:
-            if self._strategy is self._first:
+            if self.strategy is self._first:
                 raise
-            before = self._first if self._strategy is self._before else self._before
+            before = self._first if self.strategy is self._before else self._before
             self._before = before
-            self._say(f"strategy {self._strategy.name}: {error!r}; {before.name} decides again")
+            self._say(f"strategy {self.strategy.name}: {error!r}; {before.name} decides again")
             self._use(before)
             return False
         return True
@@ -477,7 +472,6 @@ class Constraint(msgspec.Struct, frozen=True):
 STRATEGIES: Mapping[str, Strategy] = {
     strategy.name: strategy for strategy in (ShortTerm(), LongTerm(), Banking(), Constraint())
 }
-"""The shipped strategies, by name."""
 
 
 def _pay(

@@ -65,8 +65,6 @@ from rms.kernels.scheduler import ShortTerm, Strategy, TaskError, TaskScheduler
 from rms.launch.base import Launcher, LaunchError, ManagedProcess, ScriptLaunch
 from rms.wire.users import TaskRow
 
-# --- The daemon, as tasks see it -------------------------------------------------------------
-
 
 class NodeLender(Protocol):
     """The daemon's interface for tasks: it lends nodes to them and takes them back.
@@ -337,61 +335,13 @@ def _last_line(output: Path) -> str:
     return ""
 
 
-# --- The record, entered in the journal a second at a time -----------------------------------
+# --- The tasks of all processes --------------------------------------------------------------
 
 RECORD_S = 1.0
 """Time for which entries are kept in memory; a killed daemon loses them."""
 
 BEGIN_EVERY = 10_000
 """Number of entries after which the devices are entered again, as the journal drops the oldest."""
-
-
-class TaskRecorder:
-    """The record of the events of a scheduler of tasks."""
-
-    def __init__(self, lender: NodeLender, scheduler: TaskScheduler) -> None:
-        self._lender, self._scheduler = lender, scheduler
-        self._entries, self._count = list[RecordEntry](), 0
-        self._daemon = self._entered_s = lender.now()
-
-    def note(self, entry: RecordEntry) -> None:
-        """Add an entry."""
-        if self._count % BEGIN_EVERY == 0:
-            self._entries.append(self._recording(entry.at_s))
-        self._count += 1
-        self._entries.append(entry)
-
-    def tick(self, now_s: float) -> None:
-        """Enter the entries in the journal, if they are due."""
-        if self._entries and now_s >= self._entered_s + RECORD_S:
-            self.enter()
-
-    def enter(self) -> None:
-        """Enter the entries in the journal."""
-        self._entered_s = self._lender.now()
-        if self._entries:
-            entries, self._entries = self._entries, []
-            self._lender.record(entries)
-
-    def read(self) -> list[RecordEntry]:
-        """Return all entries that the journal has."""
-        self.enter()
-        return self._lender.recorded()
-
-    def _recording(self, at_s: float) -> TaskRecording:
-        scheduler, state = self._scheduler, self._scheduler.state
-        return TaskRecording(
-            at_s,
-            self._daemon,
-            tuple(state.devices.values()),
-            dict(self._lender.power),
-            scheduler.strategy.name,
-            state.governor,
-            state.others,
-        )
-
-
-# --- The tasks of all processes --------------------------------------------------------------
 
 LINGER_S = 0.5
 """Time for which an unneeded node is held, if no job waits."""
@@ -400,7 +350,6 @@ ADOPT_S = 10.0
 """Time after a restart for which the nodes of tasks are kept for tasks that still run there."""
 
 LONGEST_NAME = 64
-"""Maximum length of a program's name."""
 
 
 class Tasks:
@@ -410,7 +359,8 @@ class Tasks:
         self._lender, self.say = lender, lender.say
         self.scheduler = TaskScheduler(lender.devices, ShortTerm(), self._strategy_failed)
         self.strategies = strategies
-        self.record = TaskRecorder(lender, self.scheduler)
+        self._entries, self._entry_count = list[RecordEntry](), 0
+        self._begun_s = self._recorded_s = lender.now()
         self.rule, self._governed_s = GovernorRule(), -inf
         self._failure = ""
         self._commands = TaskCommands(lender.launcher)
@@ -426,7 +376,8 @@ class Tasks:
     def tick(self) -> None:
         """Take back nodes that tasks do not need, and wake the strategy at its time."""
         now, state = self._lender.now(), self.scheduler.state
-        self.record.tick(now)
+        if self._entries and now >= self._recorded_s + RECORD_S:
+            self._write_record()
         for task_id, reason in self._commands.ended():
             self._send_ended(task_id, reason)
         if self._kept and now > self._kept_until_s:
@@ -456,7 +407,7 @@ class Tasks:
         """End the processes of strategies and the commands; enter the record."""
         self.strategies.end_unused(())
         self._commands.close()
-        self.record.enter()
+        self._write_record()
 
     def rows(self) -> list[TaskRow]:
         """Return the rows of all tasks, the oldest first."""
@@ -470,6 +421,33 @@ class Tasks:
             )
             for task in self.scheduler.state.tasks.values()
         ]
+
+    # --- the record of their events ----------------------------------------------------------
+
+    def record(self) -> list[RecordEntry]:
+        """Return the record as far as the journal keeps it."""
+        self._write_record()
+        return self._lender.recorded()
+
+    def _note(self, entry: RecordEntry) -> None:
+        """Add an entry to the record; from time to time also the devices."""
+        if self._entry_count % BEGIN_EVERY == 0:
+            scheduler, state = self.scheduler, self.scheduler.state
+            devices, power = tuple(state.devices.values()), dict(self._lender.power)
+            strategy, governor = scheduler.strategy.name, state.governor
+            self._entries.append(
+                TaskRecording(
+                    entry.at_s, self._begun_s, devices, power, strategy, governor, state.others
+                )
+            )
+        self._entry_count += 1
+        self._entries.append(entry)
+
+    def _write_record(self) -> None:
+        self._recorded_s = self._lender.now()
+        if self._entries:
+            entries, self._entries = self._entries, []
+            self._lender.record(entries)
 
     # --- strategy and governor ---------------------------------------------------------------
 
@@ -493,7 +471,7 @@ class Tasks:
         self._feed(Woken(now))
         if rule is not None:
             self._govern()
-        self.record.note(StrategySet(now, scheduler.strategy.name))
+        self._note(StrategySet(now, scheduler.strategy.name))
         self.strategies.end_unused(scheduler.strategies)
         self._lender.keep(scheduler.strategy, str(self.rule))
         if strategy not in (None, scheduler.strategy):
@@ -519,7 +497,6 @@ class Tasks:
         self.say(words)
 
     def _govern(self) -> None:
-        """Set the governor by its rule."""
         self._governed_s, state = self._lender.now(), self.scheduler.state
         governor, reason = self.rule.governor(self._lender, self._units, state.governor)
         if governor is not state.governor:
@@ -582,7 +559,6 @@ class Tasks:
         self._feed(replace(message, at_s=self._lender.now(), task=task_id, spec=spec))
 
     def _begin_command(self, task_id: TaskId, message: TaskCommand) -> None:
-        """Start a command on the node of a task."""
         task = self.scheduler.state.running.get(task_id)
         if task is None or task.device is None or task.device.resource is not Resource.NODE:
             raise TaskError(f"expected a task that has a node to start {message.command[:1]}")
@@ -608,7 +584,7 @@ class Tasks:
         link, number = self._process_tasks[task_id]
         message = replace(decision, task=number)
         if isinstance(message, TaskRun):
-            self.record.note(TaskRan(self._lender.now(), task_id, message.device))
+            self._note(TaskRan(self._lender.now(), task_id, message.device))
         if isinstance(message, TaskRun | TaskGoOn):
             units = self.scheduler.state.devices[message.device].units
             message = replace(message, slots=self._lender.slots_of(units))
@@ -621,7 +597,7 @@ class Tasks:
     def _feed(self, event: TaskEvent) -> None:
         decisions = self.scheduler.apply(event)
         if not isinstance(event, Woken):
-            self.record.note(event)
+            self._note(event)
         self._decide(decisions)
 
     def _decide(self, decisions: list[TaskDecision]) -> None:
@@ -641,7 +617,6 @@ class Tasks:
 
     @property
     def _units(self) -> set[int]:
-        """All units that tasks may run on."""
         return {unit for device in self.scheduler.state.devices.values() for unit in device.units}
 
     def _need(self) -> dict[int, str]:
@@ -673,5 +648,5 @@ class Tasks:
         for kind, changed in ((UnitsTaken, others - before), (UnitsFreed, before - others)):
             if changed:
                 event = kind(now, tuple(sorted(changed)))
-                self.record.note(event)
+                self._note(event)
                 self.scheduler.apply(event)

@@ -346,7 +346,6 @@ class Application:
             methods[endpoint.method] = _answering(endpoint, flush)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         methods, scope["path_params"] = self._lookup(scope["path"])
         request, method = Request(scope, receive), scope["method"]
         answer = methods.get("GET" if method == "HEAD" else method)

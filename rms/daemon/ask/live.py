@@ -154,7 +154,6 @@ def _job(context: Context, job_id: str) -> JobRow | None:
 
 
 def _matching(context: Context, jobs: Iterable[Job], text: str) -> Iterable[Job]:
-    """Return the jobs whose id or name contains a text."""
     if not text:
         return jobs
     return [job for job in jobs if text in job.spec.id or text in _name(context, job)]
@@ -223,7 +222,6 @@ def _tasks(context: Context, array: str) -> list[tuple[int, str]]:
 
 
 def _window(context: Context, query: LiveQuery, now_s: float) -> TimeWindow:
-    """Return the time to show."""
     end_s = query.end_s or now_s
     if not 0.0 < query.span_s < 1e9 or not 0.0 < end_s < 1e12:
         raise ValueError(f"expected a time and its length, got {query.end_s} and {query.span_s}")
@@ -284,7 +282,6 @@ def _states(context: Context, groups: Sequence[range]) -> list[str]:
 
 
 def _marks(context: Context, jobs: Iterable[str], window: TimeWindow) -> list[Mark]:
-    """Return the newest resizes of jobs in a window."""
     runtimes = filter(None, (context.jobs.get(JobId(job)) for job in jobs))
     marks = [
         Mark.of(runtime.id, row)

@@ -81,7 +81,6 @@ from rms.wire.users import (
 JOB_QUERY = ("id", "state", "name", "user", "after", "limit")
 ACCT_QUERY = ("id", "state", "name", "user")
 QUERIES = {"/jobs": JOB_QUERY, "/acct": ACCT_QUERY}
-"""Parameters of the query of a path."""
 
 CANCELLED_AT_ONCE = 1000
 """Pending jobs that are cancelled before other requests get a turn."""
@@ -390,7 +389,7 @@ class Routes:
 
     async def task_record(self, request: Request) -> list[RecordEntry]:
         """Return the record of tasks, for a simulation of other strategies."""
-        return self.daemon.tasks.record.read()
+        return self.daemon.tasks.record()
 
     async def metrics(self, request: Request) -> str:
         """Return queue, waits, power, energy and resizes for Prometheus."""
@@ -587,7 +586,6 @@ def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
 
 
 def _content(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of an answer: text or JSON."""
     return {METRICS_TYPE: {"schema": schema}} if schema.get("type") == "string" else _json(schema)
 
 

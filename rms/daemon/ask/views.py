@@ -20,8 +20,7 @@ from rms.core.rules.powercap import expected_w
 from rms.core.scheduler.scheduler import repeats
 from rms.core.state import State
 from rms.daemon.nodes.energy import restore_energy
-from rms.daemon.restart.recover import forget_archived, restore_jobs
-from rms.daemon.restart.replay import restored
+from rms.daemon.restart.recover import forget_archived, restore_jobs, restored
 from rms.daemon.store.archive import energy_rows, priority, stalled, waits_for
 from rms.daemon.store.archive import row as row
 from rms.daemon.store.context import Context, Settings
@@ -136,7 +135,6 @@ def _ids(part: IdSelection) -> list[str]:
 
 
 def _by_array(state: State) -> dict[str, list[tuple[JobId, Job]]]:
-    """Return the tasks of all arrays."""
     arrays: dict[str, list[tuple[JobId, Job]]] = {}
     for group in groups(state):
         for job_id, job in group.items():
@@ -316,9 +314,6 @@ def books(context: Context) -> BooksAnswer:
         closed=scheduler.closed,
         power_spans=scheduler.timeline.power_spans,
     )
-
-
-# --- a journal without a daemon -----------------------------------------------------------------
 
 
 def past(path: Path) -> Snapshot:

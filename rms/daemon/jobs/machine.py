@@ -247,9 +247,6 @@ Instructions = list[Instruction]
 """Events for the scheduler and commands, to be carried out in order."""
 
 
-# --- the machine ---------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ResizeMachine:
     """Answers inputs by instructions."""
@@ -500,7 +497,6 @@ class ResizeMachine:
     # --- a restarted daemon ------------------------------------------------------------------
 
     def _adopted(self, job: JobRuntime, context: ResizeContext) -> Instructions:
-        """Go on with the resize that was in flight."""
         resize, now = job.resize, context.now_s
         instructions: Instructions = []
         if resize is not None and (

@@ -263,7 +263,6 @@ def _refuse_no_program(context: Context, body: Submission) -> None:
 def _note(
     context: Context, number: int, body: Submission, options: Options, profile: Profile | None
 ) -> SubmissionNote:
-    """Return the note of a submission, for its job or all tasks of its array."""
     launcher, requeue = context.launcher, options.requeue
     default = DEFAULT_OUTPUT if options.array is None else DEFAULT_ARRAY_OUTPUT
     watched = launcher.watches_processes
@@ -472,9 +471,6 @@ def _profile(context: Context, body: Submission, options: Options) -> Profile | 
         return None
 
 
-# --- Node lists -----------------------------------------------------------------------------------
-
-
 def _node_lists(
     context: Context, options: Options, tasks: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -584,9 +580,6 @@ def _idempotency(context: Context, body: Submission) -> IdempotencyNote | None:
         )
     note.sha256 = digest
     return note
-
-
-# --- Held jobs ------------------------------------------------------------------------------------
 
 
 class Holds:

@@ -121,8 +121,6 @@ class JobWatch:
         calm = all(process.is_child and process.status() is None for process in processes)
         return due_s(job, running) if calm else 0.0
 
-    # --- limits ------------------------------------------------------------------------------
-
     def _check_limits(self, job: JobRuntime, running: Job, now_s: float) -> None:
         """End a job that is past a limit; send its signal before its time is up."""
         limit_s = running.spec.limit_s

@@ -2,37 +2,43 @@
 
 In the order of a start: the journal is opened, a broken one salvaged (:func:`open_journal`); the
 mark of its processes and the next job number are restored (:func:`restore_notes`,
-:func:`own_mark`); scheduler and jobs are rebuilt (:func:`resume`); running jobs are adopted
-(:func:`adopt`), or the daemon goes on with other nodes (:func:`reopen`); losses are logged and
-processes of unknown jobs ended (:func:`settle`).
+:func:`own_mark`); the journal is replayed (:func:`restored`), and scheduler and jobs are rebuilt
+(:func:`resume`); running jobs are adopted (:func:`adopt`), or the daemon goes on with other nodes
+(:func:`reopen`); losses are logged and processes of unknown jobs ended (:func:`settle`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 
 import msgspec
 
 from rms.core.model.cluster import Cluster
-from rms.core.model.events import Ended, Reopened, Started
+from rms.core.model.events import Decision, Ended, Reopened, Started
 from rms.core.model.jobs import Job, JobId, JobState
-from rms.core.policies import placing
+from rms.core.policies import Policy, PolicyError, named, placing
+from rms.core.rules.checks import RuleError
+from rms.core.rules.transition import TransitionError
+from rms.core.scheduler.engine import Engine
 from rms.core.scheduler.scheduler import Scheduler
+from rms.core.scheduler.snapshot import SnapshotError, thaw
 from rms.daemon.heart import Daemon
 from rms.daemon.jobs import scripts
 from rms.daemon.jobs.machine import RELAUNCH, Adopted
 from rms.daemon.nodes.energy import restore_energy
 from rms.daemon.nodes.nodes import check_placement
-from rms.daemon.restart.replay import replay as replay
-from rms.daemon.restart.replay import restored
 from rms.daemon.store.context import Context, Settings, describe, warning
 from rms.daemon.store.file import CountFiles, DamagedError, finish_salvage, salvage
-from rms.daemon.store.journal import Journal, JournalError
+from rms.daemon.store.journal import Entry, Journal, JournalError, Opened, PolicySet, Seen
 from rms.daemon.store.notes import (
     BrokenNote,
     DrainedNote,
@@ -52,7 +58,7 @@ from rms.daemon.store.notes import (
 )
 from rms.daemon.store.private import line_file
 from rms.daemon.store.record import REQUEUED, JobRuntime, ResizeNote, ResizeState, Step
-from rms.daemon.store.sandbox import stand_ins
+from rms.daemon.store.sandbox import guarded, stand_ins
 from rms.launch.base import LaunchCommand, Launcher, LaunchError, ManagedProcess
 
 KILL_S = 5.0
@@ -63,7 +69,6 @@ LOST = SubmissionNote(name="lost", output="/dev/null")
 
 NO_NOTE = "what it was submitted with is missing from the journal"
 MOST_NAMED = 20
-"""Maximum number of ids in a sentence."""
 
 _ID = re.compile(r"([0-9]+)(?:_[0-9]+)?")
 
@@ -131,6 +136,167 @@ def _names(folder: Path) -> list[str]:
     return os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208
 
 
+# --- replay: a journal through a scheduler, from its beginning or from a snapshot -----------------
+#
+# For ``rms replay`` the policies decide again and their decisions are compared with the recorded
+# ones; a restart follows the recorded decisions. A journal without a header is a JournalError.
+
+
+class Replayed(msgspec.Struct):
+    """The result of feeding a journal to a scheduler.
+
+    Attributes:
+        scheduler: in the state of the daemon that wrote the journal, if nothing differs.
+        events: number of events.
+        differing: a sentence per event on which the decisions differ from the recorded ones, or
+            that is refused although it was accepted before.
+        unrecorded: by sequence number, the decisions on events without recorded decisions: these
+            have not been acted on, so they are to be recorded and carried out.
+        refused: a sentence per refused event without recorded decisions.
+        missing: a sentence per missing policy.
+    """
+
+    scheduler: Scheduler
+    events: int = 0
+    differing: list[str] = []
+    unrecorded: dict[int, list[Decision]] = {}
+    refused: list[str] = []
+    missing: list[str] = []
+
+    @property
+    def engine(self) -> Engine:
+        """The scheduler's engine."""
+        return self.scheduler.engine
+
+
+def replayed(journal: Journal) -> Replayed:
+    """Replay all entries of a journal, and let the policies decide again."""
+    begins = journal.begins()
+    base = _thawed(journal, begins, again=True) if begins else None
+    return replay(journal.read(begins), base=base)
+
+
+def restored(journal: Journal, cluster: Cluster | None = None) -> Replayed:
+    """Replay a journal from the newest readable snapshot, following the recorded decisions."""
+    for seq in journal.snapshots():
+        try:
+            base = _thawed(journal, seq, again=False)
+        except JournalError as error:
+            journal.damage.append(str(error))
+            continue
+        return replay(journal.read(seq), again=False, base=base)
+    with uncollected():
+        return replay(journal.read(), cluster, again=False)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Disable automatic garbage collection, which would visit all kept objects repeatedly."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _thawed(journal: Journal, seq: int, *, again: bool) -> Replayed:
+    missing: list[str] = []
+
+    def policy_of(key: str, cluster: Cluster) -> Policy:
+        return _policy(key, missing) or stand_ins(cluster)[0]
+
+    try:
+        scheduler = thaw(journal.snapshot(seq), policy_of)
+    except SnapshotError as error:
+        raise JournalError(f"the snapshot after entry {seq}: {error}") from None
+    scheduler.stand_ins = () if again else stand_ins(scheduler.cluster)
+    return Replayed(scheduler, missing=missing)
+
+
+def replay(
+    entries: Iterable[Entry],
+    cluster: Cluster | None = None,
+    *,
+    again: bool = True,
+    base: Replayed | None = None,
+) -> Replayed:
+    """Feed the events of a journal to a scheduler, under the policies as recorded.
+
+    An event on which a policy failed is not decided again, nor an event of a missing policy.
+
+    Args:
+        cluster: the nodes it begins with; by default those of the journal's first entry.
+        again: whether policies decide again on events with recorded decisions; else these are
+            followed, so that a changed policy changes nothing.
+        base: the result of the entries before these; None at the beginning of the journal.
+    """
+    rest = iter(entries)
+    if base is None:
+        result, has_policy = _begun(next(rest, None), cluster, again=again)
+    else:
+        result, has_policy = base, not base.missing
+    for entry, after in pairwise(chain(rest, [None])):
+        if isinstance(entry, Seen):
+            failed = isinstance(after, PolicySet) and bool(after.reason)
+            _feed(result, entry, follow=not again or failed or not has_policy)
+        elif entry is not None:
+            has_policy = _use(result, entry)
+            if isinstance(entry, Opened):
+                result.engine.state.max_concurrent_resizes = entry.at_once
+                result.scheduler.use_levels(entry.levels)
+    return result
+
+
+def _begun(first: Entry | None, cluster: Cluster | None, *, again: bool) -> tuple[Replayed, bool]:
+    """Return a fresh scheduler, and whether the policy exists."""
+    if not isinstance(first, Opened):
+        raise JournalError(f"expected a header as first entry, got {first}")
+    where = first.where if cluster is None else ""
+    recorded = Cluster.recorded(first.nodes, first.power, first.widths, first.shared)
+    cluster = replace(cluster or recorded, levels=first.levels)
+    spare = stand_ins(cluster)
+    result = Replayed(Scheduler(cluster, spare[0], where))
+    result.scheduler.stand_ins = () if again else spare
+    has_policy = _use(result, first)
+    result.engine.state.max_concurrent_resizes = first.at_once
+    return result, has_policy
+
+
+def _use(result: Replayed, entry: Opened | PolicySet) -> bool:
+    """Let the policy of an entry decide; return whether it exists."""
+    policy = _policy(entry.policy, result.missing)
+    result.engine.policy = policy or stand_ins(result.scheduler.cluster)[0]
+    return policy is not None
+
+
+def _policy(key: str, missing: list[str]) -> Policy | None:
+    """Return the policy of a key; None, and a sentence in ``missing``, if it is gone."""
+    try:
+        return guarded(named(key))
+    except (PolicyError, RuleError) as error:
+        missing.append(f"a policy is gone, its decisions are taken as recorded: {error}")
+        return None
+
+
+def _feed(result: Replayed, entry: Seen, *, follow: bool) -> None:
+    """Feed an event, decide on it or follow the recorded decisions; note differences."""
+    result.events += 1
+    recorded, name = entry.decisions, f"event {entry.seq} ({type(entry.event).__name__})"
+    try:
+        decisions = result.scheduler.feed(entry.event, recorded if follow else None)
+    except (TransitionError, RuleError) as error:
+        sentence = f"{name}: expected one that the engine takes, got: {error}"
+        (result.refused if recorded is None else result.differing).append(sentence)
+        return
+    if recorded is None:
+        result.unrecorded[entry.seq] = decisions
+    elif tuple(decisions) != recorded:
+        old, new = next((a, b) for a, b in zip_longest(recorded, decisions) if a != b)
+        result.differing.append(f"{name}: expected {old} as recorded, got {new}")
+
+
 # --- scheduler and jobs --------------------------------------------------------------------------
 
 
@@ -179,20 +345,20 @@ def restore(cluster: Cluster, journal: Journal, launcher: Launcher, settings: Se
         cluster: the nodes the scheduler begins with; those that the journal began with where
             ``settings`` say ``where`` the present ones are.
     """
-    replayed = restored(journal, None if settings.where else cluster)
-    missing = replayed.missing if replayed.unrecorded else []
-    for sentence in (*missing, *replayed.refused, *replayed.differing):
+    result = restored(journal, None if settings.where else cluster)
+    missing = result.missing if result.unrecorded else []
+    for sentence in (*missing, *result.refused, *result.differing):
         settings.say(f"before the restart: {sentence}")
-    for number, decisions in replayed.unrecorded.items():
+    for number, decisions in result.unrecorded.items():
         journal.decided(number, decisions)
     if settings.clock is not None:
-        settings.clock.not_before(replayed.engine.state.now_s)
-    restore_energy(replayed.scheduler, journal)
-    forget_archived(journal, replayed.scheduler)
-    jobs = restore_jobs(journal, replayed.scheduler)
+        settings.clock.not_before(result.engine.state.now_s)
+    restore_energy(result.scheduler, journal)
+    forget_archived(journal, result.scheduler)
+    jobs = restore_jobs(journal, result.scheduler)
     drained = frozenset(journal.noted(DrainedNote).names)
     broken = frozenset(journal.noted(BrokenNote).names)
-    return Context(settings, replayed.scheduler, jobs, journal, launcher, drained, broken)
+    return Context(settings, result.scheduler, jobs, journal, launcher, drained, broken)
 
 
 def forget_archived(journal: Journal, scheduler: Scheduler) -> None:
@@ -460,9 +626,6 @@ def _enter_end(daemon: Daemon, job: JobRuntime) -> None:
                 daemon.worlds.conclude(job, number, 1)
         if job.ending is None and all(s.exit_code == 0 for s in job.steps) and code == 0:
             daemon.job_watch.end_script(job, code)
-
-
-# --- losses --------------------------------------------------------------------------------------
 
 
 def settle(daemon: Daemon) -> None:

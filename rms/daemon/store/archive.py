@@ -95,7 +95,6 @@ def _compared(details: SlurmRow, energy_j: float) -> SlurmRow:
 
 
 def _resize(context: Context, job_id: JobId, row: ResizeRow) -> ResizeRow:
-    """Return a resize with its energy."""
     energy = context.scheduler.energy
     resize = energy.resizes.get((job_id, row.number))
     if resize is None:
@@ -185,7 +184,6 @@ NOTES = (
     *(SubmissionNote, ScriptNote, StepsNote, ResizeNote, ResizesNote),
     *(EndingNote, EndNote, SignalNote, SummaryNote),
 )
-"""Kinds of notes about a job."""
 
 
 def retire(context: Context) -> bool:

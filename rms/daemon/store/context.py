@@ -145,7 +145,6 @@ class BootClock:
             self._keep()
 
     def __call__(self) -> float:
-        """Return the time."""
         return self._uptime() + self._offset_s
 
     def not_before(self, at_s: float) -> None:

@@ -408,7 +408,13 @@ class Journal:
         def enter() -> None:
             for row in rows:
                 key = row.node, row.begin_s, row.owner, row.device, row.source
-                self._write(("energy", *key), _BOOK, *_energy_values(row))
+                values = msgspec.structs.asdict(row)
+                for name, value in values.items():  # as SQLite keeps them, for the checksum
+                    if name.endswith(("_s", "_j")) or name == "joules":
+                        values[name] = float(value)
+                values["estimate"] = int(row.estimate)
+                body = tuple(values.values())
+                self._write(("energy", *key), _BOOK, *body, checksum(*body))
 
         self._together(enter, notes)
 
@@ -699,16 +705,6 @@ class Journal:
 def _whole(rows: Iterable[tuple[str, bytes, int]]) -> list[Archived]:
     """Return the archived jobs of rows that fit their checksum."""
     return [_archived.decode(body) for job, body, crc in rows if crc == checksum(job, body)]
-
-
-def _energy_values(row: EnergyRow) -> tuple[Any, ...]:
-    """Return the values of a row as SQLite keeps them, and their checksum."""
-    values = msgspec.structs.asdict(row)
-    for name, value in values.items():
-        if name.endswith(("_s", "_j")) or name == "joules":
-            values[name] = float(value)
-    values["estimate"] = int(row.estimate)
-    return (*values.values(), checksum(*values.values()))
 
 
 def _missing(first: int, last: int) -> str:

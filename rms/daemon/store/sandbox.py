@@ -43,14 +43,10 @@ from rms.wire.files import write_whole
 LIMIT_S = 2.0
 """Deadline for an answer; the daemon waits until then."""
 
-FIRST_OPEN = 3
-"""Files before this are standard input, output and error."""
-
 MOST_OPEN = 1 << 16
 """Lower bound of the number of open files where the system states no limit."""
 
 LENGTH_BYTES = 8
-"""Size of the length before a message."""
 
 T = TypeVar("T")
 
@@ -77,7 +73,7 @@ def fork(work: Callable[[], object], only: int | None = None) -> int:
         with contextlib.suppress(ValueError):  # the daemon's loop does not hear of our signals
             signal.set_wakeup_fd(-1)
         if only is not None:
-            os.closerange(FIRST_OPEN, only)
+            os.closerange(3, only)  # all but standard input, output and error
             os.closerange(only + 1, max(MOST_OPEN, os.sysconf("SC_OPEN_MAX")))
         work()
         status = 0
