@@ -241,9 +241,8 @@ class Daemon:
     def set_policy(self, name: str) -> None:
         """Let another policy decide from now on.
 
-        Raises:
-            PolicyError: the policy does not exist, cannot decide here, or names functions of
-                modules that the daemon was not started with.
+        A policy that does not exist, cannot decide here, or names functions of modules that the
+        daemon was not started with is a PolicyError.
         """
         policy = guarded(placing(name, self.context.settings.policy_modules))
         check_placement(policy, self.context.cluster)

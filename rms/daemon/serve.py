@@ -61,6 +61,7 @@ class StderrLog:
         self.level, self._journal = level, _is_journal(env.get("JOURNAL_STREAM", ""))
 
     def __call__(self, words: str) -> None:
+        """Write a message."""
         level = words.level if isinstance(words, Sentence) else "info"
         if LEVELS[level] > LEVELS[self.level]:
             return

@@ -49,6 +49,7 @@ class ByStrategy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=T
     name: Literal["short-term", "long-term"] = "short-term"
 
     def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
+        """Return the starts of this pass."""
         starts, left = list[Start](), list(islice(queue, MOST_JOBS))
         running = [job.size for job in state.running.values()]
         while left and room.free > 0:

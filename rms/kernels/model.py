@@ -38,7 +38,7 @@ class Resource(StrEnum):
 
 
 class Affinity(IntEnum):
-    """How well a kernel runs on its resource; one with ``NEVER`` is not run."""
+    """The suitability of a kernel for its resource; a kernel with ``NEVER`` is not run."""
 
     NEVER = 0
     LOW = 1

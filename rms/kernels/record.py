@@ -313,12 +313,8 @@ def tried(
 ) -> StrategyOutcome:
     """Return the figures of a strategy on the tasks of a record.
 
-    Args:
-        governor: a constant governor; None for those of the record.
-
-    Raises:
-        ChoiceError: a choice of the strategy cannot be carried out.
-        Exception: any error of the strategy.
+    The governor is constant, or with None that of the record. Errors of the strategy, and a
+    ChoiceError for its impossible choices, are raised.
     """
     return _Trial(record, strategy, governor).run()
 
@@ -421,8 +417,11 @@ class _Trial:
     def _next(self) -> TaskEvent | None:
         """Return the next event; None when the trial is over."""
         state, heap, wake_s = self.scheduler.state, self._heap, self.scheduler.wake_s
-        while heap and self._interrupted(*heap[0][1:]):
-            heapq.heappop(heap)
+        while heap:
+            _, order, event = heap[0]
+            if not isinstance(event, TaskFinished) or self._turn.get(event.task) == order:
+                break
+            heapq.heappop(heap)  # the end of a run that was stopped before
         if heap and (wake_s is None or heap[0][0] <= wake_s):
             return heapq.heappop(heap)[2]
         if not heap and not state.tasks:
@@ -430,10 +429,6 @@ class _Trial:
         if not heap and state.others:
             return UnitsFreed(state.now_s, state.others)  # the record is over
         return None if wake_s is None else Woken(wake_s)
-
-    def _interrupted(self, order: int, event: TaskEvent) -> bool:
-        """Return whether an event is the end of a run that was stopped before."""
-        return isinstance(event, TaskFinished) and self._turn.get(event.task) != order
 
     def _feed(self, event: TaskEvent) -> None:
         state = self.scheduler.state

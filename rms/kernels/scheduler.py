@@ -109,12 +109,7 @@ class TaskScheduler:
         self._use(strategy)
 
     def handle(self, event: TaskEvent) -> list[TaskDecision]:
-        """Apply an event and call the strategy; return the decisions, which count as done.
-
-        Raises:
-            TaskError: the event cannot have happened.
-            ChoiceError: a choice of a shipped strategy cannot be carried out.
-        """
+        """Apply an event and call the strategy; return the decisions, which count as done."""
         return [*self.apply(event), *self.decide()]
 
     def apply(self, event: TaskEvent) -> list[TaskDecision]:

@@ -454,9 +454,7 @@ class Tasks:
     def use(self, strategy: Strategy | None, rule: GovernorRule | None) -> None:
         """Set the strategy and the governor's rule; None leaves them as they are.
 
-        Raises:
-            ValueError: there is no device, the prices of a rule are missing, or the strategy's
-                first choices cannot be carried out.
+        A ValueError states what is missing, a device or prices, or why the strategy failed.
         """
         if not self.scheduler.state.devices:
             raise ValueError("expected tasks with the engine local or slurm-pilot, got another")

@@ -303,11 +303,7 @@ class Flushes:
         self._journal, self._turn = journal, asyncio.Lock()
 
     async def __call__(self) -> None:
-        """Return when all present entries are on disk.
-
-        Raises:
-            JournalFullError: the disk is full.
-        """
+        """Return when all present entries are on disk, or raise a JournalFullError."""
         journal = self._journal
         if journal.flushing() is None:
             return
@@ -346,6 +342,7 @@ class Application:
             methods[endpoint.method] = _answering(endpoint, flush)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
         methods, scope["path_params"] = self._lookup(scope["path"])
         request, method = Request(scope, receive), scope["method"]
         answer = methods.get("GET" if method == "HEAD" else method)

@@ -307,14 +307,13 @@ class Routes:
 
     async def hold(self, request: Request, body: JobSelection) -> JobIds:
         """Hold pending jobs, or release those on hold; answer with their ids."""
-        state, holds = self.daemon.context.state, self.daemon.holds
-        if request.url.path == "/hold":
+        state, hold = self.daemon.context.state, request.url.path == "/hold"
+        if hold:
             ids = self._among(body, state.waiting, "a job that waits")
-            holds.hold(ids)
         else:
             held = {job_id for job_id, job in state.held.items() if job.held_by_user}
             ids = self._among(body, held, "a job that a user holds")
-            holds.release(ids)
+        self.daemon.holds.hold(ids, held=hold)
         return JobIds([str(job_id) for job_id in ids])
 
     async def requeue(self, request: Request, body: JobSelection) -> JobIds:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import getpass
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -158,15 +158,10 @@ def _states(text: str | None) -> set[JobState] | None:
 # --- jobs ---------------------------------------------------------------------------------------
 
 
-def jobs(
-    context: Context,
-    wanted: Callable[[str], bool] = lambda _: True,
-    archived: Iterable[JobRow] = (),
-) -> list[JobRow]:
-    """Return the rows of the wanted jobs, by rising id."""
-    present = (entry for group in groups(context.state) for entry in group.items())
-    wanted_jobs = [job for job_id, job in present if wanted(job_id)]
-    return by_id([*archived, *rows(context, wanted_jobs)])
+def jobs(context: Context, archived: Iterable[JobRow] = ()) -> list[JobRow]:
+    """Return the rows of all jobs, by rising id."""
+    present = (job for group in groups(context.state) for job in group.values())
+    return by_id([*archived, *rows(context, present)])
 
 
 def rows(context: Context, some: Iterable[Job]) -> list[JobRow]:

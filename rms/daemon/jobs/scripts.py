@@ -206,8 +206,7 @@ class Scripts:
     def forget(self, job: JobRuntime) -> Notes:
         """Drop everything about a job's processes, which have all ended.
 
-        Returns:
-            Notes to be kept with the event that the job waits again or has ended.
+        Return the notes to be kept with the event that the job waits again or has ended.
         """
         job.forget_processes()
         self._ends.pop(job.id, None)

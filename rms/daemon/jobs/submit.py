@@ -222,9 +222,8 @@ def _placed(body: Submission, options: Options) -> Submission:
 def exported(env: Mapping[str, str], wanted: str) -> dict[str, str]:
     """Return the environment that ``--export`` selects.
 
-    Args:
-        wanted: ``ALL``, ``NONE`` or ``NIL`` (no variable), or names and ``NAME=VALUE`` with commas
-            between, which are the only variables unless ``ALL`` is among them.
+    ``wanted`` is ``ALL``, ``NONE`` or ``NIL`` (no variable), or names and ``NAME=VALUE`` with
+    commas between, which are the only variables unless ``ALL`` is among them.
     """
     variables: dict[str, str] = {}
     words = wanted.split(",")
@@ -604,13 +603,9 @@ class Holds:
             self._handle(Freed(at_s, jobs))
         self._next_s = transition.next_s(state)
 
-    def hold(self, jobs: Sequence[JobId]) -> None:
-        """Hold waiting jobs."""
-        self._handle(HeldByUser(self._context.time(), tuple(jobs), True))
-
-    def release(self, jobs: Sequence[JobId]) -> None:
-        """Release jobs that a user held; they start once they wait for nothing else."""
-        self._handle(HeldByUser(self._context.time(), tuple(jobs), False))
+    def hold(self, jobs: Sequence[JobId], *, held: bool) -> None:
+        """Hold waiting jobs, or release those that a user held."""
+        self._handle(HeldByUser(self._context.time(), tuple(jobs), held))
 
     def withdraw(self, jobs: Sequence[JobId]) -> None:
         """Cancel waiting jobs."""

@@ -270,8 +270,7 @@ class Worlds:
     def report(self, job: JobRuntime, report: Report) -> None:
         """Take in the progress of a resize, or a resize request of the application.
 
-        Raises:
-            ValueError: the launches do not exist, or the number of ranks is out of range.
+        Unknown launches and numbers of ranks out of range are a ValueError.
         """
         if isinstance(report, ApplicationResizeRequest):
             if not 0 < report.ranks <= MOST_RANKS:

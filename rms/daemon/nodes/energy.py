@@ -43,8 +43,7 @@ class Meters:
     def take_report(self, report: Metered) -> MeterAnswer:
         """Take in a report, which follows the time of day; it is on disk when this returns.
 
-        Raises:
-            ValueError: the cluster has no such node, or another agent has replaced this one.
+        A report of an unknown node, or of a replaced agent, is a ValueError.
         """
         skew_s = self._context.skew_s
         if skew_s:
@@ -54,7 +53,7 @@ class Meters:
         return msgspec.structs.replace(answer, at_s=answer.at_s + skew_s) if skew_s else answer
 
     def _book(self, report: Metered) -> MeterAnswer:
-        context, where = self._context, report.node or "this machine"
+        context = self._context
         nodes = devices_of(report, context.cluster, self._scheduler.energy.measured)
         for reason in [old for old, host in self._reasons.items() if host == report.node]:
             if reason != report.reason:
@@ -62,7 +61,7 @@ class Meters:
         if report.reason and report.reason not in self._reasons:
             self._reasons[report.reason] = report.node
             what = "not all is measured on" if report.devices else "power is the model's on"
-            context.say(f"{what} {where}, and others alike: {report.reason}")
+            context.say(f"{what} {_where(report.node)}, and others alike: {report.reason}")
         is_new = self._scheduler.report(report, context.time(), nodes)
         host = self._scheduler.energy.measured.hosts[report.node]
         if is_new:
@@ -75,7 +74,7 @@ class Meters:
 
     def _say_refused(self, report: Metered) -> None:
         """Log a device when its energy is refused for the first time in a row."""
-        measured, where = self._scheduler.energy.measured, report.node or "this machine"
+        measured, where = self._scheduler.energy.measured, _where(report.node)
         for device in report.devices:
             key = report.node, device.device
             if device.device not in measured.refused:
@@ -91,9 +90,8 @@ class Meters:
         new = silent - self._silent.get(report.node, set())
         self._silent[report.node] = silent
         if new and not report.reason:
-            where = report.node or "this machine"
-            words = f"no readings of {', '.join(sorted(new))} of {where}: by the model"
-            self._context.say(warning(words))
+            words = f"no readings of {', '.join(sorted(new))} of {_where(report.node)}"
+            self._context.say(warning(f"{words}: by the model"))
 
     def tick(self) -> None:
         """Write the rows that events have changed; leave hosts without reports to the model."""
@@ -104,10 +102,8 @@ class Meters:
         silent = [name for name, heard in self._heard.items() if now_s > sum(heard)]
         for host in silent:
             _, for_s = self._heard.pop(host)
-            where = host or "this machine"
-            self._context.say(
-                warning(f"no report of the meters of {where} for {for_s:g} s: by the model")
-            )
+            words = f"no report of the meters of {_where(host)} for {for_s:g} s"
+            self._context.say(warning(f"{words}: by the model"))
             self._scheduler.forget_meter(host, self._context.time())
 
     def _hear(self, host: str, now_s: float) -> None:
@@ -129,6 +125,10 @@ class Meters:
             measured.spans.forget(measured.kept_s)
 
 
+def _where(host: str) -> str:
+    return host or "this machine"
+
+
 def devices_of(
     report: Metered, cluster: Cluster, measured: Measured
 ) -> Mapping[str, Sequence[str]]:
@@ -137,9 +137,6 @@ def devices_of(
     On a machine whose cores and GPUs are nodes (its reports have no name), ``gpu-0`` is the node
     with the slot ``gpu:0``, and other devices belong to the nodes of cores, if there are any.
     ``node`` includes all other devices, which then belong to no node.
-
-    Raises:
-        ValueError: the cluster has no such node.
     """
     booked = cluster.booked
     if report.node and report.node not in cluster.hosts:

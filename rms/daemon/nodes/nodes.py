@@ -108,11 +108,7 @@ class Nodes:
         self._enter(down, up)
 
     def drain(self, names: Sequence[str], *, drained: bool) -> None:
-        """Drain nodes, or resume them. Jobs that run there are not affected.
-
-        Raises:
-            ValueError: the cluster has no such nodes.
-        """
+        """Drain nodes, or resume them. Jobs that run there are not affected."""
         context = self._context
         unknown = [name for name in names if name not in context.cluster.hosts]
         if unknown:

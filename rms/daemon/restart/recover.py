@@ -57,7 +57,14 @@ from rms.daemon.store.notes import (
     SummaryNote,
 )
 from rms.daemon.store.private import line_file
-from rms.daemon.store.record import REQUEUED, JobRuntime, ResizeNote, ResizeState, Step
+from rms.daemon.store.record import (
+    REQUEUED,
+    STEP_FACTS,
+    JobRuntime,
+    ResizeNote,
+    ResizeState,
+    Step,
+)
 from rms.daemon.store.sandbox import guarded, stand_ins
 from rms.launch.base import LaunchCommand, Launcher, LaunchError, ManagedProcess
 
@@ -312,7 +319,6 @@ def resume(
     Args:
         cluster: the present nodes. Where ``settings`` do not say ``where`` they are, they must be
             those of the journal.
-        kind: class of the daemon.
 
     Raises:
         JournalError: the journal is damaged, is of other nodes, or holds records of no version.
@@ -523,20 +529,11 @@ def restore_steps(daemon: Daemon, job: JobRuntime) -> list[int]:
         if not line.command:
             raise JournalError("expected its launcher line in the journal, got none")
         env = _line_environment(daemon, job, number)
-        job.steps.append(
-            Step(
-                LaunchCommand(line.command, line.cwd, env, line.output, line.errors),
-                {launch: world(launch, pid) for launch, pid in step.pids.items()},
-                tuple(launch for launch in step.current if launch in step.pids),
-                step.strategy,
-                step.ranks,
-                step.exit_code,
-                step.message,
-                has_polled=step.has_polled,
-                cooldown_s=step.cooldown_s,
-                restartable=step.restartable,
-            )
-        )
+        command = LaunchCommand(line.command, line.cwd, env, line.output, line.errors)
+        worlds = {launch: world(launch, pid) for launch, pid in step.pids.items()}
+        facts = {name: getattr(step, name) for name in STEP_FACTS}
+        facts["current"] = tuple(launch for launch in step.current if launch in worlds)
+        job.steps.append(Step(command, worlds, **facts))
     if job.steps and job.steps[-1].exit_code is None and not job.steps[-1].current:
         _find_first_world(daemon, job)
     return members

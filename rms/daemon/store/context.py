@@ -145,6 +145,7 @@ class BootClock:
             self._keep()
 
     def __call__(self) -> float:
+        """Return the time."""
         return self._uptime() + self._offset_s
 
     def not_before(self, at_s: float) -> None:
@@ -155,7 +156,7 @@ class BootClock:
 
     @property
     def skew_s(self) -> float:
-        """How far the time of day is ahead of this clock. A change of it is logged."""
+        """Seconds by which the time of day is ahead of this clock; a change is logged."""
         skew_s = self._of_day() - self()
         if abs(skew_s - self._skew_s) > STEP_S:
             words = (
@@ -394,7 +395,7 @@ class Context:
 
     @property
     def skew_s(self) -> float:
-        """How far the time of day, which files and meters follow, is ahead of :meth:`now`."""
+        """Seconds by which the time of day, of files and meters, is ahead of :meth:`now`."""
         return 0.0 if self.settings.clock is None else self.settings.clock.skew_s
 
     @contextlib.contextmanager

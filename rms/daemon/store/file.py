@@ -113,13 +113,8 @@ def sqlite_errors(path: Path) -> Iterator[None]:
 def prepare(db: sqlite3.Connection, path: Path) -> list[str]:
     """Lock the file and check that it is a journal, or make it one if it is new.
 
-    Returns:
-        A sentence per damaged record; the record is in the table ``damaged`` now.
-
-    Raises:
-        JournalError: it is no journal, or of another format; a :class:`DamagedError` if it is
-            broken.
-        sqlite3.Error: SQLite cannot work with it.
+    Return a sentence per damaged record, which is in the table ``damaged`` now. A broken file is a
+    DamagedError, another format or program's file a JournalError.
     """
     db.isolation_level = None  # every statement is committed by itself, but for BEGIN
     db.execute("PRAGMA locking_mode = EXCLUSIVE")  # kept after the commit, until it is closed
@@ -168,8 +163,7 @@ def _set_damaged_aside(db: sqlite3.Connection) -> list[str]:
 def salvage(path: Path) -> tuple[int, Path]:
     """Put the readable records of a broken journal in its place.
 
-    Returns:
-        The number of these records, and where the broken file is now.
+    Return the number of these records, and the new path of the broken file.
     """
     part = path.with_name(f"{path.name}.salvaging")
     part.unlink(missing_ok=True)

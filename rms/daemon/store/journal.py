@@ -242,9 +242,6 @@ class Journal:
 
         The nodes must be those that the journal began with, unless ``where`` states where they
         are. Whether jobs share nodes stays as it was in any case.
-
-        Raises:
-            JournalError: the nodes are others, or are shared in another way.
         """
         names = cluster.names
         if self.began is not None and bool(self.began.shared) != bool(cluster.shared):
@@ -481,8 +478,7 @@ class Journal:
     def since(self, after: int, kinds: Collection[str], most: int) -> tuple[list[Any], int]:
         """Return the newest entries of some kinds behind an entry, and the number of all of these.
 
-        Returns:
-            ``(number, entry)`` of at most ``most``, rising; the number of all.
+        The entries are ``(number, entry)``, at most ``most``, in rising order.
         """
         those = f"FROM entries WHERE seq > ? AND kind IN ({','.join('?' * len(kinds))})"
         number = self._run(f"SELECT count(*) {those}", after, *kinds)[0][0][0]
@@ -570,11 +566,7 @@ class Journal:
                 self._run("DELETE FROM snapshots WHERE seq = ?", seq)
 
     def prune(self, keep: int) -> bool:
-        """Delete some entries that are older than is kept, if there is a snapshot behind them.
-
-        Returns:
-            whether there may be more.
-        """
+        """Delete some entries before the oldest snapshot; return whether there may be more."""
         until = min(self.snapshots(), default=0)
         if until > self.last - keep:
             return False

@@ -18,6 +18,9 @@ from rms.launch.base import LaunchCommand, ManagedProcess, PendingCall
 from rms.wire.messages import BootedWorld, ResizeRequest
 from rms.wire.users import ResizeRow
 
+STEP_FACTS = StepNote.__struct_fields__[1:]
+"""Attributes of a step that its note has as well: all but the processes."""
+
 REQUEUED = "REQUEUED"
 """The ending of a job that returns to the queue."""
 
@@ -329,20 +332,10 @@ class JobRuntime:
 
     def steps_note(self) -> StepsNote:
         """Return the note of its steps for a restarted daemon."""
-        steps = [
-            StepNote(
-                pids={number: world.pid for number, world in step.worlds.items()},
-                current=step.current,
-                strategy=step.strategy,
-                ranks=step.ranks,
-                exit_code=step.exit_code,
-                message=step.message,
-                has_polled=step.has_polled,
-                cooldown_s=step.cooldown_s,
-                restartable=step.restartable,
-            )
-            for step in self.steps
-        ]
+        steps = []
+        for step in self.steps:
+            pids = {number: world.pid for number, world in step.worlds.items()}
+            steps.append(StepNote(pids, **{name: getattr(step, name) for name in STEP_FACTS}))
         return StepsNote(self.id, list(self.keys), self.launch_count, steps)
 
     def forget_processes(self) -> None:
