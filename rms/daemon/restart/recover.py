@@ -321,7 +321,8 @@ def resume(
             those of the journal.
 
     Raises:
-        JournalError: the journal is damaged, is of other nodes, or holds records of no version.
+        JournalError: the journal is damaged, is of other nodes, or has records that this version
+            cannot have written.
         PolicyError: there is no such policy, or it does not place jobs.
     """
     where, policy = settings.where, settings.policy

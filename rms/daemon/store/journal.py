@@ -578,7 +578,7 @@ class Journal:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Write all records of the block at once; on a JournalFullError none, also not later."""
+        """Write all records of the block at once; after a JournalFullError none is kept."""
         self._catch_up()
         before = self.last, self._mark, self._next
         self._run("BEGIN")
