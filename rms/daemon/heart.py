@@ -315,7 +315,10 @@ class Daemon:
 
     def _tick_leases(self) -> None:
         for job_id in self.leases.tick(starts=not self.scripts.stopping):
-            self.scripts.cancel_on_lost_lease(self.jobs[job_id])
+            job = self.jobs[job_id]
+            if job.script is not None:
+                self.say(f"job {job_id}: told to end, as its allocation does")
+                self.scripts.cancel(job, REQUEUED if job.submission.requeue else "CANCELLED")
 
     async def flush(self) -> None:
         """Flush the journal in a thread; log when that begins to fail, and when it works again."""

@@ -531,7 +531,13 @@ class Tasks:
         if task_id is None:
             return  # it was dropped meanwhile
         if isinstance(message, TaskCommand):
-            self._begin_command(task_id, message)
+            task = self.scheduler.state.running.get(task_id)
+            if task is None or task.device is None or task.device.resource is not Resource.NODE:
+                raise TaskError(f"expected a task that has a node to start {message.command[:1]}")
+            try:
+                self._commands.begin(task_id, message, self._lender.slots_of(task.device.units))
+            except LaunchError as error:
+                self._send_ended(task_id, str(error))
             return
         if not isinstance(message, TaskResized):
             self._commands.end(task_id)  # before others have its node
@@ -555,15 +561,6 @@ class Tasks:
         spec = replace(message.spec, owner=link.owner, after=after)
         link.tasks[number], self._process_tasks[task_id] = task_id, (link, number)
         self._feed(replace(message, at_s=self._lender.now(), task=task_id, spec=spec))
-
-    def _begin_command(self, task_id: TaskId, message: TaskCommand) -> None:
-        task = self.scheduler.state.running.get(task_id)
-        if task is None or task.device is None or task.device.resource is not Resource.NODE:
-            raise TaskError(f"expected a task that has a node to start {message.command[:1]}")
-        try:
-            self._commands.begin(task_id, message, self._lender.slots_of(task.device.units))
-        except LaunchError as error:
-            self._send_ended(task_id, str(error))
 
     def _forget(self, task_id: TaskId) -> None:
         link, number = self._process_tasks.pop(task_id)

@@ -553,7 +553,9 @@ def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     }
     paths: dict[str, Any] = {}
     for endpoint, answer in zip(endpoints, answers, strict=True):
-        done = {"description": "It was done.", "content": _content(schemas[str(answer)])}
+        schema = schemas[str(answer)]
+        content = {METRICS_TYPE: {"schema": schema}} if answer is str else _json(schema)
+        done = {"description": "It was done.", "content": content}
         parameters = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in re.findall(r"{(\w+)}", endpoint.path)
@@ -582,10 +584,6 @@ def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
             },
         },
     }
-
-
-def _content(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {METRICS_TYPE: {"schema": schema}} if schema.get("type") == "string" else _json(schema)
 
 
 def _json(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -187,13 +187,6 @@ class Scripts:
         worlds = [] if step is None else [step.worlds[n] for n in step.current]
         self._context.launcher.terminate(job.id, worlds)
 
-    def cancel_on_lost_lease(self, job: JobRuntime) -> None:
-        """End a job whose allocation ends; a job that can be requeued waits again."""
-        if job.script is None:
-            return
-        self._context.say(f"job {job.id}: told to end, as its allocation does")
-        self.cancel(job, REQUEUED if job.submission.requeue else "CANCELLED")
-
     def requeue(self, job: JobRuntime, reason: str) -> None:
         """Let a job without processes wait again."""
         context = self._context

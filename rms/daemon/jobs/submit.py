@@ -326,7 +326,10 @@ async def _specs(
     """Return the jobs of a submission; other requests are answered meanwhile."""
     array = None if options.array is None else parse_array(options.array)
     indices: list[int | None] = [None] if array is None else list(array.indices)
-    now_s, begin_s = context.time(), _begin_s(context, options)
+    now_s, begin_s = context.time(), None
+    if options.begin is not None:
+        skew_s = context.skew_s  # a user's times are those of the day
+        begin_s = parse_begin(options.begin, context.now() + skew_s) - skew_s
     after, any_of = _after(context, options, note.name)
     _check_memory(len(indices))
     only, never = _node_lists(context, options, len(indices))
@@ -349,7 +352,10 @@ async def _specs(
     for job_id in ids:  # the tasks of an array differ in their ids only
         specs.append(replace(spec, id=job_id))
         if len(specs) <= MOST_CHECKED:
-            _check_outputs(note.files(job_id), context.launcher.state)
+            for path in filter(None, note.files(job_id)):
+                _check(check_path, str(path))
+                _check(check_own_file, path, context.launcher.state)
+                _check(check_output, path)
         if len(specs) % CHUNK == 0:
             await asyncio.sleep(0)
     return specs
@@ -391,14 +397,6 @@ def _spec(
         )
     except ValueError as error:
         raise ScriptError(str(error)) from None
-
-
-def _begin_s(context: Context, options: Options) -> float | None:
-    """Return when jobs may start at the earliest, by the daemon's clock; None for now."""
-    if options.begin is None:
-        return None
-    skew_s = context.skew_s  # a user's times are those of the day
-    return parse_begin(options.begin, context.now() + skew_s) - skew_s
 
 
 def _after(context: Context, options: Options, name: str) -> tuple[tuple[Dependency, ...], bool]:
@@ -547,14 +545,6 @@ def _check_memory(jobs: int) -> None:
     if left < needed:
         expected = f"{needed >> 20} MiB of memory left to the daemon for {jobs} jobs"
         raise MemoryError(f"expected {expected}, got {left >> 20} MiB")
-
-
-def _check_outputs(files: tuple[Path, Path | None], state: Path) -> None:
-    """Refuse outputs that are neither regular files of the user nor writable special files."""
-    for path in filter(None, files):
-        _check(check_path, str(path))
-        _check(check_own_file, path, state)
-        _check(check_output, path)
 
 
 def _check(check: Callable[..., None], *arguments: object) -> None:

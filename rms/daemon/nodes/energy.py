@@ -34,7 +34,7 @@ class Meters:
     def __init__(self, context: Context, on_report: Callable[[Metered], None]) -> None:
         self._context, self._scheduler = context, context.scheduler
         self._on_report = on_report
-        self._heard: dict[str, tuple[float, float]] = {}
+        self._reported: dict[str, tuple[float, float]] = {}
         self._reasons: dict[str, str] = {}
         self._refused: set[tuple[str, str]] = set()
         self._silent: dict[str, set[str]] = {}
@@ -68,7 +68,10 @@ class Meters:
             self._say_refused(report)
             self._say_silent(report)
             if report.devices:
-                self._hear(report.node, context.now())
+                now_s = context.now()
+                before_s, _ = self._reported.get(report.node, (now_s, 0.0))
+                for_s = min(max(STALE_S, 3 * (now_s - before_s)), LONGEST_STALE_S)
+                self._reported[report.node] = now_s, for_s
             self._write(None, MeterNote(report.node, host))
         return MeterAnswer() if report.number else host.answer
 
@@ -99,17 +102,12 @@ class Meters:
         if spans.changed:
             self._write(None)
         now_s = self._context.now()
-        silent = [name for name, heard in self._heard.items() if now_s > sum(heard)]
+        silent = [name for name, times in self._reported.items() if now_s > sum(times)]
         for host in silent:
-            _, for_s = self._heard.pop(host)
+            _, for_s = self._reported.pop(host)
             words = f"no report of the meters of {_where(host)} for {for_s:g} s"
             self._context.say(warning(f"{words}: by the model"))
             self._scheduler.forget_meter(host, self._context.time())
-
-    def _hear(self, host: str, now_s: float) -> None:
-        """Note the time of a host's report, and the longest time until its next."""
-        before_s, _ = self._heard.get(host, (now_s, 0.0))
-        self._heard[host] = now_s, min(max(STALE_S, 3 * (now_s - before_s)), LONGEST_STALE_S)
 
     def write_all(self) -> None:
         """Write all rows, also unfinished ones up to now, so that they add up to the books."""

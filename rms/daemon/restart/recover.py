@@ -57,14 +57,7 @@ from rms.daemon.store.notes import (
     SummaryNote,
 )
 from rms.daemon.store.private import line_file
-from rms.daemon.store.record import (
-    REQUEUED,
-    STEP_FACTS,
-    JobRuntime,
-    ResizeNote,
-    ResizeState,
-    Step,
-)
+from rms.daemon.store.record import REQUEUED, STEP_FACTS, JobRuntime, ResizeNote, ResizeState, Step
 from rms.daemon.store.sandbox import guarded, stand_ins
 from rms.launch.base import LaunchCommand, Launcher, LaunchError, ManagedProcess
 
