@@ -181,10 +181,10 @@ def _addresses(state: Path, listen: str, journal: Journal, *, remote: bool) -> l
 
 
 def _begin(daemon: Daemon, settings: Settings, escaping: str) -> None:
-    """Set the power cap, and log the limits of what the daemon can do here."""
+    """Set the power cap, and log the limitations of the daemon on this machine."""
     say = daemon.say
     if escaping:
-        words = f"what a job starts may outlive it: {escaping}"
+        words = f"processes of a job may outlive it: {escaping}"
         say(warning(words) if uncontained() else words)
     if not placing(settings.policy).always_on and settings.power_commands is None:
         say("nodes go off in the books only, without --power-off and --power-on")

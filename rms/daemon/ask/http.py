@@ -442,7 +442,7 @@ async def _body(request: Request) -> bytes:
         parts.append(part)
     body, signature = b"".join(parts), request.scope.get(SIGNATURE)
     if signature is not None and digest(body) != signature.digest:
-        raise RefusedError(401, "expected what was signed, got something else")
+        raise RefusedError(401, "expected the signed body, got another one")
     return body
 
 

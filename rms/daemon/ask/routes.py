@@ -171,7 +171,7 @@ class Routes:
             Endpoint("GET", "/power-cap", user, self.power_cap),
             Endpoint("POST", "/power-cap", user, self.set_power_cap, PowerCap),
             Endpoint("POST", "/shutdown", user, self.shutdown, Nothing),
-            # The journal is flushed before the daemon carries out what a poll leads to.
+            # The journal is flushed before the daemon carries out the decisions on a poll.
             Endpoint("POST", "/jobs/{id}/poll", job, self.poll, Poll, "no"),
             Endpoint("POST", "/jobs/{id}/report", job, self.report, Report, "may"),
             Endpoint("POST", "/jobs/{id}/steps", job, self.launch, LaunchRequest, "may"),
@@ -343,7 +343,7 @@ class Routes:
         return ids
 
     async def resize(self, request: Request, body: ResizeCommand) -> ResizeAnswer:
-        """Resize a job on a user's behalf; answer with what was decided."""
+        """Resize a job on a user's behalf; answer with the decision."""
         running = self.daemon.context.state.running
         job_id, *others = self._among(JobSelection(body.id), running, "a running job")
         if others:

@@ -1,4 +1,4 @@
-"""The resize machine: what is to be done next about a resize in flight. No I/O, no clock.
+"""The resize machine: the next actions of a resize in flight, without I/O and clock.
 
 A resize begins with the decision and ends when the last superfluous process is gone. The daemon
 feeds the machine an input (an event of the resize, or a report of the job) and carries out the

@@ -79,7 +79,7 @@ class Scripts:
         """Run a job's script on nodes, or raise a LaunchError."""
         context, submission = self._context, job.submission
         if not submission.array:
-            raise LaunchError("what it was submitted with is missing from the journal")
+            raise LaunchError("its submission is missing from the journal")
         output, errors = job.files
         launch = ScriptLaunch(
             script=context.launcher.state / "jobs" / submission.array / "script",

@@ -1,7 +1,7 @@
 """The worlds of a job: launched, observed, resized, and ended with their step.
 
-:class:`rms.daemon.jobs.machine.ResizeMachine` decides what a resize needs. Here it is fed with what
-happened to the processes and with the reports of jobs, and its instructions are carried out.
+:class:`rms.daemon.jobs.machine.ResizeMachine` decides the steps of a resize. This module feeds it
+with the states of processes and the reports of jobs, and carries out its instructions.
 """
 
 from __future__ import annotations

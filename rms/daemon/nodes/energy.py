@@ -226,7 +226,7 @@ class CapWatch:
             self._counted_s = now_s
             watts = self._context.scheduler.energy.power_w
         elif now_s < self._begun_s + CAP_STALE_S:
-            return  # what was read before a restart holds until meters report again
+            return  # readings from before a restart hold until meters report again
         else:
             watts = expected_w(state)
         if matters(state, watts):

@@ -67,7 +67,7 @@ KILL_S = 5.0
 LOST = SubmissionNote(name="lost", output="/dev/null")
 """Submission of a job whose own is lost."""
 
-NO_NOTE = "what it was submitted with is missing from the journal"
+NO_NOTE = "its submission is missing from the journal"
 MOST_NAMED = 20
 
 _ID = re.compile(r"([0-9]+)(?:_[0-9]+)?")
@@ -426,7 +426,7 @@ def end_unrecorded_runs(daemon: Daemon) -> None:
 
 
 def adopt(daemon: Daemon) -> None:
-    """Take running jobs back; requeue or end those whose processes are gone."""
+    """Adopt running jobs; requeue or end jobs without processes."""
     copied = daemon.journal.noted(MarkNote).copied
     for job_id, running in list(daemon.context.state.running.items()):
         job = daemon.jobs.setdefault(job_id, JobRuntime(job_id, LOST))
@@ -435,9 +435,9 @@ def adopt(daemon: Daemon) -> None:
             continue
         try:
             if job.submission is LOST:
-                raise JournalError("expected what was submitted in the journal, got nothing")
+                raise JournalError("expected its submission in the journal, got none")
             _adopt(daemon, job, running)
-        except Exception as error:  # whatever is wrong about one job, the others go on
+        except Exception as error:  # an error about one job does not affect the others
             daemon.scripts.fail(job, f"could not be adopted: {describe(error)}")
 
 

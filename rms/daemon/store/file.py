@@ -64,7 +64,7 @@ _CHECKED = {
     "decisions": ("seq", "body", "seq, body", "the decisions on entry"),
     "notes": ("key", "value", "key, value", "note"),
 }
-"""Tables that are checked at opening: key, contents, what the checksum covers, noun."""
+"""Tables that are checked at opening: key, contents, columns of the checksum, noun."""
 
 _LASTING = {
     sqlite3.SQLITE_FULL,

@@ -1,4 +1,4 @@
-"""The journal: what the scheduler saw and decided, in order, durable before anyone acts on it.
+"""The journal: the events and decisions of the scheduler, durable before they are carried out.
 
 One SQLite file (write-ahead log, flushed on request), held alone by the process that has it open
 until it closes it or dies. Its tables:
@@ -494,7 +494,7 @@ class Journal:
     def _checked(
         self, seq: int, body: bytes, decided: bytes | None, kind: str, *sums: int | None
     ) -> tuple[int, bytes, bytes | None]:
-        """Return an entry and its decisions; check what was not checked at opening."""
+        """Return an entry and its decisions; check those that were not checked at opening."""
         if seq > self._unchecked:
             return seq, body, decided
         if sums[0] != checksum(seq, kind, body):

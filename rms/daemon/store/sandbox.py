@@ -89,7 +89,7 @@ class SandboxError(ValueError):
 
 
 class _Answer(msgspec.Struct):
-    """The value of a call, encoded, or a sentence on what went wrong."""
+    """The value of a call, encoded, or an error message."""
 
     body: bytes = b""
     error: str = ""
@@ -371,7 +371,7 @@ def _serve_file(answers: socket.socket, path: Path, daemon: int) -> None:
     threading.Thread(target=_end_with, args=(daemon,), daemon=True).start()
     gc.freeze()  # the daemon's objects are not looked through; the strategy's are
     gc.enable()
-    os.dup2(2, 1)  # what the file prints goes to standard error
+    os.dup2(2, 1)  # prints of the file go to standard error
     sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     names: dict[str, Any] = {"__name__": "strategy", "__file__": str(path)}
 

@@ -144,7 +144,7 @@ def test_jobs_whose_notes_are_gone_fail_or_run_on(killed: Path, tmp_path: Path) 
     with back(folder) as found:
         rows = {row["id"]: row for row in found.server.ask("GET", "/jobs")[1]}
         assert [rows[n]["state"] for n in ("1", "40")] == ["COMPLETED", "FAILED"]
-        assert rows["40"]["reason"] == "what it was submitted with is missing from the journal"
+        assert rows["40"]["reason"] == "its submission is missing from the journal"
 
 
 def test_what_runs_of_unknown_jobs_is_ended(tmp_path: Path, fault: Fault) -> None:
