@@ -239,8 +239,6 @@ def result(
                 "max": one.max,
                 "sha256": one.sha256,
             }
-            for name, mass, one in zip(
-                setup.tracers, run.state["mass_initial"], found, strict=True
-            )
+            for name, mass, one in zip(setup.tracers, run.state["mass_initial"], found, strict=True)
         ]
     return stated

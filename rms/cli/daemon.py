@@ -17,7 +17,7 @@ from typing import Any
 from rms.cli.options import ON_DEMAND, add_engine, add_policy, check_engine, local_nodes
 from rms.core.policies import DEFAULT, MissingPartError, Policy, PolicyError, placing
 from rms.daemon.nodes.nodes import POWERED_BY_SLURM
-from rms.daemon.restart.replay import replayed
+from rms.daemon.restart.recover import replayed
 from rms.daemon.serve import LEVELS, StderrLog, check_start, run_daemon
 from rms.daemon.store.context import Settings, warning
 from rms.daemon.store.journal import Journal, JournalError

@@ -60,21 +60,6 @@ class Daemon:
     """A resource manager, made from a journal by :func:`rms.daemon.restart.recover.resume`.
 
     Its parts enter events by :meth:`handle`. Callers use the parts directly.
-
-    Attributes:
-        submissions: takes in submissions.
-        holds: jobs that may not start yet.
-        scripts, worlds: processes of jobs.
-        job_watch: looks at running jobs.
-        endings: the last line of each job's output.
-        nodes: drained and unavailable nodes.
-        leases: nodes that are held for a time.
-        meters: reports of energy, and rows of the books.
-        cap_watch: measured power under the power cap.
-        node_switch: powers nodes off and on.
-        frequencies: frequencies of nodes.
-        tasks: tasks of processes on this machine, beside jobs.
-        snapshots: of the scheduler, in the journal.
     """
 
     def __init__(self, context: Context) -> None:
@@ -103,7 +88,7 @@ class Daemon:
         self._is_busy, self._is_full = False, False
         self._ticked_s, self._look_s = 0.0, inf
         self._parts: dict[str, Callable[[], object]] = {
-            "decisions": self._resume_decisions,
+            "decisions": self._work_off,  # those that could not be written before
             "held jobs": self.holds.tick,
             "policy": self._tick_policy,
             "starts": self.scripts.start_some,
@@ -172,8 +157,10 @@ class Daemon:
         begun = time.perf_counter()
         decisions = scheduler.feed(event)
         context.metrics.on_event(context, event, time.perf_counter() - begun)
-        if scheduler.failure:
-            self._replace_policy(number, event, decisions)
+        if scheduler.failure:  # another policy decides from this event on
+            policy, reason = scheduler.engine.policy, scheduler.failure
+            journal.replaced(number, decisions, PolicySet(event.at_s, policy.key, reason))
+            self.say(warning(f"policy {reason}; {policy.name} decides from now on"))
         else:
             journal.decided(number, decisions)
         if context.settings.debug:
@@ -187,13 +174,6 @@ class Daemon:
         self._carry_out()
         return decisions
 
-    def _replace_policy(self, number: int, event: Event, decisions: Sequence[Decision]) -> None:
-        """Enter that another policy decides from this event on, as the policy failed."""
-        policy, reason = self.scheduler.engine.policy, self.scheduler.failure
-        entry = PolicySet(event.at_s, policy.key, reason)
-        self.journal.replaced(number, decisions, entry)
-        self.say(warning(f"policy {reason}; {policy.name} decides from now on"))
-
     # --- decisions ---------------------------------------------------------------------------
 
     def _carry_out(self) -> None:
@@ -206,11 +186,6 @@ class Daemon:
             return
         while self._decisions:
             self._act(self._decisions.popleft())
-
-    def _resume_decisions(self) -> None:
-        """Carry out the decisions that could not be written before."""
-        if self._decisions:
-            self._work_off()
 
     def _act(self, decision: Decision) -> None:
         if isinstance(decision, Start):
@@ -231,7 +206,7 @@ class Daemon:
         strategy, job.user_strategy = job.user_strategy, ""
         try:
             if job.ending is not None or job.fault:
-                self.handle(ResizeRolledBack(self.time(), job.id, "the job is told to end"))
+                self.handle(ResizeRolledBack(self.time(), job.id, "the job is ending"))
             else:
                 slots = self.context.cluster.slots_of(decision.nodes)
                 self.worlds.begin_resize(job, slots, strategy)
@@ -266,9 +241,8 @@ class Daemon:
     def set_policy(self, name: str) -> None:
         """Let another policy decide from now on.
 
-        Raises:
-            PolicyError: the policy does not exist, cannot decide here, or names functions of
-                modules that the daemon was not started with.
+        A policy that does not exist, cannot decide here, or names functions of modules that the
+        daemon was not started with is a PolicyError.
         """
         policy = guarded(placing(name, self.context.settings.policy_modules))
         check_placement(policy, self.context.cluster)
@@ -285,11 +259,7 @@ class Daemon:
             self.handle(Ticked(self.time()))
 
     def set_power_cap(self, watts: float | None) -> None:
-        """Bound the cluster's power from now on, None for no bound.
-
-        Raises:
-            ValueError: the idle nodes alone draw as much.
-        """
+        """Bound the cluster's power, None for no bound; less than idle power is a ValueError."""
         check_cap(watts, self.context.state.idle_w)
         if watts != self.context.state.power_cap_w:
             self.handle(PowerCapSet(self.time(), watts))
@@ -310,7 +280,7 @@ class Daemon:
             self.scripts.cancel(job, REQUEUED if again else "CANCELLED")
 
     def hurry(self) -> None:
-        """Kill the jobs that were asked to end."""
+        """Kill the jobs that are ending."""
         for job_id in self.context.state.running:
             self.jobs[job_id].kill_at = 0.0
 
@@ -332,7 +302,7 @@ class Daemon:
             self.meters.tick()
 
     def _tick_policy(self) -> None:
-        """Let a policy decide that asked for it, at a time of its own or regularly."""
+        """Let the policy decide at the time that it set, or regularly."""
         now, state = self.now(), self.context.state
         if self._look_s <= self.time():
             self.handle(Ticked(self.time()))
@@ -344,12 +314,14 @@ class Daemon:
             self.handle(Ticked(self.time()))
 
     def _tick_leases(self) -> None:
-        """End the jobs whose leases end."""
         for job_id in self.leases.tick(starts=not self.scripts.stopping):
-            self.scripts.cancel_on_lost_lease(self.jobs[job_id])
+            job = self.jobs[job_id]
+            if job.script is not None:
+                self.say(f"job {job_id}: told to end, as its allocation does")
+                self.scripts.cancel(job, REQUEUED if job.submission.requeue else "CANCELLED")
 
     async def flush(self) -> None:
-        """Flush the journal in a thread. Log when that begins to fail, and when it works again."""
+        """Flush the journal in a thread; log when that begins to fail, and when it works again."""
         try:
             work = self.journal.flushing()
             if work is not None:

@@ -18,8 +18,8 @@ from rms.kernels.record import UnitPower
 from rms.kernels.scheduler import Strategy
 from rms.kernels.served import NodeLender, Tasks
 
-LOOKED_AT = 100
-"""How many waiting jobs are checked for tasks in their way."""
+MOST_CHECKED = 100
+"""Number of waiting jobs that are checked for tasks in their way."""
 
 
 def tasks_of(context: Context, handle: Handle) -> Tasks:
@@ -29,7 +29,7 @@ def tasks_of(context: Context, handle: Handle) -> Tasks:
 
 
 class NodesForTasks(NodeLender):
-    """The daemon's nodes, as tasks borrow them."""
+    """The nodes of a daemon, lent to tasks."""
 
     def __init__(self, context: Context, handle: Handle, files: StrategyFiles) -> None:
         self._context, self._handle, self._files = context, handle, files
@@ -43,7 +43,7 @@ class NodesForTasks(NodeLender):
         self.power = power_of(cluster)
 
     def lent(self) -> Mapping[int, str]:
-        """Return the nodes that tasks hold, each with the owner of its energy, or ""."""
+        """Return the nodes that tasks hold, with the owners of their energy, or ""."""
         return {int(node): owner for node, owner in self._context.state.lent.items()}
 
     def lend(self, units: Mapping[int, str]) -> None:
@@ -53,12 +53,12 @@ class NodesForTasks(NodeLender):
         self._handle(TasksHold(self._context.time(), tuple(map(Node, nodes)), owners))
 
     def free(self, units: Iterable[int]) -> set[int]:
-        """Return those of some nodes that are up and no job's."""
+        """Return the nodes among these that are up and not a job's."""
         state = self._context.state
         return {n for n in units if state.vacant[n] or n in state.lent} - state.down
 
     def under_cap(self, units: Iterable[int]) -> set[int]:
-        """Return those of some nodes on which tasks could run without passing the power cap."""
+        """Return the nodes among these on which tasks could run within the power cap."""
         return under_cap(self._context.state, units)
 
     def power_cap_w(self) -> float | None:
@@ -66,16 +66,16 @@ class NodesForTasks(NodeLender):
         return self._context.state.power_cap_w
 
     def jobs_wait(self) -> bool:
-        """Return whether a job could start but for nodes, or power, of tasks."""
+        """Return whether tasks hold the nodes, or the power, for which a job waits."""
         state = self._context.state
-        return tasks_in_the_way(state, islice(state.pending.values(), LOOKED_AT))
+        return tasks_in_the_way(state, islice(state.pending.values(), MOST_CHECKED))
 
     def slots_of(self, units: Iterable[int]) -> tuple[str, ...]:
         """Return the slots of nodes."""
         return self._context.cluster.slots_of(Node(unit) for unit in units)
 
     def keep(self, strategy: Strategy, governor: str) -> None:
-        """Keep a strategy and the governor's rule for the next daemon."""
+        """Note a strategy and the governor's rule for the next daemon."""
         file = str(strategy.path) if isinstance(strategy, FileStrategy) else ""
         self._context.journal.note(StrategyNote(name=strategy.name, governor=governor, file=file))
 
@@ -94,7 +94,7 @@ class NodesForTasks(NodeLender):
 
 
 def devices_of(cluster: Cluster) -> list[TaskDevice]:
-    """Return the devices of this machine: GPU nodes, all cores together, each core, each node.
+    """Return the devices of this machine: GPU nodes, all cores together, single cores and nodes.
 
     A node here is a virtual one: a kernel for another node runs there in a process of its own.
     """
@@ -105,7 +105,7 @@ def devices_of(cluster: Cluster) -> list[TaskDevice]:
         devices.append(TaskDevice("cores", Resource.CORES, tuple(cpus)))
     devices += [TaskDevice(cluster.names[n], Resource.CORE, (n,)) for n in cpus]
     nodes = nodes_as_devices(cluster)
-    return devices + [each for each in nodes if set(cpus).issuperset(each.units)]
+    return devices + [device for device in nodes if set(cpus).issuperset(device.units)]
 
 
 def nodes_as_devices(cluster: Cluster) -> list[TaskDevice]:
@@ -117,7 +117,7 @@ def nodes_as_devices(cluster: Cluster) -> list[TaskDevice]:
 
 
 def power_of(cluster: Cluster) -> dict[int, UnitPower]:
-    """Return the power of all nodes by their model; of a shared host, a slot's part of it."""
+    """Return the power of all nodes by their model; the power of a shared host is divided."""
     if not cluster.power:
         return {}
     at = {host: number for number, host in enumerate(cluster.hosts)}

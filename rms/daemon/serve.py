@@ -27,6 +27,7 @@ from rms.daemon.heart import Daemon
 from rms.daemon.jobs.watch import JobWatch
 from rms.daemon.nodes.nodes import check_placement
 from rms.daemon.restart import recover
+from rms.daemon.restart.recover import uncollected
 from rms.daemon.store import private
 from rms.daemon.store.context import BootClock, Sentence, Settings, warning
 from rms.daemon.store.journal import Journal
@@ -89,8 +90,7 @@ def _is_journal(stream: str) -> bool:
 def check_start(state: Path, engine: JobEngine, settings: Settings) -> None:
     """Check everything that can be checked before a daemon is started; nothing is written.
 
-    Raises:
-        PolicyError, ServeError: it could not be started.
+    A failed check is a PolicyError or ServeError.
     """
     if settings.power_cap is not None:
         try:
@@ -105,7 +105,7 @@ def check_start(state: Path, engine: JobEngine, settings: Settings) -> None:
 
 
 def run_daemon(state: Path, engine: JobEngine, settings: Settings) -> None:
-    """Run a daemon until it is told to stop (or its ``parent`` process is gone).
+    """Run a daemon until a signal or a request stops it (or its ``parent`` process is gone).
 
     Raises:
         JournalError, PolicyError, ServeError, OSError: it cannot be started.
@@ -145,8 +145,7 @@ def run_daemon(state: Path, engine: JobEngine, settings: Settings) -> None:
         notifier = Notifier(os.environ)
 
         async def main() -> None:
-            stopping = _stop_on_signals()
-            _tell_of_children(daemon.job_watch)
+            stopping = _handle_signals(daemon.job_watch)
             server = _server(Routes(daemon, stopping.set, token, own, metrics_token))
             # First, so that a client of the daemon finds this socket too. The reference is kept,
             # as uvloop closes a server without one.
@@ -182,13 +181,13 @@ def _addresses(state: Path, listen: str, journal: Journal, *, remote: bool) -> l
 
 
 def _begin(daemon: Daemon, settings: Settings, escaping: str) -> None:
-    """Set the power cap, and log the limits of what the daemon can do here."""
+    """Set the power cap, and log the limitations of the daemon on this machine."""
     say = daemon.say
     if escaping:
-        words = f"what a job starts may outlive it: {escaping}"
+        words = f"processes of a job may outlive it: {escaping}"
         say(warning(words) if uncontained() else words)
     if not placing(settings.policy).always_on and settings.power_commands is None:
-        say("nodes go off in the books only: no --power-off and --power-on are given")
+        say("nodes go off in the books only, without --power-off and --power-on")
     if settings.power_cap is not None:
         daemon.set_power_cap(settings.power_cap.cap_w)
     elif (cap_w := daemon.context.state.power_cap_w) is not None:
@@ -239,7 +238,7 @@ def _server(routes: Routes) -> uvicorn.Server:
     return server
 
 
-# --- signals -------------------------------------------------------------------------------------
+# --- signals and the service manager -------------------------------------------------------------
 
 
 @dataclass
@@ -257,11 +256,15 @@ class _Stopping:
         self.stops = True
 
 
-def _stop_on_signals() -> _Stopping:
-    """Return the flags that signals set.
+def _handle_signals(watch: JobWatch) -> _Stopping:
+    """Return the flags that signals set; let the watch hear of ended children.
 
-    SIGUSR1 and SIGUSR2 are signals that users have Slurm send before the end (--signal).
+    SIGUSR1 and SIGUSR2 are signals that users let Slurm send before the end (--signal). SIGCHLD is
+    not handled by the loop, as uvloop keeps it for itself.
     """
+    signal.signal(signal.SIGCHLD, lambda number, frame: watch.child_ended())
+    signal.siginterrupt(signal.SIGCHLD, False)
+    watch.has_signals = True
     stopping, loop = _Stopping(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.signal)
@@ -270,32 +273,11 @@ def _stop_on_signals() -> _Stopping:
     return stopping
 
 
-def _tell_of_children(watch: JobWatch) -> None:
-    """Tell the watch when a child of this process has ended.
-
-    The signal is not handled by the loop, as uvloop keeps it for itself.
-    """
-    signal.signal(signal.SIGCHLD, lambda number, frame: watch.child_ended())
-    signal.siginterrupt(signal.SIGCHLD, False)
-    watch.has_signals = True
-
-
-# --- the service manager -------------------------------------------------------------------------
-
-SOCKET_VARIABLE = "NOTIFY_SOCKET"
-WATCHDOG_VARIABLE = "WATCHDOG_USEC"
-WATCHDOG_PID_VARIABLE = "WATCHDOG_PID"
-
-
 class Notifier:
-    """Sends the daemon's state to systemd (``Type=notify``, sd_notify(3)), if that runs it.
-
-    Args:
-        env: the variables with the manager's socket and watchdog interval.
-    """
+    """Sends the daemon's state to systemd (``Type=notify``, sd_notify(3)), if that runs it."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        where = env.get(SOCKET_VARIABLE, "")
+        where = env.get("NOTIFY_SOCKET", "")
         self._address = f"\0{where[1:]}" if where.startswith("@") else where
         self._alive_s, self._sent_s = _watchdog_s(env) / 2, -math.inf
 
@@ -310,11 +292,7 @@ class Notifier:
             sending.sendto("\n".join(lines).encode(), self._address)
 
     def tick(self, now_s: float) -> None:
-        """Send ``WATCHDOG=1`` twice in each watchdog interval.
-
-        Args:
-            now_s: a monotonic clock's time.
-        """
+        """Send ``WATCHDOG=1`` twice per watchdog interval."""
         if now_s >= self._sent_s + self._alive_s:
             self._sent_s = now_s
             self.send("WATCHDOG=1")
@@ -322,10 +300,10 @@ class Notifier:
 
 def _watchdog_s(env: Mapping[str, str]) -> float:
     """Return the manager's watchdog interval for this process, else infinity."""
-    if env.get(WATCHDOG_PID_VARIABLE, str(os.getpid())) != str(os.getpid()):
+    if env.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return math.inf
     try:
-        return int(env.get(WATCHDOG_VARIABLE, "")) / 1e6
+        return int(env.get("WATCHDOG_USEC", "")) / 1e6
     except ValueError:
         return math.inf
 
@@ -334,7 +312,7 @@ def _watchdog_s(env: Mapping[str, str]) -> float:
 #
 # Python's collector runs whenever there are some hundred objects more than after its last run, and
 # goes through the new ones first. With thousands of pending polls hundreds of thousands of objects
-# are new in each run, though their number is constant: the daemon stands still for 0.2 s. It makes
+# are new in every run, though their number is constant: the daemon stands still for 0.2 s. It makes
 # hardly any cycles, so the collector runs only after a large growth of memory, or rarely.
 
 EVERY_S = 10.0
@@ -376,17 +354,9 @@ class Collector:
 @contextmanager
 def gc_paused(now_s: float) -> Iterator[Collector]:
     """Disable automatic garbage collection; :meth:`Collector.tick` collects instead."""
-    before = gc.isenabled()
     gc.collect()
-    gc.disable()
-    try:
+    with uncollected():
         yield Collector(now_s)
-    finally:
-        if before:
-            gc.enable()
-
-
-# --- rounds --------------------------------------------------------------------------------------
 
 
 async def _run(
@@ -396,7 +366,7 @@ async def _run(
     notifier: Notifier,
     collector: Collector,
 ) -> None:
-    """Call the daemon in rounds until it is told to stop and all jobs have ended.
+    """Call the daemon in rounds until it is to stop and all jobs have ended.
 
     A second signal kills the remaining jobs. Jobs that cannot be killed, of a Slurm that does not
     answer, are left to the next daemon.
@@ -426,6 +396,6 @@ async def _run(
             daemon.hurry()
         if time.monotonic() > until_s:
             left = ", ".join(daemon.context.state.running)
-            daemon.say(warning(f"told to stop again: left to the next daemon: {left}"))
+            daemon.say(warning(f"second stop signal: left to the next daemon: {left}"))
             break
         await asyncio.sleep(0.0 if daemon.scripts.starting else WATCH_S)

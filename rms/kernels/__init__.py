@@ -1,4 +1,4 @@
-"""Computations that have a kernel for each kind of device, run where ``rms serve`` says.
+"""Computations with kernels for several kinds of devices, run on the device ``rms serve`` chooses.
 
     from rms.kernels import Affinity, Kernel, KernelCollection, Resource
 
@@ -12,7 +12,7 @@
 Kernels run in the application's own process. A kernel is a function of the data object, in which
 it leaves its result and, if it can be interrupted, its progress. A generator function has yield
 points: at a yield point the kernel may be stopped, and the kernel for another device goes on with
-the same data. Where no daemon answers, the best kernel runs here.
+the same data. Without a daemon the best kernel runs here.
 
 The library of applications is ``collection``, ``connection``, ``places`` and ``remote``; the
 scheduler of tasks is ``model``, ``scheduler`` and ``record``; ``served`` is its part in the daemon,

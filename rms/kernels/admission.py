@@ -2,9 +2,9 @@
 
     admission = { part = "rms.kernels.admission:ByStrategy", name = "short-term" }
 
-For the strategy a job is a collection with a kernel "n nodes" for each size at which it may start,
-the fastest preferred, and any n free nodes are a device for that. So the strategies of Süß et al.
-(sections 4.1 and 4.2) choose which jobs start, and how wide; ``sizing`` resizes running jobs.
+For the strategy a job is a collection with a kernel "n nodes" per size at which it may start, the
+fastest preferred, and any n free nodes are a device for it. So the strategies of Süß et al.
+(sections 4.1 and 4.2) choose the jobs that start, and their sizes; ``sizing`` resizes running jobs.
 """
 
 from __future__ import annotations
@@ -34,17 +34,16 @@ from rms.kernels.model import (
 from rms.kernels.scheduler import STRATEGIES, TaskScheduler
 
 MOST_JOBS = 100
-"""The strategy sees so many waiting jobs, the first."""
+"""Number of waiting jobs, from the first, that the strategy considers."""
 
 MISSING = -1
-"""A unit that is never free: that of devices for which there are too few nodes."""
+"""A unit that is never free, of devices for which there are too few nodes."""
 
 
 class ByStrategy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Let a strategy of tasks choose which jobs start, and at which sizes.
+    """Let a strategy of tasks choose the jobs that start, and their sizes.
 
-    Attributes:
-        name: of a strategy that keeps nothing from call to call: policies have no memory.
+    The strategies are those that keep nothing from call to call, as policies have no memory.
     """
 
     name: Literal["short-term", "long-term"] = "short-term"
@@ -70,14 +69,14 @@ class ByStrategy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=T
     def explain(
         self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room
     ) -> Later:
-        """Return why a job waits."""
+        """Return the reason why a job waits."""
         text = f"Priority: {self.name} lets it wait, {node_words(room.free, verb=True)} free"
         return Later(job.spec.id, text, Reason.PRIORITY)
 
     def _chosen(self, jobs: Sequence[Job], running: Sequence[int], free: int) -> Mapping[int, int]:
-        """Return which of the jobs start, and at which sizes, on so many free nodes."""
+        """Return the sizes of the jobs that start on this number of free nodes."""
         kernels = [_kernels(job) for job in jobs]
-        sizes = {size for each in kernels for size in each}
+        sizes = {size for times in kernels for size in times}
         devices, of_size = list[TaskDevice](), dict[str, int]()
         for size in sorted(sizes, reverse=True):
             several = min(free // size, len(jobs))
@@ -96,15 +95,14 @@ class ByStrategy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=T
             specs = (KernelSpec(_kind(size), expected_s=time) for size, time in times.items())
             of_job = TaskSpec(0, tuple(specs), jobs[number].spec.priority)
             scheduler.apply(TaskRegistered(0.0, TaskId(number), of_job))
-        runs = (each for each in scheduler.decide() if isinstance(each, TaskRun))
-        return {run.task: of_size[run.device] for run in runs}
+        decisions = scheduler.decide()
+        return {run.task: of_size[run.device] for run in decisions if isinstance(run, TaskRun)}
 
 
 def _kernels(job: Job) -> dict[int, float]:
-    """Return the sizes at which a job may start, the preferred first, with its run times there.
+    """Return the sizes at which a job may start, the preferred first, with its run times or 0.
 
-    Of many sizes those that double from the least one, the preferred and the largest; 0 for
-    unknown run times.
+    Of many sizes these are the preferred, the largest, and those that double from the least.
     """
     spec = job.spec
     sizes = [spec.preferred]
@@ -112,8 +110,9 @@ def _kernels(job: Job) -> dict[int, float]:
         every = spec.sizes()
         doubled = {every[0] << n for n in range(every[-1].bit_length())}
         sizes += [n for n in reversed(every) if n in doubled or n == every[-1]]
-    known = spec.speedup is not None
-    return {size: (job.time_s(size) or 0.0) if known else 0.0 for size in sizes}
+    if spec.speedup is None:
+        return dict.fromkeys(sizes, 0.0)
+    return {size: job.time_s(size) or 0.0 for size in sizes}
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Collections of kernels, and how a collection runs."""
+"""Collections of kernels, and their runs."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _alone_logged = threading.Event()
 
 
 class KernelCollection(Generic[T]):
-    """A computation on one data object, with a kernel for each kind of device that it can run on.
+    """A computation on one data object, with kernels for the kinds of devices that it can run on.
 
     Args:
         data: the data that the kernels work on; afterwards it has the result.
-        kernels: at most one for each resource.
+        kernels: at most one per resource.
         after: collections that must be done before, already started.
-        priority: of waiting collections the highest go first.
+        priority: waiting collections of the highest priority go first.
 
     Raises:
         ValueError: there is no kernel, or there are two for a resource, or one for another node
@@ -87,7 +87,7 @@ class KernelCollection(Generic[T]):
 
         Raises:
             TaskDroppedError: it will never run.
-            ValueError: it was run before, or a collection before it was not.
+            ValueError: it was run before, or a collection of ``after`` was not started.
         """
         messages: queue.SimpleQueue[TaskRun | TaskDrop] = queue.SimpleQueue()
         return self._go_on(self._start(messages.put), messages)
@@ -122,14 +122,14 @@ class KernelCollection(Generic[T]):
     def _start(self, deliver: Deliver) -> _Turn:
         if self._started:
             raise ValueError("expected a collection that was not run before, got one that was")
-        if not all(each._started for each in self.after):
+        if not all(collection._started for collection in self.after):
             raise ValueError(
                 "expected collections in after that were started, got one that was not"
             )
         self._started = True
         message = TaskRegistered(0.0, self._number, self._spec)
-        turn = _Turn(message, deliver, [each._number for each in self.after])
-        if any(each._failed for each in self.after):  # a task that is over counts as done there
+        turn = _Turn(message, deliver, [collection._number for collection in self.after])
+        if any(collection._failed for collection in self.after):  # the daemon counts it as done
             turn.refused = "a collection that it comes after has failed"
         return turn
 
@@ -167,7 +167,7 @@ class KernelCollection(Generic[T]):
 
 @contextlib.contextmanager
 def on_device(*resources: Resource, priority: int = 0) -> Iterator[Place]:
-    """Wait for a device of one of these kinds, the first the best, and hold it for a block.
+    """Wait for a device of one of these kinds, in order of preference; hold it during a block.
 
     Raises:
         TaskDroppedError: there is no such device.
@@ -175,7 +175,7 @@ def on_device(*resources: Resource, priority: int = 0) -> Iterator[Place]:
     """
     if not resources or len(set(resources)) < len(resources):
         raise ValueError(
-            f"expected kinds of devices, each once, got {', '.join(resources) or 'none'}"
+            f"expected different kinds of devices, got {', '.join(resources) or 'none'}"
         )
     levels = (Affinity.HIGH, Affinity.MED, *[Affinity.LOW] * len(resources))
     specs = tuple(KernelSpec(kind, level) for kind, level in zip(resources, levels, strict=False))
@@ -210,11 +210,7 @@ class _Turn:
 
     @contextlib.contextmanager
     def place(self, message: TaskRun | TaskDrop) -> Iterator[Place]:
-        """Run a block on the device that was decided.
-
-        Raises:
-            TaskDroppedError: the task will never run.
-        """
+        """Run a block on the device of a decision; a dropped task is a TaskDroppedError."""
         if self.refused:
             raise TaskDroppedError(self.refused)
         if isinstance(message, TaskDrop):
@@ -227,13 +223,13 @@ class _Turn:
             yield where
 
     def begin(self, command: list[str], variables: Mapping[str, str]) -> None:
-        """Have a command started on the node of this task."""
+        """Let the daemon start a command on the node of this task."""
         assert self.link is not None
         env = {key: value for key, value in os.environ.items() if key.isprintable()}
         self.link.begin(self.entry, command, {**env, **variables})
 
     def at_yield(self) -> bool:
-        """Go on with other cores if that is decided; return whether to stop."""
+        """Go on with other cores if the daemon decided so; return whether to stop."""
         if self.entry.stop.is_set():
             return True
         if self.link is not None and self.entry.coming is not None:

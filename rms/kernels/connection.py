@@ -1,8 +1,10 @@
-"""The connection of this process to the daemon: one for all its tasks, with a thread that reads.
+"""The socket between a process with tasks and the daemon: messages, framing, the process's side.
 
-For the daemon, its end is the end of the process. If the daemon is gone, kernels go on; when it is
-back, the process registers its tasks again, with their devices. Where it stays away, tasks that
-wait run here.
+Events of a task travel to the daemon, decisions on it to the process, as they are in
+:mod:`rms.kernels.model`. A process has one connection for all its tasks, with a thread that reads.
+For the daemon, the end of the connection is the end of the process. If the daemon is gone, kernels
+go on. When it is back, the process registers its tasks again, with their devices. If it stays away,
+waiting tasks run here.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from rms.kernels.model import (
+    TaskDecision,
     TaskDrop,
     TaskFinished,
     TaskGoOn,
@@ -31,24 +34,91 @@ from rms.kernels.model import (
     TaskStop,
     TaskYielded,
 )
-from rms.kernels.wire import (
-    CommandEnded,
-    DaemonMessage,
-    DeviceLost,
-    Frames,
-    Hello,
-    ProcessMessage,
-    TaskCommand,
-    frame,
-    tasks_path,
-)
-from rms.wire.messages import JOB_VARIABLE
+from rms.wire.files import state_folder
+from rms.wire.messages import JOB_VARIABLE, SERVER_VARIABLE
+
+# --- messages ------------------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """The first message of a process: its program has the energy of its tasks."""
+
+    pid: int
+    version: int = 1
+    program: str = ""
+
+
+class TaskCommand(msgspec.Struct, frozen=True, tag=True):
+    """Start a command on the node of a task; it ends with the task's time there."""
+
+    task: TaskId
+    command: list[str]
+    cwd: str
+    env: dict[str, str]
+
+
+class DeviceLost(msgspec.Struct, frozen=True, tag=True):
+    """The device of a task was given to others while its process had no connection."""
+
+    task: TaskId
+
+
+class CommandEnded(msgspec.Struct, frozen=True, tag=True):
+    """The command of a task on its node could not be started, or is over."""
+
+    task: TaskId
+    reason: str
+
+
+ProcessMessage = Hello | TaskRegistered | TaskYielded | TaskResized | TaskFinished | TaskCommand
+DaemonMessage = TaskDecision | DeviceLost | CommandEnded
+
+LENGTH_BYTES = 4
+LONGEST = 1 << 20
+
+
+def frame(message: ProcessMessage | DaemonMessage) -> bytes:
+    """Return a message as it is sent: its length, then MessagePack."""
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+class Frames:
+    """Splits a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield the messages that these bytes complete; too long a message is a ValueError."""
+        self._data += data
+        while len(self._data) >= LENGTH_BYTES:
+            length = int.from_bytes(self._data[:LENGTH_BYTES], "big")
+            if length > LONGEST:
+                raise ValueError(f"expected a message of at most {LONGEST} bytes, got {length}")
+            if len(self._data) < LENGTH_BYTES + length:
+                return
+            body = bytes(self._data[LENGTH_BYTES : LENGTH_BYTES + length])
+            del self._data[: LENGTH_BYTES + length]
+            yield body
+
+
+def tasks_path(env: Mapping[str, str]) -> Path | None:
+    """Return the socket for tasks of the daemon that ``RMS_SERVER`` names, or of this user's.
+
+    Return None for a daemon on another machine, as devices are those of its machine.
+    """
+    server = env.get(SERVER_VARIABLE) or f"unix:{state_folder(env) / 'socket'}"
+    return Path(f"{server.removeprefix('unix:')}-tasks") if server.startswith("unix:") else None
+
+
+# --- the side of the process ---------------------------------------------------------------------
 
 AGAIN_S = 0.1
-"""How long to wait between attempts to connect to a daemon that is gone."""
+"""Interval between attempts to connect to a daemon that is gone."""
 
 ALONE_S = 30.0
-"""How long a daemon may stay away before tasks that wait run without it."""
+"""Time without a daemon after which waiting tasks run without it."""
 
 _decode = msgspec.msgpack.Decoder(DaemonMessage).decode
 
@@ -63,12 +133,12 @@ class OpenTask:
 
     Attributes:
         message: its registration.
-        deliver: takes the daemon's decision: where to run, or that it never will.
+        deliver: takes the daemon's decision: the device, or that it will never run.
         best: the decision without a daemon.
         stop: set while the task is to stop at its next yield point.
-        lost: its device is another's.
-        coming: the device that it is to go on with from its next yield point on.
-        ended: why its process on another node is over, "" while it is not.
+        lost: whether its device was given to others.
+        coming: the device that it is to go on with from its next yield point.
+        ended: the reason why its process on another node is over, "" while it is not.
     """
 
     message: TaskRegistered
@@ -89,10 +159,6 @@ class OpenTask:
 class TaskConnection:
     """A connection to the daemon of a socket; its methods may be called from any thread.
 
-    Attributes:
-        path: of the socket.
-        alone: the daemon has stayed away.
-
     Raises:
         OSError: there is no daemon.
     """
@@ -105,7 +171,7 @@ class TaskConnection:
         threading.Thread(target=self._read, name="rms-tasks", daemon=True).start()
 
     def open(self, entry: OpenTask, after: Sequence[TaskId]) -> None:
-        """Register a task; those before it that are over already are done."""
+        """Register a task. Tasks before it that are not open any more count as done."""
         with self._lock:
             open_ones = tuple(number for number in after if number in self._open)
             spec = replace(entry.message.spec, after=open_ones)
@@ -116,12 +182,12 @@ class TaskConnection:
             self._send(entry.message)
 
     def begin(self, entry: OpenTask, command: list[str], env: Mapping[str, str]) -> None:
-        """Have a command started on the node of a task."""
+        """Let the daemon start a command on the node of a task."""
         with self._lock:
             self._send(TaskCommand(entry.number, command, str(Path.cwd()), dict(env)))
 
     def resized(self, entry: OpenTask) -> TaskGoOn | None:
-        """Return the device that a task goes on with now, if any, and report that it does."""
+        """Return the device that a task goes on with now, if any, and report it."""
         with self._lock:
             coming, entry.coming = entry.coming, None
             if coming is not None:
@@ -130,7 +196,7 @@ class TaskConnection:
             return coming
 
     def yielded(self, entry: OpenTask) -> None:
-        """Give the device of a task back: it waits for another."""
+        """Give the device of a task back; the task waits for another."""
         with self._lock:
             entry.device, entry.coming = "", None
             if entry.lost:
@@ -146,13 +212,6 @@ class TaskConnection:
         with self._lock:
             if self._open.pop(entry.number, None) is not None and not entry.lost:
                 self._send(TaskFinished(0.0, entry.number, failed))
-
-    def drop_copy(self) -> None:
-        """Close this process's copy of its parent's socket, whose lock others may have held."""
-        if self._socket is not None:
-            self._socket.close()
-
-    # --- the socket --------------------------------------------------------------------------
 
     def _connect(self) -> socket.socket:
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -206,7 +265,7 @@ class TaskConnection:
             self._socket.close()
             self._socket = None
             for entry in self._open.values():
-                entry.coming = None  # the next daemon does not know of it
+                entry.coming = None  # the next daemon has no record of it
         until_s = time.monotonic() + ALONE_S
         while time.monotonic() < until_s:
             with contextlib.suppress(OSError), self._lock:
@@ -227,9 +286,9 @@ _connecting = threading.Lock()
 
 
 def connection() -> TaskConnection | None:
-    """Return the connection of this process, None where there is no daemon, or in a job.
+    """Return the connection of this process, None without a daemon and within a job.
 
-    (A job holds its devices already, and would wait for them for ever.)
+    A job holds its devices already, and would wait for them for ever.
     """
     global _connection
     with _connecting:
@@ -248,8 +307,8 @@ def connection() -> TaskConnection | None:
 def _forget() -> None:
     """Leave the connection to the parent, in a process that was forked."""
     global _connection, _connecting
-    if _connection is not None:
-        _connection.drop_copy()
+    if _connection is not None and _connection._socket is not None:
+        _connection._socket.close()  # another thread may have held the lock
     _connection, _connecting = None, threading.Lock()
 
 

@@ -1,12 +1,12 @@
-"""Tasks: the words, the events, the choices of a strategy, the decisions, the state.
+"""Tasks: their terms, events, the choices of a strategy, decisions and state.
 
-Words of Süß et al., "Impact of the Scheduling Strategy in Heterogeneous Systems That Provide
-Co-Scheduling" (2017): a kernel is the code of a task for one kind of resource, a kernel collection
-all kernels of a task, an affinity says how well a kernel runs there.
+The terms are those of Süß et al., "Impact of the Scheduling Strategy in Heterogeneous Systems That
+Provide Co-Scheduling" (2017): a kernel is the code of a task for one kind of resource, a kernel
+collection is all kernels of a task, an affinity states how well a kernel runs on its resource.
 
 Events of one task and decisions on it are also the messages between its process and the daemon
-(:mod:`rms.kernels.wire`). In a message the task has the process's own number, and the time and the
-owner are 0; in the scheduler the daemon's number, time and owner take their places.
+(:mod:`rms.kernels.connection`). In a message the task has the process's own number, and the time
+and the owner are 0; in the scheduler the daemon's number, time and owner take their places.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from math import isfinite
+from operator import attrgetter
 from typing import NewType
 
 import msgspec
@@ -37,7 +38,7 @@ class Resource(StrEnum):
 
 
 class Affinity(IntEnum):
-    """How well a kernel runs on its resource; one with ``NEVER`` is not run."""
+    """The suitability of a kernel for its resource; a kernel with ``NEVER`` is not run."""
 
     NEVER = 0
     LOW = 1
@@ -46,7 +47,7 @@ class Affinity(IntEnum):
 
 
 class Governor(StrEnum):
-    """How much of the machine tasks may use (section 4); each strategy reads it its own way."""
+    """The part of the machine that tasks may use (section 4), as a strategy interprets it."""
 
     HIGH = "high"
     LOW = "low"
@@ -78,11 +79,7 @@ class TaskDevice(msgspec.Struct, frozen=True):
 
 
 class KernelSpec(msgspec.Struct, frozen=True):
-    """A kernel as the scheduler sees it.
-
-    Attributes:
-        expected_s: its run time, 0 where it is unknown.
-    """
+    """A kernel as the scheduler sees it; an unknown run time is 0."""
 
     resource: Resource
     affinity: Affinity = Affinity.HIGH
@@ -94,11 +91,11 @@ class TaskSpec(msgspec.Struct, frozen=True):
 
     Attributes:
         owner: number of its process; when that is gone, so is the task.
-        kernels: one for each resource at most.
-        priority: of waiting tasks the highest go first.
+        kernels: at most one per resource.
+        priority: waiting tasks of the highest priority go first.
         after: tasks that must be done before.
-        interruptible: it has yield points, at which it can be moved.
-        malleable: its kernel for all cores can go on with fewer cores, and with more again.
+        interruptible: whether it has yield points, at which it can be moved.
+        malleable: whether its kernel for all cores can go on with fewer cores, and more again.
     """
 
     owner: int
@@ -114,10 +111,10 @@ class TaskSpec(msgspec.Struct, frozen=True):
 
 
 class TaskRegistered(msgspec.Struct, frozen=True, tag=True):
-    """A task has been handed in.
+    """A task is registered.
 
     Attributes:
-        device: where it runs already, the daemon having been away; its units may be kept for it.
+        device: the device on which it runs already, after a restart of the daemon, or "".
     """
 
     at_s: float
@@ -127,7 +124,7 @@ class TaskRegistered(msgspec.Struct, frozen=True, tag=True):
 
 
 class TaskYielded(msgspec.Struct, frozen=True, tag=True):
-    """A task has stopped at a yield point, as decided; its data is with the host."""
+    """A task has stopped at a yield point, as decided; its data is in host memory."""
 
     at_s: float
     task: TaskId
@@ -142,7 +139,7 @@ class TaskResized(msgspec.Struct, frozen=True, tag=True):
 
 
 class TaskFinished(msgspec.Struct, frozen=True, tag=True):
-    """The kernel of a task has returned, or failed; a task that does not run is withdrawn."""
+    """The kernel of a task has returned or failed, or a task that does not run is withdrawn."""
 
     at_s: float
     task: TaskId
@@ -164,21 +161,21 @@ class UnitsTaken(msgspec.Struct, frozen=True, tag=True):
 
 
 class UnitsFreed(msgspec.Struct, frozen=True, tag=True):
-    """Others have given these units back."""
+    """Others have released these units."""
 
     at_s: float
     units: tuple[int, ...]
 
 
 class GovernorSet(msgspec.Struct, frozen=True, tag=True):
-    """More or less of the machine may be used from here on."""
+    """The governor changes."""
 
     at_s: float
     governor: Governor
 
 
 class Woken(msgspec.Struct, frozen=True, tag=True):
-    """The time of a strategy's ``Wake`` has come, or the strategy is another one."""
+    """The time of a strategy's ``Wake`` has come, or the strategy was replaced."""
 
     at_s: float
 
@@ -220,7 +217,7 @@ class TaskDequeue(msgspec.Struct, frozen=True, tag=True):
 
 
 class TaskInterrupt(msgspec.Struct, frozen=True, tag=True):
-    """Let a running task stop at its next yield point and wait again, as one that comes now."""
+    """Let a running task stop at its next yield point and wait again, behind earlier tasks."""
 
     task: TaskId
 
@@ -228,7 +225,7 @@ class TaskInterrupt(msgspec.Struct, frozen=True, tag=True):
 class TaskResize(msgspec.Struct, frozen=True, tag=True):
     """Let a running, malleable task go on with the cores of another device, uninterrupted.
 
-    Those are part of its present cores, or contain these and are otherwise free.
+    The new cores are a part of the present ones, or contain them and are otherwise free.
     """
 
     task: TaskId
@@ -255,10 +252,10 @@ Choice = TaskStart | TaskEnqueue | TaskDequeue | TaskInterrupt | TaskResize | Re
 
 
 class TaskRun(msgspec.Struct, frozen=True, tag=True):
-    """A task has a device now: its kernel for that resource is to run, or to go on there.
+    """A task has a device now, on which its kernel for that resource is to run or go on.
 
     Attributes:
-        slots: of the device, as ``cpu:3`` or ``gpu:0``; only in messages.
+        slots: the slots of the device, as ``cpu:3`` or ``gpu:0``; only in messages.
     """
 
     task: TaskId
@@ -274,11 +271,7 @@ class TaskStop(msgspec.Struct, frozen=True, tag=True):
 
 
 class TaskGoOn(msgspec.Struct, frozen=True, tag=True):
-    """A running task is to go on with another device's cores, from a yield point, and report it.
-
-    Attributes:
-        slots: of the device; only in messages.
-    """
+    """A running task is to go on with another device's cores, from a yield point, and report it."""
 
     task: TaskId
     device: str
@@ -300,9 +293,11 @@ TaskDecision = TaskRun | TaskStop | TaskGoOn | TaskDrop
 OTHERS = TaskId(-1)
 """The holder of a unit that is a job's."""
 
+_order = attrgetter("order")
+
 STEP = 2.0
-"""How many times faster a kernel is taken to be than one of the next lower affinity, where their
-run times are unknown. The paper states none."""
+"""Assumed speedup of a kernel over one of the next lower affinity, if their run times are unknown.
+The paper states none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -312,13 +307,12 @@ class KernelTask:
     Attributes:
         preference: the resources it has kernels for, the best first.
         kernels: its kernels that may run, by resource.
-        device: where it runs.
         queue: the resource in whose queue it is.
         left: number of tasks before it that are not done yet.
-        asked: it is to stop at its next yield point.
+        stopping: whether it is to stop at its next yield point.
         coming: the device that it is to go on with, whose units are held for it.
         kernel: the resource of the kernel that it runs.
-        order: its place among waiting tasks: by priority, then by when it began to wait.
+        order: its place among waiting tasks: by priority, then by the time of its arrival there.
     """
 
     id: TaskId
@@ -327,10 +321,9 @@ class KernelTask:
     device: TaskDevice | None = None
     queue: Resource | None = None
     left: int = 0
-    asked: bool = False
+    stopping: bool = False
     coming: TaskDevice | None = None
     kernel: Resource | None = None
-    registered_s: float = 0.0
     kernels: Mapping[Resource, KernelSpec] = field(init=False)
     preference: tuple[Resource, ...] = field(init=False)
     order: tuple[int, int] = (0, 0)
@@ -350,9 +343,9 @@ class KernelTask:
         return {unit for device in both if device is not None for unit in device.units}
 
     def factor(self, better: Resource, worse: Resource) -> float:
-        """Return how many times faster its kernel is on one resource than on another.
+        """Return the speedup of its kernel on one resource over that on another.
 
-        That is the paper's delta (section 4.2): by the run times where both are known, else by the
+        That is the paper's delta (section 4.2), by the run times if both are stated, else by the
         affinities.
         """
         one, other = self.kernels[better], self.kernels[worse]
@@ -362,7 +355,7 @@ class KernelTask:
 
 
 class FreeDevices:
-    """The free devices during one call of a strategy, without those that it has chosen."""
+    """The free devices during one call of a strategy, less those that it has chosen."""
 
     def __init__(self, state: TaskState) -> None:
         self._by_resource, self._held = state.by_resource, set(state.holder)
@@ -378,11 +371,11 @@ class FreeDevices:
         return None
 
     def take(self, device: TaskDevice) -> None:
-        """Take a device, and with it all that have units in common with it."""
+        """Take a device, and all devices that have units in common with it."""
         self._held.update(device.units)
 
     def resources(self) -> list[Resource]:
-        """Return the kinds of which a device is free."""
+        """Return the kinds of free devices."""
         return [resource for resource in self._by_resource if self.free(resource) is not None]
 
 
@@ -391,20 +384,20 @@ class TaskState:
     """The state of all tasks, which strategies read and only the scheduler changes.
 
     Attributes:
-        devices: by name.
-        by_resource: the devices of each kind.
-        holder: of each unit in use, the task that holds it, or :data:`OTHERS`.
-        tasks: all that are not over.
+        devices: the devices by name.
+        by_resource: the devices by kind.
+        holder: the task that holds a unit in use, or :data:`OTHERS`.
+        tasks: all tasks that are not over.
         waiting: the global queue: the highest priority first, of equal ones the oldest.
-        queues: of each kind of device, the tasks that are to run there next, in order.
-        capacity: how many tasks each of these queues takes; any number where it is absent.
+        queues: the tasks that are to run next on a kind of device, in order.
+        capacity: the maximum length of these queues; a missing one is unlimited.
         running: tasks that have a device.
-        after: of each task that is not done, those that come after it.
+        after: the tasks that come after one that is not done.
         memory: numbers that strategies keep from call to call.
-        failed: numbers of tasks that failed, or were dropped or gone.
-        kernels: how many of the tasks have a kernel for a resource.
-        malleable: how many can go on with fewer cores.
-        serial: how often a task began to wait.
+        failed: numbers of tasks that failed, were dropped or are gone.
+        kernels: the number of tasks with a kernel for a resource.
+        malleable: the number of malleable tasks.
+        serial: the number of times that a task began to wait.
     """
 
     devices: Mapping[str, TaskDevice]
@@ -427,7 +420,7 @@ class TaskState:
     def __post_init__(self) -> None:
         kinds = dict.fromkeys(device.resource for device in self.devices.values())
         self.by_resource = {
-            kind: tuple(each for each in self.devices.values() if each.resource is kind)
+            kind: tuple(device for device in self.devices.values() if device.resource is kind)
             for kind in kinds
         }
         for kind in kinds:
@@ -442,12 +435,12 @@ class TaskState:
         return not any(unit in self.holder for unit in device.units)
 
     def of_no_task(self, device: TaskDevice) -> bool:
-        """Return whether no task holds any unit of a device: it is free, or kept for one."""
+        """Return whether no task holds any unit of a device: it is free, or kept for a task."""
         return all(self.holder.get(unit, OTHERS) == OTHERS for unit in device.units)
 
     @property
     def held(self) -> dict[int, int]:
-        """The units that tasks hold, each with the number of the task's process."""
+        """The units that tasks hold, with the numbers of the tasks' processes."""
         tasks = self.tasks
         return {u: tasks[task].spec.owner for u, task in self.holder.items() if task != OTHERS}
 
@@ -457,7 +450,7 @@ class TaskState:
         return tuple(sorted(unit for unit, task in self.holder.items() if task == OTHERS))
 
     def length(self, resource: Resource) -> float:
-        """Return how many tasks are queued for and run on a resource, for each of its devices."""
+        """Return the number of tasks queued for or running on a resource, per device."""
         running = sum(
             task.device is not None and task.device.resource is resource
             for task in self.running.values()
@@ -466,10 +459,8 @@ class TaskState:
 
     def can_resize(self, task: KernelTask) -> bool:
         """Return whether a task runs on cores, and could be resized now."""
-        leaving = task.asked or task.coming is not None
+        leaving = task.stopping or task.coming is not None
         return task.spec.malleable and task.kernel is Resource.CORES and not leaving
-
-    # --- changes by the scheduler ------------------------------------------------------------
 
     def count(self, task: KernelTask, by: int) -> None:
         """Count a task that comes (1) or goes (-1)."""
@@ -478,7 +469,7 @@ class TaskState:
             self.kernels[kind] = self.kernels.get(kind, 0) + by
 
     def wait(self, task: KernelTask) -> None:
-        """Put a task into the global queue, behind its priority; at its old place from a queue."""
+        """Put a task into the global queue by its priority; a queued one at its former place."""
         if task.phase is not TaskPhase.QUEUED:
             self.serial += 1
             task.order = (-task.spec.priority, self.serial)
@@ -495,7 +486,7 @@ class TaskState:
 
     def hold(self, task: KernelTask, device: TaskDevice) -> None:
         """Give a device to a task that is in no queue."""
-        task.phase, task.device, task.asked = TaskPhase.RUNNING, device, False
+        task.phase, task.device, task.stopping = TaskPhase.RUNNING, device, False
         task.kernel = device.resource
         self.running[task.id] = task
         for unit in device.units:
@@ -515,15 +506,11 @@ class TaskState:
             self.holder[unit] = task.id
 
     def resized(self, task: KernelTask) -> None:
-        """Take from a task the units of its former device that it does not need any more."""
+        """Take from a task the units of its former device that it no longer needs."""
         assert task.coming is not None
         for unit in task.units - set(task.coming.units):
             del self.holder[unit]
         task.device, task.coming = task.coming, None
-
-
-def _order(task: KernelTask) -> tuple[int, int]:
-    return task.order
 
 
 # --- The rules: checked on every choice, before it is carried out ----------------------------
@@ -534,11 +521,7 @@ class ChoiceError(RuntimeError):
 
 
 def check(state: TaskState, choice: Choice) -> None:
-    """Refuse a choice that gives a device twice, or a task a device it has no kernel for.
-
-    Raises:
-        ChoiceError: the choice cannot be carried out.
-    """
+    """Raise a ChoiceError for a choice that cannot be carried out."""
     if isinstance(choice, TaskStart):
         task, device = _task(state, choice.task), state.devices.get(choice.device)
         if device is None:
@@ -592,8 +575,8 @@ def _check_resize(state: TaskState, choice: TaskResize) -> None:
     task, device = _task(state, choice.task), state.devices.get(choice.device)
     if task.device is None or not task.spec.malleable or task.kernel is not Resource.CORES:
         raise ChoiceError(f"expected a malleable task on cores to resize, got {task.id}")
-    if task.coming is not None or task.asked:
-        raise ChoiceError(f"expected a task that was told nothing yet to resize, got {task.id}")
+    if task.coming is not None or task.stopping:
+        raise ChoiceError(f"expected a task without a pending decision, got {task.id}")
     if device is None or device.resource not in (Resource.CORE, Resource.CORES):
         raise ChoiceError(f"expected a device of cores for task {task.id}, got {choice.device!r}")
     now, then = set(task.device.units), set(device.units)
@@ -608,5 +591,5 @@ def _check_resize(state: TaskState, choice: TaskResize) -> None:
 def _task(state: TaskState, task_id: TaskId) -> KernelTask:
     task = state.tasks.get(task_id)
     if task is None:
-        raise ChoiceError(f"expected a task there is, got {task_id}")
+        raise ChoiceError(f"expected an existing task, got {task_id}")
     return task

@@ -21,18 +21,17 @@ class Kernel:
 
     Attributes:
         function: takes the data, or the result of ``copy_in``. A generator function has yield
-            points; it must leave its progress in the data. One for another node is run by a
-            process there, so it must be a module's own (or the script's, whose main part is behind
-            ``if __name__ == "__main__"``), and the data must be one that can be pickled.
-        affinity: how well it runs there.
+            points and must leave its progress in the data. A function for another node must belong
+            to a module (or to the script, whose main part is behind ``if __name__ ==
+            "__main__"``), and its data must be picklable.
         copy_in: makes the function's argument out of the data; by default the data itself, on a
             GPU with its NumPy arrays as CuPy arrays.
         copy_out: takes the result of ``copy_in``, and the data, and brings back the changes. By
             default the opposite of ``copy_in``'s default.
-        expected_s: run time, 0 where it is unknown.
-        malleable: of one for all cores with yield points, that it can go on with fewer, and with
-            more again: ``place()`` has their number, and Numba (and threadpoolctl, where that is
-            loaded) has as many threads.
+        expected_s: run time, 0 if unknown.
+        malleable: whether a kernel for all cores with yield points can go on with fewer cores, and
+            more again. ``place()`` has their number, and Numba (and threadpoolctl, if loaded) as
+            many threads.
     """
 
     function: Callable[[Any], Any]
@@ -49,7 +48,7 @@ class Kernel:
         return inspect.isgeneratorfunction(self.function)
 
     def work(self, data: Any, stop: Callable[[], bool]) -> bool:
-        """Run on data that is with the host before and after; return whether the kernel is done."""
+        """Run on data in host memory; return whether the kernel is done."""
         on_gpu = self.resource is Resource.GPU and not (self.copy_in or self.copy_out)
         copy_in, copy_out = (to_gpu, to_host) if on_gpu else (self.copy_in, self.copy_out)
         moved = data if copy_in is None else copy_in(data)
@@ -64,7 +63,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a kernel: the cores or the GPU that it has for itself.
+    """The cores or the GPU that a kernel has for itself.
 
     Attributes:
         device: its name, "" without a daemon.
@@ -94,7 +93,7 @@ _here = threading.local()
 
 
 def place() -> Place | None:
-    """Return the place of the kernel that calls this, None outside of one.
+    """Return the place of the calling kernel, None outside of one.
 
     A kernel that starts threads of its own may start ``len(place().cpus)`` of them.
     """
@@ -102,11 +101,7 @@ def place() -> Place | None:
 
 
 def go_on(cores: tuple[str, ...], device: str) -> None:
-    """Have the kernel that this thread runs go on with other cores, on as many threads.
-
-    Numba's threads of this thread, and those of BLAS and OpenMP where the program has loaded
-    threadpoolctl, become as many as there are cores.
-    """
+    """Let the kernel of this thread go on with other cores, and with as many threads."""
     before = place()
     assert before is not None
     where = _here.place = Place(before.resource, device, cores)
@@ -117,7 +112,10 @@ def go_on(cores: tuple[str, ...], device: str) -> None:
 
 
 def use_threads(number: int) -> None:
-    """Let kernels of this thread use so many threads, by the libraries that are loaded."""
+    """Set the number of threads of this thread's kernels.
+
+    That is Numba's number and, if the program has loaded threadpoolctl, that of BLAS and OpenMP.
+    """
     numba = sys.modules.get("numba")
     if numba is not None:
         numba.set_num_threads(max(1, min(number, numba.config.NUMBA_NUM_THREADS)))
@@ -128,7 +126,7 @@ def use_threads(number: int) -> None:
 
 @contextlib.contextmanager
 def bound(where: Place) -> Iterator[None]:
-    """Bind this thread to the cores of a place, and CuPy, if it is there, to its GPU."""
+    """Bind this thread to the cores of a place, and CuPy, if installed, to its GPU."""
     before, cores = place(), None
     if where.cpus and hasattr(os, "sched_setaffinity"):
         cores = os.sched_getaffinity(0)
@@ -160,7 +158,13 @@ def to_gpu(data: Any) -> Any:
     import cupy
     import numpy as np
 
-    return _mapped(data, lambda value: isinstance(value, np.ndarray), cupy.asarray)
+    if isinstance(data, np.ndarray):
+        return cupy.asarray(data)
+    moved = copy.copy(data)
+    for name, value in _items(data).items():
+        if isinstance(value, np.ndarray):
+            _put(moved, name, cupy.asarray(value))
+    return moved
 
 
 def to_host(moved: Any, data: Any) -> None:
@@ -173,11 +177,8 @@ def to_host(moved: Any, data: Any) -> None:
 def put_back(moved: Any, data: Any, to_host: Callable[[Any], Any] = lambda value: value) -> None:
     """Bring a kernel's results in a copy of the data back into the data.
 
-    Arrays of the same shape and type are filled, all other items are replaced.
-
-    Args:
-        moved: the copy: an array, a list, a mapping, or an object with attributes.
-        to_host: makes an item of the copy one of the data.
+    The data is an array, a list, a mapping, or an object with attributes. Arrays of the same shape
+    and type are filled, all other items are replaced.
     """
     if hasattr(data, "shape"):
         data[...] = to_host(moved)
@@ -197,8 +198,7 @@ def put_back(moved: Any, data: Any, to_host: Callable[[Any], Any] = lambda value
 def work(function: Callable[[Any], Any], data: Any, stop: Callable[[], bool]) -> bool:
     """Run a kernel's function to its end, or to the first yield point where it is to stop.
 
-    Returns:
-        Whether it is done.
+    Return whether it is done.
     """
     steps = function(data)
     if inspect.isgenerator(steps):
@@ -210,22 +210,11 @@ def work(function: Callable[[Any], Any], data: Any, stop: Callable[[], bool]) ->
 
 
 def _same_kind(one: Any, other: Any) -> bool:
-    """Return whether both are arrays of the same shape and type."""
-    kinds = [
-        (type(each), getattr(each, "shape", None), getattr(each, "dtype", None))
-        for each in (one, other)
-    ]
-    return kinds[0] == kinds[1] and kinds[0][1] is not None
-
-
-def _mapped(data: Any, which: Callable[[Any], bool], move: Callable[[Any], Any]) -> Any:
-    if which(data):
-        return move(data)
-    moved = copy.copy(data)
-    for name, value in _items(data).items():
-        if which(value):
-            _put(moved, name, move(value))
-    return moved
+    if type(one) is not type(other) or getattr(one, "shape", None) is None:
+        return False
+    if one.shape != getattr(other, "shape", None):
+        return False
+    return bool(getattr(one, "dtype", None) == getattr(other, "dtype", None))
 
 
 def _items(data: Any) -> Mapping[str, Any]:

@@ -1,14 +1,13 @@
 """The record of tasks: the entries of the journal, and other strategies tried on them.
 
-No decision of the daemon depends on the record. :func:`past_tasks` puts the story of every task
-together from the entries; :func:`tried` decides these tasks once more by another strategy, on the
-virtual clock.
+No decision of the daemon depends on the record. :func:`past_tasks` makes the history of every task
+from the entries; :func:`tried` simulates these tasks under another strategy.
 
-A trial estimates what the record does not have, and counts how often: the run time of a kernel
-where it did not run. Arrivals are as they were, but for those of a process that had one task after
-another: such a task comes as long after the one before it as it did. Nodes of jobs are not free to
-tasks; one that a task has when a job took it goes to the job as soon as it is free. An interrupted
-task stops at once: the record does not have how far apart its yield points are.
+A trial estimates the run times of kernels on resources where they did not run, and counts the
+estimates. Arrivals are as recorded; but a task of a process that had one task after another comes
+as long after its predecessor as it did. Tasks do not get nodes of jobs. A node that a task holds
+when a job takes it goes to the job as soon as it is free. An interrupted task stops at once, as
+the record does not contain the distances of yield points.
 """
 
 from __future__ import annotations
@@ -59,11 +58,11 @@ class UnitPower(msgspec.Struct, frozen=True):
 
 
 class TaskRecording(msgspec.Struct, frozen=True, tag=True):
-    """The devices from here on; entered at a daemon's start, and now and then after that.
+    """The devices from here on, entered at a daemon's start and at intervals.
 
     Attributes:
-        daemon: when it was started; another one numbers tasks and owners anew.
-        power: of all units, by the model.
+        daemon: its start time; another daemon numbers tasks and owners anew.
+        power: the power of all units by the model.
         others: units that are jobs' now.
     """
 
@@ -84,7 +83,7 @@ class StrategySet(msgspec.Struct, frozen=True, tag=True):
 
 
 class TaskRan(msgspec.Struct, frozen=True, tag=True):
-    """A task was given a device."""
+    """A task got a device."""
 
     at_s: float
     task: TaskId
@@ -94,21 +93,21 @@ class TaskRan(msgspec.Struct, frozen=True, tag=True):
 RecordEntry = TaskEvent | TaskRecording | StrategySet | TaskRan
 
 
-# --- The stories of tasks --------------------------------------------------------------------
+# --- The history of tasks --------------------------------------------------------------------
 
 
 @dataclass(eq=False)
 class PastTask:
-    """The story of a task.
+    """The history of a task.
 
     Attributes:
-        spec: with its owner and the tasks before it as numbered over all daemons of the record.
+        spec: its specification; owners and tasks are numbered over all daemons of the record.
         runs: its resources, with begins and ends.
-        end_s: when it was over; None if the record does not have it.
-        done: it came to its end.
-        follows: the task of its owner that was over before this one came, if that owner had no
-            other task: then it would have come sooner after a faster one.
-        pause_s: how long after that it came.
+        end_s: its end; None if that is not in the record.
+        done: whether it was completed.
+        follows: its predecessor, if its owner had no other task in between: after a faster
+            predecessor it would have come sooner.
+        pause_s: time from the predecessor's end to its arrival.
     """
 
     number: TaskId
@@ -131,10 +130,10 @@ class TaskRecord:
     """The tasks of a record, and their surroundings.
 
     Attributes:
-        others: units that were jobs' from a time on, or were free of them again.
+        others: changes of the units of jobs.
         governors: the governors, with the times at which they were set.
-        strategies: the names of those that decided, in order.
-        left_out: tasks that did not come to their end: withdrawn, gone, or open at the end.
+        strategies: the names of the strategies that decided, in order.
+        left_out: number of tasks that were not completed: withdrawn, gone, or open at the end.
     """
 
     devices: tuple[TaskDevice, ...] = ()
@@ -147,9 +146,9 @@ class TaskRecord:
 
 
 def past_tasks(entries: Iterable[RecordEntry], since_s: float = 0.0) -> TaskRecord:
-    """Return the stories of the tasks that came at ``since_s`` or later and were done.
+    """Return the history of the tasks that came at ``since_s`` or later and were completed.
 
-    Devices are those of the last daemon; entries before the first :class:`TaskRecording` are
+    Devices are those of the last daemon. Entries before the first :class:`TaskRecording` are
     skipped.
     """
     reader = _RecordReader()
@@ -213,8 +212,8 @@ class _RecordReader:
 
     def _begin(self, entry: TaskRecording) -> None:
         if entry.daemon != self._daemon:
-            for each in (self._tasks, self._open, self._last, self._begun, self._owner_of):
-                each.clear()
+            for table in (self._tasks, self._open, self._last, self._begun, self._owner_of):
+                table.clear()
         self._daemon = entry.daemon
         self._kinds = {device.name: device.resource for device in entry.devices}
         self.record.devices, self.record.power = entry.devices, dict(entry.power)
@@ -241,7 +240,7 @@ class _RecordReader:
         if owner is None:
             self._owners += 1
             owner = self._owner_of[entry.spec.owner] = self._owners
-        after = tuple(self._tasks[each].number for each in entry.spec.after if each in self._tasks)
+        after = tuple(self._tasks[task].number for task in entry.spec.after if task in self._tasks)
         task = PastTask(number, replace(entry.spec, owner=owner, after=after), entry.at_s)
         before = self._last.get(owner)
         if before is not None and not self._open.get(owner) and before.end_s is not None:
@@ -270,11 +269,11 @@ class _RecordReader:
 # --- Other strategies ------------------------------------------------------------------------
 
 IDLE_CALLS = 10_000
-"""After so many calls in turn that change nothing, a strategy is taken to start nothing more."""
+"""Number of calls in a row without a change after which a strategy is considered finished."""
 
 Kind = tuple[str, tuple[Resource, ...]]
 """The kind of a task: its name (without one, its process) and the resources of its kernels. Tasks
-of one kind are taken to be alike."""
+of one kind are assumed to have equal run times."""
 
 
 @dataclass
@@ -282,15 +281,15 @@ class StrategyOutcome:
     """The figures of a strategy on the tasks of a record.
 
     Attributes:
-        makespan_s: from the first arrival to the last end.
+        makespan_s: time from the first arrival to the last end.
         median_run_s, mean_wait_s: of a task's time on devices, and of the rest of its time.
-        runs: how often a kernel was begun on each resource.
-        busy_s: for how long kernels ran on each.
-        energy_j: of all units over the makespan, by the model.
-        interrupts: how often a task was stopped to go on elsewhere.
+        runs: number of kernels begun per resource.
+        busy_s: time for which kernels ran per resource.
+        energy_j: energy of all units over the makespan, by the model.
+        interrupts: number of times that a task was stopped to go on elsewhere.
         times: number of run times by their source: ``seen`` (it ran there), ``alike`` (tasks of
             its kind did), ``affinity`` (neither; by the affinities of its collection).
-        unfinished: tasks that the strategy never let come to their end.
+        unfinished: number of tasks that the strategy did not complete.
     """
 
     makespan_s: float = 0.0
@@ -305,7 +304,7 @@ class StrategyOutcome:
 
 
 def as_it_was(record: TaskRecord) -> StrategyOutcome:
-    """Return the figures of the record itself."""
+    """Return the figures of the record."""
     return _outcome(record, [(task, task.came_s, task.end_s, task.runs) for task in record.tasks])
 
 
@@ -314,35 +313,32 @@ def tried(
 ) -> StrategyOutcome:
     """Return the figures of a strategy on the tasks of a record.
 
-    Args:
-        governor: all the time; None for those of the record.
-
-    Raises:
-        ChoiceError: a choice of the strategy cannot be carried out.
-        Exception: any that the strategy raises.
+    The governor is constant, or with None that of the record. Errors of the strategy, and a
+    ChoiceError for its impossible choices, are raised.
     """
     return _Trial(record, strategy, governor).run()
 
 
 class RunTimes:
-    """The run times of all kernels of the tasks of a record, also of those that did not run.
+    """The run times of all kernels of the tasks of a record, also of those that did not run."""
 
-    Args:
-        cores: number of cores.
-    """
-
-    def __init__(self, tasks: Iterable[PastTask], cores: int) -> None:
-        tasks, self._cores = list(tasks), cores
-        seen: dict[Kind, dict[Resource, list[float]]] = {}
+    def __init__(self, tasks: Sequence[PastTask], cores: int) -> None:
+        self._cores = cores
+        runs: dict[Kind, dict[Resource, list[float]]] = {}
         for task in tasks:
             kinds = {resource for resource, _, _ in task.runs}
             if len(kinds) == 1:
-                seen.setdefault(_kind(task.spec), {}).setdefault(kinds.pop(), []).append(task.run_s)
+                runs.setdefault(_kind(task.spec), {}).setdefault(kinds.pop(), []).append(task.run_s)
         self._alike = {
-            kind: {resource: median(values) for resource, values in each.items()}
-            for kind, each in seen.items()
+            kind: {resource: median(values) for resource, values in times.items()}
+            for kind, times in runs.items()
         }
-        self._scale = {task.number: self._scale_of(task) for task in tasks}
+        self._scale = {  # the size of a task relative to its kind: the sum of its parts
+            task.number: sum(
+                (end - begin) / self._of_kind(task, kind)[0] for kind, begin, end in task.runs
+            )
+            for task in tasks
+        }
 
     def of(self, task: PastTask, resource: Resource) -> tuple[float, str]:
         """Return the run time of a whole task on a resource, and its source."""
@@ -351,16 +347,12 @@ class RunTimes:
             how = "seen"
         return self._scale[task.number] * kind_s, how
 
-    def _scale_of(self, task: PastTask) -> float:
-        """Return the size of a task over that of its kind: its parts make one whole."""
-        return sum((end - begin) / self._of_kind(task, kind)[0] for kind, begin, end in task.runs)
-
     def _of_kind(self, task: PastTask, resource: Resource) -> tuple[float, str]:
         times = self._alike.get(_kind(task.spec), {})
         if times.get(resource):
             return times[resource], "alike"
         itself = KernelTask(task.number, task.spec)
-        if resource not in itself.kernels:  # narrowed: as many times slower as there are cores
+        if resource not in itself.kernels:  # narrowed to one core: slower by the number of cores
             whole_s, _ = self._of_kind(task, Resource.CORES)
             return whole_s * self._cores, "affinity"
         factors = {kind: itself.factor(kind, resource) for kind in times if kind in itself.kernels}
@@ -371,11 +363,11 @@ class RunTimes:
 
 
 class _Trial:
-    """The tasks of a record under another strategy, on the virtual clock."""
+    """A simulation of the tasks of a record under another strategy."""
 
     def __init__(self, record: TaskRecord, strategy: Strategy, governor: Governor | None) -> None:
         self.record = record
-        cores = (len(each.units) for each in record.devices if each.resource is Resource.CORES)
+        cores = (len(dev.units) for dev in record.devices if dev.resource is Resource.CORES)
         self.times = RunTimes(record.tasks, max(cores, default=1))
         self.scheduler = TaskScheduler(record.devices, strategy)
         self.units = {unit for device in record.devices for unit in device.units}
@@ -397,10 +389,8 @@ class _Trial:
             else:
                 self.followers.setdefault(task.follows, []).append(task)
         first_s = min((task.came_s for task in record.tasks), default=0.0)
-        for each in record.others:
-            self._push(each)
         governors = record.governors if governor is None else [GovernorSet(first_s, governor)]
-        for entry in governors:
+        for entry in (*record.others, *governors):
             self._push(entry)
 
     def run(self) -> StrategyOutcome:
@@ -425,10 +415,13 @@ class _Trial:
         return order
 
     def _next(self) -> TaskEvent | None:
-        """Return the next event; None where the trial is over."""
+        """Return the next event; None when the trial is over."""
         state, heap, wake_s = self.scheduler.state, self._heap, self.scheduler.wake_s
-        while heap and self._interrupted(*heap[0][1:]):
-            heapq.heappop(heap)
+        while heap:
+            _, order, event = heap[0]
+            if not isinstance(event, TaskFinished) or self._turn.get(event.task) == order:
+                break
+            heapq.heappop(heap)  # the end of a run that was stopped before
         if heap and (wake_s is None or heap[0][0] <= wake_s):
             return heapq.heappop(heap)[2]
         if not heap and not state.tasks:
@@ -437,15 +430,11 @@ class _Trial:
             return UnitsFreed(state.now_s, state.others)  # the record is over
         return None if wake_s is None else Woken(wake_s)
 
-    def _interrupted(self, order: int, event: TaskEvent) -> bool:
-        """Return whether an event is the end of a run that was stopped before."""
-        return isinstance(event, TaskFinished) and self._turn.get(event.task) != order
-
     def _feed(self, event: TaskEvent) -> None:
         state = self.scheduler.state
         decisions: list[TaskDecision] = []
         if isinstance(event, TaskResized) and event.task not in self.begun:
-            return  # it came to its end before
+            return  # it has ended before
         if isinstance(event, UnitsTaken):
             self.wanted.update(self.units.intersection(event.units))
         elif isinstance(event, UnitsFreed):

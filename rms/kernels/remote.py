@@ -1,10 +1,9 @@
 """Kernels on another node: a process there runs the kernel, and the data travels to it and back.
 
 The daemon starts the process (a step of its allocation, or a child on a virtual node of this
-machine), which connects to the application. Both prove by a key of this run (HMAC, as
-:mod:`multiprocessing.connection` does) who they are before anything is unpickled. Arrays travel as
-they are in memory, beside the pickle. The data is not encrypted. The process ends with its
-connection.
+machine), which connects to the application. Before anything is unpickled, both authenticate by a
+key of this run (HMAC, as in :mod:`multiprocessing.connection`). Arrays travel as they are in
+memory, beside the pickle. The data is not encrypted. The process ends with its connection.
 """
 
 from __future__ import annotations
@@ -30,18 +29,17 @@ from rms.kernels.places import Kernel, Place, bound, put_back, work
 
 Link = Connection
 
-
 ADDRESS_VARIABLE = "RMS_KERNEL_ADDRESS"
 KEY_VARIABLE = "RMS_KERNEL_KEY"
 
 START_S = 120.0
-"""How long a process on another node may take until it has connected."""
+"""Deadline for a process on another node to connect."""
 
 LOOK_S = 0.05
-"""How often to check whether the kernel is to stop, while its data is awaited."""
+"""Interval at which the application checks whether the kernel is to stop."""
 
 PROOF_S = 10.0
-"""How long a connection may take to prove that it has the key."""
+"""Deadline for the proof of a connection that it has the key."""
 
 MOST_UNVERIFIED = 64
 """Maximum number of connections without a valid proof at a time."""
@@ -66,15 +64,14 @@ def run_remotely(
     """Run a kernel on another node; return whether it is done (or was stopped).
 
     Args:
-        kernel: its function is one of a module, or of the script that runs.
-        data: has the result afterwards, and is as it was if this fails.
-        begin: has a command started there, with these variables.
-        stop: whether the kernel is to stop at its next yield point.
-        ended: why its process is over, "" while it is not.
+        data: has the result afterwards; if this fails, it is unchanged.
+        begin: lets the daemon start a command there, with these variables.
+        stop: returns whether the kernel is to stop at its next yield point.
+        ended: returns the reason why its process is over, "" while it is not.
 
     Raises:
         RemoteError: the process is gone.
-        Exception: any that the kernel raises.
+        Exception: any error of the kernel.
     """
     moved = data if kernel.copy_in is None else kernel.copy_in(data)
     with _listening(local=all("/" not in slot for slot in where.slots)) as (listener, address):
@@ -94,11 +91,7 @@ def run_remotely(
 
 
 def check_sendable(function: Callable[[Any], Any]) -> None:
-    """Refuse a function that another process cannot find.
-
-    Raises:
-        ValueError: it is none of a module's own.
-    """
+    """Raise a ValueError for a function that another process cannot import."""
     try:
         pickle.dumps(function)
     except (pickle.PicklingError, AttributeError, TypeError):
@@ -109,7 +102,7 @@ def check_sendable(function: Callable[[Any], Any]) -> None:
 
 @contextlib.contextmanager
 def _listening(*, local: bool) -> Iterator[tuple[socket.socket, str]]:
-    """Listen for one connection: of this machine by a socket in a folder of this user's own."""
+    """Listen for one connection; for a local one at a socket in a folder of this user's own."""
     with contextlib.ExitStack() as stack:
         if local:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rms-kernel-"))
@@ -126,7 +119,7 @@ def _listening(*, local: bool) -> Iterator[tuple[socket.socket, str]]:
 
 @contextlib.contextmanager
 def _accepted(listener: socket.socket, key: str, ended: Callable[[], str]) -> Iterator[Link]:
-    """Accept the connection that proves to have the key; close others concurrently."""
+    """Accept the connection that proves to have the key; close the others."""
     until_s, proven = time.monotonic() + START_S, SimpleQueue[Link]()
     room = threading.BoundedSemaphore(MOST_UNVERIFIED)
     while proven.empty():
@@ -150,7 +143,7 @@ def _accepted(listener: socket.socket, key: str, ended: Callable[[], str]) -> It
 def _authenticate(
     sock: socket.socket, key: str, proven: SimpleQueue[Link], room: threading.BoundedSemaphore
 ) -> None:
-    """Keep a connection if the other side proves within the deadline that it has the key."""
+    """Put a connection into ``proven`` if the other side proves in time that it has the key."""
     sock.setblocking(True)
     connection = Connection(os.dup(sock.fileno()))
 
@@ -187,17 +180,14 @@ def _proven(connection: Link, key: str, own: bytes, other: bytes) -> bool:
 
 
 def _unverified(connection: Link) -> bytes:
-    """Return a short message of the other side, which is not authenticated yet.
-
-    The application limits the time by a timer; a kernel may wait in its backlog.
-    """
+    """Return a short message of the other side, which is not authenticated yet."""
     if not connection.poll(START_S):
         raise OSError(f"expected a message within {START_S:g} s, got none")
     return connection.recv_bytes(NONCE_BYTES)
 
 
 def _awaited(connection: Link, stop: Callable[[], bool], ended: Callable[[], str]) -> Any:
-    """Return the result of the kernel's process; let it stop when the kernel is to."""
+    """Return the result of the kernel's process; let the process stop when ``stop`` says so."""
     stopping = False
     try:
         while not connection.poll(LOOK_S):
@@ -231,7 +221,7 @@ def _received(connection: Link) -> Any:
 
 
 def main() -> None:
-    """Run one kernel for the application whose process this is."""
+    """Run one kernel for the application that had this process started."""
     address, key = os.environ.pop(ADDRESS_VARIABLE), os.environ.pop(KEY_VARIABLE)
     if "/" in address:
         client = socket.socket(socket.AF_UNIX)
@@ -262,7 +252,7 @@ def main() -> None:
 
 
 def _sendable(raised: Exception) -> Exception:
-    """Return an exception that comes out of a pickle as it went in."""
+    """Return an exception, or a RemoteError with its description if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(raised))
     except Exception:

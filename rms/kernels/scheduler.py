@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import floor
+from operator import attrgetter
 from typing import ClassVar, Protocol
 
 import msgspec
@@ -44,6 +45,8 @@ from rms.kernels.model import (
     check,
 )
 
+AFTER_FAILED = "a task that it comes after has failed"
+
 
 class TaskError(RuntimeError):
     """An event that cannot have happened."""
@@ -52,11 +55,10 @@ class TaskError(RuntimeError):
 class Strategy(Protocol):
     """A function of the state, called after every event, that chooses which task runs where.
 
-    It leaves the state as it is; its choices are carried out in order once it has returned.
+    It does not change the state. Its choices are carried out in order once it has returned.
 
     Attributes:
-        name: for people.
-        capacity: how many tasks the queue of a resource takes, of those that are limited.
+        capacity: the maximum length of the queues that are limited.
     """
 
     @property
@@ -70,15 +72,15 @@ class TaskScheduler:
     """The state of the tasks, and the strategy that is called after every event.
 
     A strategy that raises, or makes a choice that cannot be carried out, is replaced by the one
-    before it, and that by the first: its choices up to there stand. Errors of the first are raised.
+    before it, and that by the first. Its choices up to the error stand. Errors of the first
+    strategy are raised.
 
     Args:
-        devices: the devices of tasks.
-        strategy: the first, which decides where all others have gone wrong.
+        strategy: the first, which decides when all others have failed.
         say: called with a sentence when a strategy was replaced.
 
     Attributes:
-        wake_s: when the strategy is to be called again (by a ``Woken``), or None.
+        wake_s: time of the next call of the strategy (by a ``Woken``), or None.
     """
 
     def __init__(
@@ -94,30 +96,20 @@ class TaskScheduler:
         self._use(strategy)
 
     @property
-    def strategy(self) -> Strategy:
-        """The strategy that decides."""
-        return self._strategy
-
-    @property
     def strategies(self) -> tuple[Strategy, ...]:
-        """The strategy that decides, and those that decide if it goes wrong."""
-        return self._strategy, self._before, self._first
+        """The strategy that decides, and those that decide if it fails."""
+        return self.strategy, self._before, self._first
 
     def swap(self, strategy: Strategy) -> None:
-        """Let another strategy decide from the next event on; the queues stay as they are.
+        """Let another strategy decide from the next event on.
 
-        But tasks for which a queue has become too short wait again.
+        The queues stay as they are, but tasks for which a queue is now too short wait again.
         """
-        self._before = self._strategy
+        self._before = self.strategy
         self._use(strategy)
 
     def handle(self, event: TaskEvent) -> list[TaskDecision]:
-        """Apply an event and call the strategy; return the decisions, which count as done.
-
-        Raises:
-            TaskError: the event cannot have happened.
-            ChoiceError: a choice of a shipped strategy cannot be carried out.
-        """
+        """Apply an event and call the strategy; return the decisions, which count as done."""
         return [*self.apply(event), *self.decide()]
 
     def apply(self, event: TaskEvent) -> list[TaskDecision]:
@@ -134,20 +126,20 @@ class TaskScheduler:
         elif isinstance(event, TaskResized):
             task = self._running(event.task)
             if task.coming is None or task.coming.name != event.device:
-                raise TaskError(f"expected a task told to go on on {event.device}, got {task.id}")
+                raise TaskError(f"expected a task that resizes to {event.device}, got {task.id}")
             state.resized(task)
         elif isinstance(event, TaskFinished):
             if event.task not in state.tasks:
-                raise TaskError(f"expected a task there is, got {event.task}")
+                raise TaskError(f"expected an existing task, got {event.task}")
             task = state.tasks[event.task]
             self._end(task, TaskPhase.FAILED if event.failed else TaskPhase.DONE, decisions)
         elif isinstance(event, OwnerGone):
-            for task in [each for each in state.tasks.values() if each.spec.owner == event.owner]:
+            for task in [task for task in state.tasks.values() if task.spec.owner == event.owner]:
                 if task.id in state.tasks:
                     self._end(task, TaskPhase.GONE, decisions)
         elif isinstance(event, UnitsTaken):
             if any(unit in state.holder for unit in event.units):
-                raise TaskError(f"expected units that nobody holds to be taken, got {event.units}")
+                raise TaskError(f"expected free units to be taken, got {event.units}")
             state.holder.update(dict.fromkeys(event.units, OTHERS))
         elif isinstance(event, UnitsFreed):
             if any(state.holder.get(unit) != OTHERS for unit in event.units):
@@ -172,19 +164,17 @@ class TaskScheduler:
         state, spec = self.state, event.spec
         if event.task in state.tasks:
             raise TaskError(f"expected a new task, got {event.task}")
-        task = state.tasks[event.task] = KernelTask(event.task, spec, registered_s=state.now_s)
-        if event.device:
-            device = state.devices.get(event.device)
-            if device is None or not state.of_no_task(device):
-                del state.tasks[event.task]
-                raise TaskError(f"expected a device of no task for {task.id}, got {event.device}")
-            state.count(task, 1)
+        device = state.devices.get(event.device)
+        if event.device and (device is None or not state.of_no_task(device)):
+            raise TaskError(f"expected a device of no task for {event.task}, got {event.device}")
+        task = state.tasks[event.task] = KernelTask(event.task, spec)
+        state.count(task, 1)
+        if device is not None:
             state.hold(task, device)
             return
-        state.count(task, 1)
         reason = ""
         if any(before in state.failed for before in spec.after):
-            reason = "a task that it comes after has failed"
+            reason = AFTER_FAILED
         elif not any(resource in state.by_resource for resource in task.preference):
             kinds = ", ".join(state.by_resource)
             reason = f"expected a kernel for {kinds}, got {', '.join(task.preference) or 'none'}"
@@ -222,7 +212,7 @@ class TaskScheduler:
                     state.wait(other)
             else:
                 self._end(other, TaskPhase.FAILED, decisions)
-                decisions.append(TaskDrop(other.id, "a task that it comes after has failed"))
+                decisions.append(TaskDrop(other.id, AFTER_FAILED))
 
     def _running(self, task_id: TaskId) -> KernelTask:
         task = self.state.running.get(task_id)
@@ -234,7 +224,7 @@ class TaskScheduler:
 
     def _use(self, strategy: Strategy) -> None:
         state = self.state
-        self._strategy, self.wake_s = strategy, None
+        self.strategy, self.wake_s = strategy, None
         state.capacity = dict(strategy.capacity)
         for resource, most in state.capacity.items():
             queue = state.queues.get(resource, [])
@@ -247,15 +237,15 @@ class TaskScheduler:
         """Carry out the choices of the strategy; return False where another took its place."""
         self.wake_s = None
         try:
-            for choice in list(self._strategy(self.state)):
+            for choice in list(self.strategy(self.state)):
                 check(self.state, choice)
                 self._carry_out(choice, decisions)
         except Exception as error:
-            if self._strategy is self._first:
+            if self.strategy is self._first:
                 raise
-            before = self._first if self._strategy is self._before else self._before
+            before = self._first if self.strategy is self._before else self._before
             self._before = before
-            self._say(f"strategy {self._strategy.name}: {error!r}; {before.name} decides again")
+            self._say(f"strategy {self.strategy.name}: {error!r}; {before.name} decides again")
             self._use(before)
             return False
         return True
@@ -277,8 +267,8 @@ class TaskScheduler:
             state.wait(task)
         elif isinstance(choice, TaskInterrupt):
             task = state.tasks[choice.task]
-            if not task.asked:
-                task.asked = True
+            if not task.stopping:
+                task.stopping = True
                 decisions.append(TaskStop(task.id))
         elif isinstance(choice, TaskResize):
             device = state.devices[choice.device]
@@ -296,8 +286,8 @@ class TaskScheduler:
     def _work_off(self, decisions: list[TaskDecision]) -> None:
         """Start the first tasks of the queues on free devices, those that waited longest first.
 
-        A task whose device is made of units that younger tasks would take in turns has them kept
-        for it, as long as tasks hold the others: those end. (Jobs may hold theirs for days.)
+        The free units of a task's device are kept for the task while other tasks hold the rest,
+        lest younger tasks take them in turns. (Jobs may hold their units for days.)
         """
         state = self.state
         room, over = state.room(), set[Resource]()
@@ -305,7 +295,7 @@ class TaskScheduler:
             heads = [q[0] for kind, q in state.queues.items() if q and kind not in over]
             if not heads:
                 return
-            task = min(heads, key=lambda each: each.order)
+            task = min(heads, key=attrgetter("order"))
             assert task.queue is not None
             device = room.free(task.queue)
             if device is not None:
@@ -325,9 +315,9 @@ class TaskScheduler:
 # Where the paper is silent:
 #
 # - one budget for all resources (section 5.1 counts "a GPU and a multi-threaded kernel" against
-#   it, where section 4.3 says "each available resource");
+#   it, where section 4.3 has a budget per resource);
 # - the running task counts in a resource queue's length, which is divided by the number of devices;
-# - ``delta`` is the task's own factor between two resources, unless one is given.
+# - ``delta`` is the task's own factor between two resources by default.
 #
 # Where the paper contradicts itself: with governor ``low`` the constraint's 9 credits pay for a
 # task on the GPU (section 4.4), but all that section 5.1 lists runs on the CPU then, and section
@@ -338,14 +328,14 @@ CPU = (Resource.CORE, Resource.CORES)
 
 
 class ShortTerm(msgspec.Struct, frozen=True):
-    """Use all resources permanently (section 4.1), whatever the governor.
+    """Use all resources permanently (section 4.1), under either governor.
 
     A free resource takes the first task that prefers it most; if there is none, the first whose
-    second preference it is, and so on. While no task waits, one with yield points moves to a
-    better device that falls free (the paper's third reason for idle accelerators).
+    second preference it is, and so on. While no task waits, a task with yield points moves to a
+    better device that becomes free (the paper's third reason for idle accelerators).
 
     Not in the paper: a malleable task on all cores narrows to one of them while others wait for a
-    core, and goes wide again when none does.
+    core, and widens again when none does.
     """
 
     name: ClassVar[str] = "short-term"
@@ -376,7 +366,7 @@ class ShortTerm(msgspec.Struct, frozen=True):
 
 
 class LongTerm(msgspec.Struct, frozen=True):
-    """Place every task on the resource it prefers most, queues being worked off alike (4.2).
+    """Queue every task for the resource it prefers most, and balance the queues (section 4.2).
 
     A task is queued for its first choice if that queue's length is at most delta times that of the
     second choice, else the second and third are compared, and so on; the last takes all. With
@@ -412,7 +402,7 @@ class LongTerm(msgspec.Struct, frozen=True):
 
 
 class Banking(msgspec.Struct, frozen=True):
-    """Take credits for the start of a kernel, which come back every few seconds (4.3)."""
+    """Charge credits for the start of a kernel; they are refilled every few seconds (4.3)."""
 
     name: ClassVar[str] = "banking"
     capacity: ClassVar[Mapping[Resource, int]] = dict.fromkeys(Resource, 1)
@@ -442,11 +432,11 @@ class Banking(msgspec.Struct, frozen=True):
 
 
 class Constraint(msgspec.Struct, frozen=True):
-    """Keep the credits of all tasks that run at once within a limit (4.4).
+    """Keep the credits of all tasks that run at once within a limit (section 4.4).
 
     Attributes:
         gpu_when_low: whether the GPU and other nodes may be used with governor ``low``; if not,
-            tasks that have no kernel for the CPU wait until it is ``high``, as under
+            tasks without a kernel for the CPU wait until it is ``high``, as under
             :class:`LongTerm` (sections 5.1 and 5.2).
     """
 
@@ -475,15 +465,14 @@ class Constraint(msgspec.Struct, frozen=True):
 
 
 STRATEGIES: Mapping[str, Strategy] = {
-    each.name: each for each in (ShortTerm(), LongTerm(), Banking(), Constraint())
+    strategy.name: strategy for strategy in (ShortTerm(), LongTerm(), Banking(), Constraint())
 }
-"""The shipped strategies, by name."""
 
 
 def _pay(
     state: TaskState, costs: Banking | Constraint, left: float, masked: Sequence[Resource] = ()
 ) -> tuple[list[TaskStart], float]:
-    """Return the starts, in order, each on the best device the credits pay for; and the rest."""
+    """Return the starts, in order, on the best devices that the credits pay for; and the rest."""
     room, starts = state.room(), list[TaskStart]()
     kinds = [kind for kind in room.resources() if kind not in masked]
     for task in state.waiting:
@@ -494,7 +483,7 @@ def _pay(
             if device is not None and getattr(costs, kind) <= left:
                 left -= getattr(costs, kind)
                 room.take(device)
-                kinds = [each for each in room.resources() if each not in masked]
+                kinds = [kind for kind in room.resources() if kind not in masked]
                 starts.append(TaskStart(task.id, device.name))
                 break
     return starts, left
@@ -514,7 +503,7 @@ def _best_for(state: TaskState, resource: Resource, but: set[int]) -> KernelTask
 
 
 def _narrowed(state: TaskState, but: set[int]) -> Iterator[Choice]:
-    """Narrow malleable tasks to one core each, as long as more tasks wait than cores come."""
+    """Narrow malleable tasks to one core while more tasks wait than cores become free."""
     wait = sum(Resource.CORE in task.kernels and task.id not in but for task in state.waiting)
     for task in state.running.values():
         if task.device is not None and task.coming is not None:
@@ -544,9 +533,9 @@ def _widened(state: TaskState, room: FreeDevices) -> Iterator[Choice]:
 
 
 def _moves(state: TaskState, room: FreeDevices) -> Iterator[Choice]:
-    """Interrupt running tasks for which a better device is free, one for each device."""
+    """Interrupt running tasks for which a better device is free, one per device."""
     for task in state.running.values():
-        if task.asked or not task.spec.interruptible or task.device is None or task.coming:
+        if task.stopping or not task.spec.interruptible or task.device is None or task.coming:
             continue
         assert task.kernel is not None
         for resource in task.preference[: task.preference.index(task.kernel)]:

@@ -1,4 +1,4 @@
-"""Tasks in the daemon: between the processes that have them, the scheduler and the nodes of jobs.
+"""Tasks in the daemon: between their processes, their scheduler and the nodes of jobs.
 
     process ── socket ──► here ── event ──► scheduler: strategy ── decisions ──► here ──► process
                            │  lend: the nodes that tasks hold
@@ -6,10 +6,10 @@
                          the daemon (:class:`NodeLender`), which gives them to no job
 
 The state of a task is in the scheduler, and in its own process, which registers it again with a
-daemon that was started anew; the daemon's journal has the nodes alone, since jobs are decided by
-them. A node that tasks do not need any more is held for a moment, so that a burst of short tasks
-of a program writes three events: lent to the program, lent to no program, taken back. A job that
-waits for nodes of tasks goes first: until it has started, no task is given another device.
+restarted daemon. The daemon's journal has the nodes only, as decisions on jobs depend on them. A
+node that tasks no longer need is held for a moment, so that a burst of short tasks of a program
+writes three events: lent to the program, lent to no program, taken back. A job that waits for nodes
+of tasks goes first: until it has started, no task gets another device.
 """
 
 from __future__ import annotations
@@ -31,6 +31,16 @@ from msgspec.structs import replace
 
 from rms.core.state import TASKS
 from rms.formats.prices import Prices
+from rms.kernels.connection import (
+    CommandEnded,
+    DaemonMessage,
+    DeviceLost,
+    Frames,
+    Hello,
+    ProcessMessage,
+    TaskCommand,
+    frame,
+)
 from rms.kernels.model import (
     Governor,
     GovernorSet,
@@ -52,34 +62,18 @@ from rms.kernels.model import (
 )
 from rms.kernels.record import RecordEntry, StrategySet, TaskRan, TaskRecording, UnitPower
 from rms.kernels.scheduler import ShortTerm, Strategy, TaskError, TaskScheduler
-from rms.kernels.wire import (
-    CommandEnded,
-    DaemonMessage,
-    DeviceLost,
-    Frames,
-    Hello,
-    ProcessMessage,
-    TaskCommand,
-    frame,
-)
 from rms.launch.base import LaunchError, ManagedProcess, ScriptLaunch
 from rms.launch.local import LocalLauncher
 from rms.wire.users import TaskRow
 
-# --- The daemon, as tasks see it -------------------------------------------------------------
-
 
 class NodeLender(Protocol):
-    """The daemon, as far as tasks need it: it lends nodes to them and takes them back.
+    """The daemon's interface for tasks: it lends nodes to them and takes them back.
 
     Attributes:
         devices: the devices of tasks, whose units are numbers of nodes; none with an engine that
             has no tasks.
-        power: of all nodes, by the model.
-        prices: of electricity.
         launcher: runs commands on nodes.
-        now: the clock, in seconds since the epoch.
-        say: writes a sentence to the log.
         record, recorded: add entries to the record of tasks in the journal, and return all.
     """
 
@@ -93,35 +87,35 @@ class NodeLender(Protocol):
     recorded: Callable[[], list[RecordEntry]]
 
     def lent(self) -> Mapping[int, str]:
-        """Return the nodes that tasks hold, each with the owner of its energy, or ""."""
+        """Return the nodes that tasks hold, with the owners of their energy, or ""."""
 
     def lend(self, units: Mapping[int, str]) -> None:
         """Lend these nodes, to these owners of their energy, and no others."""
 
     def free(self, units: Iterable[int]) -> set[int]:
-        """Return those of some nodes that are up and no job's."""
+        """Return the nodes among these that are up and not a job's."""
 
     def under_cap(self, units: Iterable[int]) -> set[int]:
-        """Return those of some nodes on which tasks could run without passing the power cap."""
+        """Return the nodes among these on which tasks could run within the power cap."""
 
     def power_cap_w(self) -> float | None:
         """Return the power cap of the cluster."""
 
     def jobs_wait(self) -> bool:
-        """Return whether a job could start but for nodes, or power, of tasks."""
+        """Return whether tasks hold the nodes, or the power, for which a job waits."""
 
     def slots_of(self, units: Iterable[int]) -> tuple[str, ...]:
         """Return the slots of nodes, as ``cpu:3`` or ``gpu:0``."""
 
     def keep(self, strategy: Strategy, governor: str) -> None:
-        """Keep a strategy and the governor's rule for the next daemon."""
+        """Note a strategy and the governor's rule for the next daemon."""
 
     def kept(self) -> tuple[Callable[[], Strategy], str] | None:
         """Return a loader of the strategy, and the governor's rule, of the previous daemon."""
 
 
 class StrategyLoader(Protocol):
-    """Loads strategies, also from users' files, and ends the processes of these."""
+    """Loads strategies, also from users' files, and ends the processes of the latter."""
 
     def load(self, name: str, text: str) -> Strategy:
         """Return a shipped strategy, or that of a file of this text; ValueError without one."""
@@ -130,7 +124,7 @@ class StrategyLoader(Protocol):
         """Enter that a strategy decides from now on."""
 
     def end_unused(self, strategies: Collection[Strategy]) -> None:
-        """End the processes of all that were used but these."""
+        """End the processes of all used strategies but these."""
 
 
 # --- The governor ----------------------------------------------------------------------------
@@ -138,7 +132,7 @@ class StrategyLoader(Protocol):
 # A change is an event of the record, so strategies are tried under the governor as it was.
 
 LOOK_S = 1.0
-"""How often a rule is applied."""
+"""Interval at which a rule is applied."""
 
 ROUNDING = 1e-9
 """Relative rounding of the mean of equal prices."""
@@ -151,10 +145,10 @@ class GovernorRule(msgspec.Struct, frozen=True):
     """The rule that sets the governor of tasks.
 
     Attributes:
-        kind: always ``high`` or ``low``; low while ``price`` or ``co2`` are above the limit, or
-            while the power ``cap`` leaves less than tasks would take on all nodes that are not
-            jobs'.
-        limit: per kWh, of price or g of CO2; None for the mean of the file of prices.
+        kind: ``high`` or ``low`` for a constant governor; ``price``, ``co2``: low while these are
+            above the limit; ``cap``: low while the power cap leaves less than tasks would take on
+            all nodes that are not jobs'.
+        limit: price or g of CO2 per kWh; None for the mean of the file of prices.
     """
 
     kind: Kind = "high"
@@ -162,11 +156,7 @@ class GovernorRule(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> GovernorRule:
-        """Return the rule of a text.
-
-        Raises:
-            ValueError: the text is no rule.
-        """
+        """Return the rule of a text, or raise a ValueError."""
         kind, colon, number = text.partition(":")
         try:
             limit = float(number) if colon else None
@@ -182,15 +172,11 @@ class GovernorRule(msgspec.Struct, frozen=True):
 
     @property
     def automatic(self) -> bool:
-        """Whether it may change the governor by itself."""
+        """Whether it may change the governor."""
         return self.kind not in ("high", "low")
 
     def check(self, prices: Prices | None) -> None:
-        """Refuse a rule by prices that are missing.
-
-        Raises:
-            ValueError: they are.
-        """
+        """Raise a ValueError if the rule needs prices that are missing."""
         if self.kind in ("price", "co2") and (prices is None or prices.series(self.kind) is None):
             keys = {"price": "price_per_kwh", "co2": "co2_g_per_kwh"}
             raise ValueError(f"expected rms serve --prices FILE with {keys[self.kind]}, got none")
@@ -198,13 +184,11 @@ class GovernorRule(msgspec.Struct, frozen=True):
     def governor(
         self, lender: NodeLender, units: Iterable[int], present: Governor
     ) -> tuple[Governor, str]:
-        """Return the governor by this rule now, and why.
-
-        Where the file of prices has no value of this time it stays as it is.
+        """Return the governor by this rule now, and the reason.
 
         Args:
-            units: all that tasks may run on.
-            present: the governor before.
+            units: all units that tasks may run on.
+            present: the present governor, which stays if the file of prices has no value now.
         """
         if not self.automatic:
             return Governor(self.kind), "as set"
@@ -220,7 +204,7 @@ class GovernorRule(msgspec.Struct, frozen=True):
         value = prices.value(self.kind, lender.now())
         limit = prices.mean(self.kind) if self.limit is None else self.limit
         if value is None:
-            return present, f"no {self.kind} of this time is known"
+            return present, f"no {self.kind} of this time in the file of prices"
         low = value > limit + ROUNDING * abs(limit)
         unit = prices.currency if self.kind == "price" else "g CO2"
         return _low(low), f"{value:g} {unit}/kWh, {'above' if low else 'not above'} {limit:g}"
@@ -236,11 +220,10 @@ _decode = msgspec.msgpack.Decoder(ProcessMessage).decode
 
 
 class TaskLink(asyncio.Protocol):
-    """The connection of a process; its end is the process's.
+    """The connection of a process; it ends with the process.
 
     Attributes:
-        program: the name that the process gives itself.
-        tasks: those that are not over, by the process's numbers.
+        tasks: its tasks that are not over, by the process's numbers.
     """
 
     def __init__(self, tasks: Tasks) -> None:
@@ -279,7 +262,7 @@ class TaskLink(asyncio.Protocol):
 
 
 PRINTED = 4096
-"""How many bytes at the end of a command's output are searched for why it ended."""
+"""Bytes at the end of a command's output that are searched for the reason of its end."""
 
 
 @dataclass
@@ -290,9 +273,9 @@ class _Command:
 
 
 class TaskCommands:
-    """The commands of tasks on other nodes, one for a task at most, each ended with its turn.
+    """The commands of tasks on other nodes, at most one per task, which ends with the task's turn.
 
-    Their output is in ``tasks.log`` of the state folder once they are over.
+    Their output is appended to ``tasks.log`` of the state folder when they are over.
     """
 
     def __init__(self, launcher: LocalLauncher) -> None:
@@ -300,11 +283,7 @@ class TaskCommands:
         self._commands: dict[TaskId, _Command] = {}
 
     def begin(self, task: TaskId, message: TaskCommand, slots: Sequence[str]) -> None:
-        """Start a task's command on slots of one node.
-
-        Raises:
-            LaunchError: it could not be started.
-        """
+        """Start a task's command on slots of one node, or raise a LaunchError."""
         self.end(task)
         launcher = self._launcher
         name = f"task-{secrets.token_hex(4)}"  # no other daemon has used it before
@@ -335,7 +314,7 @@ class TaskCommands:
         shutil.rmtree(command.folder, ignore_errors=True)
 
     def ended(self) -> Iterator[tuple[TaskId, str]]:
-        """Yield the tasks whose commands are over, once, and why."""
+        """Yield the tasks whose commands are over, once, and the reason."""
         for task, command in list(self._commands.items()):
             status = command.process.status()
             if status is None:
@@ -357,87 +336,32 @@ def _last_line(output: Path) -> str:
     return ""
 
 
-# --- The record, entered in the journal a second at a time -----------------------------------
-
-RECORD_S = 1.0
-"""How long entries are kept in memory: a daemon that is killed loses those."""
-
-BEGIN_EVERY = 10_000
-"""After so many entries the devices are entered again: the journal forgets the oldest."""
-
-
-class TaskRecorder:
-    """The record of the events of a scheduler of tasks."""
-
-    def __init__(self, lender: NodeLender, scheduler: TaskScheduler) -> None:
-        self._lender, self._scheduler = lender, scheduler
-        self._entries, self._count = list[RecordEntry](), 0
-        self._daemon = self._entered_s = lender.now()
-
-    def note(self, entry: RecordEntry) -> None:
-        """Add an entry."""
-        if self._count % BEGIN_EVERY == 0:
-            self._entries.append(self._recording(entry.at_s))
-        self._count += 1
-        self._entries.append(entry)
-
-    def tick(self, now_s: float) -> None:
-        """Enter the entries in the journal, if it is time."""
-        if self._entries and now_s >= self._entered_s + RECORD_S:
-            self.enter()
-
-    def enter(self) -> None:
-        """Enter the entries in the journal."""
-        self._entered_s = self._lender.now()
-        if self._entries:
-            entries, self._entries = self._entries, []
-            self._lender.record(entries)
-
-    def read(self) -> list[RecordEntry]:
-        """Return all entries that the journal has."""
-        self.enter()
-        return self._lender.recorded()
-
-    def _recording(self, at_s: float) -> TaskRecording:
-        scheduler, state = self._scheduler, self._scheduler.state
-        return TaskRecording(
-            at_s,
-            self._daemon,
-            tuple(state.devices.values()),
-            dict(self._lender.power),
-            scheduler.strategy.name,
-            state.governor,
-            state.others,
-        )
-
-
 # --- The tasks of all processes --------------------------------------------------------------
 
+RECORD_S = 1.0
+"""Time for which entries are kept in memory; a killed daemon loses them."""
+
+BEGIN_EVERY = 10_000
+"""Number of entries after which the devices are entered again, as the journal drops the oldest."""
+
 LINGER_S = 0.5
-"""How long a node is held that no task needs any more, if no job waits."""
+"""Time for which an unneeded node is held, if no job waits."""
 
 ADOPT_S = 10.0
-"""How long nodes that tasks held when a daemon ended are kept for tasks that still run there."""
+"""Time after a restart for which the nodes of tasks are kept for tasks that still run there."""
 
 LONGEST_NAME = 64
-"""The greatest length of a program's name."""
 
 
 class Tasks:
-    """The tasks of all processes that are connected.
-
-    Attributes:
-        scheduler: decides where they run.
-        strategies: loads strategies of users.
-        rule: sets the governor.
-        record: the record of their events.
-    """
+    """The tasks of all connected processes."""
 
     def __init__(self, lender: NodeLender, strategies: StrategyLoader) -> None:
         self._lender, self.say = lender, lender.say
         self.scheduler = TaskScheduler(lender.devices, ShortTerm(), self._strategy_failed)
         self.strategies = strategies
-        self.record = TaskRecorder(lender, self.scheduler)
+        self._entries, self._entry_count = list[RecordEntry](), 0
+        self._begun_s = self._recorded_s = lender.now()
         self.rule, self._governed_s = GovernorRule(), -inf
         self._failure = ""
         self._commands = TaskCommands(lender.launcher)
@@ -446,14 +370,15 @@ class Tasks:
         self._process_tasks: dict[TaskId, tuple[TaskLink, TaskId]] = {}
         self._jobs_changed, self._jobs_wait = True, False
         self._idle_since: dict[int, float] = {}
-        self._closing = set[int]()  # tasks run there, and no other may after them
+        self._closing = set[int]()  # tasks run there, and no others may start there
         self._kept = dict(lender.lent())
         self._kept_until_s = lender.now() + ADOPT_S
 
     def tick(self) -> None:
         """Take back nodes that tasks do not need, and wake the strategy at its time."""
         now, state = self._lender.now(), self.scheduler.state
-        self.record.tick(now)
+        if self._entries and now >= self._recorded_s + RECORD_S:
+            self._write_record()
         for task_id, reason in self._commands.ended():
             self._send_ended(task_id, reason)
         if self._kept and now > self._kept_until_s:
@@ -465,7 +390,7 @@ class Tasks:
         if any(since_s + LINGER_S <= now for since_s in self._idle_since.values()):
             self._lend(need)
         elif any(lent[unit] for unit in idle):
-            self._lend({**need, **idle})  # from here on they draw the power of idle nodes
+            self._lend({**need, **idle})  # they draw the power of idle nodes now
         self.strategies.end_unused(self.scheduler.strategies)
         if self.rule.automatic and now >= self._governed_s + LOOK_S:
             self._govern()
@@ -483,29 +408,54 @@ class Tasks:
         """End the processes of strategies and the commands; enter the record."""
         self.strategies.end_unused(())
         self._commands.close()
-        self.record.enter()
+        self._write_record()
 
     def rows(self) -> list[TaskRow]:
-        """Return a row for each task, the oldest first."""
+        """Return the rows of all tasks, the oldest first."""
         return [
             TaskRow(
                 self._links[task.spec.owner].pid,
                 task.spec.name,
-                "STOPPING" if task.device is not None and task.asked else str(task.phase),
+                "STOPPING" if task.device is not None and task.stopping else str(task.phase),
                 "" if task.device is None else task.device.name,
                 task.queue or "",
             )
             for task in self.scheduler.state.tasks.values()
         ]
 
+    # --- the record of their events ----------------------------------------------------------
+
+    def record(self) -> list[RecordEntry]:
+        """Return the record as far as the journal keeps it."""
+        self._write_record()
+        return self._lender.recorded()
+
+    def _note(self, entry: RecordEntry) -> None:
+        """Add an entry to the record; from time to time also the devices."""
+        if self._entry_count % BEGIN_EVERY == 0:
+            scheduler, state = self.scheduler, self.scheduler.state
+            devices, power = tuple(state.devices.values()), dict(self._lender.power)
+            strategy, governor = scheduler.strategy.name, state.governor
+            self._entries.append(
+                TaskRecording(
+                    entry.at_s, self._begun_s, devices, power, strategy, governor, state.others
+                )
+            )
+        self._entry_count += 1
+        self._entries.append(entry)
+
+    def _write_record(self) -> None:
+        self._recorded_s = self._lender.now()
+        if self._entries:
+            entries, self._entries = self._entries, []
+            self._lender.record(entries)
+
     # --- strategy and governor ---------------------------------------------------------------
 
     def use(self, strategy: Strategy | None, rule: GovernorRule | None) -> None:
-        """Let another strategy decide from now on, or by another governor; None for as before.
+        """Set the strategy and the governor's rule; None leaves them as they are.
 
-        Raises:
-            ValueError: there is no device, the prices of a rule are missing, or a first choice of
-                the strategy cannot be carried out.
+        A ValueError states what is missing, a device or prices, or why the strategy failed.
         """
         if not self.scheduler.state.devices:
             raise ValueError("expected tasks with the engine local or slurm-pilot, got another")
@@ -520,7 +470,7 @@ class Tasks:
         self._feed(Woken(now))
         if rule is not None:
             self._govern()
-        self.record.note(StrategySet(now, scheduler.strategy.name))
+        self._note(StrategySet(now, scheduler.strategy.name))
         self.strategies.end_unused(scheduler.strategies)
         self._lender.keep(scheduler.strategy, str(self.rule))
         if strategy not in (None, scheduler.strategy):
@@ -546,7 +496,6 @@ class Tasks:
         self.say(words)
 
     def _govern(self) -> None:
-        """Set the governor by its rule."""
         self._governed_s, state = self._lender.now(), self.scheduler.state
         governor, reason = self.rule.governor(self._lender, self._units, state.governor)
         if governor is not state.governor:
@@ -572,11 +521,7 @@ class Tasks:
         del self._links[link.owner]
 
     def on_message(self, link: TaskLink, message: ProcessMessage) -> None:
-        """Take in a message of a process.
-
-        Raises:
-            TaskError: it reports an event that cannot have happened.
-        """
+        """Take in a message of a process; an impossible event is a TaskError."""
         if isinstance(message, Hello):
             link.pid, link.program = message.pid, message.program[:LONGEST_NAME]
             return
@@ -587,7 +532,13 @@ class Tasks:
         if task_id is None:
             return  # it was dropped meanwhile
         if isinstance(message, TaskCommand):
-            self._begin_command(task_id, message)
+            task = self.scheduler.state.running.get(task_id)
+            if task is None or task.device is None or task.device.resource is not Resource.NODE:
+                raise TaskError(f"expected a task that has a node to start {message.command[:1]}")
+            try:
+                self._commands.begin(task_id, message, self._lender.slots_of(task.device.units))
+            except LaunchError as error:
+                self._send_ended(task_id, str(error))
             return
         if not isinstance(message, TaskResized):
             self._commands.end(task_id)  # before others have its node
@@ -607,20 +558,10 @@ class Tasks:
                 return
             for unit in device.units:
                 del self._kept[unit]
-        after = tuple(link.tasks[each] for each in message.spec.after if each in link.tasks)
+        after = tuple(link.tasks[task] for task in message.spec.after if task in link.tasks)
         spec = replace(message.spec, owner=link.owner, after=after)
         link.tasks[number], self._process_tasks[task_id] = task_id, (link, number)
         self._feed(replace(message, at_s=self._lender.now(), task=task_id, spec=spec))
-
-    def _begin_command(self, task_id: TaskId, message: TaskCommand) -> None:
-        """Start a command on the node of a task."""
-        task = self.scheduler.state.running.get(task_id)
-        if task is None or task.device is None or task.device.resource is not Resource.NODE:
-            raise TaskError(f"expected a task that has a node to start {message.command[:1]}")
-        try:
-            self._commands.begin(task_id, message, self._lender.slots_of(task.device.units))
-        except LaunchError as error:
-            self._send_ended(task_id, str(error))
 
     def _forget(self, task_id: TaskId) -> None:
         link, number = self._process_tasks.pop(task_id)
@@ -639,7 +580,7 @@ class Tasks:
         link, number = self._process_tasks[task_id]
         message = replace(decision, task=number)
         if isinstance(message, TaskRun):
-            self.record.note(TaskRan(self._lender.now(), task_id, message.device))
+            self._note(TaskRan(self._lender.now(), task_id, message.device))
         if isinstance(message, TaskRun | TaskGoOn):
             units = self.scheduler.state.devices[message.device].units
             message = replace(message, slots=self._lender.slots_of(units))
@@ -652,7 +593,7 @@ class Tasks:
     def _feed(self, event: TaskEvent) -> None:
         decisions = self.scheduler.apply(event)
         if not isinstance(event, Woken):
-            self.record.note(event)
+            self._note(event)
         self._decide(decisions)
 
     def _decide(self, decisions: list[TaskDecision]) -> None:
@@ -672,11 +613,10 @@ class Tasks:
 
     @property
     def _units(self) -> set[int]:
-        """All units that tasks may run on."""
         return {unit for device in self.scheduler.state.devices.values() for unit in device.units}
 
     def _need(self) -> dict[int, str]:
-        """Return the units of tasks, also of those that may run and are not registered again."""
+        """Return the units of tasks, and those kept for tasks of before a restart."""
         links = self._links
         held = {unit: links[owner].label for unit, owner in self.scheduler.state.held.items()}
         return held | self._kept
@@ -686,10 +626,10 @@ class Tasks:
         self._jobs_changed = True
 
     def _follow_jobs(self) -> None:
-        """Enter in the scheduler which units are jobs'.
+        """Enter the units of jobs in the scheduler.
 
-        Those are all that tasks do not hold, while a job waits that theirs would let start; else
-        those that are not free, and free ones on which tasks would pass the power cap.
+        While a job waits for units of tasks, these are all units that tasks do not hold; else those
+        that are not free, and free ones on which tasks would exceed the power cap.
         """
         self._jobs_changed = False
         self._jobs_wait = self._lender.jobs_wait()
@@ -704,5 +644,5 @@ class Tasks:
         for kind, changed in ((UnitsTaken, others - before), (UnitsFreed, before - others)):
             if changed:
                 event = kind(now, tuple(sorted(changed)))
-                self.record.note(event)
+                self._note(event)
                 self.scheduler.apply(event)

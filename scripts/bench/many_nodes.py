@@ -32,8 +32,9 @@ from rms.core.model.jobs import JobId
 from rms.daemon.ask.routes import WATCH_S, holding_s
 from rms.daemon.heart import Daemon
 from rms.daemon.restart.recover import resume
-from rms.daemon.store.context import Context, Notes, Settings
+from rms.daemon.store.context import Context, Settings
 from rms.daemon.store.journal import Journal
+from rms.daemon.store.notes import Notes
 from rms.launch.base import LaunchCommand, ManagedProcess, WorldLaunch
 from rms.launch.slurm import commands
 from rms.launch.slurm.commands import Executor, Slurm

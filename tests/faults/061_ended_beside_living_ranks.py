@@ -12,7 +12,7 @@ from killed import bench as open_bench
 from rms.core.model.jobs import JobId, Mode
 from rms.daemon.ask import views
 from rms.daemon.jobs.machine import MOVE_S
-from rms.daemon.jobs.worlds import UNTOLD_S
+from rms.daemon.jobs.worlds import LAST_REPORT_S
 from rms.launch.base import LaunchCommand
 from rms.wire.messages import LAUNCHES_VARIABLE, PER_NODE, Begun, Done, Poll, Ready, Resize
 
@@ -51,12 +51,12 @@ def ended(bench: Bench, later_s: float) -> bool:
 def test_new_ranks_may_be_silent_while_they_live(bench: Bench) -> None:
     begun(bench, "warm", 2, 0)
     bench.machine.end("1", 0)  # the old ranks leave
-    assert not ended(bench, 4 * UNTOLD_S)
+    assert not ended(bench, 4 * LAST_REPORT_S)
     assert bench.machine.of("1", 1)
     bench.daemon.worlds.report(
         bench.daemon.jobs[ONE], Done(1, Resize(5, 1, 2, "warm", 1.0, 0.5, 0.1, 8, 1.0), (1,))
     )
-    assert not ended(bench, 4 * UNTOLD_S)
+    assert not ended(bench, 4 * LAST_REPORT_S)
     assert [row.size for row in views.jobs(bench.daemon.context)] == [2]
     bench.machine.end("1", 1, 1)
     assert ended(bench, 1.0)
@@ -72,28 +72,28 @@ def test_new_ranks_that_die_without_a_report_end_the_job(bench: Bench) -> None:
 def test_ranks_that_are_silent_for_longer_than_a_move_may_take_are_ended(bench: Bench) -> None:
     begun(bench, "warm", 2, 0)
     bench.machine.end("1", 0)
-    assert ended(bench, MOVE_S + 4 * UNTOLD_S)
+    assert ended(bench, MOVE_S + 4 * LAST_REPORT_S)
     assert not bench.machine.of("1", 1)
 
 
 def test_new_ranks_that_wait_for_old_ones_that_have_died_are_ended(bench: Bench) -> None:
     begun(bench, "warm", 2, 0)
     bench.machine.end("1", 0, 137)
-    assert not ended(bench, UNTOLD_S - 1.0)  # they may have taken over and report it yet
+    assert not ended(bench, LAST_REPORT_S - 1.0)  # they may have taken over and report it yet
     assert ended(bench, 4.0)
 
 
 def test_ranks_that_stay_may_be_silent_when_others_have_left(bench: Bench) -> None:
     begun(bench, "merge", 1, 0, 1)
     bench.machine.end("1", 1)
-    assert not ended(bench, 4 * UNTOLD_S)
+    assert not ended(bench, 4 * LAST_REPORT_S)
     assert bench.machine.of("1", 0)
 
 
 def test_launches_of_a_job_may_end_one_after_another(bench: Bench) -> None:
     begun(bench, "merge", 0, 0, 1)
     bench.machine.end("1", 1)
-    assert not ended(bench, 4 * UNTOLD_S)
+    assert not ended(bench, 4 * LAST_REPORT_S)
     assert bench.machine.of("1", 0)
     bench.machine.end("1", 0)
     assert ended(bench, 1.0)
@@ -102,6 +102,6 @@ def test_launches_of_a_job_may_end_one_after_another(bench: Bench) -> None:
 def test_the_rest_of_a_job_is_ended_when_a_launch_has_died(bench: Bench) -> None:
     begun(bench, "merge", 0, 0, 1)
     bench.machine.end("1", 1, 137)
-    assert not ended(bench, UNTOLD_S - 1.0)
-    assert ended(bench, UNTOLD_S)
+    assert not ended(bench, LAST_REPORT_S - 1.0)
+    assert ended(bench, LAST_REPORT_S)
     assert not bench.machine.of("1", 0) and not bench.machine.of("1", 1)

@@ -29,7 +29,7 @@ def test_it_is_reported_with_the_jobs_that_are_missing(tmp_path: Path) -> None:
         settle(opened.daemon)
         log = "\n".join(opened.said)
         assert "are missing: it is damaged, or an older journal was restored" in log
-        assert "not known any more, or refused at the time: jobs 2" in log
+        assert "missing in the journal, or refused when submitted: jobs 2" in log
         opened.said.clear()
         opened.journal.flush()
         opened.start()

@@ -37,7 +37,7 @@ def measure(server: Routed, watts: float, begin: int = 0) -> None:
 
 
 def part(server: Routed, job: str) -> EnergyPart:
-    (row,) = views.jobs(server.daemon.context, lambda name: name == job)
+    (row,) = [row for row in views.jobs(server.daemon.context) if row.id == job]
     return next(part for part in row.energy if part.source == "rapl")
 
 

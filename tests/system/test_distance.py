@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SUBMISSION_FILES, RESIZE_FILES = 80, 14
 """Files of a daemon that takes one submission and ends, and how many more a resize may enter."""
 
-PROFILER = '''
+PROFILER = """
 import atexit, os, sys, threading
 
 ROOT, FOLDER, FILES = os.environ["PROFILED_ROOT"], os.environ["PROFILED_FOLDER"], set()
@@ -40,7 +40,7 @@ def write():
 
 sys.setprofile(enter)
 threading.setprofile(enter)
-'''
+"""
 
 PROGRAM = """
 import os, time

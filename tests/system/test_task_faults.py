@@ -17,8 +17,9 @@ import pytest
 from daemon import DEADLINE_S, LocalRms, closing
 from processes import program, started
 
-from rms.kernels import Affinity, Kernel, KernelCollection, Resource, on_device, place, wire
+from rms.kernels import Affinity, Kernel, KernelCollection, Resource, on_device, place
 from rms.kernels import connection as link
+from rms.kernels.connection import frame
 from rms.kernels.model import KernelSpec, TaskFinished, TaskId, TaskRegistered, TaskSpec
 from rms.kernels.scheduler import STRATEGIES
 from rms.wire.terminal import columns
@@ -247,10 +248,10 @@ def a_daemon_killed(bed: Bed) -> None:
 
 
 def a_process_that_talks_nonsense(bed: Bed) -> None:
-    twice = wire.frame(TaskRegistered(0.0, TaskId(1), TaskSpec(0, (KernelSpec(CORE),)))) * 2
+    twice = frame(TaskRegistered(0.0, TaskId(1), TaskSpec(0, (KernelSpec(CORE),)))) * 2
     for words, said in (
         ("no message", b"\xff" * 8),
-        ("of a task there is not", wire.frame(TaskFinished(0.0, TaskId(7)))),
+        ("of a task there is not", frame(TaskFinished(0.0, TaskId(7)))),
         ("a task twice", twice),
     ):
         process = socket.socket(socket.AF_UNIX)

@@ -76,17 +76,12 @@ PEER = "rms.peer"
 def bounded(
     most: int, request_s: float = REQUEST_S, answer_s: float = ANSWER_S
 ) -> type[HttpToolsProtocol]:
-    """Return the protocol of a server that holds no more connections than this.
+    """Return the protocol of a server that holds at most this number of connections.
 
     A new connection beyond that replaces the unverified one that has been idle for longest or, if
     there is none, the verified one. A connection is idle while the server waits for its client, to
     send a request or to read an answer. If none is idle, the new connection is closed. A
     connection over TCP is unverified until it has sent a signed request.
-
-    Args:
-        most: number of connections.
-        request_s: time for a whole request, the first or the next.
-        answer_s: time for the daemon to answer and the client to read.
     """
     unverified: dict[HttpToolsProtocol, None] = {}
     verified: dict[HttpToolsProtocol, None] = {}
@@ -126,7 +121,7 @@ def bounded(
             super().on_message_begin()
 
         def on_header(self, name: bytes, value: bytes) -> None:
-            # A chunked body may cost a call for each byte.
+            # A chunked body may cost a call per byte.
             if len(self.headers) >= MOST_HEADERS or name.lower() == b"transfer-encoding":
                 raise RefusedRequestError
             super().on_header(name, value)
@@ -288,8 +283,6 @@ class Endpoint:
     Attributes:
         check: raises :class:`RefusedError` if the client has no access.
         call: returns the answer to a request, and its decoded body if ``body`` is set.
-        body: type of the request's body, or None.
-        flush: whether the journal is flushed before the answer.
     """
 
     method: str
@@ -310,11 +303,7 @@ class Flushes:
         self._journal, self._turn = journal, asyncio.Lock()
 
     async def __call__(self) -> None:
-        """Return when all present entries are on disk.
-
-        Raises:
-            JournalFullError: the disk is full.
-        """
+        """Return when all present entries are on disk, or raise a JournalFullError."""
         journal = self._journal
         if journal.flushing() is None:
             return
@@ -331,7 +320,6 @@ class Application:
     Thousands of polls arrive in a second, so there are no layers of a framework in between.
 
     Args:
-        flush: flushes the journal.
         token: returns the token of a name at an address of this daemon, or "".
     """
 
@@ -445,11 +433,7 @@ def _sentence(text: str) -> ErrorAnswer:
 
 
 async def _body(request: Request) -> bytes:
-    """Return the body of a request.
-
-    Raises:
-        RefusedError: it is too long, or its digest is not the signed one.
-    """
+    """Return the body of a request; refuse one that is too long or does not fit its signature."""
     parts, length = list[bytes](), 0
     async for part in request.stream():
         length += len(part)
@@ -458,7 +442,7 @@ async def _body(request: Request) -> bytes:
         parts.append(part)
     body, signature = b"".join(parts), request.scope.get(SIGNATURE)
     if signature is not None and digest(body) != signature.digest:
-        raise RefusedError(401, "expected what was signed, got something else")
+        raise RefusedError(401, "expected the signed body, got another one")
     return body
 
 

@@ -54,9 +54,6 @@ from rms.wire.users import JobRow, NodeSpan
 OLDEST = 20_000
 """Older entries of the journal are not in the feed."""
 
-MOST_SPANS = MOST
-"""Most spans in an answer; the window begins later if there are more."""
-
 SEARCHED = 20_000
 """Number of archived jobs that a search for a text goes through."""
 
@@ -77,8 +74,7 @@ MOST_TASKS = 100_000
 def live(context: Context, query: LiveQuery) -> Live:
     """Return the present state, and the other parts that the query requests.
 
-    Raises:
-        ValueError: the list of jobs, the order or the window is invalid.
+    A ValueError states what is invalid: the list of jobs, the order or the window.
     """
     state, now_s = context.state, context.time()
     window = _window(context, query, now_s)
@@ -158,7 +154,6 @@ def _job(context: Context, job_id: str) -> JobRow | None:
 
 
 def _matching(context: Context, jobs: Iterable[Job], text: str) -> Iterable[Job]:
-    """Return the jobs whose id or name contains a text."""
     if not text:
         return jobs
     return [job for job in jobs if text in job.spec.id or text in _name(context, job)]
@@ -179,11 +174,7 @@ def _by_array(jobs: Iterable[Job], unfold: Sequence[str]) -> list[list[Job]]:
 
 
 def _sort_key(context: Context, sort: str, now_s: float) -> Callable[[list[Job]], Any]:
-    """Return the sort key of rows.
-
-    Raises:
-        ValueError: the order is unknown.
-    """
+    """Return the sort key of rows; an unknown order is a ValueError."""
     energy = context.scheduler.energy
     keys: dict[str, Callable[[Job], Any]] = {
         "id": lambda job: sort_key(job.spec.id),
@@ -215,7 +206,7 @@ def _ids(group: Sequence[Job]) -> str:
 
 
 def _tasks(context: Context, array: str) -> list[tuple[int, str]]:
-    """Return the state of each task of an array, by its index."""
+    """Return the states of the tasks of an array, by their indices."""
     archived = context.journal.archived_states(array)
     states = [(sort_key(job_id)[1], state) for job_id, state in archived]
     begin = f"{array}_"
@@ -231,15 +222,14 @@ def _tasks(context: Context, array: str) -> list[tuple[int, str]]:
 
 
 def _window(context: Context, query: LiveQuery, now_s: float) -> TimeWindow:
-    """Return the time to show."""
     end_s = query.end_s or now_s
     if not 0.0 < query.span_s < 1e9 or not 0.0 < end_s < 1e12:
         raise ValueError(f"expected a time and its length, got {query.end_s} and {query.span_s}")
     begin_s, past = end_s - query.span_s, context.scheduler.timeline.past
     if (start_s := _start(context)) is not None:  # nothing happened before
         begin_s = max(begin_s, min(start_s, end_s - min(query.span_s, LEAST_S)))
-    if (query.lanes or query.power) and not query.end_s and len(past) >= MOST_SPANS:
-        begin_s = max(begin_s, past[-MOST_SPANS].end_s or 0.0)
+    if (query.lanes or query.power) and not query.end_s and len(past) >= MOST:  # spans per answer
+        begin_s = max(begin_s, past[-MOST].end_s or 0.0)
     return TimeWindow(begin_s, end_s)
 
 
@@ -274,7 +264,7 @@ def _lanes(context: Context, most: int, window: TimeWindow) -> Lanes:
 
 
 def _states(context: Context, groups: Sequence[range]) -> list[str]:
-    """Return the state of each node, or the number of nodes of each group by state."""
+    """Return the states of single nodes, or the numbers of a group's nodes by state."""
     state, cluster = context.state, context.cluster
     if len(groups) == len(cluster.names):
         by_host = {row.name: row.state for row in views.nodes(context)}
@@ -292,7 +282,6 @@ def _states(context: Context, groups: Sequence[range]) -> list[str]:
 
 
 def _marks(context: Context, jobs: Iterable[str], window: TimeWindow) -> list[Mark]:
-    """Return the newest resizes of jobs in a window."""
     runtimes = filter(None, (context.jobs.get(JobId(job)) for job in jobs))
     marks = [
         Mark.of(runtime.id, row)
@@ -307,7 +296,7 @@ def _marks(context: Context, jobs: Iterable[str], window: TimeWindow) -> list[Ma
 
 
 def _power(context: Context, window: TimeWindow) -> Power:
-    """Return the cluster's power over a window: for each of its parts that at the end."""
+    """Return the cluster's power over a window: the values at the ends of its parts."""
     curve, state = context.scheduler.timeline.power_w, context.state
     begin_s, end_s = window.begin_s, window.end_s
     part_s = (end_s - begin_s) / PARTS
@@ -358,11 +347,8 @@ def _unused_w(context: Context, window: TimeWindow) -> tuple[list[float], ...]:
         for span in _held(context, window):
             if span.node in cluster.nodes_of:
                 enter(span, -state.model(cluster.nodes_of[span.node][0]).idle_w, idle_w)
-    return tuple(_sums(steps) for steps in (idle_w, off_w, boot_w))
-
-
-def _sums(steps: Sequence[float]) -> list[float]:
-    return [max(0.0, total) for total in accumulate(steps[:-1])]
+    kinds = idle_w, off_w, boot_w
+    return tuple([max(0.0, watts) for watts in accumulate(steps[:-1])] for steps in kinds)
 
 
 # --- feed ---------------------------------------------------------------------------------------

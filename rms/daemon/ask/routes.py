@@ -81,7 +81,6 @@ from rms.wire.users import (
 JOB_QUERY = ("id", "state", "name", "user", "after", "limit")
 ACCT_QUERY = ("id", "state", "name", "user")
 QUERIES = {"/jobs": JOB_QUERY, "/acct": ACCT_QUERY}
-"""Parameters of the query of a path."""
 
 CANCELLED_AT_ONCE = 1000
 """Pending jobs that are cancelled before other requests get a turn."""
@@ -116,10 +115,9 @@ _STEP = re.compile("[0-9]{1,9}")
 
 
 class Routes:
-    """The methods that answer requests, one for each path.
+    """The methods that answer requests, one per path.
 
     Args:
-        daemon: the daemon that the requests are about.
         stop: begins the shutdown of the daemon.
         token: signs users' requests over TCP, from this machine only.
         sockets: paths of Unix sockets that only their owner can open, and where users need no
@@ -173,7 +171,7 @@ class Routes:
             Endpoint("GET", "/power-cap", user, self.power_cap),
             Endpoint("POST", "/power-cap", user, self.set_power_cap, PowerCap),
             Endpoint("POST", "/shutdown", user, self.shutdown, Nothing),
-            # The journal is flushed before the daemon carries out what a poll leads to.
+            # The journal is flushed before the daemon carries out the decisions on a poll.
             Endpoint("POST", "/jobs/{id}/poll", job, self.poll, Poll, "no"),
             Endpoint("POST", "/jobs/{id}/report", job, self.report, Report, "may"),
             Endpoint("POST", "/jobs/{id}/steps", job, self.launch, LaunchRequest, "may"),
@@ -257,7 +255,7 @@ class Routes:
         return views.by_id([*old, *rows])[:most] if old else rows
 
     async def _rows(self, jobs: Sequence[Job]) -> list[JobRow]:
-        """Return a row for each job; other requests get a turn now and then."""
+        """Return the rows of jobs; other requests get a turn now and then."""
         context, rows = self.daemon.context, list[JobRow]()
         for first in range(0, len(jobs), ROWS_AT_ONCE):
             if first:
@@ -309,14 +307,13 @@ class Routes:
 
     async def hold(self, request: Request, body: JobSelection) -> JobIds:
         """Hold pending jobs, or release those on hold; answer with their ids."""
-        state, holds = self.daemon.context.state, self.daemon.holds
-        if request.url.path == "/hold":
+        state, hold = self.daemon.context.state, request.url.path == "/hold"
+        if hold:
             ids = self._among(body, state.waiting, "a job that waits")
-            holds.hold(ids)
         else:
             held = {job_id for job_id, job in state.held.items() if job.held_by_user}
             ids = self._among(body, held, "a job that a user holds")
-            holds.release(ids)
+        self.daemon.holds.hold(ids, held=hold)
         return JobIds([str(job_id) for job_id in ids])
 
     async def requeue(self, request: Request, body: JobSelection) -> JobIds:
@@ -337,11 +334,7 @@ class Routes:
     def _among(
         self, selection: JobSelection, candidates: Collection[JobId], expected: str
     ) -> list[JobId]:
-        """Return the selected jobs among the candidates.
-
-        Raises:
-            RefusedError: there are none.
-        """
+        """Return the selected jobs among the candidates; refuse a request that selects none."""
         jobs = self._changed(selection)
         ids = [job_id for job_id in jobs if job_id in candidates]
         if not ids:
@@ -350,7 +343,7 @@ class Routes:
         return ids
 
     async def resize(self, request: Request, body: ResizeCommand) -> ResizeAnswer:
-        """Resize a job on a user's behalf; answer with what was decided."""
+        """Resize a job on a user's behalf; answer with the decision."""
         running = self.daemon.context.state.running
         job_id, *others = self._among(JobSelection(body.id), running, "a running job")
         if others:
@@ -395,7 +388,7 @@ class Routes:
 
     async def task_record(self, request: Request) -> list[RecordEntry]:
         """Return the record of tasks, for a simulation of other strategies."""
-        return self.daemon.tasks.record.read()
+        return self.daemon.tasks.record()
 
     async def metrics(self, request: Request) -> str:
         """Return queue, waits, power, energy and resizes for Prometheus."""
@@ -415,7 +408,7 @@ class Routes:
         return live(self.daemon.context, body)
 
     async def acct(self, request: Request) -> AcctAnswer:
-        """Return all jobs, or the selected ones, and the energy rows of each owner."""
+        """Return all jobs, or the selected ones, and the energy rows of their owners."""
         filters = {key: text for key, text in request.query_params.items() if key in ACCT_QUERY}
         try:
             return views.acct(self.daemon.context, JobSelection(**filters) if filters else None)
@@ -560,7 +553,9 @@ def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     }
     paths: dict[str, Any] = {}
     for endpoint, answer in zip(endpoints, answers, strict=True):
-        done = {"description": "It was done.", "content": _content(schemas[str(answer)])}
+        schema = schemas[str(answer)]
+        content = {METRICS_TYPE: {"schema": schema}} if answer is str else _json(schema)
+        done = {"description": "It was done.", "content": content}
         parameters = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in re.findall(r"{(\w+)}", endpoint.path)
@@ -589,11 +584,6 @@ def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
             },
         },
     }
-
-
-def _content(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of an answer: text or JSON."""
-    return {METRICS_TYPE: {"schema": schema}} if schema.get("type") == "string" else _json(schema)
 
 
 def _json(schema: Mapping[str, Any]) -> dict[str, Any]:

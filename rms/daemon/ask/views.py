@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import getpass
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,8 +20,7 @@ from rms.core.rules.powercap import expected_w
 from rms.core.scheduler.scheduler import repeats
 from rms.core.state import State
 from rms.daemon.nodes.energy import restore_energy
-from rms.daemon.restart.recover import forget_archived, known_jobs
-from rms.daemon.restart.replay import restored
+from rms.daemon.restart.recover import forget_archived, restore_jobs, restored
 from rms.daemon.store.archive import energy_rows, priority, stalled, waits_for
 from rms.daemon.store.archive import row as row
 from rms.daemon.store.context import Context, Settings
@@ -136,7 +135,6 @@ def _ids(part: IdSelection) -> list[str]:
 
 
 def _by_array(state: State) -> dict[str, list[tuple[JobId, Job]]]:
-    """Return the tasks of each array."""
     arrays: dict[str, list[tuple[JobId, Job]]] = {}
     for group in groups(state):
         for job_id, job in group.items():
@@ -160,19 +158,10 @@ def _states(text: str | None) -> set[JobState] | None:
 # --- jobs ---------------------------------------------------------------------------------------
 
 
-def jobs(
-    context: Context,
-    wanted: Callable[[str], bool] = lambda _: True,
-    archived: Iterable[JobRow] = (),
-) -> list[JobRow]:
-    """Return a row for each wanted job, by rising id.
-
-    Args:
-        archived: rows of archived jobs, which are added.
-    """
-    present = (entry for group in groups(context.state) for entry in group.items())
-    wanted_jobs = [job for job_id, job in present if wanted(job_id)]
-    return by_id([*archived, *rows(context, wanted_jobs)])
+def jobs(context: Context, archived: Iterable[JobRow] = ()) -> list[JobRow]:
+    """Return the rows of all jobs, by rising id."""
+    present = (job for group in groups(context.state) for job in group.values())
+    return by_id([*archived, *rows(context, present)])
 
 
 def rows(context: Context, some: Iterable[Job]) -> list[JobRow]:
@@ -249,7 +238,7 @@ def nodes(context: Context) -> list[NodeRow]:
 def _kinds(
     cluster: Cluster, own: Sequence[Node], taken: Collection[Node]
 ) -> dict[str, tuple[int, int]]:
-    """Return the number of slots of each kind of a host's processors, and of allocated ones."""
+    """Return the numbers of slots, and of allocated slots, by kind of a host's processors."""
     numbers: dict[str, tuple[int, int]] = {}
     for node, kind in zip(own, cluster.kinds_of(own), strict=False):
         slots, allocated = numbers.get(kind, (0, 0))
@@ -322,15 +311,8 @@ def books(context: Context) -> BooksAnswer:
     )
 
 
-# --- a journal without a daemon -----------------------------------------------------------------
-
-
 def past(path: Path) -> Snapshot:
-    """Return the views of a journal at its last event; the journal is not changed.
-
-    Raises:
-        JournalError: the file is no journal, is in use, or is not of this version.
-    """
+    """Return the views of a journal at its last event; the journal is not changed."""
     with Journal.open(path) as journal, tempfile.TemporaryDirectory() as folder:
         scheduler = restored(journal).scheduler
         restore_energy(scheduler, journal)
@@ -339,7 +321,7 @@ def past(path: Path) -> Snapshot:
             policy="", say=lambda words: None, now=lambda: scheduler.engine.state.now_s
         )
         launcher = LocalLauncher(Path(folder), "", "")  # it starts nothing
-        context = Context(settings, scheduler, known_jobs(journal, scheduler), journal, launcher)
+        context = Context(settings, scheduler, restore_jobs(journal, scheduler), journal, launcher)
         accounting = acct(context)
         settled = msgspec.structs.replace(books(context), energy=accounting.energy)
         decisions = {job.id: history(context, JobId(job.id)) for job in accounting.jobs}

@@ -1,11 +1,11 @@
-"""The resize machine: what is to be done next about a resize in flight. No I/O, no clock.
+"""The resize machine: the next actions of a resize in flight, without I/O and clock.
 
 A resize begins with the decision and ends when the last superfluous process is gone. The daemon
 feeds the machine an input (an event of the resize, or a report of the job) and carries out the
 instructions that the machine returns. The machine changes nothing but the job's record.
 
 The states are those of :class:`rms.daemon.store.record.ResizeState`. :data:`TABLE` lists the legal
-inputs of each state. A pair that is not in the table is ignored.
+inputs of all states. A pair that is not in the table is ignored.
 """
 
 from __future__ import annotations
@@ -21,15 +21,7 @@ from rms.core.model.events import ResizeBegun, Resized, ResizeRolledBack
 from rms.daemon.store.context import BOOT_S, GRACE_S
 from rms.daemon.store.record import JobRuntime, NewLaunches, PendingResize, ResizeState, Step
 from rms.launch.base import cores_of, hosts_of
-from rms.wire.messages import (
-    Begun,
-    BootedWorld,
-    CompletionRecord,
-    Done,
-    Failed,
-    Ready,
-    RolledBack,
-)
+from rms.wire.messages import Begun, BootedWorld, CompletionRecord, Done, Failed, Ready, RolledBack
 from rms.wire.messages import Resize as ResizeReport
 from rms.wire.users import ResizeRow
 
@@ -128,7 +120,6 @@ class ResizeContext:
     Attributes:
         now_s: wall clock, for deadlines.
         at_s: time of events, which never goes back.
-        slots: the job's present slots.
         requested: the job's next slots, None if the scheduler has no resize in flight.
         resize_begun: whether the scheduler has received ``ResizeBegun``.
         number: of the newest resize that was decided for the job.
@@ -177,7 +168,7 @@ class AskRelease(ResizeAction, frozen=True):
 
 
 class BootWorlds(ResizeAction, frozen=True):
-    """Start launches of a step, each on its slots, for a resize; their ranks boot on ``cores``."""
+    """Start launches of a step on their slots, for a resize; the ranks boot on ``cores``."""
 
     step: int
     launches: dict[int, tuple[str, ...]]
@@ -256,17 +247,9 @@ Instructions = list[Instruction]
 """Events for the scheduler and commands, to be carried out in order."""
 
 
-# --- the machine ---------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ResizeMachine:
-    """Answers inputs by instructions.
-
-    Attributes:
-        boot_s: deadline for a world from its launch until it is ready.
-        grace_s: deadline for a job to end at a checkpoint.
-    """
+    """Answers inputs by instructions."""
 
     boot_s: float = BOOT_S
     grace_s: float = GRACE_S
@@ -323,7 +306,7 @@ class ResizeMachine:
         if message.reason:
             return close(resize, message.reason)
         if resize.state is ResizeState.GRANTING and job.ending is not None:
-            return close(resize, "the job is told to end")
+            return close(resize, "the job is ending")
         step, slots = job.running_step, resize.slots
         parts: list[tuple[str, ...]] = []
         if resize.strategy == "merge" and step is not None:
@@ -425,10 +408,10 @@ class ResizeMachine:
         if context.now_s <= resize.until_s:
             return []
         resize.until_s = inf
-        words = f"job {job.id}: no word of its resize for {MOVE_S:g} s; it is ended"
+        words = f"job {job.id}: no report of its resize for {MOVE_S:g} s; it is ended"
         return [Say(words), KillJob()]
 
-    # --- launches leave, nodes are message back ------------------------------------------------
+    # --- launches leave, nodes are given back ------------------------------------------------
 
     def _step_ended(self, at: Flight, message: StepEnded) -> Instructions:
         return close(at.resize, "the job ended")
@@ -514,7 +497,6 @@ class ResizeMachine:
     # --- a restarted daemon ------------------------------------------------------------------
 
     def _adopted(self, job: JobRuntime, context: ResizeContext) -> Instructions:
-        """Go on with the resize that was in flight."""
         resize, now = job.resize, context.now_s
         instructions: Instructions = []
         if resize is not None and (
@@ -559,7 +541,7 @@ class ResizeMachine:
 def merging(
     step: Step, have: tuple[str, ...], slots: tuple[str, ...]
 ) -> tuple[str, list[tuple[str, ...]]]:
-    """Return ``merge`` and the slots of each launch (none for a shrink), or ``warm`` instead."""
+    """Return ``merge`` and the slots of its launches (none for a shrink), or ``warm`` instead."""
     if len(slots) > len(have) and slots[: len(have)] == have:
         return "merge", [(slot,) for slot in slots[len(have) :]]
     kept = 0
@@ -637,7 +619,7 @@ _ROWS: tuple[tuple[type[Input], tuple[ResizeState, ...], Callable[..., Instructi
 TABLE: dict[tuple[ResizeState, type[Input]], Callable[..., Instructions]] = {
     (state, kind): transition for kind, states, transition in _ROWS for state in states
 }
-"""The transition for each legal pair of a state and a type of input.
+"""The transitions of all legal pairs of a state and a type of input.
 
 ``Decided`` and ``Adopted`` are legal in every state and without a resize in flight.
 """

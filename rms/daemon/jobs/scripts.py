@@ -1,4 +1,4 @@
-"""Job scripts: started, cancelled, requeued, concluded, and the last line of each job's output."""
+"""Job scripts: started, cancelled, requeued, concluded, and the last line of a job's output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rms.core.model.events import Ended, Event, Reopened, Requeued, Start, Started
 from rms.core.model.jobs import Job, JobId, JobState, Node
-from rms.daemon.store.archive import is_settled, job_rows
+from rms.daemon.store.archive import energy_rows, is_settled
 from rms.daemon.store.context import Context, Handle, describe, warning
 from rms.daemon.store.journal import JournalError
 from rms.daemon.store.notes import EndingNote, EndNote, Notes, ScriptNote, SignalNote, SummaryNote
@@ -25,11 +25,7 @@ START_S = 0.02
 
 
 class Scripts:
-    """Starts and ends job scripts.
-
-    Attributes:
-        stopping: whether no more scripts are started.
-    """
+    """Starts and ends job scripts; while it is ``stopping``, it starts none."""
 
     def __init__(self, context: Context, handle: Handle) -> None:
         self._context, self._handle = context, handle
@@ -80,14 +76,10 @@ class Scripts:
             self._handle(Started(self._context.time(), job.id))
 
     def run(self, job: JobRuntime, nodes: tuple[Node, ...]) -> None:
-        """Run a job's script on nodes.
-
-        Raises:
-            LaunchError: the script could not be started.
-        """
+        """Run a job's script on nodes, or raise a LaunchError."""
         context, submission = self._context, job.submission
         if not submission.array:
-            raise LaunchError("what it was submitted with is missing from the journal")
+            raise LaunchError("its submission is missing from the journal")
         output, errors = job.files
         launch = ScriptLaunch(
             script=context.launcher.state / "jobs" / submission.array / "script",
@@ -131,7 +123,7 @@ class Scripts:
     def fail(self, job: JobRuntime, reason: str) -> None:
         """End a job that the daemon cannot handle; it is FAILED once its processes are gone.
 
-        The method is called again in each round until the job is over.
+        The method is called again in every round until the job is over.
         """
         context = self._context
         if not job.fault:
@@ -195,13 +187,6 @@ class Scripts:
         worlds = [] if step is None else [step.worlds[n] for n in step.current]
         self._context.launcher.terminate(job.id, worlds)
 
-    def cancel_on_lost_lease(self, job: JobRuntime) -> None:
-        """End a job whose allocation ends; a job that can be requeued waits again."""
-        if job.script is None:
-            return
-        self._context.say(f"job {job.id}: told to end, as its allocation does")
-        self.cancel(job, REQUEUED if job.submission.requeue else "CANCELLED")
-
     def requeue(self, job: JobRuntime, reason: str) -> None:
         """Let a job without processes wait again."""
         context = self._context
@@ -214,8 +199,7 @@ class Scripts:
     def forget(self, job: JobRuntime) -> Notes:
         """Drop everything about a job's processes, which have all ended.
 
-        Returns:
-            Notes to be kept with the event that the job waits again or has ended.
+        Return the notes to be kept with the event that the job waits again or has ended.
         """
         job.forget_processes()
         self._ends.pop(job.id, None)
@@ -302,15 +286,12 @@ SETTLE_S = 5.0
 TAIL = 1 << 16
 """Bytes at the end of an output that are searched for the job's line."""
 
-NOTE = "summary"
-"""Kind of the note with a job's line; without text the line is still to be written."""
-
 COPIED = "it ran in the state folder that this one is a copy of"
 """Reason of a job that belongs to the original folder, which still writes its output."""
 
 
 class Endings:
-    """Writes the last line of each job: its end, resizes and energy, once that is settled."""
+    """Writes the last lines of jobs: end, resizes and energy, once that is settled."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -359,7 +340,7 @@ class Endings:
                 _append(output, job_id, f"rms: {job.summary}\n")
         except (OSError, ValueError) as error:
             context.say(warning(f"job {job_id}: its output does not take its last line: {error}"))
-        # A line twice is seen, one lost is not.
+        # If the daemon is killed in between, the line is written again rather than lost.
         context.journal.note(SummaryNote(job_id, job.summary))
 
 
@@ -383,7 +364,9 @@ def end_words(context: Context, job: Job, runtime: JobRuntime) -> str:
     joules = energy.job_j(job.spec.id, context.time())
     words.append(OwnerEnergy.of(energy.parts(job.spec.id, joules)).words)
     if prices is not None:
-        words += cost_words(OwnerEnergy.of(job_rows(context, job.spec.id), prices).cost, prices)
+        words += cost_words(
+            OwnerEnergy.of(energy_rows(context, [job.spec.id]), prices).cost, prices
+        )
     return f"job {job.spec.id} {job.state}: {', '.join(words)}"
 
 

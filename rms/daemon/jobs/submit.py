@@ -1,4 +1,7 @@
-"""Submissions: from a script to jobs (options, array, sizes, files), and jobs that are held."""
+"""Submissions: from a script to jobs (options, array, sizes, files), and jobs that are held.
+
+A submission that cannot be run is refused by a :class:`ScriptError`.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from rms.core.model.events import (
-    Event,
-    Freed,
-    HeldByUser,
-    Submitted,
-    Withdrawn,
-    node_words,
-)
+from rms.core.model.events import Event, Freed, HeldByUser, Submitted, Withdrawn, node_words
 from rms.core.model.jobs import Dependency, JobId, JobSpec, JobState, Mode
 from rms.core.model.speedup import OperatingPoint
 from rms.core.policies.node_power import Consolidate
@@ -75,7 +71,7 @@ CHUNK = 250
 """Tasks of an array that are made before other requests are answered."""
 
 MOST_REPEATED = 100_000
-"""Limit of dependencies and profile points of all tasks together, as each task has a copy."""
+"""Limit of dependencies and profile points of all tasks together, as every task has a copy."""
 
 MOST_CHECKED = 100
 """Number of tasks whose outputs are checked at submission; all are checked when they start."""
@@ -88,15 +84,11 @@ JOB_BYTES = 3 << 10
 """Address space per job, and the reserve for everything else: C libraries may crash without it."""
 
 MOST_NAMES = 1_000_000
-"""Limit of names of all tasks together, as each task has its own list in the journal."""
+"""Limit of names of all tasks together, as every task has its own list in the journal."""
 
 
 class Submissions:
-    """Takes in submissions.
-
-    Args:
-        handle: enters the event of a submission.
-    """
+    """Takes in submissions."""
 
     def __init__(self, context: Context, handle: Handle) -> None:
         self._context, self._handle = context, handle
@@ -107,11 +99,8 @@ class Submissions:
 
         A refused submission uses up no number and leaves nothing on the disk. A repeated one, by
         its key, gets the ids of the first. Other requests are answered while a large array is
-        made; the next submission begins after this one.
-
-        Raises:
-            ScriptError: the script or its options cannot be run.
-            OSError, JournalError, MemoryError: it cannot be kept now.
+        made; the next submission begins after this one. An OSError, JournalError or MemoryError
+        means that the jobs cannot be kept now.
         """
         async with self._turn:
             key = _idempotency(self._context, body)
@@ -130,7 +119,9 @@ class Submissions:
         _check_folders(note)
         warnings += _estimates(context, specs[0])
         ids: list[str] = [spec.id for spec in specs]
-        env = body.env | _cooldown(options)
+        env = dict(body.env)
+        if options.cooldown_s is not None:
+            env[COOLDOWN_VARIABLE] = f"{options.cooldown_s:g}"
         with self._folder(number):
             await asyncio.to_thread(_keep, context, number, body.text, env)
             if key is not None:
@@ -142,15 +133,7 @@ class Submissions:
     def enter(
         self, specs: list[JobSpec], submission: SubmissionNote, notes: Sequence[Note] = ()
     ) -> None:
-        """Take in jobs, all of them or none; they are on disk when it returns.
-
-        Args:
-            submission: of the job, or of all tasks of the array.
-            notes: further notes of the same transaction.
-
-        Raises:
-            JournalFullError: they cannot be written now.
-        """
+        """Take in jobs and further notes, all or nothing; they are on disk when it returns."""
         context, journal = self._context, self._context.journal
         event = Submitted(context.time(), tuple(specs))
         transition.check(context.state, event)
@@ -182,11 +165,7 @@ class Submissions:
 def _heeded(
     context: Context, body: Submission, script: Script
 ) -> tuple[Submission, Options, list[str]]:
-    """Return a submission in its folder and environment, its options, and warnings about them.
-
-    Raises:
-        ScriptError: an option cannot be heeded.
-    """
+    """Return a submission in its folder and environment, its options, and warnings about them."""
     cluster, launcher, stated = context.cluster, context.launcher, script.options
     check_options(body.options)
     if body.options.nodes is not None:  # the script's tasks are ranks on the script's nodes
@@ -219,11 +198,7 @@ def _heeded(
 
 
 def _warnings(unheeded: Sequence[str]) -> list[str]:
-    """Return a warning about options of sbatch that have no effect.
-
-    Raises:
-        ScriptError: an option restricts when or where the job may run.
-    """
+    """Return a warning about options without effect; refuse those that restrict the job."""
     for word in unheeded:
         name = word.partition("=")[0] if word.startswith("--") else word[:2]
         if name in PLACING:
@@ -233,11 +208,7 @@ def _warnings(unheeded: Sequence[str]) -> list[str]:
 
 
 def _placed(body: Submission, options: Options) -> Submission:
-    """Return a submission with the folder and the environment of its options.
-
-    Raises:
-        ScriptError: the folder does not exist.
-    """
+    """Return a submission with the folder and the environment of its options."""
     cwd = str(Path(body.cwd) / options.chdir) if options.chdir else body.cwd
     _check(check_path, cwd)
     if not os.path.isdir(cwd):  # noqa: PTH112 - Path.is_dir raises without permission
@@ -251,9 +222,8 @@ def _placed(body: Submission, options: Options) -> Submission:
 def exported(env: Mapping[str, str], wanted: str) -> dict[str, str]:
     """Return the environment that ``--export`` selects.
 
-    Args:
-        wanted: ``ALL``, ``NONE`` or ``NIL`` (no variable), or names and ``NAME=VALUE`` with commas
-            between, which are the only variables unless ``ALL`` is among them.
+    ``wanted`` is ``ALL``, ``NONE`` or ``NIL`` (no variable), or names and ``NAME=VALUE`` with
+    commas between, which are the only variables unless ``ALL`` is among them.
     """
     variables: dict[str, str] = {}
     words = wanted.split(",")
@@ -271,18 +241,10 @@ def exported(env: Mapping[str, str], wanted: str) -> dict[str, str]:
     return {**env, **variables} if "ALL" in words else variables
 
 
-def _cooldown(options: Options) -> dict[str, str]:
-    return {} if options.cooldown_s is None else {COOLDOWN_VARIABLE: f"{options.cooldown_s:g}"}
-
-
 def _refuse_no_program(context: Context, body: Submission) -> None:
     """Refuse a script with a single command whose program does not exist.
 
-    Scripts of several commands, shells with options (``bash -l``) and other machines may provide
-    it.
-
-    Raises:
-        ScriptError: the program does not exist.
+    Scripts of several commands, shells with options (``bash -l``) and other machines may have it.
     """
     lines = [line.strip() for line in body.text.replace("\\\n", " ").split("\n")]
     commands = [line for line in lines if line and not line.startswith("#")]
@@ -300,7 +262,6 @@ def _refuse_no_program(context: Context, body: Submission) -> None:
 def _note(
     context: Context, number: int, body: Submission, options: Options, profile: Profile | None
 ) -> SubmissionNote:
-    """Return the note of a submission, for its job or all tasks of its array."""
     launcher, requeue = context.launcher, options.requeue
     default = DEFAULT_OUTPUT if options.array is None else DEFAULT_ARRAY_OUTPUT
     watched = launcher.watches_processes
@@ -362,14 +323,13 @@ def _keep(context: Context, number: int, text: str, env: dict[str, str]) -> None
 async def _specs(
     context: Context, number: int, options: Options, profile: Profile | None, note: SubmissionNote
 ) -> list[JobSpec]:
-    """Return the jobs of a submission; other requests are answered meanwhile.
-
-    Raises:
-        ScriptError: the options allow no such job.
-    """
+    """Return the jobs of a submission; other requests are answered meanwhile."""
     array = None if options.array is None else parse_array(options.array)
     indices: list[int | None] = [None] if array is None else list(array.indices)
-    now_s, begin_s = context.time(), _begin_s(context, options)
+    now_s, begin_s = context.time(), None
+    if options.begin is not None:
+        skew_s = context.skew_s  # a user's times are those of the day
+        begin_s = parse_begin(options.begin, context.now() + skew_s) - skew_s
     after, any_of = _after(context, options, note.name)
     _check_memory(len(indices))
     only, never = _node_lists(context, options, len(indices))
@@ -392,7 +352,10 @@ async def _specs(
     for job_id in ids:  # the tasks of an array differ in their ids only
         specs.append(replace(spec, id=job_id))
         if len(specs) <= MOST_CHECKED:
-            _check_outputs(note.files(job_id), context.launcher.state)
+            for path in filter(None, note.files(job_id)):
+                _check(check_path, str(path))
+                _check(check_own_file, path, context.launcher.state)
+                _check(check_output, path)
         if len(specs) % CHUNK == 0:
             await asyncio.sleep(0)
     return specs
@@ -436,20 +399,8 @@ def _spec(
         raise ScriptError(str(error)) from None
 
 
-def _begin_s(context: Context, options: Options) -> float | None:
-    """Return when jobs may start at the earliest, by the daemon's clock; None for now."""
-    if options.begin is None:
-        return None
-    skew_s = context.skew_s  # a user's times are those of the day
-    return parse_begin(options.begin, context.now() + skew_s) - skew_s
-
-
 def _after(context: Context, options: Options, name: str) -> tuple[tuple[Dependency, ...], bool]:
-    """Return the dependencies of a submission, and whether any of them is enough.
-
-    Raises:
-        ScriptError: a job of ``--dependency`` does not exist.
-    """
+    """Return the dependencies of a submission, and whether any of them is enough."""
     if options.dependency is None:
         return (), False
     dependency, state = parse_dependency(options.dependency), context.state
@@ -457,8 +408,8 @@ def _after(context: Context, options: Options, name: str) -> tuple[tuple[Depende
     for kind, job in dependency.after:
         over = context.journal.archived(job) if unknown(state, [job]) else []
         if not over and unknown(state, [job]):
-            raise ScriptError(f"--dependency: expected the id of a job, got {job}, not known")
-        if not over or not is_met(kind, [JobState(each.row.state) for each in over]):
+            raise ScriptError(f"--dependency: expected the id of a job, got {job}, unknown here")
+        if not over or not is_met(kind, [JobState(entry.row.state) for entry in over]):
             after.append(Dependency(kind, job))
         elif dependency.any_of:
             return (), False
@@ -499,11 +450,7 @@ def _limited(spec: JobSpec, options: Options, state: State) -> JobSpec:
 
 
 def _profile(context: Context, body: Submission, options: Options) -> Profile | None:
-    """Return the measured profile that a submission names, or the profile of its program.
-
-    Raises:
-        ScriptError: the profile does not exist.
-    """
+    """Return the measured profile that a submission names, or the profile of its program."""
     base, wanted = context.settings.profiles, options.profile
     if wanted == "none" or (wanted is None and (base is None or not body.program)):
         return None
@@ -521,17 +468,10 @@ def _profile(context: Context, body: Submission, options: Options) -> Profile | 
         return None
 
 
-# --- Node lists -----------------------------------------------------------------------------------
-
-
 def _node_lists(
     context: Context, options: Options, tasks: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of ``--nodelist`` and ``--exclude`` of a submission of ``tasks`` jobs.
-
-    Raises:
-        ScriptError: the policy or the cluster cannot heed them.
-    """
+    """Return the names of ``--nodelist`` and ``--exclude`` of a submission of ``tasks`` jobs."""
     texts = {"--nodelist": options.nodelist, "--exclude": options.exclude}
     names = {name: tuple(dict.fromkeys(expand(text))) for name, text in texts.items() if text}
     if not names:
@@ -555,9 +495,6 @@ def _listed(spec: JobSpec, state: State, options: Options) -> JobSpec:
     """Return a job with node lists, no larger than they allow.
 
     As with ``sbatch``, but the job gets no nodes beside those of its ``--nodelist``.
-
-    Raises:
-        ScriptError: the lists leave the job too few nodes.
     """
     most, has_preferred = len(allowed(state, spec)), options.preferred is not None
     if spec.nodelist and options.nodes is None and not has_preferred and most:
@@ -576,11 +513,7 @@ def _listed(spec: JobSpec, state: State, options: Options) -> JobSpec:
 
 
 def _refuse_impossible(context: Context, spec: JobSpec) -> None:
-    """Refuse a job that could never start, also with the nodes that are down or drained.
-
-    Raises:
-        ScriptError: it requests more than the cluster has, or than an allocation may have.
-    """
+    """Refuse a job that could never start, also with the nodes that are down or drained."""
     state, policy = context.state, context.scheduler.engine.policy
     lease, least = state.lease, spec.smallest_start
     most = _most(state)
@@ -602,11 +535,7 @@ def _refuse_impossible(context: Context, spec: JobSpec) -> None:
 
 
 def _check_memory(jobs: int) -> None:
-    """Refuse jobs if the address space limit of the process (``ulimit -v``) is nearly reached.
-
-    Raises:
-        MemoryError: too little is left; it may suffice after other jobs have ended.
-    """
+    """Raise a MemoryError if the address space limit (``ulimit -v``) is nearly reached."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     statm = Path("/proc/self/statm")
     if limit == resource.RLIM_INFINITY or not statm.exists():  # macOS has none
@@ -618,18 +547,6 @@ def _check_memory(jobs: int) -> None:
         raise MemoryError(f"expected {expected}, got {left >> 20} MiB")
 
 
-def _check_outputs(files: tuple[Path, Path | None], state: Path) -> None:
-    """Refuse outputs that are not regular files of the user, or special files that jobs may write.
-
-    Raises:
-        ScriptError: no job can be started with these outputs.
-    """
-    for path in filter(None, files):
-        _check(check_path, str(path))
-        _check(check_own_file, path, state)
-        _check(check_output, path)
-
-
 def _check(check: Callable[..., None], *arguments: object) -> None:
     """Call a check of files or strings; raise its ValueError as ScriptError."""
     try:
@@ -639,11 +556,7 @@ def _check(check: Callable[..., None], *arguments: object) -> None:
 
 
 def _idempotency(context: Context, body: Submission) -> IdempotencyNote | None:
-    """Return the note of a submission's key, with ids if it was taken in; None without a key.
-
-    Raises:
-        ScriptError: another submission has the same key.
-    """
+    """Return the note of a submission's key, with ids if it was taken in; None without a key."""
     key = body.options.idempotency_key
     if not key:
         return None
@@ -656,9 +569,6 @@ def _idempotency(context: Context, body: Submission) -> IdempotencyNote | None:
         )
     note.sha256 = digest
     return note
-
-
-# --- Held jobs ------------------------------------------------------------------------------------
 
 
 class Holds:
@@ -683,13 +593,9 @@ class Holds:
             self._handle(Freed(at_s, jobs))
         self._next_s = transition.next_s(state)
 
-    def hold(self, jobs: Sequence[JobId]) -> None:
-        """Hold waiting jobs."""
-        self._handle(HeldByUser(self._context.time(), tuple(jobs), True))
-
-    def release(self, jobs: Sequence[JobId]) -> None:
-        """Release jobs that a user held; they start once they wait for nothing else."""
-        self._handle(HeldByUser(self._context.time(), tuple(jobs), False))
+    def hold(self, jobs: Sequence[JobId], *, held: bool) -> None:
+        """Hold waiting jobs, or release those that a user held."""
+        self._handle(HeldByUser(self._context.time(), tuple(jobs), held))
 
     def withdraw(self, jobs: Sequence[JobId]) -> None:
         """Cancel waiting jobs."""

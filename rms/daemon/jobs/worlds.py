@@ -1,7 +1,7 @@
 """The worlds of a job: launched, observed, resized, and ended with their step.
 
-:class:`rms.daemon.jobs.machine.ResizeMachine` decides what a resize needs. Here it is fed with what
-happened to the processes and with the reports of jobs, and its instructions are carried out.
+:class:`rms.daemon.jobs.machine.ResizeMachine` decides the steps of a resize. This module feeds it
+with the states of processes and the reports of jobs, and carries out its instructions.
 """
 
 from __future__ import annotations
@@ -9,12 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from rms.core.model.events import (
-    ResizeAsked,
-    ResizePoint,
-    Started,
-    Stepped,
-)
+from rms.core.model.events import ResizeAsked, ResizePoint, Started, Stepped
 from rms.core.model.jobs import Job, JobId, JobState, Node
 from rms.daemon.jobs import machine
 from rms.daemon.jobs.machine import Instructions, ResizeContext, ResizeMachine
@@ -41,8 +36,8 @@ from rms.wire.messages import (
 MOST_RANKS = 1 << 20
 """Limit of a job's ranks; larger numbers are a mistake, or an attack."""
 
-UNTOLD_S = 10.0
-"""Time after the end of a launch within which its last word (a commit, a record) must arrive."""
+LAST_REPORT_S = 10.0
+"""Time after the end of a launch within which its last report (a commit, a record) must arrive."""
 
 
 class Worlds:
@@ -62,9 +57,6 @@ class Worlds:
 
         A line that repeats its request with its ``key``, after a restart of the daemon, gets the
         same step.
-
-        Raises:
-            OSError: its environment cannot be kept.
         """
         context = self._context
         if key in job.keys:
@@ -110,7 +102,7 @@ class Worlds:
     def parts(
         self, job: JobId, command: LaunchCommand, slots: Sequence[str]
     ) -> list[Sequence[str]]:
-        """Return the slots of each launch of a job's first world: one launch, or one a node."""
+        """Return the slots by launch of a job's first world: one launch, or one per node."""
         context, running = self._context, self._context.state.running.get(job)
         per_node = command.env.get(LAUNCHES_VARIABLE) == PER_NODE
         if not per_node or running is None or not running.spec.mode.resizable:
@@ -122,10 +114,10 @@ class Worlds:
     def _kinds(
         self, job: JobRuntime, launches: Mapping[int, Sequence[str]], *, resized: bool
     ) -> dict[int, tuple[str, ...]]:
-        """Return the kinds of processors of each launch, in the order of its slots.
+        """Return the kinds of processors by launch, in the order of its slots.
 
         Args:
-            launches: the slots of each; together they are the last ones of a world.
+            launches: slots by launch; together they are the last slots of a world.
             resized: whether that is the world of a resize, not the job's present one.
         """
         cluster, running = self._context.cluster, self._context.state.running.get(job.id)
@@ -143,7 +135,7 @@ class Worlds:
         """Tell the energy books which launches of a job are on which of its nodes.
 
         Args:
-            launches: the launch on all nodes, or one for each node; () for those of a resize.
+            launches: the launch on all nodes, or one per node; () for those of a resize.
         """
         context, resize = self._context, job.resize
         running = context.state.running.get(job.id)
@@ -185,7 +177,7 @@ class Worlds:
         launcher, now = self._context.launcher, self._context.now()
         if step.ended_s is None:
             step.ended_s = now
-        late = now > step.ended_s + UNTOLD_S
+        late = now > step.ended_s + LAST_REPORT_S
         died = any(codes)  # ranks that leave, or complete, exit with 0
         if None in codes:
             if late and died:  # launches that were merged live and die together
@@ -197,7 +189,7 @@ class Worlds:
         left = state is ResizeState.MOVING and not died  # the deadline of that state applies
         going_over = state in (ResizeState.READY, ResizeState.MOVING) and not late
         if resize is not None and (left or going_over):
-            # The job may have gone over to these without a word so far.
+            # The job may have gone over to these, and its report is on its way.
             alive = [n for n in resize.new.slots if step.worlds[n].status() is None]
             if alive and not record.exists():
                 return
@@ -278,8 +270,7 @@ class Worlds:
     def report(self, job: JobRuntime, report: Report) -> None:
         """Take in the progress of a resize, or a resize request of the application.
 
-        Raises:
-            ValueError: the launches do not exist, or the number of ranks is out of range.
+        Unknown launches and numbers of ranks out of range are a ValueError.
         """
         if isinstance(report, ApplicationResizeRequest):
             if not 0 < report.ranks <= MOST_RANKS:
@@ -296,11 +287,7 @@ class Worlds:
     # --- the resize machine ------------------------------------------------------------------
 
     def begin_resize(self, job: JobRuntime, slots: tuple[str, ...], strategy: str = "") -> None:
-        """Begin a resize that was decided.
-
-        Args:
-            strategy: a user's choice, or "" for the job's own.
-        """
+        """Begin a resize that was decided, by a user's strategy or, with "", the job's own."""
         context = self._context
         have = context.cluster.slots_of(context.state.running[job.id].nodes)
         refusal = context.launcher.nodes.resize_refusal(job.id, hosts_of(have), hosts_of(slots))
@@ -320,14 +307,14 @@ class Worlds:
         self._draining, answered, failure = True, False, None
         try:
             while self._inputs:
-                of, each = self._inputs.popleft()
+                owner, queued = self._inputs.popleft()
                 try:
-                    answered |= bool(self._handle_input(of, each)) and each is message
+                    answered |= bool(self._handle_input(owner, queued)) and queued is message
                 except Exception as error:
-                    if of is job or isinstance(error, JournalError):
+                    if owner is job or isinstance(error, JournalError):
                         failure = failure or error
                     else:
-                        self._scripts.fail(of, describe(error))
+                        self._scripts.fail(owner, describe(error))
         finally:
             self._draining = False
         if failure is not None:

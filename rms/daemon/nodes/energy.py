@@ -10,10 +10,7 @@ import msgspec
 from rms.core.books.measured import Measured
 from rms.core.books.spans import WHOLE
 from rms.core.model.cluster import Cluster
-from rms.core.model.events import (
-    Event,
-    PowerMeasured,
-)
+from rms.core.model.events import Event, PowerMeasured
 from rms.core.rules.powercap import expected_w, matters
 from rms.core.scheduler.scheduler import Scheduler
 from rms.daemon.store.context import Context, Handle, warning
@@ -30,21 +27,14 @@ LONGEST_STALE_S = 600.0
 FORGET_S = 10.0
 """Interval at which spans are forgotten that no report can concern any more."""
 
-NOTE = "meter/"
-"""Prefix of the keys of notes about a host's meters."""
-
 
 class Meters:
-    """Takes reports, and writes what they change before they are answered.
-
-    Args:
-        on_report: called with each report after it was taken.
-    """
+    """Takes reports, and writes the changes before a report is answered."""
 
     def __init__(self, context: Context, on_report: Callable[[Metered], None]) -> None:
         self._context, self._scheduler = context, context.scheduler
         self._on_report = on_report
-        self._heard: dict[str, tuple[float, float]] = {}
+        self._reported: dict[str, tuple[float, float]] = {}
         self._reasons: dict[str, str] = {}
         self._refused: set[tuple[str, str]] = set()
         self._silent: dict[str, set[str]] = {}
@@ -53,8 +43,7 @@ class Meters:
     def take_report(self, report: Metered) -> MeterAnswer:
         """Take in a report, which follows the time of day; it is on disk when this returns.
 
-        Raises:
-            ValueError: the cluster has no such node, or another agent has replaced this one.
+        A report of an unknown node, or of a replaced agent, is a ValueError.
         """
         skew_s = self._context.skew_s
         if skew_s:
@@ -64,7 +53,7 @@ class Meters:
         return msgspec.structs.replace(answer, at_s=answer.at_s + skew_s) if skew_s else answer
 
     def _book(self, report: Metered) -> MeterAnswer:
-        context, where = self._context, report.node or "this machine"
+        context = self._context
         nodes = devices_of(report, context.cluster, self._scheduler.energy.measured)
         for reason in [old for old, host in self._reasons.items() if host == report.node]:
             if reason != report.reason:
@@ -72,20 +61,23 @@ class Meters:
         if report.reason and report.reason not in self._reasons:
             self._reasons[report.reason] = report.node
             what = "not all is measured on" if report.devices else "power is the model's on"
-            context.say(f"{what} {where}, and others alike: {report.reason}")
+            context.say(f"{what} {_where(report.node)}, and others alike: {report.reason}")
         is_new = self._scheduler.report(report, context.time(), nodes)
         host = self._scheduler.energy.measured.hosts[report.node]
         if is_new:
             self._say_refused(report)
             self._say_silent(report)
             if report.devices:
-                self._hear(report.node, context.now())
+                now_s = context.now()
+                before_s, _ = self._reported.get(report.node, (now_s, 0.0))
+                for_s = min(max(STALE_S, 3 * (now_s - before_s)), LONGEST_STALE_S)
+                self._reported[report.node] = now_s, for_s
             self._write(None, MeterNote(report.node, host))
         return MeterAnswer() if report.number else host.answer
 
     def _say_refused(self, report: Metered) -> None:
-        """Log each device when its energy is refused for the first time in a row."""
-        measured, where = self._scheduler.energy.measured, report.node or "this machine"
+        """Log a device when its energy is refused for the first time in a row."""
+        measured, where = self._scheduler.energy.measured, _where(report.node)
         for device in report.devices:
             key = report.node, device.device
             if device.device not in measured.refused:
@@ -101,9 +93,8 @@ class Meters:
         new = silent - self._silent.get(report.node, set())
         self._silent[report.node] = silent
         if new and not report.reason:
-            where = report.node or "this machine"
-            words = f"no readings of {', '.join(sorted(new))} of {where}: by the model"
-            self._context.say(warning(words))
+            words = f"no readings of {', '.join(sorted(new))} of {_where(report.node)}"
+            self._context.say(warning(f"{words}: by the model"))
 
     def tick(self) -> None:
         """Write the rows that events have changed; leave hosts without reports to the model."""
@@ -111,19 +102,12 @@ class Meters:
         if spans.changed:
             self._write(None)
         now_s = self._context.now()
-        silent = [name for name, heard in self._heard.items() if now_s > sum(heard)]
+        silent = [name for name, times in self._reported.items() if now_s > sum(times)]
         for host in silent:
-            _, for_s = self._heard.pop(host)
-            where = host or "this machine"
-            self._context.say(
-                warning(f"no report of the meters of {where} for {for_s:g} s: by the model")
-            )
+            _, for_s = self._reported.pop(host)
+            words = f"no report of the meters of {_where(host)} for {for_s:g} s"
+            self._context.say(warning(f"{words}: by the model"))
             self._scheduler.forget_meter(host, self._context.time())
-
-    def _hear(self, host: str, now_s: float) -> None:
-        """Note the time of a host's report, and the longest time until its next."""
-        before_s, _ = self._heard.get(host, (now_s, 0.0))
-        self._heard[host] = now_s, min(max(STALE_S, 3 * (now_s - before_s)), LONGEST_STALE_S)
 
     def write_all(self) -> None:
         """Write all rows, also unfinished ones up to now, so that they add up to the books."""
@@ -139,17 +123,18 @@ class Meters:
             measured.spans.forget(measured.kept_s)
 
 
+def _where(host: str) -> str:
+    return host or "this machine"
+
+
 def devices_of(
     report: Metered, cluster: Cluster, measured: Measured
 ) -> Mapping[str, Sequence[str]]:
-    """Return the nodes that each device belongs to, or hosts and slots if jobs share nodes.
+    """Return the nodes of the devices, or hosts and slots if jobs share nodes.
 
     On a machine whose cores and GPUs are nodes (its reports have no name), ``gpu-0`` is the node
     with the slot ``gpu:0``, and other devices belong to the nodes of cores, if there are any.
     ``node`` includes all other devices, which then belong to no node.
-
-    Raises:
-        ValueError: the cluster has no such node.
     """
     booked = cluster.booked
     if report.node and report.node not in cluster.hosts:
@@ -241,7 +226,7 @@ class CapWatch:
             self._counted_s = now_s
             watts = self._context.scheduler.energy.power_w
         elif now_s < self._begun_s + CAP_STALE_S:
-            return  # what was read before a restart holds until meters report again
+            return  # readings from before a restart hold until meters report again
         else:
             watts = expected_w(state)
         if matters(state, watts):

@@ -50,12 +50,7 @@ POWERED_BY_SLURM = (
 
 
 def check_placement(policy: Policy, cluster: Cluster) -> None:
-    """Refuse a policy that does not match the daemon's nodes.
-
-    Raises:
-        PolicyError: it lets jobs share nodes that are given whole, or the other way round, or needs
-            frequencies or a memory bandwidth that the cluster file does not state.
-    """
+    """Raise a PolicyError for a policy that does not match the daemon's nodes."""
     if policy.placement.pooled and not cluster.shared:
         got = f"{policy.name}, whose jobs share nodes"
         raise PolicyError(f"expected a policy that gives whole nodes, as here, got {got}")
@@ -100,7 +95,7 @@ class Nodes:
         self._close_and_open(self._context.cluster.hosts)
 
     def resume(self) -> None:
-        """Tell the scheduler after a restart what a killed daemon may not have told it."""
+        """Enter nodes that a killed daemon may not have entered, after a restart."""
         context, state = self._context, self._context.state
         unfit, remote = context.drained | context.broken, context.launcher.shared_filesystem
         down, up = list[Node](), list[Node]()
@@ -113,11 +108,7 @@ class Nodes:
         self._enter(down, up)
 
     def drain(self, names: Sequence[str], *, drained: bool) -> None:
-        """Drain nodes, or resume them. Jobs that run there are not affected.
-
-        Raises:
-            ValueError: the cluster has no such nodes.
-        """
+        """Drain nodes, or resume them. Jobs that run there are not affected."""
         context = self._context
         unknown = [name for name in names if name not in context.cluster.hosts]
         if unknown:
@@ -172,11 +163,8 @@ class LeaseWatch:
     def tick(self, *, starts: bool) -> list[JobId]:
         """Enter the leases, tell the launcher the demand; return the jobs whose leases end.
 
-        A job that can be resized is asked to go on with the nodes that stay. The caller ends the
-        jobs that are returned, at checkpoints.
-
-        Args:
-            starts: whether waiting jobs are started.
+        A job that can be resized is to go on with the nodes that stay. The caller ends the jobs
+        that are returned, at checkpoints.
         """
         context = self._context
         now = context.now()
@@ -313,7 +301,7 @@ class NodeSwitch:
                     self._handle(NodeBooted(self._context.time(), node))
 
     def _each_host(self, nodes: Iterable[Node]) -> list[Node]:
-        """Return the nodes, or the first slot of each shared node, that stand for a host."""
+        """Return the nodes that stand for a host: whole nodes, or first slots of shared ones."""
         cluster = self._context.cluster
         return [node for node in nodes if node == cluster.nodes_of[cluster.host_of(node)][0]]
 
@@ -423,7 +411,7 @@ class FrequencyControl:
         return self._context.launcher.clocks.orders(report.node)
 
     def _wanted(self, state: State) -> dict[str, float | None]:
-        """Return the highest frequency share among the jobs of each slot, None without jobs."""
+        """Return the highest frequency share of the jobs by slot, None without jobs."""
         slots = self._context.cluster.slots
         highest: dict[str, float | None] = {slot: None for node in slots for slot in node}
         for job in state.running.values():

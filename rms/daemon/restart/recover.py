@@ -1,38 +1,44 @@
-"""How a daemon comes back: from its state folder, its journal and the processes that still run.
+"""Recovery of a daemon from its state folder, its journal and the processes that still run.
 
 In the order of a start: the journal is opened, a broken one salvaged (:func:`open_journal`); the
 mark of its processes and the next job number are restored (:func:`restore_notes`,
-:func:`own_mark`); scheduler and jobs are rebuilt (:func:`resume`); running jobs are adopted
-(:func:`adopt`), or the daemon goes on with other nodes (:func:`reopen`); losses are logged and
-processes of unknown jobs ended (:func:`settle`).
+:func:`own_mark`); the journal is replayed (:func:`restored`), and scheduler and jobs are rebuilt
+(:func:`resume`); running jobs are adopted (:func:`adopt`), or the daemon goes on with other nodes
+(:func:`reopen`); losses are logged and processes of unknown jobs ended (:func:`settle`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 
 import msgspec
 
 from rms.core.model.cluster import Cluster
-from rms.core.model.events import Ended, Reopened, Started
+from rms.core.model.events import Decision, Ended, Reopened, Started
 from rms.core.model.jobs import Job, JobId, JobState
-from rms.core.policies import placing
+from rms.core.policies import Policy, PolicyError, named, placing
+from rms.core.rules.checks import RuleError
+from rms.core.rules.transition import TransitionError
+from rms.core.scheduler.engine import Engine
 from rms.core.scheduler.scheduler import Scheduler
+from rms.core.scheduler.snapshot import SnapshotError, thaw
 from rms.daemon.heart import Daemon
 from rms.daemon.jobs import scripts
 from rms.daemon.jobs.machine import RELAUNCH, Adopted
 from rms.daemon.nodes.energy import restore_energy
 from rms.daemon.nodes.nodes import check_placement
-from rms.daemon.restart.replay import replay as replay
-from rms.daemon.restart.replay import restored
 from rms.daemon.store.context import Context, Settings, describe, warning
 from rms.daemon.store.file import CountFiles, DamagedError, finish_salvage, salvage
-from rms.daemon.store.journal import Journal, JournalError
+from rms.daemon.store.journal import Entry, Journal, JournalError, Opened, PolicySet, Seen
 from rms.daemon.store.notes import (
     BrokenNote,
     DrainedNote,
@@ -51,8 +57,8 @@ from rms.daemon.store.notes import (
     SummaryNote,
 )
 from rms.daemon.store.private import line_file
-from rms.daemon.store.record import REQUEUED, JobRuntime, ResizeNote, ResizeState, Step
-from rms.daemon.store.sandbox import stand_ins
+from rms.daemon.store.record import REQUEUED, STEP_FACTS, JobRuntime, ResizeNote, ResizeState, Step
+from rms.daemon.store.sandbox import guarded, stand_ins
 from rms.launch.base import LaunchCommand, LaunchError, ManagedProcess
 from rms.launch.local import LocalLauncher
 
@@ -62,9 +68,8 @@ KILL_S = 5.0
 LOST = SubmissionNote(name="lost", output="/dev/null")
 """Submission of a job whose own is lost."""
 
-NO_NOTE = "what it was submitted with is missing from the journal"
+NO_NOTE = "its submission is missing from the journal"
 MOST_NAMED = 20
-"""Maximum number of ids in a sentence."""
 
 _ID = re.compile(r"([0-9]+)(?:_[0-9]+)?")
 
@@ -93,20 +98,16 @@ def open_journal(path: Path, say: Callable[[str], None]) -> Journal:
 
 
 def restore_notes(journal: Journal, jobs: Path) -> None:
-    """Restore the mark of the journal's processes, and let no job number be given twice.
-
-    Args:
-        jobs: folder with one of each job.
-    """
+    """Restore the mark of the journal's processes, and raise the next job number above all used."""
     counted = journal.counted
-    following = known = journal.noted(NextNote).id
+    following = noted = journal.noted(NextNote).id
     if counted is not None:
         if counted.mark.mark and not journal.noted(MarkNote).mark:
             journal.note(counted.mark)
         following = max(following, counted.next.id)
     numbers = [int(match[1]) for match in map(_ID.fullmatch, _names(jobs)) if match]
     following = max([following, *(number + 1 for number in numbers)])
-    if following > known:
+    if following > noted:
         journal.note(NextNote(id=following))
 
 
@@ -136,6 +137,167 @@ def _names(folder: Path) -> list[str]:
     return os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208
 
 
+# --- replay: a journal through a scheduler, from its beginning or from a snapshot -----------------
+#
+# For ``rms replay`` the policies decide again and their decisions are compared with the recorded
+# ones; a restart follows the recorded decisions. A journal without a header is a JournalError.
+
+
+class Replayed(msgspec.Struct):
+    """The result of feeding a journal to a scheduler.
+
+    Attributes:
+        scheduler: in the state of the daemon that wrote the journal, if nothing differs.
+        events: number of events.
+        differing: a sentence per event on which the decisions differ from the recorded ones, or
+            that is refused although it was accepted before.
+        unrecorded: by sequence number, the decisions on events without recorded decisions: these
+            have not been acted on, so they are to be recorded and carried out.
+        refused: a sentence per refused event without recorded decisions.
+        missing: a sentence per missing policy.
+    """
+
+    scheduler: Scheduler
+    events: int = 0
+    differing: list[str] = []
+    unrecorded: dict[int, list[Decision]] = {}
+    refused: list[str] = []
+    missing: list[str] = []
+
+    @property
+    def engine(self) -> Engine:
+        """The scheduler's engine."""
+        return self.scheduler.engine
+
+
+def replayed(journal: Journal) -> Replayed:
+    """Replay all entries of a journal, and let the policies decide again."""
+    begins = journal.begins()
+    base = _thawed(journal, begins, again=True) if begins else None
+    return replay(journal.read(begins), base=base)
+
+
+def restored(journal: Journal, cluster: Cluster | None = None) -> Replayed:
+    """Replay a journal from the newest readable snapshot, following the recorded decisions."""
+    for seq in journal.snapshots():
+        try:
+            base = _thawed(journal, seq, again=False)
+        except JournalError as error:
+            journal.damage.append(str(error))
+            continue
+        return replay(journal.read(seq), again=False, base=base)
+    with uncollected():
+        return replay(journal.read(), cluster, again=False)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Disable automatic garbage collection, which would visit all kept objects repeatedly."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _thawed(journal: Journal, seq: int, *, again: bool) -> Replayed:
+    missing: list[str] = []
+
+    def policy_of(key: str, cluster: Cluster) -> Policy:
+        return _policy(key, missing) or stand_ins(cluster)[0]
+
+    try:
+        scheduler = thaw(journal.snapshot(seq), policy_of)
+    except SnapshotError as error:
+        raise JournalError(f"the snapshot after entry {seq}: {error}") from None
+    scheduler.stand_ins = () if again else stand_ins(scheduler.cluster)
+    return Replayed(scheduler, missing=missing)
+
+
+def replay(
+    entries: Iterable[Entry],
+    cluster: Cluster | None = None,
+    *,
+    again: bool = True,
+    base: Replayed | None = None,
+) -> Replayed:
+    """Feed the events of a journal to a scheduler, under the policies as recorded.
+
+    An event on which a policy failed is not decided again, nor an event of a missing policy.
+
+    Args:
+        cluster: the nodes it begins with; by default those of the journal's first entry.
+        again: whether policies decide again on events with recorded decisions; else these are
+            followed, so that a changed policy changes nothing.
+        base: the result of the entries before these; None at the beginning of the journal.
+    """
+    rest = iter(entries)
+    if base is None:
+        result, has_policy = _begun(next(rest, None), cluster, again=again)
+    else:
+        result, has_policy = base, not base.missing
+    for entry, after in pairwise(chain(rest, [None])):
+        if isinstance(entry, Seen):
+            failed = isinstance(after, PolicySet) and bool(after.reason)
+            _feed(result, entry, follow=not again or failed or not has_policy)
+        elif entry is not None:
+            has_policy = _use(result, entry)
+            if isinstance(entry, Opened):
+                result.engine.state.max_concurrent_resizes = entry.at_once
+                result.scheduler.use_levels(entry.levels)
+    return result
+
+
+def _begun(first: Entry | None, cluster: Cluster | None, *, again: bool) -> tuple[Replayed, bool]:
+    """Return a fresh scheduler, and whether the policy exists."""
+    if not isinstance(first, Opened):
+        raise JournalError(f"expected a header as first entry, got {first}")
+    where = first.where if cluster is None else ""
+    recorded = Cluster.recorded(first.nodes, first.power, first.widths, first.shared)
+    cluster = replace(cluster or recorded, levels=first.levels)
+    spare = stand_ins(cluster)
+    result = Replayed(Scheduler(cluster, spare[0], where))
+    result.scheduler.stand_ins = () if again else spare
+    has_policy = _use(result, first)
+    result.engine.state.max_concurrent_resizes = first.at_once
+    return result, has_policy
+
+
+def _use(result: Replayed, entry: Opened | PolicySet) -> bool:
+    """Let the policy of an entry decide; return whether it exists."""
+    policy = _policy(entry.policy, result.missing)
+    result.engine.policy = policy or stand_ins(result.scheduler.cluster)[0]
+    return policy is not None
+
+
+def _policy(key: str, missing: list[str]) -> Policy | None:
+    """Return the policy of a key; None, and a sentence in ``missing``, if it is gone."""
+    try:
+        return guarded(named(key))
+    except (PolicyError, RuleError) as error:
+        missing.append(f"a policy is gone, its decisions are taken as recorded: {error}")
+        return None
+
+
+def _feed(result: Replayed, entry: Seen, *, follow: bool) -> None:
+    """Feed an event, decide on it or follow the recorded decisions; note differences."""
+    result.events += 1
+    recorded, name = entry.decisions, f"event {entry.seq} ({type(entry.event).__name__})"
+    try:
+        decisions = result.scheduler.feed(entry.event, recorded if follow else None)
+    except (TransitionError, RuleError) as error:
+        sentence = f"{name}: expected one that the engine takes, got: {error}"
+        (result.refused if recorded is None else result.differing).append(sentence)
+        return
+    if recorded is None:
+        result.unrecorded[entry.seq] = decisions
+    elif tuple(decisions) != recorded:
+        old, new = next((a, b) for a, b in zip_longest(recorded, decisions) if a != b)
+        result.differing.append(f"{name}: expected {old} as recorded, got {new}")
+
+
 # --- scheduler and jobs --------------------------------------------------------------------------
 
 
@@ -151,12 +313,10 @@ def resume(
     Args:
         cluster: the present nodes. Where ``settings`` do not say ``where`` they are, they must be
             those of the journal.
-        launcher: starts processes.
-        kind: class of the daemon.
 
     Raises:
-        JournalError: the journal is damaged, is of other nodes, or holds what this version cannot
-            have written.
+        JournalError: the journal is damaged, is of other nodes, or has records that this version
+            cannot have written.
         PolicyError: there is no such policy, or it does not place jobs.
     """
     where, policy = settings.where, settings.policy
@@ -187,36 +347,33 @@ def restore(
     Args:
         cluster: the nodes the scheduler begins with; those that the journal began with where
             ``settings`` say ``where`` the present ones are.
-
-    Raises:
-        JournalError: the journal is damaged, or holds what this version cannot have written.
     """
-    replayed = restored(journal, None if settings.where else cluster)
-    missing = replayed.missing if replayed.unrecorded else []
-    for sentence in (*missing, *replayed.refused, *replayed.differing):
+    result = restored(journal, None if settings.where else cluster)
+    missing = result.missing if result.unrecorded else []
+    for sentence in (*missing, *result.refused, *result.differing):
         settings.say(f"before the restart: {sentence}")
-    for number, decisions in replayed.unrecorded.items():
+    for number, decisions in result.unrecorded.items():
         journal.decided(number, decisions)
     if settings.clock is not None:
-        settings.clock.not_before(replayed.engine.state.now_s)
-    restore_energy(replayed.scheduler, journal)
-    forget_archived(journal, replayed.scheduler)
-    jobs = known_jobs(journal, replayed.scheduler)
+        settings.clock.not_before(result.engine.state.now_s)
+    restore_energy(result.scheduler, journal)
+    forget_archived(journal, result.scheduler)
+    jobs = restore_jobs(journal, result.scheduler)
     drained = frozenset(journal.noted(DrainedNote).names)
     broken = frozenset(journal.noted(BrokenNote).names)
-    return Context(settings, replayed.scheduler, jobs, journal, launcher, drained, broken)
+    return Context(settings, result.scheduler, jobs, journal, launcher, drained, broken)
 
 
 def forget_archived(journal: Journal, scheduler: Scheduler) -> None:
     """Remove the jobs from a scheduler that had been archived when its daemon was killed."""
     state = scheduler.engine.state
     gone = set(map(JobId, journal.archived_among(state.ended)))
-    known = {*state.waiting, *state.running, *state.ended}
-    scheduler.forget([*gone, *sorted(scheduler.energy.owners() - known)])
+    present = {*state.waiting, *state.running, *state.ended}
+    scheduler.forget([*gone, *sorted(scheduler.energy.owners() - present)])
 
 
-def known_jobs(journal: Journal, scheduler: Scheduler) -> dict[JobId, JobRuntime]:
-    """Return the noted facts of each job but its processes; enter reasons in the scheduler."""
+def restore_jobs(journal: Journal, scheduler: Scheduler) -> dict[JobId, JobRuntime]:
+    """Return the records of jobs, without processes; enter reasons in the scheduler."""
     jobs, state = dict[JobId, JobRuntime](), scheduler.engine.state
     submissions, resizes = journal.notes(SubmissionNote), journal.notes(ResizesNote)
     steps, ends = journal.notes(StepsNote), journal.notes(EndNote)
@@ -272,7 +429,7 @@ def end_unrecorded_runs(daemon: Daemon) -> None:
 
 
 def adopt(daemon: Daemon) -> None:
-    """Take running jobs back; requeue or end those whose processes are gone."""
+    """Adopt running jobs; requeue or end jobs without processes."""
     copied = daemon.journal.noted(MarkNote).copied
     for job_id, running in list(daemon.context.state.running.items()):
         job = daemon.jobs.setdefault(job_id, JobRuntime(job_id, LOST))
@@ -281,9 +438,9 @@ def adopt(daemon: Daemon) -> None:
             continue
         try:
             if job.submission is LOST:
-                raise JournalError("expected what was submitted in the journal, got nothing")
+                raise JournalError("expected its submission in the journal, got none")
             _adopt(daemon, job, running)
-        except Exception as error:  # whatever is wrong about one job, the others go on
+        except Exception as error:  # an error about one job does not affect the others
             daemon.scripts.fail(job, f"could not be adopted: {describe(error)}")
 
 
@@ -343,7 +500,7 @@ def _take_back(daemon: Daemon, job: JobRuntime, script: ManagedProcess | None) -
 
 
 def _go_on_ending(daemon: Daemon, job: JobRuntime) -> None:
-    """Tell a job again to end that was told to before the restart."""
+    """Terminate a job again whose end was requested before the restart."""
     ending = daemon.journal.noted(EndingNote, job.id)
     if ending.state and job.script is not None:
         job.ending, job.kill_at = ending.state, ending.kill_at
@@ -369,20 +526,11 @@ def restore_steps(daemon: Daemon, job: JobRuntime) -> list[int]:
         if not line.command:
             raise JournalError("expected its launcher line in the journal, got none")
         env = _line_environment(daemon, job, number)
-        job.steps.append(
-            Step(
-                LaunchCommand(line.command, line.cwd, env, line.output, line.errors),
-                {launch: world(launch, pid) for launch, pid in step.pids.items()},
-                tuple(launch for launch in step.current if launch in step.pids),
-                step.strategy,
-                step.ranks,
-                step.exit_code,
-                step.message,
-                has_polled=step.has_polled,
-                cooldown_s=step.cooldown_s,
-                restartable=step.restartable,
-            )
-        )
+        command = LaunchCommand(line.command, line.cwd, env, line.output, line.errors)
+        worlds = {launch: world(launch, pid) for launch, pid in step.pids.items()}
+        facts = {name: getattr(step, name) for name in STEP_FACTS}
+        facts["current"] = tuple(launch for launch in step.current if launch in worlds)
+        job.steps.append(Step(command, worlds, **facts))
     if job.steps and job.steps[-1].exit_code is None and not job.steps[-1].current:
         _find_first_world(daemon, job)
     return members
@@ -474,9 +622,6 @@ def _enter_end(daemon: Daemon, job: JobRuntime) -> None:
             daemon.job_watch.end_script(job, code)
 
 
-# --- losses --------------------------------------------------------------------------------------
-
-
 def settle(daemon: Daemon) -> None:
     """Log losses; end processes of unknown jobs, and jobs that cannot start."""
     state, journal = daemon.context.state, daemon.journal
@@ -488,12 +633,14 @@ def settle(daemon: Daemon) -> None:
             daemon.handle(Ended(daemon.time(), job_id, "FAILED"))
             daemon.say(f"job {job_id} FAILED: {NO_NOTE}")
     if journal.damage:
-        known = {*state.waiting, *state.running, *state.ended, *journal.archived_ids()}
+        ids = {*state.waiting, *state.running, *state.ended, *journal.archived_ids()}
         names = {name for name in _names(daemon.launcher.state / "jobs") if _ID.fullmatch(name)}
-        arrays = {job_id.partition("_")[0] for job_id in known}
-        lost = sorted(names - known - arrays, key=lambda name: [int(n) for n in name.split("_")])
+        arrays = {job_id.partition("_")[0] for job_id in ids}
+        lost = sorted(names - ids - arrays, key=lambda name: [int(n) for n in name.split("_")])
         if lost:
-            daemon.say(warning(f"not known any more, or refused at the time: {_listed(lost)}"))
+            more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
+            words = f"jobs {', '.join(lost[:MOST_NAMED])}{more}"
+            daemon.say(warning(f"missing in the journal, or refused when submitted: {words}"))
     mark = journal.noted(MarkNote)
     if mark.copied:
         daemon.say(
@@ -506,9 +653,4 @@ def settle(daemon: Daemon) -> None:
     for name in daemon.launcher.jobs():
         if _ID.fullmatch(name) and name not in state.running:
             daemon.launcher.kill(name)
-            daemon.say(f"job {name}: ended what was left of it, as it is not known to run")
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"jobs {', '.join(names[:MOST_NAMED])}{more}"
+            daemon.say(f"job {name}: killed its remaining processes, as it does not run")

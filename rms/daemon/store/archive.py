@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from math import inf
+from operator import attrgetter
 
 import msgspec
 
@@ -28,9 +29,6 @@ from rms.daemon.store.notes import (
 from rms.daemon.store.record import JobRuntime, ResizeNote
 from rms.wire.users import EnergyRow, JobRow, ResizeRow, SeenSteps, SlurmRow
 
-_FOR_NODES = (Reason.RESOURCES, Reason.PRIORITY)
-"""Reasons to wait that more nodes would end."""
-
 
 def row(context: Context, job: Job, now_s: float) -> JobRow:
     """Return the row of a job, with its energy up to a time."""
@@ -40,7 +38,7 @@ def row(context: Context, job: Job, now_s: float) -> JobRow:
     energy_j = scheduler.energy.job_j(spec.id, now_s)
     parts = scheduler.energy.parts(spec.id, energy_j)
     details = _compared(context.launcher.nodes.job_details(spec.id), energy_j)
-    rank = priority(context, job)
+    rank, wanted = priority(context, job), context.state.wanted.get(spec.id)
     return JobRow(
         id=spec.id,
         name=submission.name,
@@ -62,7 +60,7 @@ def row(context: Context, job: Job, now_s: float) -> JobRow:
         answer=runtime.answer,
         resizes=[_resize(context, spec.id, resize) for resize in runtime.resizes],
         resizing=runtime.resizing,
-        resize_to=_resize_to(context, job),
+        resize_to=job.requested_size if wanted is None else wanted.size,
         output=str(runtime.files[0]) if submission.output else "",
         slurm=details,
         summary=runtime.summary,
@@ -78,12 +76,6 @@ def row(context: Context, job: Job, now_s: float) -> JobRow:
         restartable=runtime.restartable,
         priority=float(spec.priority) if rank is None else rank.value,
     )
-
-
-def _resize_to(context: Context, job: Job) -> int | None:
-    """Return the target size of a requested or running resize, or None."""
-    wanted = context.state.wanted.get(job.spec.id)
-    return job.requested_size if wanted is None else wanted.size
 
 
 def priority(context: Context, job: Job) -> Priority | None:
@@ -103,7 +95,6 @@ def _compared(details: SlurmRow, energy_j: float) -> SlurmRow:
 
 
 def _resize(context: Context, job_id: JobId, row: ResizeRow) -> ResizeRow:
-    """Return a resize with its energy."""
     energy = context.scheduler.energy
     resize = energy.resizes.get((job_id, row.number))
     if resize is None:
@@ -120,7 +111,7 @@ def waits_for(context: Context, job_id: JobId) -> Later | None:
         at = time.localtime(begin_s + context.skew_s)
         reason = time.strftime("BeginTime: not before %Y-%m-%dT%H:%M:%S", at)
         return msgspec.structs.replace(waits, reason=reason)
-    if waits is None or waits.code not in _FOR_NODES:
+    if waits is None or waits.code not in (Reason.RESOURCES, Reason.PRIORITY):
         return waits
     reasons = [waits.reason, *filter(None, (context.nodes_wait, context.controller_away))]
     return msgspec.structs.replace(waits, reason="; ".join(reasons))
@@ -146,11 +137,7 @@ def _reason(context: Context, job: Job) -> str:
 
 
 def energy_rows(context: Context, jobs: Collection[str] | None = None) -> list[EnergyRow]:
-    """Return the rows up to now, those in the journal and newer ones; both by node and time.
-
-    Args:
-        jobs: owners of the rows; None for all owners.
-    """
+    """Return the energy rows up to now, of these owners or of all, by node and time."""
     measured = context.scheduler.energy.measured
     one = next(iter(jobs)) if jobs is not None and len(jobs) == 1 else None
     present = measured.spans.present(max(context.time(), measured.until_s), jobs)
@@ -161,14 +148,7 @@ def energy_rows(context: Context, jobs: Collection[str] | None = None) -> list[E
     return [row for row in rows if wanted is None or row.owner in wanted]
 
 
-def _key(row: EnergyRow) -> tuple[str, float, str, str, str]:
-    """Return the key of a row."""
-    return row.node, row.begin_s, row.owner, row.device, row.source
-
-
-def job_rows(context: Context, job_id: JobId) -> list[EnergyRow]:
-    """Return the energy rows of a job up to now."""
-    return energy_rows(context, [job_id])
+_key = attrgetter("node", "begin_s", "owner", "device", "source")
 
 
 def is_settled(context: Context, job: Job) -> bool:
@@ -190,7 +170,7 @@ def is_settled(context: Context, job: Job) -> bool:
 
 # --- jobs that ended long ago: their rows move to the journal -------------------------------------
 #
-# The newest jobs that are over stay in memory, as do those that meters may still report on and those
+# The newest ended jobs stay in memory, as do those that meters may still report on and those
 # that other jobs wait for. No decision depends on a job that is over, so a replay, which has all of
 # them, decides the same.
 
@@ -204,15 +184,10 @@ NOTES = (
     *(SubmissionNote, ScriptNote, StepsNote, ResizeNote, ResizesNote),
     *(EndingNote, EndNote, SignalNote, SummaryNote),
 )
-"""Kinds of notes about a job."""
 
 
 def retire(context: Context) -> bool:
-    """Archive some of the jobs that are over, where there are many; return whether any were.
-
-    Raises:
-        JournalFullError: there is no room for that now; nothing has changed.
-    """
+    """Archive some of the ended jobs, if there are many; return whether any were archived."""
     state, scheduler = context.state, context.scheduler
     more = len(state.ended) - KEPT
     if more < AT_ONCE:
@@ -236,7 +211,7 @@ def retire(context: Context) -> bool:
 
 
 def _due(context: Context, number: int) -> Iterator[Job]:
-    """Yield those of the first jobs that are over of which everything is known."""
+    """Yield the jobs among the first ended ones whose rows do not change any more."""
     state, spans = context.state, context.scheduler.energy.measured.spans
     wanted = {after.job for job in state.held.values() for after in job.spec.after}
     booked = {span.owner for span in spans.kept()}

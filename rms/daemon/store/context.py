@@ -1,24 +1,39 @@
-"""What the parts of a daemon share: its settings, clock and log, and the scheduler and its jobs."""
+"""The context that the parts of a daemon share: log, clock, metrics, settings, scheduler, jobs."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from rms.core.books.spans import MODEL
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import (
     Decision,
+    Ended,
     Event,
+    Resized,
+    ResizeRolledBack,
+    Started,
+    Withdrawn,
 )
 from rms.core.model.jobs import JobId
 from rms.core.scheduler.scheduler import Scheduler
 from rms.core.state import State
 from rms.daemon.store.journal import Journal, JournalError
-from rms.daemon.store.metrics import Metrics
 from rms.daemon.store.notes import BrokenNote, ClockNote, Note
 from rms.daemon.store.private import Private
 from rms.daemon.store.record import JobRuntime
@@ -67,7 +82,7 @@ def describe(error: Exception) -> str:
 
 
 class Faults:
-    """Contains unexpected errors of a part of the daemon, and logs each once in a row.
+    """Contains unexpected errors of a part of the daemon, and logs repeated ones once.
 
     An error about a job ends that job (:meth:`rms.daemon.jobs.scripts.Scripts.fail`). An error of
     another part is logged, and the part is called again in the next round. The journal's errors
@@ -107,7 +122,6 @@ class BootClock:
     difference is :attr:`skew_s`.
 
     Args:
-        journal: keeps the offset.
         uptime: counts seconds since the boot of the machine.
         of_day: the time of day, in seconds since the epoch.
         boot: identifier of this boot.
@@ -143,7 +157,7 @@ class BootClock:
 
     @property
     def skew_s(self) -> float:
-        """How far the time of day is ahead of this clock. A change of it is logged."""
+        """Seconds by which the time of day is ahead of this clock; a change is logged."""
         skew_s = self._of_day() - self()
         if abs(skew_s - self._skew_s) > STEP_S:
             words = (
@@ -158,6 +172,119 @@ class BootClock:
         self._journal.note(ClockNote(boot=self._boot, offset_s=self._offset_s))
 
 
+# --- metrics for Prometheus (GET /metrics), counted since the start ------------------------------
+
+WAITS_S = (1.0, 10.0, 60.0, 300.0, 1800.0, 7200.0, 43200.0, 172800.0)
+PASSES_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+STALLS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+
+_without_created: Callable[[], None] = disable_created_metrics  # which has no annotations
+_without_created()
+
+
+class Metrics:
+    """Counters, histograms and gauges of one daemon.
+
+    The daemon counts events as they happen; gauges are set when the text is requested.
+    """
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+
+        def gauge(name: str, text: str, label: str | None = None) -> Gauge:
+            return Gauge(name, text, [label] if label else [], registry=registry)
+
+        def counter(name: str, text: str, label: str, values: tuple[str, ...]) -> Counter:
+            metric = Counter(name, text, [label], registry=registry)
+            for value in values:
+                metric.labels(value)
+            return metric
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, buckets=buckets, registry=registry)
+
+        self._jobs = gauge("rms_jobs", "Jobs that are not over, by state.", "state")
+        self._ended = counter(
+            "rms_jobs_ended",
+            "Jobs that have ended since the daemon was started, by state.",
+            "state",
+            ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"),
+        )
+        self._waits_s = histogram("rms_wait_seconds", "From submission to start of a job.", WAITS_S)
+        self._passes_s = histogram(
+            "rms_pass_seconds", "An event, and what is decided on it.", PASSES_S
+        )
+        self._nodes = gauge("rms_nodes", "Nodes, or slots of shared ones.")
+        self._free = gauge("rms_nodes_free", "Those that are free.")
+        self._power_w = gauge("rms_power_watts", "Power by its source.", "source")
+        self._energy_j = gauge(
+            "rms_energy_joules",
+            "Energy of the cluster by its source; what meters report later replaces the model's.",
+            "source",
+        )
+        self._resizes = counter(
+            "rms_resizes", "Resizes that are over, by outcome.", "outcome", ("done", "rolled_back")
+        )
+        self._stalls_s = histogram(
+            "rms_stall_seconds", "A job stands still for a resize.", STALLS_S
+        )
+
+    def on_event(self, context: Context, event: Event, pass_s: float) -> None:
+        """Count an event after its scheduling pass, which took ``pass_s``."""
+        self._passes_s.observe(pass_s)
+        if isinstance(event, Started):
+            job = context.state.running.get(event.job)
+            if job is not None:
+                self._waits_s.observe(max(0.0, event.at_s - job.spec.submit_s))
+        elif isinstance(event, Resized):
+            self._resizes.labels("done").inc()
+            runtime = context.jobs.get(event.job)
+            if runtime is not None and runtime.resizes:
+                self._stalls_s.observe(runtime.resizes[-1].stall_s)
+        elif isinstance(event, ResizeRolledBack):
+            self._resizes.labels("rolled_back").inc()
+        elif isinstance(event, Ended):
+            self._ended.labels(event.state).inc()
+        elif isinstance(event, Withdrawn):
+            self._ended.labels("CANCELLED").inc(len(event.jobs))
+
+    def text(self, scheduler: Scheduler, at_s: float) -> str:
+        """Return all metrics at a time in Prometheus' text format 0.0.4."""
+        state = scheduler.engine.state
+        states = Tally(str(job.state) for job in state.running.values())
+        jobs = {
+            "PENDING": len(state.pending) + len(state.too_wide),
+            "HELD": len(state.held),
+            "CONFIGURING": states["CONFIGURING"],
+            "RUNNING": states["RUNNING"],
+        }
+        sources = scheduler.books(at_s).sources
+        _set_gauge(self._jobs, jobs)
+        _set_gauge(self._power_w, watts_by_source(scheduler))
+        _set_gauge(self._energy_j, {part.source: part.joules for part in sources})
+        self._nodes.set(state.nodes)
+        self._free.set(state.free_count)
+        return generate_latest(self._registry).decode()
+
+
+def watts_by_source(scheduler: Scheduler) -> dict[str, float]:
+    """Return the present power of the cluster by its source: meters and the model."""
+    energy, watts = scheduler.energy, dict[str, float]()
+    for node, power_w in energy.measured.node_w.items():
+        source = energy.measured.sources.get(node, "measured")
+        watts[source] = watts.get(source, 0.0) + power_w
+    rest_w = energy.power_w - sum(watts.values())
+    if not set(energy.measured.node_w) >= set(scheduler.cluster.hosts):
+        watts[MODEL] = max(0.0, rest_w)
+    return watts
+
+
+def _set_gauge(gauge: Gauge, values: Mapping[str, float]) -> None:
+    gauge.clear()
+    for label, value in values.items():
+        gauge.labels(label).set(value)
+
+
 # --- settings and context ------------------------------------------------------------------------
 
 
@@ -167,10 +294,9 @@ class Handle(Protocol):
     def __call__(
         self, event: Event, notes: Sequence[Note] = (), number: int | None = None
     ) -> list[Decision]:
-        """Enter the event, and notes in the same transaction; return the decisions.
+        """Enter the event and its notes; return the decisions.
 
-        Args:
-            number: its sequence number if it is in the journal already.
+        An event that is in the journal already has a number.
         """
 
 
@@ -179,9 +305,7 @@ class Settings:
     """Options of a daemon, fixed when it starts.
 
     Attributes:
-        policy: name of the policy.
-        say: writes a message to the log.
-        debug: whether each event and its decisions are logged.
+        debug: whether all events and their decisions are logged.
         listen: ``unix:PATH`` or ``tcp:HOST:PORT``.
         parent: process whose end ends the daemon, or None.
         grace_s: from SIGTERM to SIGKILL: time for a job to reach a resize point and write its
@@ -233,7 +357,6 @@ class Context:
         broken: names of nodes that could not be powered off or on, until a user resumes them.
         nodes_wait: why requested nodes are not there yet, "" if none are requested.
         private: tokens and environments of jobs.
-        metrics: counters for ``/metrics``.
     """
 
     settings: Settings
@@ -273,7 +396,7 @@ class Context:
 
     @property
     def skew_s(self) -> float:
-        """How far the time of day, which files and meters follow, is ahead of :meth:`now`."""
+        """Seconds by which the time of day, of files and meters, is ahead of :meth:`now`."""
         return 0.0 if self.settings.clock is None else self.settings.clock.skew_s
 
     @contextlib.contextmanager

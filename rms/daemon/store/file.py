@@ -27,8 +27,8 @@ import msgspec
 from rms.daemon.store.notes import MarkNote, NextNote
 
 FORMAT = 1
-"""Raised with each change of an event, a decision, a type in them, a note or a table: nothing that
-was written may be read as something else."""
+"""Raised with every change of an event, a decision, a type in them, a note or a table, so that no
+record is read as something else."""
 
 APPLICATION_ID = 0x726D736A  # "rmsj"
 _SCHEMA = (
@@ -64,7 +64,7 @@ _CHECKED = {
     "decisions": ("seq", "body", "seq, body", "the decisions on entry"),
     "notes": ("key", "value", "key, value", "note"),
 }
-"""Tables that are checked at opening: key, contents, what the checksum covers, noun."""
+"""Tables that are checked at opening: key, contents, columns of the checksum, noun."""
 
 _LASTING = {
     sqlite3.SQLITE_FULL,
@@ -113,13 +113,8 @@ def sqlite_errors(path: Path) -> Iterator[None]:
 def prepare(db: sqlite3.Connection, path: Path) -> list[str]:
     """Lock the file and check that it is a journal, or make it one if it is new.
 
-    Returns:
-        A sentence for each damaged record; it is in the table ``damaged`` now.
-
-    Raises:
-        JournalError: it is no journal, or of another format; a :class:`DamagedError` if it is
-            broken.
-        sqlite3.Error: SQLite cannot work with it.
+    Return a sentence per damaged record, which is in the table ``damaged`` now. A broken file is a
+    DamagedError, another format or program's file a JournalError.
     """
     db.isolation_level = None  # every statement is committed by itself, but for BEGIN
     db.execute("PRAGMA locking_mode = EXCLUSIVE")  # kept after the commit, until it is closed
@@ -142,7 +137,7 @@ def prepare(db: sqlite3.Connection, path: Path) -> list[str]:
 
 
 def _set_damaged_aside(db: sqlite3.Connection) -> list[str]:
-    """Move records that do not fit their checksum to ``damaged``; return a sentence for each.
+    """Move records that do not fit their checksum to ``damaged``; return a sentence per record.
 
     Entries before the newest whole snapshot are checked when they are read.
     """
@@ -168,8 +163,7 @@ def _set_damaged_aside(db: sqlite3.Connection) -> list[str]:
 def salvage(path: Path) -> tuple[int, Path]:
     """Put the readable records of a broken journal in its place.
 
-    Returns:
-        The number of these records, and where the broken file is now.
+    Return the number of these records, and the new path of the broken file.
     """
     part = path.with_name(f"{path.name}.salvaging")
     part.unlink(missing_ok=True)

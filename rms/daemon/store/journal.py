@@ -1,4 +1,4 @@
-"""The journal: what the scheduler saw and decided, in order, durable before anyone acts on it.
+"""The journal: the events and decisions of the scheduler, durable before they are carried out.
 
 One SQLite file (write-ahead log, flushed on request), held alone by the process that has it open
 until it closes it or dies. Its tables:
@@ -10,7 +10,7 @@ until it closes it or dies. Its tables:
 - ``snapshots``: ``seq`` of an entry, ``body``: the scheduler after it
   (:mod:`rms.core.scheduler.snapshot`). A start goes on from the newest whole snapshot. Entries up
   to an older one may be deleted, except the first header.
-- ``over``: jobs that ended long ago (:mod:`rms.daemon.store.archive`), a row each.
+- ``over``: jobs that ended long ago (:mod:`rms.daemon.store.archive`), one row per job.
 - ``damaged``: records that did not fit their checksum when the journal was opened.
 - ``energy``: joules by node, time, owner, device and source (:class:`rms.wire.users.EnergyRow`).
   Their sum is the cluster's energy once a daemon has ended. After a kill the model's joules since
@@ -41,30 +41,13 @@ from rms.core.model.contention import SharedNode
 from rms.core.model.events import Decision, Event
 from rms.core.model.jobs import NodePower
 from rms.core.policies import named
-from rms.daemon.store.file import (
-    CountFiles,
-    JournalCount,
-    JournalError,
-    JournalFullError,
-    checksum,
-    prepare,
-    sqlite_errors,
-)
+from rms.daemon.store.file import CountFiles, JournalCount, checksum, prepare, sqlite_errors
+from rms.daemon.store.file import JournalError as JournalError
+from rms.daemon.store.file import JournalFullError as JournalFullError
 from rms.daemon.store.notes import MarkNote, NextNote, Note
 from rms.kernels.record import RecordEntry
 from rms.wire.files import sync_folder
 from rms.wire.users import EnergyRow, HistoryEntry, JobRow
-
-__all__ = [
-    "Archived",
-    "Entry",
-    "Journal",
-    "JournalError",
-    "JournalFullError",
-    "Opened",
-    "PolicySet",
-    "Seen",
-]
 
 N = TypeVar("N", bound=Note)
 
@@ -81,7 +64,7 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
         where: tells a cluster from another one with the same nodes.
         widths: the nodes' numbers of slots.
         at_once: the maximum number of jobs that are resized at once, 0 for any number.
-        shared: hosts whose slots are given one by one, as ``nodes``; ``power`` is theirs then.
+        shared: hosts whose slots are the ``nodes``; ``power`` is theirs then.
         levels: the frequencies of nodes, with voltages.
     """
 
@@ -204,8 +187,8 @@ class Journal:
     Attributes:
         began: its first header as it was when the journal was opened, None if it was new.
         counted: the count beside the journal when it was opened, None if there was none.
-        damage: a sentence for each record that is lost or damaged: by checksums and at the end
-            once it is open, by gaps once it was read.
+        damage: a sentence per lost or damaged record: by checksums and at the end once it is open,
+            by gaps once it was read.
         last: the number of the newest entry.
         written, synced: the number of statements that have changed it; how many are on disk.
     """
@@ -259,9 +242,6 @@ class Journal:
 
         The nodes must be those that the journal began with, unless ``where`` states where they
         are. Whether jobs share nodes stays as it was in any case.
-
-        Raises:
-            JournalError: the nodes are others, or are given in another way.
         """
         names = cluster.names
         if self.began is not None and bool(self.began.shared) != bool(cluster.shared):
@@ -334,7 +314,7 @@ class Journal:
     # --- notes -------------------------------------------------------------------------------
 
     def note(self, *notes: Note) -> None:
-        """Keep facts, all or nothing, each in place of the one of its key."""
+        """Write notes, all or nothing; a note replaces the one of its key."""
         if len(notes) > 1:
             self._together(lambda: None, notes)
             return
@@ -365,13 +345,10 @@ class Journal:
     # --- archived jobs -----------------------------------------------------------------------
 
     def archive(self, jobs: Sequence[Archived], keys: Iterable[str]) -> None:
-        """Keep the rows of jobs that are over and drop notes, all or nothing.
+        """Keep the rows of ended jobs and drop notes, all or nothing.
 
         Args:
-            keys: of notes; one that ends with a slash is a prefix of keys.
-
-        Raises:
-            JournalFullError: there is no room now; nothing has changed.
+            keys: keys of notes; one that ends with a slash is a prefix of keys.
         """
         with self.whole():
             for job in jobs:
@@ -428,7 +405,13 @@ class Journal:
         def enter() -> None:
             for row in rows:
                 key = row.node, row.begin_s, row.owner, row.device, row.source
-                self._write(("energy", *key), _BOOK, *_energy_values(row))
+                values = msgspec.structs.asdict(row)
+                for name, value in values.items():  # as SQLite keeps them, for the checksum
+                    if name.endswith(("_s", "_j")) or name == "joules":
+                        values[name] = float(value)
+                values["estimate"] = int(row.estimate)
+                body = tuple(values.values())
+                self._write(("energy", *key), _BOOK, *body, checksum(*body))
 
         self._together(enter, notes)
 
@@ -443,7 +426,7 @@ class Journal:
         return self._energy_rows(_SUMS, since_s)
 
     def newest_energy(self, since_s: float) -> list[EnergyRow]:
-        """Return the rows of each node's last span, and all that end after a time, rising."""
+        """Return the rows of every node's last span, and all that end after a time, rising."""
         return self._energy_rows(_NEWEST, since_s)
 
     def _energy_rows(self, statement: str, *values: Any) -> list[EnergyRow]:
@@ -495,8 +478,7 @@ class Journal:
     def since(self, after: int, kinds: Collection[str], most: int) -> tuple[list[Any], int]:
         """Return the newest entries of some kinds behind an entry, and the number of all of these.
 
-        Returns:
-            ``(number, entry)`` of at most ``most``, rising; the number of all.
+        The entries are ``(number, entry)``, at most ``most``, in rising order.
         """
         those = f"FROM entries WHERE seq > ? AND kind IN ({','.join('?' * len(kinds))})"
         number = self._run(f"SELECT count(*) {those}", after, *kinds)[0][0][0]
@@ -512,7 +494,7 @@ class Journal:
     def _checked(
         self, seq: int, body: bytes, decided: bytes | None, kind: str, *sums: int | None
     ) -> tuple[int, bytes, bytes | None]:
-        """Return an entry and its decisions; check what was not checked at opening."""
+        """Return an entry and its decisions; check those that were not checked at opening."""
         if seq > self._unchecked:
             return seq, body, decided
         if sums[0] != checksum(seq, kind, body):
@@ -558,7 +540,7 @@ class Journal:
         return 0 if number == oldest else oldest
 
     def save(self, body: bytes, keep: int | None, after: int | None = None) -> None:
-        """Keep a snapshot, and delete those that are not needed.
+        """Keep a snapshot, and delete unneeded ones.
 
         Two are for a start, should the newer be damaged; the others are some of those between,
         from which the rest will begin when older entries are pruned.
@@ -566,9 +548,6 @@ class Journal:
         Args:
             keep: the minimum number of entries behind a snapshot, None for all.
             after: the entry after which it was taken, None for the newest.
-
-        Raises:
-            JournalFullError: there is no room for it now; nothing has changed.
         """
         last = self.last if after is None else after
         older = self.snapshots()[::-1]
@@ -587,11 +566,7 @@ class Journal:
                 self._run("DELETE FROM snapshots WHERE seq = ?", seq)
 
     def prune(self, keep: int) -> bool:
-        """Delete some entries that are older than is kept, if there is a snapshot behind them.
-
-        Returns:
-            whether there may be more.
-        """
+        """Delete some entries before the oldest snapshot; return whether there may be more."""
         until = min(self.snapshots(), default=0)
         if until > self.last - keep:
             return False
@@ -603,11 +578,7 @@ class Journal:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Write all records of the block at once, or none of them.
-
-        Raises:
-            JournalFullError: they cannot be written now; none is kept for later.
-        """
+        """Write all records of the block at once; after a JournalFullError none is kept."""
         self._catch_up()
         before = self.last, self._mark, self._next
         self._run("BEGIN")
@@ -643,11 +614,9 @@ class Journal:
     def flush(self) -> None:
         """Write all entered records to disk, so that a power cut does not lose them.
 
-        A killed daemon loses nothing that it entered. Many entries cost one flush, which is why
-        this is a call of its own: before decisions are acted on, before a request is answered.
-
-        Raises:
-            JournalFullError: there is no room for the records; they are tried again.
+        A killed daemon loses nothing that it entered. Many entries cost one flush, before decisions
+        are acted on and before a request is answered. After a JournalFullError the records are
+        tried again.
         """
         work = self.flushing()
         if work is not None:
@@ -669,7 +638,7 @@ class Journal:
 
         def work() -> None:
             with self._disk():
-                os.fsync(self._log)  # what synchronous = FULL does after each statement
+                os.fsync(self._log)  # as synchronous = FULL does after every statement
             self.synced = max(self.synced, upto)
             self._count.write(counted)
 
@@ -728,16 +697,6 @@ class Journal:
 def _whole(rows: Iterable[tuple[str, bytes, int]]) -> list[Archived]:
     """Return the archived jobs of rows that fit their checksum."""
     return [_archived.decode(body) for job, body, crc in rows if crc == checksum(job, body)]
-
-
-def _energy_values(row: EnergyRow) -> tuple[Any, ...]:
-    """Return the values of a row as SQLite keeps them, and their checksum."""
-    values = msgspec.structs.asdict(row)
-    for name, value in values.items():
-        if name.endswith(("_s", "_j")) or name == "joules":
-            values[name] = float(value)
-    values["estimate"] = int(row.estimate)
-    return (*values.values(), checksum(*values.values()))
 
 
 def _missing(first: int, last: int) -> str:

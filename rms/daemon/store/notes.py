@@ -39,20 +39,12 @@ class Note(msgspec.Struct, forbid_unknown_fields=True):
         return str(cls.__struct_config__.tag)
 
     def value(self) -> str:
-        """Return the note as JSON.
-
-        Raises:
-            ValueError: a number is infinite: JSON has no infinity, and msgspec would write null.
-        """
+        """Return the note as JSON. Infinite numbers are a ValueError; msgspec would write null."""
         return json.dumps(msgspec.to_builtins(self, str_keys=True), allow_nan=False)
 
     @classmethod
     def read(cls, value: str) -> Self:
-        """Return the note of a value.
-
-        Raises:
-            ValueError: it is not the value of such a note.
-        """
+        """Return the note of a value; other values are a ValueError."""
         return msgspec.convert(json.loads(value), cls, str_keys=True)  # odd bytes of names: by json
 
 
@@ -207,12 +199,7 @@ class StepNote(msgspec.Struct):
 
 
 class StepsNote(Note, tag="steps"):
-    """The steps of a job.
-
-    Attributes:
-        keys: of its launcher lines.
-        launches: the number of launches so far.
-    """
+    """The steps of a job, the keys of its launcher lines, and the number of launches so far."""
 
     keys: list[str] = []
     launches: int = 0

@@ -1,7 +1,8 @@
 """The private part of a daemon: its folder, its secrets, and the sockets that it listens on.
 
-Other users are kept out by the folder itself (mode 700, checked at each start). Secrets are in
-files of mode 600 besides, and not in the journal, which users copy and pass on.
+Other users are kept out by the folder itself (mode 700, checked at every start). Secrets are in
+files of mode 600 besides, and not in the journal, which users copy and pass on. The functions raise
+a :class:`ServeError` if a check fails.
 """
 
 from __future__ import annotations
@@ -38,9 +39,6 @@ def make_folder(state: Path) -> None:
     """Make the daemon's folder, or check that no other user can open or replace it.
 
     Members of a group that may write to a folder above, and its owner, are not excluded.
-
-    Raises:
-        ServeError: another user can, or it is no folder.
     """
     try:
         if not state.exists():
@@ -52,11 +50,7 @@ def make_folder(state: Path) -> None:
 
 
 def check_folder(state: Path) -> None:
-    """Check that no other user can open or replace a folder; a missing one passes.
-
-    Raises:
-        ServeError: another user can, or it is no folder.
-    """
+    """Check that no other user can open or replace a folder; a missing one passes."""
     if not state.exists():
         return
     if not state.is_dir():
@@ -76,8 +70,8 @@ def check_folder(state: Path) -> None:
         mode = above.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise ServeError(
-                f"expected a state folder that nobody else can replace, got {state}, below {above} "
-                f"of mode {stat.S_IMODE(mode):o}"
+                f"expected a state folder that no other user can replace, got {state}, below "
+                f"{above} of mode {stat.S_IMODE(mode):o}"
             )
 
 
@@ -110,7 +104,6 @@ class Private:
     """Tokens of jobs, and the environments of their submissions and launcher lines.
 
     Args:
-        folder: of the daemon.
         instance_id: of its journal; a job of the same id in another journal has another token.
     """
 
@@ -126,35 +119,23 @@ class Private:
         """
         if self._keyed is None:
             self._keyed = hmac.new(secret(self._folder / "key").encode(), digestmod="sha256")
-        token = self._keyed.copy()  # the key is hashed once: each poll is checked by a token
+        token = self._keyed.copy()  # the key is hashed once, as every poll has a token
         token.update(f"{self._instance_id}/{job}".encode())
         return token.hexdigest()
 
     def environment(self, submission: str) -> dict[str, str]:
-        """Return the environment of a submission, one for all tasks of an array.
-
-        Raises:
-            LaunchError: its file is gone.
-        """
+        """Return the environment of a submission, one for all tasks of an array."""
         return self.kept(f"{submission}/environment")
 
     def keep(self, name: str, env: Mapping[str, str], *, sync: bool = False) -> None:
-        """Write an environment to a file below ``jobs/`` of mode 600.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write an environment to a file below ``jobs/`` of mode 600."""
         path = self._folder / "jobs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, msgspec.json.encode(env), sync=sync, mode=0o600)
         self._newest = "", {}
 
     def kept(self, name: str) -> dict[str, str]:
-        """Return an environment from its file.
-
-        Raises:
-            LaunchError: its file is gone.
-        """
+        """Return an environment from its file; a missing file is a LaunchError."""
         if self._newest[0] != name:
             path = self._folder / "jobs" / name
             try:
@@ -174,15 +155,11 @@ MOST_PORT = 65_535
 _PORT = re.compile("[0-9]{1,5}")
 
 MOST_FILES = 16384
-"""Each held poll is an open file."""
+"""Wanted limit of open files; a held poll is an open file."""
 
 
 def bind(listen: str) -> tuple[socket.socket, str]:
-    """Open the listening socket; return it and the address clients use.
-
-    Raises:
-        ServeError: the path is too long, in use, or another owner's.
-    """
+    """Open the listening socket; return it and the address for clients."""
     check_address(listen)
     if listen.startswith("unix:"):
         return _bind_unix(Path(listen.removeprefix("unix:"))), listen
@@ -196,11 +173,7 @@ def bind(listen: str) -> tuple[socket.socket, str]:
 
 
 def check_address(listen: str) -> None:
-    """Check that a daemon can listen at an address, and that none does.
-
-    Raises:
-        ServeError: it is no address; its path is too long, in use, or another owner's.
-    """
+    """Check that a daemon can listen at an address, and that none does."""
     if listen.startswith("unix:"):
         path = Path(listen.removeprefix("unix:"))
         if len(os.fsencode(path)) > LONGEST_UNIX_PATH:
@@ -225,11 +198,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_loopback(listen: str) -> None:
-    """Refuse addresses that other machines reach: users' messages are not encrypted.
-
-    Raises:
-        ServeError: a TCP address of more than this machine.
-    """
+    """Refuse addresses that other machines reach, as users' messages are not encrypted."""
     host = listen.removeprefix("tcp:").rpartition(":")[0].strip("[]")
     if listen.startswith("tcp:") and host != "localhost" and not is_loopback(host):
         raise ServeError(

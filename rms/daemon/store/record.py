@@ -18,6 +18,9 @@ from rms.launch.base import LaunchCommand, ManagedProcess, PendingCall
 from rms.wire.messages import BootedWorld, ResizeRequest
 from rms.wire.users import ResizeRow
 
+STEP_FACTS = StepNote.__struct_fields__[1:]
+"""Attributes of a step that its note has as well: all but the processes."""
+
 REQUEUED = "REQUEUED"
 """The ending of a job that returns to the queue."""
 
@@ -29,8 +32,7 @@ class Step:
     Attributes:
         worlds: launches by number: every mpiexec whose ranks are, or may become, the job.
         current: the launches of the job's present ranks.
-        strategy: how the job wants to be resized.
-        ranks: of each current launch, in rank order: ``(launch, number of ranks)``.
+        ranks: ``(launch, number of ranks)`` of the current launches, in rank order.
         has_polled: whether it has polled: only a program of dmr does, and leaves a record.
         ended_s: when the first of the current launches was observed to have ended.
         cooldown_s: pause after a resize before the next request.
@@ -53,19 +55,19 @@ class Step:
 class ResizeState(StrEnum):
     """State of a resize in flight.
 
-    - ``requested``: nothing is started here; once told, the job does everything itself (``spawn``).
-    - ``granting``: the owner of the nodes was asked to give them to the job.
+    - ``requested``: nothing is started here; the job does everything itself (``spawn``).
+    - ``granting``: the owner of the nodes received the request to give them to the job.
     - ``booting``: the next world (of ``merge``, the additional ranks) boots beside the running one.
-    - ``ready``: the job is told of the next world and connects at its next resize point.
+    - ``ready``: the job gets the request and connects to the next world at its next resize point.
     - ``moving``: the job has stopped stepping.
     - ``leaving``: committed; the launches that are no longer the job's end.
     - ``closing``: rolled back; the new launches are killed.
-    - ``releasing``: nodes that are no longer needed are given back.
+    - ``releasing``: nodes that are no longer needed are released.
 
     A running job that cannot go over to other nodes is relaunched: it ends at a checkpoint and its
     script runs again at the new size. For the RMS it stays one job.
 
-    - ``stopping``: the job was told to end; its launcher line gets no answer.
+    - ``stopping``: the job ends at a checkpoint; its launcher line gets no answer.
     - ``starting``: its script runs again; the resize is done when the job computes again.
 
     Every state in which a world waits that was booted here has a deadline. A world that misses its
@@ -88,8 +90,6 @@ class NewLaunches(msgspec.Struct):
     """Launches started for a resize, by number; none before the state ``booting``.
 
     Attributes:
-        slots: the slots of each.
-        pids: their processes.
         ready: those that wait for the running world to connect.
     """
 
@@ -104,13 +104,13 @@ class PendingResize(msgspec.Struct):
     Attributes:
         number: of this resize among those decided for the job.
         slots: the job's slots after the resize.
-        begun_s: when the new world was launched, or the job was told to end at a checkpoint.
+        begun_s: time of the launch of the new world, or of the request to end at a checkpoint.
         until_s: deadline of the state.
         leaving: launches that are to end, in the states ``leaving`` and ``closing``.
         committed: whether the new world goes on.
         reason: of a rollback.
         at_step: of a relaunch, the step of its checkpoint.
-        told: whether the job may have the request now. Not kept for a restarted daemon.
+        told: whether the job may get the request now. Not kept for a restarted daemon.
     """
 
     number: int
@@ -144,12 +144,12 @@ class ResizeNote(Note, tag="resize"):
 
 
 PACE_S = 5.0
-"""Time for which steps are counted at a size before the scheduler is told; doubled each time."""
+"""Time for which steps are counted at a size before the count is entered; doubled every time."""
 
 COUNTS_PER_S = 200.0
 COUNTS_AT_ONCE = 10
 """Rate limit for ``Stepped`` events of all jobs together (per second, and burst). The jobs of a
-large array are due at the same time, and each event costs a journal entry and a scheduler pass.
+large array are due at the same time, and an event costs a journal entry and a scheduler pass.
 Jobs above the limit go on counting."""
 
 
@@ -219,23 +219,19 @@ class JobRuntime:
         submission: its submission, or that of its array.
         keys: of the launcher lines so far, in the order of ``steps``.
         launch_count: number of launches so far; the next launch has this number.
-        resizes: finished resizes.
-        resize: the resize in flight.
         call: the request of the resize in flight to the owner of the nodes.
         diagnosis: the request for the cause of the job's failure.
         wakeup: wakes the job's poll when a resize request waits for it.
         rests_until_s: end of its cooldown.
         requested_ranks: size that its application requested, 0 without a request.
         user_strategy: a user's strategy for the resize that is to be decided next, or "".
-        ending: the state in which it is to end, once it was told to end.
+        ending: the state in which it is to end, once its end was requested.
         signalled: whether it has received the signal before the end of its time.
-        memory_s: time of the last memory check.
         fault: an error of the daemon about this job, which is being ended for it; else "".
         summary: last line of its output, "" while that is due, None without one.
-        exit_code: of its script, once that has ended.
         count: the present count of steps; None during a resize.
-        calm_until_s: skip polling this job until then unless a child of the daemon ends.
-        seen: number of ended children at the last look at this job.
+        calm_until_s: skip checking this job until then unless a child of the daemon ends.
+        checked_ends: number of ended children at the last check of this job.
     """
 
     id: JobId
@@ -264,11 +260,11 @@ class JobRuntime:
     exit_code: int | None = None
     count: StepCount | None = None
     calm_until_s: float = 0.0
-    seen: int = 0
+    checked_ends: int = 0
 
     @property
     def calm(self) -> bool:
-        """Whether no resize, end or fault needs a look at it in each round."""
+        """Whether no resize, end or fault needs a check in every round."""
         return self.resize is None and self.kill_at is None and not self.fault
 
     @cached_property
@@ -290,10 +286,8 @@ class JobRuntime:
     def stepped(self, now_s: float, *, enter: bool = True) -> tuple[int, float] | None:
         """Count the steps of the last poll; return steps and seconds when they are to be entered.
 
-        Only scripts with one launcher line are counted, as each line has its own steps.
-
-        Args:
-            enter: whether the count may be entered now; else counting goes on.
+        Only scripts with one launcher line are counted, as every line has its own steps. Unless the
+        count may be entered now (``enter``), counting goes on.
         """
         count = self.count
         if self.resize is not None or len(self.steps) != 1 or not 0 < self.step < self.total:
@@ -338,20 +332,10 @@ class JobRuntime:
 
     def steps_note(self) -> StepsNote:
         """Return the note of its steps for a restarted daemon."""
-        steps = [
-            StepNote(
-                pids={number: world.pid for number, world in step.worlds.items()},
-                current=step.current,
-                strategy=step.strategy,
-                ranks=step.ranks,
-                exit_code=step.exit_code,
-                message=step.message,
-                has_polled=step.has_polled,
-                cooldown_s=step.cooldown_s,
-                restartable=step.restartable,
-            )
-            for step in self.steps
-        ]
+        steps = []
+        for step in self.steps:
+            pids = {number: world.pid for number, world in step.worlds.items()}
+            steps.append(StepNote(pids, **{name: getattr(step, name) for name in STEP_FACTS}))
         return StepsNote(self.id, list(self.keys), self.launch_count, steps)
 
     def forget_processes(self) -> None:

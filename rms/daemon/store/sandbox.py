@@ -1,10 +1,10 @@
-"""Run users' functions in forks of the daemon, with a deadline for each answer.
+"""Run users' functions in forks of the daemon, with a deadline for every answer.
 
-A policy with parts of a user's own is asked in a fork that ends after the pass: the fork has the
+A policy with parts of a user's own decides in a fork that ends after the pass: the fork has the
 state, which may hold many thousands of jobs, so nothing is sent to it. A strategy of tasks from a
-user's file has a process of its own, also forked, which imports the file once and is sent a state
-for each answer. A function that raises, never returns, calls ``sys.exit``, crashes the interpreter
-or changes the state spoils its own answer and nothing else.
+user's file has a process of its own, also forked, which imports the file once and receives a state
+per answer. A function that raises, never returns, calls ``sys.exit``, crashes the interpreter or
+changes the state spoils its own answer only.
 """
 
 from __future__ import annotations
@@ -43,14 +43,10 @@ from rms.wire.files import write_whole
 LIMIT_S = 2.0
 """Deadline for an answer; the daemon waits until then."""
 
-FIRST_OPEN = 3
-"""Files before this are standard input, output and error."""
-
 MOST_OPEN = 1 << 16
 """Lower bound of the number of open files where the system states no limit."""
 
 LENGTH_BYTES = 8
-"""Size of the length before each message."""
 
 T = TypeVar("T")
 
@@ -65,9 +61,6 @@ def fork(work: Callable[[], object], only: int | None = None) -> int:
         only: the one file that stays open, besides standard input, output and error; None keeps
             all. Listening sockets among these stay open until the process ends, even if the daemon
             is killed.
-
-    Raises:
-        OSError: the system has no room for the process.
     """
     with warnings.catch_warnings():  # the warning is about other threads, which are not used
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -80,7 +73,7 @@ def fork(work: Callable[[], object], only: int | None = None) -> int:
         with contextlib.suppress(ValueError):  # the daemon's loop does not hear of our signals
             signal.set_wakeup_fd(-1)
         if only is not None:
-            os.closerange(FIRST_OPEN, only)
+            os.closerange(3, only)  # all but standard input, output and error
             os.closerange(only + 1, max(MOST_OPEN, os.sysconf("SC_OPEN_MAX")))
         work()
         status = 0
@@ -88,7 +81,7 @@ def fork(work: Callable[[], object], only: int | None = None) -> int:
         os._exit(status)
 
 
-# --- one process, its answers, a deadline for each -----------------------------------------------
+# --- one process, its answers, their deadlines ---------------------------------------------------
 
 
 class SandboxError(ValueError):
@@ -96,7 +89,7 @@ class SandboxError(ValueError):
 
 
 class _Answer(msgspec.Struct):
-    """The value of a call, encoded, or a sentence on what went wrong."""
+    """The value of a call, encoded, or an error message."""
 
     body: bytes = b""
     error: str = ""
@@ -109,9 +102,6 @@ class Sandbox:
         work: runs in the fork, with the fork's end of the socket; sends answers by :func:`reply`.
         alone: whether to close all other files in the fork.
         expected: the noun for an answer in errors.
-
-    Raises:
-        OSError: the system has no room for the process.
     """
 
     def __init__(
@@ -132,10 +122,7 @@ class Sandbox:
             theirs.close()
 
     def answer(self, kind: Any, limit_s: float, question: bytes | None = None) -> Any:
-        """Send a question, if there is one; return the next answer.
-
-        Args:
-            kind: type of the answer.
+        """Send a question, if there is one; return the next answer, which must be of this type.
 
         Raises:
             SandboxError: the function raised, the answer is late or of another type, or the process
@@ -184,12 +171,7 @@ def reply(answers: socket.socket, work: Callable[[], object]) -> bool:
 
 
 def _receive(stream: socket.socket, until_s: float | None = None) -> bytes:
-    """Return the next message.
-
-    Raises:
-        TimeoutError: it is not whole in time.
-        EOFError: the other process has ended.
-    """
+    """Return the next message, or raise a TimeoutError or EOFError."""
     data, size = bytearray(), LENGTH_BYTES
     while len(data) < size:
         if until_s is not None:
@@ -206,7 +188,7 @@ def _receive(stream: socket.socket, until_s: float | None = None) -> bytes:
 # --- policies with parts of users' own -----------------------------------------------------------
 
 EXPLAINED = 100
-"""Number of waiting jobs, from the first, for which a user's part is asked why they wait."""
+"""Number of waiting jobs, from the first, whose reasons to wait a user's part explains."""
 
 PARTS = ("order", "sizing", "admission", "placement", "passes", "node_power", "frequency")
 
@@ -235,7 +217,7 @@ class GuardedPolicy(Policy):
     """A policy that decides in forks. Its methods raise :class:`FailedPolicyError`.
 
     Attributes:
-        silent: the error of the first explanation that failed: it is not asked for another.
+        silent: the error of the first explanation that failed; there are no others.
     """
 
     silent: list[FailedPolicyError] = field(default_factory=list, init=False, compare=False)
@@ -268,19 +250,16 @@ class GuardedPolicy(Policy):
         return {}
 
     def view(self, state: State) -> View | None:
-        """Return None: parts are asked in forks only."""
+        """Return None, as parts are called in forks only."""
         return None
 
     def explain(self, state: State, job: Job, view: View | None = None) -> Later:
-        """Return a reason to wait without asking the policy's parts."""
+        """Return a reason to wait without the policy's parts."""
         return Later(job.spec.id, "Resources: its turn has not come", Reason.RESOURCES)
 
 
 def forked(work: Callable[[], T], kind: type[T]) -> T:
-    """Return the value of a function that runs in a fork of this process.
-
-    Args:
-        kind: type of the value; any other is refused.
+    """Return the value, of this type, of a function that runs in a fork of this process.
 
     Raises:
         FailedPolicyError: it raised, ended its process, was late, or returned another type.
@@ -314,15 +293,8 @@ class StrategyError(ValueError):
 class FileStrategy:
     """A strategy whose function ``schedule(state)`` is in a file and runs in its own process.
 
-    Whatever goes wrong is an error of the call, on which the scheduler of tasks goes back to the
-    strategy before.
-
-    Args:
-        path: of the file.
-        name: of the strategy, by default the path.
-
-    Raises:
-        StrategyError: the file cannot be loaded.
+    Every failure is a :class:`StrategyError` of the call, after which the scheduler of tasks goes
+    back to the strategy before.
     """
 
     def __init__(self, path: Path, name: str = "") -> None:
@@ -334,11 +306,7 @@ class FileStrategy:
         self.capacity: Mapping[Resource, int] = self._answer(dict[Resource, int], LOAD_S)
 
     def __call__(self, state: TaskState) -> tuple[Choice, ...]:
-        """Return the strategy's choices.
-
-        Raises:
-            StrategyError: it raised, took too long, or answered nonsense; its process is ended.
-        """
+        """Return the strategy's choices; a StrategyError ends its process."""
         question = pickle.dumps(_head(state), pickle.HIGHEST_PROTOCOL)
         choices: tuple[Choice, ...] = self._answer(tuple[Choice, ...], LIMIT_S, question)
         return choices
@@ -356,24 +324,13 @@ class FileStrategy:
 
 
 class StrategyFiles:
-    """The strategies of users; the process of one ends when it is to decide no more.
-
-    Args:
-        folder: where copies of their files are kept.
-    """
+    """Strategies of users, with copies of their files; unused ones have no process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._used = folder, set[FileStrategy]()
 
     def load(self, name: str, text: str) -> Strategy:
-        """Return a shipped strategy, or start that of a file.
-
-        Args:
-            text: of the file, as the user's command has read it.
-
-        Raises:
-            ValueError: there is none of that name, or it cannot be loaded.
-        """
+        """Return a shipped strategy, or start that of a file with this text."""
         if not name.endswith(".py"):
             if name not in STRATEGIES:
                 raise ValueError(f"expected a strategy of {', '.join(STRATEGIES)}, got {name!r}")
@@ -410,11 +367,11 @@ def _head(state: TaskState) -> TaskState:
 
 
 def _serve_file(answers: socket.socket, path: Path, daemon: int) -> None:
-    """Import a strategy's file, answer with its capacities, then each state with its choices."""
+    """Import a strategy's file; answer with its capacities, then to every state with choices."""
     threading.Thread(target=_end_with, args=(daemon,), daemon=True).start()
     gc.freeze()  # the daemon's objects are not looked through; the strategy's are
     gc.enable()
-    os.dup2(2, 1)  # what the file prints goes to standard error
+    os.dup2(2, 1)  # prints of the file go to standard error
     sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     names: dict[str, Any] = {"__name__": "strategy", "__file__": str(path)}
 

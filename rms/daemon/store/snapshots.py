@@ -47,11 +47,7 @@ class Packing:
 
     @classmethod
     def begin(cls, scheduler: Scheduler, after: int) -> Packing:
-        """Start the fork.
-
-        Raises:
-            OSError: there is no room for another process, or file.
-        """
+        """Start the fork; an OSError means that there is no room for a process or file."""
         into = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - until the fork is over
 
         def work() -> None:

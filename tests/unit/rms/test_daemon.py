@@ -94,7 +94,7 @@ def test_who_is_held_is_held_after_a_restart_and_freed_in_time(bench: Bench) -> 
     bench.daemon.tick()
     state = bench.daemon.context.state
     assert set(state.held) == {"3"} and set(state.running) == {"4"}
-    bench.daemon.holds.release([JobId("3")])
+    bench.daemon.holds.hold([JobId("3")], held=False)
     assert set(state.running) == {"3", "4"} and not state.held
     assert replay(bench.journal.read()).differing == []
 

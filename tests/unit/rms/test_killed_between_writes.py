@@ -17,7 +17,7 @@ from killed import bench as opened
 
 from rms.core.model.events import Resize as ResizeDecision
 from rms.core.model.jobs import JobId, JobState, Mode
-from rms.daemon.restart.replay import replayed
+from rms.daemon.restart.recover import replayed
 from rms.daemon.store.record import REQUEUED, ResizeNote
 from rms.daemon.store.snapshots import EVERY
 from rms.wire.messages import (

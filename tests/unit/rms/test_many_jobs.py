@@ -16,7 +16,7 @@ from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.core.policies import named
 from rms.core.scheduler.engine import Engine
 from rms.daemon.ask.routes import MOST_HOLD_S, POLLS_PER_S, holding_s
-from rms.daemon.jobs.watch import LOOK_S
+from rms.daemon.jobs.watch import BUDGET_S
 from rms.daemon.restart.recover import replay, resume
 from rms.daemon.store.context import Settings
 from rms.daemon.store.journal import Journal
@@ -172,7 +172,7 @@ class Tired(LocalLauncher):
 
     def tire(self, job: str) -> None:
         self.looked.append(job)
-        self.clock[0] += 2 * LOOK_S
+        self.clock[0] += 2 * BUDGET_S
 
     clock: list[float]
 

@@ -78,7 +78,7 @@ def test_a_folder_that_others_can_open_or_replace_is_refused(tmp_path: Path) -> 
         with one_sentence(ServeError, f"got mode {others:o}"):
             make_folder(loose)
     loose.chmod(0o777)
-    with one_sentence(ServeError, "nobody else can replace"):
+    with one_sentence(ServeError, "no other user can replace"):
         make_folder(loose / "state")
     loose.chmod(0o1777)
     make_folder(loose / "state")

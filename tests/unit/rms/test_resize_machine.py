@@ -395,7 +395,7 @@ def test_a_grant_to_a_job_that_is_told_to_end() -> None:
     found = in_state("granting")
     found.call, found.ending = None, "CANCELLED"
     fed(found, machine.CallAnswered())
-    assert found.resize is not None and found.resize.reason == "the job is told to end"
+    assert found.resize is not None and found.resize.reason == "the job is ending"
 
 
 def test_a_rollback_while_nodes_are_asked_for_waits_for_the_answer() -> None:
@@ -467,7 +467,7 @@ def test_a_move_without_end_ends_the_job() -> None:
     found = in_state("moving")
     given = fed(found, OBSERVED, at_s=100.1 + MOVE_S)
     assert given == [
-        machine.Say("job 7: no word of its resize for 180 s; it is ended"),
+        machine.Say("job 7: no report of its resize for 180 s; it is ended"),
         machine.KillJob(),
     ]
     assert fed(found, OBSERVED, at_s=1e9) == []

@@ -122,7 +122,7 @@ def test_what_is_left_goes_on(
         numbers = {str(n) for n in range(1, JOBS + 1)}
         assert known <= numbers
         if known < numbers:
-            assert "missing" in said and "not known any more" in said, said
+            assert "missing" in said and "or refused when submitted" in said, said
         assert found.server.submit() == str(JOBS + 1)
         rows = found.server.ask("GET", "/jobs")[1]
         assert {row["id"] for row in rows} == known | {str(JOBS + 1)}
@@ -144,7 +144,7 @@ def test_jobs_whose_notes_are_gone_fail_or_run_on(killed: Path, tmp_path: Path) 
     with back(folder) as found:
         rows = {row["id"]: row for row in found.server.ask("GET", "/jobs")[1]}
         assert [rows[n]["state"] for n in ("1", "40")] == ["COMPLETED", "FAILED"]
-        assert rows["40"]["reason"] == "what it was submitted with is missing from the journal"
+        assert rows["40"]["reason"] == "its submission is missing from the journal"
 
 
 def test_what_runs_of_unknown_jobs_is_ended(tmp_path: Path, fault: Fault) -> None:
@@ -157,7 +157,7 @@ def test_what_runs_of_unknown_jobs_is_ended(tmp_path: Path, fault: Fault) -> Non
             time.sleep(0.001)
         with back(tmp_path, "of-this-test") as found:
             assert process.wait(120) == -9
-            assert "job 9: ended what was left of it, as it is not known to run" in found.said
+            assert "job 9: killed its remaining processes, as it does not run" in found.said
     finally:
         process.kill()
         process.wait()

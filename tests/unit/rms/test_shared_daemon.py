@@ -91,7 +91,7 @@ class Bench:
         return name
 
     def slots(self, name: JobId) -> list[str]:
-        (row,) = views.jobs(self.daemon.context, lambda job: job == name)
+        (row,) = [row for row in views.jobs(self.daemon.context) if row.id == name]
         return row.nodes
 
     def states(self) -> list[tuple[str, str, str | None, int]]:
@@ -120,7 +120,7 @@ def test_power_slot_gives_slots_under_the_cap_of_each_host(tmp_path: Path) -> No
         bench = Bench(journal, tmp_path, policy)
         jobs = [bench.submit(n, 1, 0.0, power_w=w) for n, w in enumerate((20, 25, 20, 40), 1)]
         assert [bench.slots(name) for name in jobs] == [["n2/0"], ["n2/1"], ["n1/0"], []]
-        (row,) = views.jobs(bench.daemon.context, lambda job: job == jobs[3])
+        (row,) = [row for row in views.jobs(bench.daemon.context) if row.id == jobs[3]]
         assert row.reason.startswith("PowerCap")
         bench.now_s += 10.0
         bench.daemon.handle(Ended(bench.now_s, jobs[2], "COMPLETED"))

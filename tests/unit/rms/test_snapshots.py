@@ -31,7 +31,7 @@ from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Speedup
 from rms.core.policies import named
 from rms.core.scheduler.scheduler import Scheduler
 from rms.core.scheduler.snapshot import freeze
-from rms.daemon.restart.replay import replayed, restored
+from rms.daemon.restart.recover import replayed, restored
 from rms.daemon.store.journal import Journal, JournalFullError
 from rms.daemon.store.sandbox import fork
 from rms.daemon.store.snapshots import Packing

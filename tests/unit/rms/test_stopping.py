@@ -53,7 +53,7 @@ def test_told_twice_it_leaves_to_the_next_what_cannot_be_ended(
     stuck = Stuck()
     stuck.run()
     assert stuck.told == ["stop", "hurry"]
-    assert stuck.said == ["told to stop again: left to the next daemon: 7"]
+    assert stuck.said == ["second stop signal: left to the next daemon: 7"]
     fault("SIGTERM twice while Slurm is away", "ends; the next daemon goes on with the job")
 
 

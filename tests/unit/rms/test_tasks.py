@@ -148,9 +148,9 @@ def test_a_malleable_task_narrows_to_one_core_while_others_wait_and_goes_wide_ag
             model.check(machine.state, TaskResize(TaskId(0), device))
     assert machine.add(TaskSpec(0, kernels(CORE))) == [TaskGoOn(TaskId(0), "core0")]
     assert machine.add(TaskSpec(0, kernels(CORE))) == []  # one core is coming, no more are
-    with pytest.raises(ChoiceError, match="that was told nothing yet"):
+    with pytest.raises(ChoiceError, match="a task without a pending decision"):
         model.check(machine.state, TaskResize(TaskId(0), "core1"))
-    with pytest.raises(TaskError, match="expected a task told to go on on core1"):
+    with pytest.raises(TaskError, match="expected a task that resizes to core1"):
         machine.scheduler.handle(TaskResized(1.0, TaskId(0), "core1"))
     assert runs(machine.feed(TaskResized(1.0, TaskId(0), "core0"))) == {1: "core1"}
     with pytest.raises(ChoiceError, match="expected free cores for task 0 to grow"):
@@ -190,7 +190,7 @@ def test_all_cores_are_kept_for_the_task_that_waits_for_them() -> None:
     [
         ((TaskStart(TaskId(1), "gpu"),), "expected a free device for task 1, got gpu"),
         ((TaskStart(TaskId(4), "core0"),), "expected a free device for task 4, got core0"),
-        ((TaskStart(TaskId(7), "gpu"),), "expected a task there is, got 7"),
+        ((TaskStart(TaskId(7), "gpu"),), "expected an existing task, got 7"),
         ((TaskStart(TaskId(1), "tpu"),), "expected a device of gpu, cores, core0, core1"),
         ((TaskInterrupt(TaskId(0)),), "expected a running task with yield points"),
         ((TaskResize(TaskId(0), "core0"),), "expected a malleable task on cores to resize, got 0"),

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from task_machine import ALL, CORE, CORES, DEVICES, GPU, kernels
 
+from rms.kernels.connection import DaemonMessage, DeviceLost, Frames, Hello, ProcessMessage, frame
 from rms.kernels.model import (
     Governor,
     TaskDrop,
@@ -22,7 +23,6 @@ from rms.kernels.model import (
 from rms.kernels.record import RecordEntry, TaskRan, TaskRecording, UnitPower
 from rms.kernels.scheduler import STRATEGIES, Strategy
 from rms.kernels.served import ADOPT_S, LINGER_S, GovernorRule, NodeLender, TaskLink, Tasks
-from rms.kernels.wire import DaemonMessage, DeviceLost, Frames, Hello, ProcessMessage, frame
 
 
 class Nodes(NodeLender):

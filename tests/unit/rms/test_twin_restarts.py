@@ -20,7 +20,7 @@ from rms.core.model.jobs import JobId, JobSpec, NodePower
 from rms.core.policies import named
 from rms.core.scheduler.scheduler import Scheduler
 from rms.core.scheduler.snapshot import freeze, thaw
-from rms.daemon.restart.replay import replayed, restored
+from rms.daemon.restart.recover import replayed, restored
 from rms.daemon.store.journal import Journal
 from rms.sim.run import failing
 from rms.sim.simulator import Simulation

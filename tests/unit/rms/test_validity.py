@@ -39,7 +39,7 @@ from rms.core.policies import named
 from rms.core.rules import transition
 from rms.core.rules.transition import TransitionError, check
 from rms.core.scheduler.engine import Engine
-from rms.daemon.restart.replay import replayed
+from rms.daemon.restart.recover import replayed
 from rms.daemon.store.notes import ScriptNote
 
 NODES = 4
