@@ -49,7 +49,7 @@ def simulated(
 ) -> tuple[Simulation, float]:
     """Run a simulation to its end; return it and the seconds it took."""
     begun = time.perf_counter()
-    # Millions of small objects live to the end: looking for cycles among them is for nothing.
+    # Millions of small objects live to the end: a search for cycles among them costs time.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -154,10 +154,9 @@ def chosen(
     """Return a policy with the options of ``rms simulate``.
 
     Args:
-        counted: processors are all alike, so nodes are counted and not placed (unless a cap is
-            to hold for each, or they are powered off). With one pass per
-            event a start may then come before the end, of the same instant, that makes it
-            possible.
+        counted: processors are all alike, so nodes are counted and not placed (unless nodes have
+            power caps or are powered off). With one pass per event a start may then come before an
+            end of the same instant that frees its nodes.
         ahead: whether it may: not where jobs are resized, whose ends are not their limits'.
 
     Raises:
@@ -210,7 +209,7 @@ class Recording:
 
 
 def record(specs: Sequence[JobSpec], site: Site, policy: Policy) -> Recording:
-    """Run jobs to their ends and record what happens."""
+    """Run jobs to their ends and return a recording."""
     recording = Recording(Timeline([str(n + 1) for n in range(site.nodes)]))
     simulation = Simulation(
         specs, site, policy, hooks=Hooks(record=False, observer=recording.observe)
@@ -234,11 +233,11 @@ def record(specs: Sequence[JobSpec], site: Site, policy: Policy) -> Recording:
 def failing(
     nodes: int, *, mtbf_s: float, repair_s: float, horizon_s: float, seed: int
 ) -> list[NodeDown | NodeUp]:
-    """Return failures of nodes: each fails after exponentially distributed times.
+    """Return failures of nodes after exponentially distributed times.
 
     Args:
         mtbf_s: mean time between failures of one node.
-        repair_s: how long it stays down.
+        repair_s: time for which it stays down.
         horizon_s: no failure begins after it.
     """
     draw = Random(seed)

@@ -658,7 +658,7 @@ def _figure_10() -> dict[str, float]:
     slow, fast = (structs.replace(_only_moved(name, 1), operating_points=points) for name in "12")
     state = experiment.running(_example_site(1, 2, rising), ((slow, (0,)), (fast, (1,))))
     for name, asked in (("1", 0.5), ("2", 1.0)):
-        state.running[JobId(name)].asked = (asked,)
+        state.running[JobId(name)].requested_frequencies = (asked,)
     set_clocks(state)
     shares = [min(job.frequencies, default=1.0) for job in state.running.values()]
     return {

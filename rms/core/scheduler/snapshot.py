@@ -1,7 +1,7 @@
 """Snapshots of the scheduler, so that a restart need not replay all events.
 
-A snapshot is MessagePack of an :class:`Image`, compressed. Each job is written once and named by
-its place in a list elsewhere, as it is one object in the scheduler too. Derived fields (sorted
+A snapshot is MessagePack of an :class:`Image`, compressed. A job is written once and referred to by
+its place in a list, as it is one object in the scheduler too. Derived fields (sorted
 queues, sums of power models) are computed again. Measurements are not part of a snapshot: they are
 restored from the rows of the energy books (:meth:`rms.core.books.books.EnergyBooks.restore`).
 """
@@ -38,7 +38,7 @@ _FOLLOWS = frozenset(
 
 
 class SnapshotError(ValueError):
-    """A snapshot that this version has not written."""
+    """A snapshot of another version."""
 
 
 class SpanImage(msgspec.Struct, array_like=True):
@@ -154,7 +154,7 @@ def thaw(body: bytes, policy_of: Callable[[str, Cluster], Policy]) -> Scheduler:
         policy_of: returns the policy of a key on these nodes, or a stand-in.
 
     Raises:
-        SnapshotError: this version has not written it.
+        SnapshotError: the snapshot is of another version.
     """
     try:
         image = _image.decode(zlib.decompress(body))

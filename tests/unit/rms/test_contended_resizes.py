@@ -197,7 +197,7 @@ def test_steps_that_neighbours_slow_tell_nothing_of_a_size() -> None:
         engine.handle(Started(0.0, spec.id))
     engine.handle(Stepped(20.0, JobId("1"), 10, 60, 10, 20.0))
     found = engine.state.running[JobId("1")]
-    assert found.seen == {2: (10, 10.0)} and found.rate == pytest.approx(1 / 120)
+    assert found.measured_steps == {2: (10, 10.0)} and found.rate == pytest.approx(1 / 120)
     engine.handle(Ended(30.0, JobId("2"), "COMPLETED"))
     assert found.rate == pytest.approx(1 / 60) and found.done == pytest.approx(0.25)
 

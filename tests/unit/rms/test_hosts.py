@@ -61,7 +61,7 @@ def test_a_site_says_once_whose_slots_there_are() -> None:
     assert Site(3).hosts == 3
     with pytest.raises(ValueError, match="the hosts of the slots to be the nodes"):
         Site(8, shared=(MIXED, PLAIN), host=(0,) * 8)
-    with pytest.raises(ValueError, match="expected a host of each of 4, got 2"):
+    with pytest.raises(ValueError, match="expected 4 entries of host, got 2"):
         Site(4, host=(0, 1))
 
 
