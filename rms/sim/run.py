@@ -19,7 +19,7 @@ from rms.core.model.events import NodeDown, NodeUp
 from rms.core.model.jobs import Job, JobSpec, Node, NodePower, Site
 from rms.core.policies import Policy, PolicyError, adjusted
 from rms.formats.config import FileError
-from rms.sim.simulator import Hooks, Passes, Simulation
+from rms.sim.simulator import Passes, Simulation
 from rms.wire.files import csv_text, write_output
 
 COLUMNS = ("job", "submit_s", "start_s", "end_s", "nodes", "energy_j")
@@ -58,7 +58,8 @@ def simulated(
             power,
             policy,
             passes=passes,
-            hooks=Hooks(record=False, progress=progress),
+            record=False,
+            progress=progress,
             failures=failures,
         )
         simulation.run()
@@ -211,9 +212,7 @@ class Recording:
 def record(specs: Sequence[JobSpec], site: Site, policy: Policy) -> Recording:
     """Run jobs to their ends and return a recording."""
     recording = Recording(Timeline([str(n + 1) for n in range(site.nodes)]))
-    simulation = Simulation(
-        specs, site, policy, hooks=Hooks(record=False, observer=recording.observe)
-    )
+    simulation = Simulation(specs, site, policy, record=False, observer=recording.observe)
     simulation.run()
     ledger = simulation.ledger
     ledger.check()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from math import floor, inf
 from operator import attrgetter
 from typing import ClassVar, Literal
@@ -61,21 +60,6 @@ class PowerPhase(msgspec.Struct, frozen=True):
     needs_jobs: ClassVar[bool] = False
 
 
-@dataclass(frozen=True)
-class Hooks:
-    """Options and callbacks of a simulation.
-
-    Attributes:
-        record: events and decisions are kept.
-        progress: called with the number of jobs that are over whenever one ends.
-        observer: called after every event.
-    """
-
-    record: bool = True
-    progress: Callable[[int], None] | None = None
-    observer: Callable[[Simulation], None] | None = None
-
-
 class Simulation:
     """Runs jobs with run times to their ends.
 
@@ -84,6 +68,9 @@ class Simulation:
         power: one model per node; their number is the cluster's size. Or a site.
         failures: failures and returns of nodes, rising in time (:mod:`rms.sim.run`). A job on a
             node that goes down starts again from its beginning, elsewhere.
+        record: events and decisions are kept.
+        progress: called with the number of jobs that are over whenever one ends.
+        observer: called after every event.
 
     On nodes that share bandwidth, jobs end when their processes do, whose rates change with their
     neighbours (:class:`rms.sim.contended.Contention`). A job that is resized stands still meanwhile
@@ -100,8 +87,10 @@ class Simulation:
         policy: Policy,
         *,
         passes: Passes = "per-event",
-        hooks: Hooks | None = None,
         failures: Iterable[NodeDown | NodeUp] = (),
+        record: bool = True,
+        progress: Callable[[int], None] | None = None,
+        observer: Callable[[Simulation], None] | None = None,
     ) -> None:
         site = power if isinstance(power, Site) else Site(len(power), tuple(power))
         self.engine = Engine(site, policy)
@@ -113,9 +102,7 @@ class Simulation:
         self._state = self.engine.state
         self._beside = Beside(self._state) if site.contended else None
         self.contention = None if self._beside is None else self._beside.contention
-        hooks = hooks or Hooks()
-        self._record, self._progress = hooks.record, hooks.progress
-        self._observer = hooks.observer
+        self._record, self._progress, self._observer = record, progress, observer
         self._together = passes == "per-timestamp"
         self._submissions_last = passes == "ends-first"
         self._heap: list[tuple[float, int, int, Event | PowerPhase, int]] = []

@@ -87,12 +87,7 @@ class EnergyBooks:
     def follow(
         self, state: State, event: Event, jobs: Iterable[JobId], numbers: Mapping[JobId, int]
     ) -> None:
-        """Enter the changes by an event and the decisions on it.
-
-        Args:
-            jobs: the jobs that have changed.
-            numbers: numbers of the newest resizes by job.
-        """
+        """Enter the changes of jobs by an event; ``numbers`` are those of their newest resizes."""
         at_s, spans = event.at_s, self.measured.spans
         if isinstance(event, ResizeEvent):
             self._resizing(state.running[event.job], event, numbers.get(event.job, 0))
@@ -276,22 +271,14 @@ class EnergyBooks:
         return self._corrected(self.closed_by_model, self.measured.spans.totals.since_j)
 
     def check(self, now_s: float) -> None:
-        """Refuse books whose two sums differ.
-
-        Raises:
-            BalanceError: they do.
-        """
+        """Raise :class:`BalanceError` if the two sums of the books differ."""
         books = self.books(now_s)
         owned_j = books.busy_j + books.tasks_j + books.idle_j + books.off_j + books.boot_j
         text, cluster_j = "owners' and nodes' energies to agree", books.cluster_j
         check_balance(text, owned_j, cluster_j, cluster_j)
 
     def parts(self, job_id: JobId, job_j: float) -> list[EnergyPart]:
-        """Return a job's energy by source.
-
-        Args:
-            job_j: the whole energy.
-        """
+        """Return a job's energy ``job_j`` by source."""
         return self._parts([job_id], job_j)
 
     def _corrected(self, model: Books, later_j: Mapping[str, float]) -> Books:

@@ -146,11 +146,7 @@ class Ledger:
         return sum(self.busy_j.values()) + self.idle_j + self.off_j + self.boot_j
 
     def check(self) -> None:
-        """Refuse books whose two sums differ.
-
-        Raises:
-            BalanceError: they do.
-        """
+        """Raise :class:`BalanceError` if the two sums of the books differ."""
         cluster_j = self.cluster_j
         check_balance("owners' and nodes' energies to agree", self.owned_j, cluster_j, cluster_j)
 
@@ -189,11 +185,7 @@ class Ledger:
             self._enter(state, self.at_s)
 
     def job_j(self, job_id: JobId, now_s: float) -> float:
-        """Return a job's energy up to ``now_s``, without changes until then; books nothing.
-
-        Args:
-            now_s: a time no earlier than that of the books; else that of the books.
-        """
+        """Return a job's energy up to ``now_s``, without changes until then; books nothing."""
         draw = self._draws.get(job_id)
         booked = self._busy_j.get(job_id, 0.0)
         if draw is None or self.at_s is None:
@@ -204,10 +196,6 @@ class Ledger:
         """Return all sums up to ``now_s``, without changes until then; books nothing.
 
         Of the state as of the last :meth:`follow`. Before the first event all are 0.
-
-        Args:
-            now_s: a time no earlier than that of the books; else that of the books.
-            power_source: source of the power.
         """
         if self.at_s is None:
             return Books(now_s, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, power_source)

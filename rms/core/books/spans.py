@@ -44,11 +44,7 @@ class BalanceError(RuntimeError):
 
 
 def check_balance(what: str, got_j: float, expected_j: float, cluster_j: float) -> None:
-    """Refuse two sums of the same energy that differ by more than rounding.
-
-    Raises:
-        BalanceError: they do.
-    """
+    """Raise :class:`BalanceError` if two sums of the same energy differ by more than rounding."""
     if abs(got_j - expected_j) > BALANCE * max(1.0, cluster_j):
         raise BalanceError(f"expected {what}, got {got_j} J and {expected_j} J")
 
@@ -251,11 +247,7 @@ class Spans:
         holdings: Mapping[JobId, tuple[Sequence[str], int]],
         watts: Callable[[str], float],
     ) -> None:
-        """Enter the nodes that jobs hold from now on, and the resize (0 for none).
-
-        Args:
-            watts: power of a node by the model.
-        """
+        """Enter the nodes that jobs hold from now on, and the resize (0 for none)."""
         changes: dict[str, tuple[str, int]] = {}
         for job in holdings:
             changes.update(dict.fromkeys(self.held.get(job, ()), (IDLE, 0)))
@@ -273,13 +265,9 @@ class Spans:
                 self._replace(now, Span(node, owner, world, resize, power_w, at_s))
 
     def switch(self, at_s: float, owners: Mapping[str, str], watts: Callable[[str], float]) -> None:
-        """Enter the owners of nodes that were powered off or on, or have booted.
+        """Enter the owners (idle, off, boot) of nodes that were switched or have booted.
 
-        Nodes that a job holds by now are left as they are.
-
-        Args:
-            owners: by node :data:`IDLE`, :data:`OFF` or :data:`BOOT`.
-            watts: power of a node by the model.
+        Nodes that a job holds by now do not change.
         """
         for node, owner in owners.items():
             power_w, now = watts(node), self._of[node][-1]
@@ -369,11 +357,7 @@ class Spans:
     # --- energy ------------------------------------------------------------------------------
 
     def count_from(self, at_s: float, booked_s: float) -> None:
-        """Let the totals count from a time on.
-
-        Args:
-            booked_s: end of the meters' reports.
-        """
+        """Let the totals count from a time on; reports end at ``booked_s``."""
         self.totals.count_from(at_s)
         if booked_s > at_s:
             since_j = self.totals.since_j
@@ -422,11 +406,7 @@ class Spans:
         return self._of.get(node, ())
 
     def present(self, now_s: float, jobs: Iterable[str] | None = None) -> list[EnergyRow]:
-        """Return the rows of spans that differ from the written ones, up to now.
-
-        Args:
-            jobs: spans of these jobs only; of all owners where None.
-        """
+        """Return the rows that differ from the written ones, of jobs or (None) of all owners."""
         spans: Iterable[Span]
         if jobs is None:
             spans = self.kept()
@@ -452,11 +432,7 @@ class Spans:
         return rows
 
     def forget(self, kept_s: Mapping[str, float]) -> None:
-        """Drop spans that are over and written.
-
-        Args:
-            kept_s: by node with meters, the time from which spans are kept for later reports.
-        """
+        """Drop spans that are over and written, except those that end after ``kept_s``."""
         for node in list(self._over):
             from_s = kept_s.get(node, inf)
             left = [

@@ -112,11 +112,7 @@ class Pools:
         ]
 
     def slowdowns_among(self, node: int, demand_gb_s: Sequence[float]) -> Sequence[float]:
-        """Return the slowdown of processes by pool of a node: their run time over that alone.
-
-        Args:
-            demand_gb_s: demand by pool of the cluster.
-        """
+        """Return the slowdowns by pool of a node for a demand by pool of the cluster."""
         bandwidth_gb_s, sockets_gb_s, whole_demand = self._limits[node]
         at, number = self.members[node][0], len(sockets_gb_s)
         if number == 1:
@@ -145,7 +141,7 @@ class Pools:
         return self.slowdowns(node, demand_gb_s[at : at + number])
 
     def slowdowns(self, node: int, demands_gb_s: Sequence[float]) -> list[float]:
-        """Return the same for the demands by pool of the node."""
+        """Return the slowdowns by pool of a node for a demand by pool of the node."""
         bandwidth_gb_s, sockets_gb_s, whole_demand = self._limits[node]
         through, slow = 0.0, []
         for demand, capacity in zip(demands_gb_s, sockets_gb_s, strict=True):
@@ -168,12 +164,7 @@ _FAST = (1.0,)
 def parts(
     pools: Pools, slots: Sequence[int], frequencies: Sequence[float]
 ) -> dict[tuple[int, float], int]:
-    """Return the number of processes of a job by pool and frequency.
-
-    Args:
-        slots: the slots of the job.
-        frequencies: over the highest one, by slot; empty for the highest.
-    """
+    """Return the number of processes of a job by pool and frequency (by slot, empty for 1)."""
     at = map(pools.of_slot.__getitem__, slots)
     if not frequencies:
         return {(pool, 1.0): number for pool, number in Counter(at).items()}

@@ -411,10 +411,7 @@ class NodePower(msgspec.Struct, frozen=True):
         return max(0.0, self.busy_w(spec, size) - self.idle_w) / slots
 
     def slot_peak_w(self, spec: JobSpec, size: int, slots: int = 1) -> float:
-        """Return the power of a job on one of its slots under a power cap.
-
-        As :meth:`slot_w`, or the highest power of its profile where that is more.
-        """
+        """Return :meth:`slot_w`, or the highest power of the job's profile if that is more."""
         mean_w = self.slot_w(spec, size, slots)
         if spec.power_w is not None or spec.speedup is None:
             return mean_w

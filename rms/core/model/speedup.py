@@ -164,11 +164,7 @@ def at_frequency(points: Sequence[OperatingPoint], ghz: float) -> OperatingPoint
 
 
 def longer(levels: Levels, points: Sequence[OperatingPoint], share: float) -> float:
-    """Return run time at a frequency over that at the highest level; 1 without operating points.
-
-    Args:
-        share: the frequency over the highest one.
-    """
+    """Return run time at a frequency over that at the highest level; 1 without operating points."""
     if not points or not levels or share == 1.0:
         return 1.0
     highest = levels[-1][0]

@@ -237,11 +237,7 @@ def start_head(queue: Iterator[Job], plan: Plan, room: Room, starts: list[Start]
 def reservation(
     state: State, room: Room, starts: list[Start], size: int, watts: float = 0.0
 ) -> tuple[float, int]:
-    """Return the time at which ``size`` nodes will be free, and the number of further ones then.
-
-    Args:
-        watts: power that has to be free under the cap then, too.
-    """
+    """Return the time at which nodes and power will be free, and the number of further nodes."""
     free, now = room.free, state.now_s
     budget = room.budget if watts else None
     left_w = 0.0 if budget is None else budget.for_reservation_w
@@ -420,9 +416,6 @@ def expected_starts(
     As if jobs started at their least sizes in order, and running jobs ended when expected: a policy
     that resizes or backfills may start them earlier. Left out are tasks of an array that waits for
     its own tasks, and jobs behind one for which no end frees enough nodes.
-
-    Args:
-        running: numbers of running jobs by array.
     """
     ends = sorted(
         (max(_by_limit_s(job) if end == inf else end, state.now_s), number, job)

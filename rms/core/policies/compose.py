@@ -137,11 +137,7 @@ def named(name: str, modules: Modules = None) -> Policy:
 
 
 def placing(name: str, modules: Modules = None) -> Policy:
-    """Return a policy that can decide for real nodes, as :func:`named` does.
-
-    Raises:
-        PolicyError: also if it only counts nodes.
-    """
+    """Return a policy as :func:`named` does; refuse one that only counts nodes."""
     policy = named(name, modules)
     if policy.placement.counted:
         raise PolicyError(f"expected a placement that says which nodes, got count in {policy.name}")
@@ -179,11 +175,7 @@ def read_policy(path: Path, *, name: str = "") -> Policy:
 
 
 def adjusted(policy: Policy, **parts: Mapping[str, Any]) -> Policy:
-    """Return a policy with parts replaced, or with other parameters where no part is named.
-
-    Raises:
-        PolicyError: the part has no such parameter.
-    """
+    """Return a policy with parts replaced, or with other parameters where no part is named."""
     raw: dict[str, Any] = msgspec.json.decode(policy.text)
     name = raw.pop("name")
     for kind, change in parts.items():

@@ -257,11 +257,7 @@ class Policy:
     def _usable(
         self, state: State, events: Sequence[Event], hidden: Set[JobId] = frozenset()
     ) -> tuple[State, Sequence[Event]]:
-        """Return the state and events without jobs for which too few nodes of their list are free.
-
-        Args:
-            hidden: other jobs to leave out.
-        """
+        """Return the state and events without hidden jobs and jobs that lack listed nodes."""
         lacks = set(lacking(state, self._places_lists(state)))
         first = next(iter(self._queue(state, self.order(state))), None) if lacks else None
         nodes = [] if first is None else kept(state, first, lacks)
@@ -311,11 +307,7 @@ class Policy:
         return decisions
 
     def _open(self, state: State, refused: Sequence[Decision] = ()) -> Opened:
-        """Return the results of the parts for a state.
-
-        Args:
-            refused: jobs of these decisions are not in the queue.
-        """
+        """Return the results of the parts for a state, without refused jobs in the queue."""
         placed = self.placement(state)
         listed = listed_room(state, placed) if state.listed else None
         placed = listed or placed
@@ -368,11 +360,7 @@ class Policy:
         return View(state, capped, room, queue, plan)
 
     def explain(self, state: State, job: Job, view: View | None = None) -> Later:
-        """Return why a job waits.
-
-        Args:
-            view: the view of this state; None to make one.
-        """
+        """Return why a job waits, by the view of this state if there is one."""
         view = view or self.view(state)
         assert view is not None
         state, room, limit = view.state, view.room, job.spec.array_limit

@@ -348,11 +348,7 @@ def freeing(budget: PowerBudget, job: Job, sizes: Sequence[int], watts: float) -
 
 
 def _halvings(size: int, sizes: Sequence[int]) -> list[int]:
-    """Return the sizes, rising, to which halving ``size`` again and again leads.
-
-    Args:
-        sizes: the allowed smaller sizes.
-    """
+    """Return the allowed sizes, rising, to which repeated halving of ``size`` leads."""
     result: list[int] = []
     while size % 2 == 0 and size // 2 in sizes:
         size //= 2
@@ -407,10 +403,6 @@ def balanced(state: State, job: Job, sizes: Sequence[int], energy: float) -> int
     """Return the size at which the weighted sum of a job's time and energy is least.
 
     In units of their values at the largest size, which is returned without a speedup or a model.
-
-    Args:
-        sizes: rising.
-        energy: the weight of energy.
     """
     speedup, model = job.speedup, state.site.power[0] if state.site.power else None
     if not energy or speedup is None or model is None:
@@ -454,13 +446,7 @@ class RotationJob:
 
 
 def rotation_sizes(jobs: Sequence[RotationJob], free: int, since_last_resize_s: float) -> list[int]:
-    """Return the sizes of jobs for now: their own, unless an exchange pays and is due.
-
-    Args:
-        jobs: all running jobs.
-        free: free nodes.
-        since_last_resize_s: time since the last of them changed its size.
-    """
+    """Return the present sizes of all running jobs, or others if an exchange pays and is due."""
     present = [job.size for job in jobs]
     nodes = free + sum(present)
     remaining = [job.remaining for job in jobs]
@@ -488,12 +474,7 @@ def rotation_sizes(jobs: Sequence[RotationJob], free: int, since_last_resize_s: 
 def largest_to_longest(
     jobs: Sequence[RotationJob], remaining: Sequence[float], nodes: int
 ) -> list[int]:
-    """Return the sizes if all start at their smallest and the job with longest to go is expanded.
-
-    Args:
-        remaining: shares of the jobs that are left.
-        nodes: number of nodes of all jobs.
-    """
+    """Return the sizes after expanding the job with longest to go from all smallest sizes."""
     sizes = [next(iter(job.time_s)) for job in jobs]
     spare = nodes - sum(sizes)
     heap = [(-remaining[at] * jobs[at].time_s[size], at) for at, size in enumerate(sizes)]

@@ -325,11 +325,7 @@ class SharedRoom(Room):
     # --- how slow ----------------------------------------------------------------------------
 
     def _on_node(self, span_s: float) -> OnNode:
-        """Return a function of the slowdowns on a node, with the expected ends of neighbours.
-
-        Args:
-            span_s: a job's run time on the fastest processors.
-        """
+        """Return a function of the slowdowns on a node, with the expected ends of neighbours."""
         pools, forecast, base = self._pools, self._forecast, self._gb_s
 
         def on_node(node: int, demand: Sequence[float]) -> Sequence[float]:

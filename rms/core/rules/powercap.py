@@ -36,11 +36,7 @@ def added_w(models: Sequence[NodePower], spec: JobSpec, size: int, *, slots: int
 
 
 def is_unknown(models: Sequence[NodePower], spec: JobSpec) -> bool:
-    """Return whether a job's power is unknown: it counts as 0 W under a power cap.
-
-    Args:
-        models: of the nodes that it may run on.
-    """
+    """Return whether a job's power is unknown: it counts as 0 W under a power cap."""
     return spec.power_w is None and added_w(models, spec, spec.preferred) <= 0.0
 
 
@@ -98,10 +94,7 @@ def expected_w(state: State) -> float:
 def share_above(state: State, watts: float) -> None:
     """Share the power above the expected one among the running jobs, by the nodes they hold.
 
-    Without the share of idle nodes, which was measured when nothing ran.
-
-    Args:
-        watts: power of the cluster.
+    Without the share of idle nodes, which is measured without running jobs.
     """
     above_w = max(0.0, watts - expected_w(state))
     held = state.running or state.lent
@@ -115,9 +108,6 @@ def within_limit(
     spec: JobSpec, models: Sequence[NodePower], limit_w: float, *, slots: int = 1
 ) -> JobSpec:
     """Return a job without the sizes at which its expected power exceeds its own limit.
-
-    Args:
-        models, slots: as of :func:`added_w`.
 
     Raises:
         ValueError: none is left.
@@ -141,11 +131,7 @@ def within_limit(
 
 
 def check_cap(cap_w: float | None, idle_w: float) -> None:
-    """Refuse a power cap under which nothing could ever run.
-
-    Raises:
-        ValueError: idle nodes alone draw as much.
-    """
+    """Raise :class:`ValueError` if idle nodes alone draw the power cap."""
     if cap_w is not None and not idle_w < cap_w < inf:
         expected = f"a power cap above the {idle_w:g} W of idle nodes"
         raise ValueError(f"expected {expected}, got {cap_w:g} W")

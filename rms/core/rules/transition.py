@@ -70,11 +70,7 @@ class TransitionError(RuntimeError):
 
 
 def check(state: State, event: Event) -> None:
-    """Refuse an event that cannot have happened in a state; the state does not change.
-
-    Raises:
-        TransitionError: it cannot have happened.
-    """
+    """Raise :class:`TransitionError` if an event cannot have happened in a state."""
     if not event.at_s >= state.now_s:
         raise TransitionError(f"expected time to go on from {state.now_s}, got {event.at_s}")
     check_event, _ = _EVENTS[type(event)]
@@ -83,11 +79,7 @@ def check(state: State, event: Event) -> None:
 
 
 def apply(state: State, event: Event) -> None:
-    """Change the state by an event.
-
-    Raises:
-        TransitionError: it cannot have happened.
-    """
+    """Check an event and change the state by it."""
     check(state, event)
     if state.usage is not None:
         state.usage.advance(state.running.values(), event.at_s)
