@@ -696,7 +696,7 @@ def owners_changed(before: dict[Node, str], now: dict[Node, str]) -> list[JobId]
 
 def as_job(state: State, owner: JobId) -> Job:
     """Return the nodes of a program's tasks as a job without a profile, for the energy books."""
-    nodes = tuple([node for node, who in sorted(state.lent.items()) if who == owner])
+    nodes = tuple([node for node, holder in sorted(state.lent.items()) if holder == owner])
     spec = JobSpec(owner, 0.0, 1, 1, 1, Mode.FIXED)
     return Job(spec, nodes=nodes, size=len(nodes), start_s=state.now_s)
 

@@ -152,12 +152,6 @@ class Contention:
         for node in nodes:
             self._share(node, now_s)
 
-    def counts(
-        self, slots: Sequence[int], frequencies: Sequence[float]
-    ) -> dict[tuple[int, float], int]:
-        """Return the number of processes of a job by pool and frequency (:func:`parts`)."""
-        return parts(self._pools, slots, frequencies)
-
     @property
     def next_s(self) -> float:
         """The time of the next ends of processes without other events; inf if none run."""
@@ -263,7 +257,8 @@ class Beside:
 
     def __init__(self, state: State) -> None:
         assert state.pools is not None
-        self._state, self.contention = state, Contention(state.pools)
+        self._state, self._pools = state, state.pools
+        self.contention = Contention(state.pools)
 
     def start(self, job: Job, now: float) -> None:
         """Let the rest of a job run from now on, at its size."""
@@ -271,15 +266,11 @@ class Beside:
         if whole_s is None:
             raise ValueError(f"expected a run time of job {spec.id} to simulate, got none")
         left_s = whole_s * job.remaining_share(now) if job.done else whole_s
-        counts = self.contention.counts(job.nodes, job.frequencies)
+        counts = parts(self._pools, job.nodes, job.frequencies)
         levels, demand_gb_s = self._state.site.levels, spec.bandwidth_gb_s or 0.0
         self.contention.start(spec.id, processes(counts, left_s, demand_gb_s, levels), now)
         if spec.resize_parts is not None and spec.mode.resizable:
             self.contention.followed.add(spec.id)
-
-    def stop(self, job: Job, now: float) -> None:
-        """Let a job stand still while it is resized."""
-        self.contention.stop(job.spec.id, now)
 
     def progress(self, job: Job, now: float) -> tuple[float, float]:
         """Return the share of its work that a job has done, and its present share per second."""

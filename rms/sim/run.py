@@ -26,15 +26,10 @@ COLUMNS = ("job", "submit_s", "start_s", "end_s", "nodes", "energy_j")
 
 
 def simulate(
-    specs: Sequence[JobSpec],
-    power: Sequence[NodePower] | Site,
-    policy: Policy,
-    *,
-    passes: Passes = "per-event",
-    progress: Callable[[int], None] | None = None,
+    specs: Sequence[JobSpec], power: Sequence[NodePower] | Site, policy: Policy
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the JSON of ``rms simulate`` and its rows per job (CLI.md)."""
-    simulation, wall_s = simulated(specs, power, policy, passes=passes, progress=progress)
+    simulation, wall_s = simulated(specs, power, policy)
     return figures(simulation, specs, policy, wall_s), rows(simulation, specs)
 
 

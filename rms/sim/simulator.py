@@ -419,7 +419,7 @@ class Simulation:
             return
         self._new_version(job)
         if self._beside is not None:
-            self._beside.stop(job, now)
+            self._beside.contention.stop(job.spec.id, now)
         begun = ResizeBegun(now, job.spec.id)
         if self._record:
             self.events.append(begun)

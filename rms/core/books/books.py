@@ -104,7 +104,7 @@ class EnergyBooks:
         if self._shared:  # a start may change the clock of a host, and so the power of neighbours
             tasks = [JobId(owner) for owner in state.lent.values() if owner]
             jobs = dict.fromkeys((*jobs, *state.running, *tasks))
-        holdings = {job: self._holding(_holder(state, job), numbers) for job in jobs}
+        holdings = {job: self._holding(state, job, numbers) for job in jobs}
         spans.follow(at_s, holdings, self._slot_w(holdings) if self._shared else self._node_w)
         if switched:
             owners = {self._hosts[node]: _owner(state, node) for node in switched}
@@ -177,8 +177,10 @@ class EnergyBooks:
         return lambda name: powers.get(name, 0.0)
 
     def _holding(
-        self, job: Job | None, numbers: Mapping[JobId, int]
+        self, state: State, owner: JobId, numbers: Mapping[JobId, int]
     ) -> tuple[tuple[str, ...], int]:
+        """Return the nodes of a running job, or of a program with tasks, and the resize."""
+        job = as_job(state, owner) if is_task(owner) else state.running.get(owner)
         if job is None or job.start_s is None:
             return (), 0
         number = numbers.get(job.spec.id, 0) if job.resize_begun else 0
@@ -314,11 +316,6 @@ class EnergyBooks:
         if not parts or abs(left_j) > ROUNDING * max(1.0, abs(whole_j)):
             parts.append(EnergyPart(MODEL, left_j))
         return parts
-
-
-def _holder(state: State, owner: JobId) -> Job | None:
-    """Return a running job, or the tasks of a program as one."""
-    return as_job(state, owner) if is_task(owner) else state.running.get(owner)
 
 
 def _owner(state: State, node: Node) -> str:

@@ -154,7 +154,10 @@ class Easy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             size = plan.start(job, free)
             if not room.fits(job, size):
                 continue
-            if now + _expected_s(job, size, room, exact) > shadow:
+            span_s = job.spec.expected_s(size, exact=exact)
+            if room.varies:
+                span_s *= room.slowdown(job, size)
+            if now + span_s > shadow:
                 own_w = 0.0 if budget is None else budget.start_w(job, size)
                 if size > extra or own_w > extra_w:
                     continue
@@ -306,12 +309,6 @@ def start(job: Job, size: int, room: Room, reason: str, code: Reason) -> Start:
     slowdown = room.slowdown(job, size)
     nodes, frequencies = room.take(job, size)
     return Start(job.spec.id, nodes, reason, code, 0 if nodes else size, slowdown, frequencies)
-
-
-def _expected_s(job: Job, size: int, room: Room, exact: bool) -> float:
-    """Return the expected run time of a job that starts now."""
-    span = job.spec.expected_s(size, exact=exact)
-    return span * room.slowdown(job, size) if room.varies else span
 
 
 def within_limits(state: State, queue: Iterable[Job]) -> Iterator[Job]:

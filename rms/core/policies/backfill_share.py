@@ -186,7 +186,7 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
             free = base - backfill.used
             if size > free:
                 if donors is None:
-                    donors = _donors(state.running_by("loss"), -free)
+                    donors = _donors(state, free)
                 lacking = size - max(0, free)
                 worth = worth and _is_worth(self._start_worth(state, job, size), lacking, donors)
                 if not worth:
@@ -206,7 +206,7 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         """Return whether a fixed job that is not due is worth the nodes that it lacks."""
         if job.spec.mode is not Mode.FIXED or job.least <= free:
             return True
-        donors = _donors(state.running_by("loss"), -free)
+        donors = _donors(state, free)
         worth = self._start_worth(state, job, job.least)
         return _is_worth(worth, job.least - max(0, free), donors)
 
@@ -220,10 +220,6 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         start = fixed if job.spec.mode is Mode.FIXED else START
         return start * self._weight(state, job) / float(_to_go_s(job, size, 0.0) ** self.short)
 
-    def _stall(self, left_s: float, price_s: float) -> float:
-        """Return the cost of a resize, as a share of the worth of the job."""
-        return self.short * price_s / max(1.0, min(left_s, self.horizon_s))
-
     def _loss(self, state: State, job: Job) -> float:
         """Return the cost of a node of a running job that is shrunk to its least size."""
         least = job.size - job.callable
@@ -235,7 +231,8 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
             return inf  # it is over before the resize would be
         worth = self._weight(state, job) / float(left_s**self.short)
         slower = float((left_s / _to_go_s(job, least, now)) ** self.short)
-        return worth * (1.0 - slower + self._stall(left_s, price_s)) / (job.size - least)
+        stall = self.short * price_s / max(1.0, min(left_s, self.horizon_s))
+        return worth * (1.0 - slower + stall) / (job.size - least)
 
     def _gain(self, state: State, job: Job) -> float:
         """Return minus the worth of another node for a running job; inf for none."""
@@ -519,23 +516,18 @@ class Backfilled:
             end_s = state.now_s + _longest_s(job, size)
             # A job without a time limit need not end before another one.
             late = end_s > self.reserve(state, room) or end_s == inf
-            if late and not self._overtakes(job, size):
-                return
+            if late:  # it has to leave the reservation its nodes and power
+                own_w = 0.0 if self.budget is None else self.budget.start_w(job, size)
+                if size > self.extra or own_w > self.extra_w:
+                    return
+                self.extra -= size
+                self.extra_w -= own_w
         self.jobs.append(job)
         self.sizes.append(size)
         self.free -= size
         self.used += size
         if self.budget is not None:
             self.budget.take(self.budget.start_w(job, size))
-
-    def _overtakes(self, job: Job, size: int) -> bool:
-        """Take nodes and power beyond the reservation; return whether they suffice."""
-        own_w = 0.0 if self.budget is None else self.budget.start_w(job, size)
-        if size > self.extra or own_w > self.extra_w:
-            return False
-        self.extra -= size
-        self.extra_w -= own_w
-        return True
 
     def reserve(self, state: State, room: Room) -> float:
         """Return the reservation of ``first``, computed before a job behind it may start."""
@@ -654,9 +646,10 @@ def _least_end_s(state: State, job: Job) -> float:
     return now + max(0.0, end_s - now) * job.spec.expected_s(least) / whole_s
 
 
-def _donors(losses: Iterable[End], promised: int) -> Iterator[tuple[float, int]]:
-    """Yield costs of nodes with their numbers, without the first ``promised`` nodes."""
-    for loss, _, job in losses:
+def _donors(state: State, free: int) -> Iterator[tuple[float, int]]:
+    """Yield costs of nodes of running jobs with their numbers, without ``-free`` promised ones."""
+    promised = -free
+    for loss, _, job in state.running_by("loss"):
         nodes = job.callable
         if promised > 0:
             nodes, promised = nodes - min(nodes, promised), promised - nodes

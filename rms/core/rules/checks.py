@@ -157,7 +157,9 @@ def check(state: State, decision: Decision, *, ahead: bool = False) -> None:
         if decision.job in state.listed:
             _listed(state, spec, decision)
         if state.lease is not None:
-            _held_long_enough(state, state.lease, decision)
+            later = obstacle(state.lease, job, left_s(state, state.lease))
+            if later is not None:
+                raise RuleError(f"expected no start of {decision.job}, got one: {later.reason}")
         if size != spec.preferred:
             if not spec.mode.any_start:
                 raise RuleError(f"expected {spec.preferred} nodes for {decision.job}, got {size}")
@@ -222,13 +224,6 @@ def _within_cap(state: State, decision: Start | Resize, more_w: float, cap_w: fl
     """Refuse a decision by which expected power exceeds the cap; a shrink never does."""
     if more_w > 0.0 and (then_w := expected_w(state) + more_w) > cap_w * (1.0 + ROUNDING):
         raise RuleError(f"expected at most {cap_w:g} W, got {then_w:g} W with {decision.job}")
-
-
-def _held_long_enough(state: State, lease: NodesLeased, decision: Start) -> None:
-    """Refuse to start a job on nodes that are not held long enough for it."""
-    later = obstacle(lease, state.pending[decision.job], left_s(state, lease))
-    if later is not None:
-        raise RuleError(f"expected no start of {decision.job}, got one: {later.reason}")
 
 
 def _distinct(nodes: tuple[int, ...]) -> None:
