@@ -255,6 +255,12 @@ class Simulation:
         if type(event) is Ended:
             self._versions.pop(event.job, None)
 
+    def _handle(self, event: Event) -> None:
+        """Let the engine decide on an event that follows from another one at once."""
+        if self._record:
+            self.events.append(event)
+        self._follow(event, self.engine.handle(event))
+
     def _follow(self, event: Event, decisions: list[Decision]) -> None:
         """Enter the events that follow from an event and from the decisions on it."""
         kind, running = type(event), self._state.running
@@ -300,10 +306,7 @@ class Simulation:
     def _free(self, now: float) -> None:
         """Release held jobs whose time has come; enter a tick for the next one."""
         if due := transition.due(self._state, now):
-            freed = Freed(now, due)
-            if self._record:
-                self.events.append(freed)
-            self._follow(freed, self.engine.handle(freed))
+            self._handle(Freed(now, due))
         next_s = transition.next_s(self._state)
         if next_s < inf and next_s not in self._looks:
             self._looks.add(next_s)
@@ -316,10 +319,7 @@ class Simulation:
             if not lost.isdisjoint(job.held):
                 self.failed += 1
                 self._new_version(job)
-                requeued = Requeued(event.at_s, job.spec.id)
-                if self._record:
-                    self.events.append(requeued)
-                self._follow(requeued, self.engine.handle(requeued))
+                self._handle(Requeued(event.at_s, job.spec.id))
 
     def _schedule_end(self, job: Job, now: float, *, again: bool = False) -> None:
         """Enter a job's end and its next resize point, at its present rate."""
@@ -362,7 +362,6 @@ class Simulation:
             self.ledger.scale(job, phase.share)
 
     def _phases(self, job: Job, now: float, run_s: float) -> None:
-        """Enter the changes of the job's power."""
         at_s = now
         for number, (span, share) in enumerate(job.spec.profile):
             if number == 0:
@@ -420,10 +419,7 @@ class Simulation:
         self._new_version(job)
         if self._beside is not None:
             self._beside.contention.stop(job.spec.id, now)
-        begun = ResizeBegun(now, job.spec.id)
-        if self._record:
-            self.events.append(begun)
-        self._follow(begun, self.engine.handle(begun))
+        self._handle(ResizeBegun(now, job.spec.id))
         over = Resized(now + job.spec.resize_price_s, job.spec.id)
         self._push(over, self._versions[job.spec.id])  # dropped if a node of it fails before
 

@@ -373,7 +373,6 @@ class Ledger:
         return {host: own_w * phase for host, own_w in powers.items()}
 
     def _leave(self, draw: Draw, at: float) -> None:
-        """Remove a job's power from its nodes."""
         self._busy -= draw.size
         self._watts -= draw.watts
         if self._counted:

@@ -708,7 +708,6 @@ def _widest(speedup: Speedup, sizes: Iterable[int], preferred: int, more: float)
 
 
 def _width(job: Job) -> float:
-    """Return the fewest nodes on which a job may start."""
     return job.least
 
 

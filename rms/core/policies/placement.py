@@ -57,9 +57,9 @@ class Room(ABC):
     def passed(self) -> int:
         """The number of first entries of ``state.ends`` whose nodes count as free already."""
 
-    @abstractmethod
     def fits(self, job: Job, size: int) -> bool:
         """Return whether the job may start on ``size`` nodes now."""
+        return size <= self.free
 
     @abstractmethod
     def place(self, job: Job, size: int) -> tuple[Node, ...]:
@@ -229,10 +229,6 @@ class Counts(Room):
     def __init__(self, free: int, passed: int = 0) -> None:
         self.free, self.passed = free, passed
 
-    def fits(self, job: Job, size: int) -> bool:
-        """Return whether the job may start on ``size`` nodes now."""
-        return size <= self.free
-
     def place(self, job: Job, size: int) -> tuple[Node, ...]:
         """Take nodes for a job that fits."""
         self.free -= size
@@ -286,10 +282,6 @@ class Lowest(Room):
         """The nodes left; the room cannot be used after that."""
         return list(self._nodes)
 
-    def fits(self, job: Job, size: int) -> bool:
-        """Return whether the job may start on ``size`` nodes now."""
-        return size <= self.free
-
     def place(self, job: Job, size: int) -> tuple[Node, ...]:
         """Take the lowest nodes."""
         self.free -= size
@@ -311,10 +303,14 @@ class FirstFit(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         return Lowest(state)
 
 
-class AsAskedPlan:
-    """Every job at its preferred size; moldable and flexible ones at the largest that fits."""
+class AsAsked(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Every job at its preferred size, or the largest that fits if it allows it. No resizes."""
 
-    __slots__ = ()
+    widens: ClassVar[bool] = False
+
+    def __call__(self, state: State, queue: Iterable[Job], room: Room) -> Plan:
+        """Return the sizing itself, as it has one plan."""
+        return self
 
     def start(self, job: Job, free: int) -> int:
         """Return the preferred size, or the largest that fits."""
@@ -328,19 +324,6 @@ class AsAskedPlan:
     def resizes(self, state: State, room: Room) -> list[Resize]:
         """Return no resizes."""
         return []
-
-
-_AS_ASKED = AsAskedPlan()
-
-
-class AsAsked(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Every job at its preferred size, or the largest that fits if it allows it. No resizes."""
-
-    widens: ClassVar[bool] = False
-
-    def __call__(self, state: State, queue: Iterable[Job], room: Room) -> Plan:
-        """Return the plan of a pass."""
-        return _AS_ASKED
 
 
 # --- under a power cap ---------------------------------------------------------------------------

@@ -538,7 +538,6 @@ def _release(state: State, job: Job) -> None:
 
 
 def _over(state: State, job: Job, job_state: JobState) -> None:
-    """Add a job to those that are over."""
     job.state, job.end_s, job.expected_end_s = job_state, state.now_s, inf
     state.ended[job.spec.id] = job
     if state.listed:

@@ -150,7 +150,6 @@ class Twin:
         self._enter(state, spec.id, begun_s)
 
     def _submit(self, state: State, specs: Iterable[JobSpec], at_s: float) -> None:
-        """Submit jobs at a time."""
         event = Submitted(at_s, tuple(_rigid(spec, state.nodes) for spec in specs))
         if not event.specs:
             return
