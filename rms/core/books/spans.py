@@ -43,10 +43,10 @@ class BalanceError(RuntimeError):
     """Two sums of the same energy differ: a defect of the program."""
 
 
-def check_balance(what: str, got_j: float, expected_j: float, cluster_j: float) -> None:
+def check_balance(expected: str, got_j: float, expected_j: float, cluster_j: float) -> None:
     """Raise :class:`BalanceError` if two sums of the same energy differ by more than rounding."""
     if abs(got_j - expected_j) > BALANCE * max(1.0, cluster_j):
-        raise BalanceError(f"expected {what}, got {got_j} J and {expected_j} J")
+        raise BalanceError(f"expected {expected}, got {got_j} J and {expected_j} J")
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from math import inf
 import msgspec
 
 ROUNDING = 1.0 + 1e-12
-"""A demand may be above a capacity by so much and still be met."""
+"""A demand of up to this multiple of a capacity is met."""
 
 
 class Processors(msgspec.Struct, frozen=True):

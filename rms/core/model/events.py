@@ -291,7 +291,7 @@ class Reopened(BaseEvent, frozen=True):
 
 
 class PowerCapSet(BaseEvent, frozen=True):
-    """The cluster is to draw at most ``watts`` from here on, None for any power."""
+    """The cluster may draw at most ``watts`` from here on; None for any power."""
 
     watts: float | None
 

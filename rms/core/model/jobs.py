@@ -396,8 +396,8 @@ class NodePower(msgspec.Struct, frozen=True):
     def off_pays(self, gap_s: float) -> bool:
         """Return whether a node that is not needed for ``gap_s`` saves energy by being off.
 
-        Chauhan et al., figure 11: the gap is longer than a boot, and idling for so long costs more
-        than being off and booting.
+        Chauhan et al., figure 11: the gap is longer than a boot, and idling in it costs more than
+        being off and booting.
         """
         if gap_s == inf:
             return self.idle_w > self.off_w

@@ -185,7 +185,7 @@ class PowerBudget:
         return job_w(self._state, job.spec, size)
 
     def starts(self, job: Job, size: int) -> bool:
-        """Return whether enough is left for a job to start on so many nodes."""
+        """Return whether enough power is left for a job to start on ``size`` nodes."""
         return self.covers(self.start_w(job, size))
 
     def drawn_w(self, job: Job) -> float:
