@@ -1,11 +1,10 @@
-"""The state of the engine, with the indices that make it cheap to look at.
+"""The state of the engine, with indices for policies.
 
 A policy reads it and changes nothing; only :mod:`rms.core.rules.transition` calls the methods that
-change it. Beside the jobs it keeps what would otherwise be computed again after every event: how
-many nodes are free, when running jobs are expected to end, which of them could be expanded or
-shrunk, the queue by estimate.
+change it. Beside the jobs it keeps the number of free nodes, the expected ends of running jobs, the
+jobs that can be expanded or shrunk, and the queue by estimate.
 
-Each index is a sorted list, kept by bisection, so an event costs the logarithm of the number of
+An index is a sorted list, kept by bisection, so an event costs the logarithm of the number of
 jobs (and a short copy in memory), not that number nor the number of nodes.
 """
 
@@ -26,15 +25,15 @@ from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site
 # --- idle nodes ----------------------------------------------------------------------------------
 
 MINUTE_S = 60.0
-"""The time over which switches are counted, as Slurm's SuspendRate and ResumeRate count them."""
+"""Period in which switches are counted, as for Slurm's SuspendRate and ResumeRate."""
 
 
 @dataclass(slots=True)
 class Idle:
-    """Since when nodes have been idle; kept while a policy may power nodes off.
+    """The times since which nodes are idle; kept while a policy may power nodes off.
 
     Attributes:
-        since_s: when each node was last given back; of those never held, when this began.
+        since_s: by node, the time it was last released; of nodes never held, the begin of this.
         off_s, on_s: times at which hosts were powered off, and on, in the last minute.
     """
 
@@ -47,11 +46,11 @@ class Idle:
         self.since_s = dict.fromkeys(map(Node, range(nodes)), now_s)
 
     def free(self, nodes: Iterable[Node], now_s: float) -> None:
-        """Enter that nodes were given back."""
+        """Enter that nodes were released."""
         self.since_s.update(dict.fromkeys(nodes, now_s))
 
     def whole_since_s(self, slots: Iterable[Node]) -> float:
-        """Return since when all slots of a host have been idle, which they are."""
+        """Return the time since which all slots of an idle host are idle."""
         return max([self.since_s.get(node, -inf) for node in slots])
 
     def switch(self, now_s: float, *, on: bool) -> None:
@@ -60,11 +59,11 @@ class Idle:
         times[:] = [*_recent(times, now_s), now_s]
 
     def switches_left(self, at_most: int, now_s: float, *, on: bool) -> int:
-        """Return how many more hosts may be powered on or off now."""
+        """Return the number of hosts that may still be powered on or off now."""
         return at_most - len(_recent(self.on_s if on else self.off_s, now_s))
 
     def next_s(self, at_most: int, now_s: float) -> float:
-        """Return when more hosts may be powered off or on, where no more may now."""
+        """Return the time of the next switch where no more hosts may be switched now, else inf."""
         full = [_recent(times, now_s) for times in (self.off_s, self.on_s)]
         return min([times[0] + MINUTE_S for times in full if len(times) >= at_most], default=inf)
 
@@ -80,13 +79,13 @@ _MOST_HALF_LIVES = 64.0
 
 @dataclass
 class Usage:
-    """Node-seconds of each account, halved over time as by Slurm's multifactor plugin.
+    """Node-seconds by account, halved over time as by Slurm's multifactor plugin.
 
     Attributes:
         half_life_s: node-seconds of a half-life ago count half.
         at_s: the time up to which usage is counted.
-        used: by account, as it counts at ``since_s``: later usage counts more there, so nothing
-            need be halved as time goes by. Of all accounts that have submitted jobs since.
+        used: by account, as it counts at ``since_s``: later usage counts more there, so no sum has
+            to be halved as time goes by. Of all accounts that have submitted jobs since.
     """
 
     half_life_s: float
@@ -97,18 +96,18 @@ class Usage:
     def __post_init__(self) -> None:
         self.since_s = self.since_s or self.at_s
 
-    def know(self, jobs: Iterable[Job]) -> None:
-        """Enter the accounts of these jobs: shares are counted among the entered accounts."""
+    def add_accounts(self, jobs: Iterable[Job]) -> None:
+        """Add the accounts of jobs, among which shares are counted."""
         for job in jobs:
             self.used.setdefault(job.spec.account, 0.0)
 
     def now(self) -> dict[str, float]:
-        """Return the node-seconds of each account as they count at ``at_s``."""
+        """Return the node-seconds by account as they count at ``at_s``."""
         left = 0.5 ** ((self.at_s - self.since_s) / self.half_life_s)
         return {account: used * left for account, used in self.used.items()}
 
     def advance(self, running: Iterable[Job], now_s: float) -> None:
-        """Count the nodes that running jobs have held up to now, at their present sizes.
+        """Count the nodes that running jobs have held until now, at their present sizes.
 
         With h the half-life, a node held from s to now counts h / ln 2 (1 - 2^(-(now - s) / h)).
         """
@@ -129,7 +128,7 @@ class Usage:
 # --- the state -----------------------------------------------------------------------------------
 
 End = tuple[float, int, Job]
-"""When a job is expected to end, its number (no two are alike), the job."""
+"""The expected end of a job, its number (which is unique), the job."""
 
 NodeLists = tuple[tuple[str, ...], tuple[str, ...]]
 Key = Callable[[Job], float]
@@ -139,20 +138,19 @@ Ranked = dict[int, float]
 """Keys of running jobs by their numbers."""
 
 RunningKey = Callable[["State", Job], float]
-"""The key by which running jobs are sorted; inf for those that are left out."""
+"""The key by which running jobs are sorted; inf for jobs that are left out."""
 
 OVERDUE_S = 5.0
-"""Extension of an estimated end that a job runs past, doubled each time; also the least time from
-the last event to the pass that takes an extension into account."""
+"""First extension of an estimated end that a job runs past, doubled for further ones; also the
+least time from the last event to the pass that takes an extension into account."""
 
 
 @dataclass(slots=True)
 class Ranking:
-    """Running jobs by a key, which is computed when something of a job changes.
+    """Running jobs sorted by a key, which is computed when a job changes.
 
     Attributes:
-        entries: sorted.
-        keys: of the jobs in it, by number.
+        keys: by number of the job.
     """
 
     key: RunningKey
@@ -167,7 +165,7 @@ class Ranking:
             insort(self.entries, (value, job.number, job))
 
     def leave(self, job: Job) -> None:
-        """Take a job out, if it is in it."""
+        """Remove a job, if it is in the ranking."""
         value = self.keys.pop(job.number, None)
         if value is not None:
             del self.entries[bisect_left(self.entries, (value, job.number))]
@@ -175,70 +173,70 @@ class Ranking:
 
 @dataclass(slots=True)
 class State:
-    """Everything a policy may look at.
+    """The cluster and its jobs, as a policy reads them.
 
     Attributes:
-        site: the cluster.
         counted: nodes are counted, not placed: jobs have sizes and no nodes.
-        exact: expected ends follow a job's known run time, not its limit.
-        free_count: free nodes. Below 0 only while an instant lasts in which starts go by
-            expected ends (see :mod:`rms.core.rules.checks`).
+        exact: expected ends follow stated run times, not limits.
+        free_count: free nodes. Below 0 only during an instant in which starts go by expected ends
+            (see :mod:`rms.core.rules.checks`).
         releasing: nodes that shrinks under way are about to free.
-        vacant: of each node, whether it is free and up; empty where counted.
+        vacant: by node, whether it is free and up; empty where counted.
         down: nodes that have failed or are drained.
         off: nodes that are powered off; of shared hosts all slots, as of ``booting``.
         booting: nodes that were powered on, with the times at which they are expected to be up.
-        idle: since when nodes have been idle, while a policy may power them off; else None.
+        idle: idle times of nodes, while a policy may power nodes off; else None.
         asleep: in the view of :func:`rms.core.policies.node_power.all_on` only: vacant nodes that
             are off or booting, in the order in which they should be taken, after all others.
         reclocked: jobs whose frequencies, and so rates, changed since the driver last looked.
         lent: nodes that tasks hold, with the owner (:class:`rms.core.model.events.TasksHold`).
         switched: nodes powered off or on, or booted, since the energy ledger was last written.
-        lease: until when which nodes are held (:mod:`rms.core.rules.checks`); None: for good.
+        lease: terms of nodes (:mod:`rms.core.rules.checks`); None where nodes have none.
         too_wide: jobs that wait for a wider cluster than the present one.
         held: jobs that may not start yet (see :mod:`rms.core.rules.transition`).
-        wanted: resizes that users want of jobs that have come to no resize point yet.
+        wanted: resizes that users request of jobs that have come to no resize point yet.
         usage: usage of accounts, where the policy goes by it.
-        due: waiting jobs that EASY would have started, all jobs rigid, in that order, and when
-            (:mod:`rms.core.scheduler.twin`); None where EASY decides, or no policy goes by it.
-        outcomes: of each array: how many jobs there are, are over, are so without success.
+        due: waiting jobs that EASY would have started, all jobs rigid, in that order, with the
+            times (:mod:`rms.core.scheduler.twin`); None where EASY decides, or no policy goes by
+            it.
+        outcomes: by array: numbers of its jobs, of those that are over, and of those that failed.
         ends: running jobs by expected end.
         estimated: an expected end in ``ends`` is an estimate, from progress or from an assumed run
             time, which a job may run past.
-        by_estimate: waiting jobs by expected run time (see also ``queue_by``).
-        arrays, accounts: how many jobs of each array, and of each account, wait or run.
-        held_by: of each account, how many nodes its jobs hold at their least sizes.
+        arrays, accounts: numbers of jobs that wait or run, by array and by account.
+        held_by: by account, the number of nodes that its jobs hold at their least sizes.
         shrinkable: running jobs that may be shrunk now, by expected end.
         expandable: running jobs that may be expanded now, by the time until which the next size
-            saves more than the resize costs: what no longer pays is at the front and is skipped.
+            saves more than the resize costs: entries in the past do not pay and are skipped.
         callable: nodes that running jobs hold above their least sizes and may be shrunk from now.
         sizes_stay: no running job is widened: of a copy that looks ahead.
         awaited: running jobs that the policy would resize if they were at a resize point: a
             simulation lets them come to their next one, and no other.
         changed: jobs whose nodes or power changed since the energy ledger was last written.
-        needs_pass: something other than submissions has happened since the policy's last pass;
+        needs_pass: an event other than a submission has happened since the policy's last pass;
             else the jobs that waited then wait now for the same reasons, and only ``new_jobs``
             matter.
         new_jobs: jobs submitted since the policy's last pass.
         reached_resize_point: jobs that have come to a resize point since then.
-        array_limited: waiting jobs of arrays that may run only so many at once.
-        prioritised: waiting jobs whose priority is not 0.
-        power_cap_w: what the cluster is to draw at most, None for any power.
-        measured_w: what it draws by its meters, as last entered under a cap, or None.
-        idle_above_w: what of that its nodes draw above ``idle_w`` when idle, seen while none ran.
-        host_slots: the slots of each host; empty where nodes are not shared.
-        least_slots: the fewest that one has; 1 where none are shared.
-        power_models, idle_w: of its nodes, each once; what all of them draw when idle.
+        array_limited: number of waiting jobs of arrays with a limit of running jobs.
+        prioritised: number of waiting jobs whose priority is not 0.
+        power_cap_w: power cap of the cluster, or None.
+        measured_w: metered power, as last entered under a cap, or None.
+        idle_above_w: metered power of idle nodes above ``idle_w``, from times without jobs.
+        host_slots: slots by host; empty where nodes are not shared.
+        least_slots: the smallest number of slots of a host; 1 where nodes are not shared.
+        power_models: the different power models of nodes.
+        idle_w: idle power of all nodes.
         settable_frequencies: False once a daemon could not set the frequencies that a policy
             decided: policies decide none then, and all jobs run at the highest.
         clocked: nodes have a frequency each (see :mod:`rms.core.rules.transition`).
         pools: processors that share bandwidth, or None.
-        pool_free, pool_gb_s: of each, free processors, and the expected demand of bandwidth.
+        pool_free, pool_gb_s: by pool, free processors, and the expected demand of bandwidth.
         contended: processes slow one another down there.
         beside: running jobs that may be resized there: their rates follow their neighbours.
-        listed: jobs, not over, that may have some nodes only; ``allowed`` caches these nodes by
-            the jobs' lists (:func:`rms.core.rules.checks.allowed`).
-        max_concurrent_resizes: how many jobs should be resized at once at most, 0 for any number.
+        listed: jobs, not over, with lists of nodes; ``allowed`` caches the nodes by list
+            (:func:`rms.core.rules.checks.allowed`).
+        max_concurrent_resizes: largest number of jobs that should be resized at once, 0 for any.
             Policies that choose among resizes keep to it; no resize is refused for it.
     """
 
@@ -313,7 +311,7 @@ class State:
 
     @property
     def nodes(self) -> int:
-        """How many nodes the cluster has."""
+        """The number of nodes of the cluster."""
         return self.site.nodes
 
     def together(self, node: Node) -> tuple[Node, ...]:
@@ -329,7 +327,7 @@ class State:
 
     @property
     def resizes_left(self) -> int:
-        """How many more jobs should be resized now."""
+        """The number of jobs that should still be resized now."""
         if not self.max_concurrent_resizes:
             return len(self.running)
         resizing = sum(job.requested_size is not None for job in self.running.values())
@@ -341,7 +339,7 @@ class State:
         return list(self.free_nodes())
 
     def free_nodes(self) -> Iterator[Node]:
-        """Yield the free nodes, rising: the first cost no more than the nodes before them."""
+        """Yield the free nodes, rising: a node costs no more than the nodes before it."""
         if self.asleep:
             last = set(self.asleep)
             yield from (
@@ -360,34 +358,31 @@ class State:
 
     @property
     def waiting(self) -> dict[JobId, Job]:
-        """All jobs that wait, also those that no policy sees."""
+        """All waiting jobs, also those that no policy sees."""
         return {**self.pending, **self.too_wide, **self.held}
 
     @property
     def by_estimate(self) -> list[End]:
-        """Waiting jobs by expected run time; of equal ones the first submitted first."""
+        """Waiting jobs by expected run time; equal ones in the order of submission."""
         return self.queue_by(self.estimate)
 
     def queue_by(self, key: Key) -> list[End]:
         """Return the waiting jobs by a key that does not change while a job waits.
 
-        Of equal ones the first submitted is first. The list is kept sorted from the first time
-        on, so a key must be the same function each time.
+        Equal ones are in the order of submission. The list is kept sorted from the first call on,
+        so a key must always be the same function.
         """
         queue = self._queues.get(key)
         if queue is None:
-            queue = sorted(
-                ((key(job), job.number, job) for job in self.pending.values()),
-                key=lambda entry: entry[:2],
-            )
-            self._queues[key] = queue
+            entries = ((key(job), job.number, job) for job in self.pending.values())
+            queue = self._queues[key] = sorted(entries, key=lambda entry: entry[:2])
         return queue
 
     def rank(self, keys: Mapping[str, RunningKey]) -> None:
         """Keep the running jobs sorted by these keys from now on, and by no others.
 
-        A job's key is computed whenever its size or its progress is entered anew, not as time goes
-        by: so the same events lead to the same keys.
+        A key is computed whenever the size or progress of a job is entered, not as time goes by: so
+        the same events lead to the same keys.
         """
         self._rankings = {name: Ranking(key) for name, key in keys.items()}
         for ranking in self._rankings.values():
@@ -395,12 +390,12 @@ class State:
                 ranking.enter(self, job)
 
     def running_by(self, name: str) -> list[End]:
-        """Return the running jobs by a key, without those of which it is inf."""
+        """Return the running jobs sorted by a key, without jobs for which it is inf."""
         return self._rankings[name].entries
 
     @property
     def ranks(self) -> bool:
-        """Whether the running jobs are kept sorted by keys of a policy."""
+        """Whether running jobs are sorted by keys of a policy."""
         return bool(self._rankings)
 
     @property
@@ -409,7 +404,7 @@ class State:
         return {name: ranking.keys for name, ranking in self._rankings.items()}
 
     def restore_ranks(self, keys: Mapping[str, RunningKey], ranked: Mapping[str, Ranked]) -> None:
-        """Take keys that were computed before (``ranked``); those that are missing are computed."""
+        """Restore keys from ``ranked``; missing ones are computed."""
         self.rank({name: key for name, key in keys.items() if name not in ranked})
         jobs = {job.number: job for job in self.running.values()}
         for name, key in keys.items():
@@ -419,7 +414,7 @@ class State:
                 self._rankings[name] = Ranking(key, entries, own)
 
     def keep_sizes(self) -> None:
-        """Let no running job be resized: of a copy of a state."""
+        """Let no running job of a copy of a state be resized."""
         self.shrinkable, self.expandable, self.callable, self.sizes_stay = [], [], 0, True
         self.rank({name: ranking.key for name, ranking in self._rankings.items()})
 
@@ -433,17 +428,17 @@ class State:
 
     @property
     def one_array(self) -> bool:
-        """Whether all jobs there are belong to one array."""
+        """Whether all jobs belong to one array."""
         there = len(self.pending) + len(self.running)
         return len(self.arrays) == 1 and sum(self.arrays.values()) == there
 
     def use_levels(self, levels: tuple[tuple[float, float], ...]) -> None:
-        """Let nodes have these frequencies from now on."""
+        """Set the frequencies of nodes."""
         self.site = replace(self.site, levels=levels)
         self.clocked = bool(levels) and not self.contended
 
     def use_site(self) -> None:
-        """Take the power models of the site, and its processors that share bandwidth."""
+        """Derive the fields that depend on the site."""
         self.allowed.clear()
         hosts: list[list[Node]] = [[] for _ in range(self.site.hosts)] if self.site.host else []
         for node, host in enumerate(self.site.host):
@@ -459,7 +454,7 @@ class State:
         self.pool_gb_s = [0.0] * len(self.pool_free)
 
     def count(self, job: Job, more: int) -> None:
-        """Enter that a job came or went."""
+        """Count a job that came (1) or went (-1)."""
         account, array = job.spec.account, job.spec.array
         there = self.accounts.get(account, 0) + more
         if there:
@@ -482,7 +477,7 @@ class State:
         self.pending, self._queues, self.new_jobs = pending, {}, []
 
     def enqueue(self, job: Job, *, sort: bool = True) -> None:
-        """Put a job at the end of the queue, or back in its place (``sort``) if it waited."""
+        """Put a job at the end of the queue; with ``sort`` one that waited before in its place."""
         if job.number == 0:
             self.submitted += 1
             job.number = self.submitted
@@ -506,7 +501,7 @@ class State:
                 insort(queue, (key(job), job.number, job))
 
     def dequeue(self, job_id: JobId) -> Job:
-        """Take a job out of the queue."""
+        """Remove a job from the queue."""
         job = self.pending.pop(job_id)
         self.count(job, -1)
         if job.spec.array_limit is not None:
@@ -527,7 +522,7 @@ class State:
                 self.pool_free[self.pools.of_slot[node]] -= 1
 
     def give_back(self, nodes: Sequence[Node]) -> None:
-        """Mark nodes as free, but those that are down."""
+        """Mark nodes as free, except nodes that are down."""
         vacant = self.vacant
         for node in nodes:
             vacant[node] = 1
@@ -563,16 +558,16 @@ class State:
             ranking.enter(self, job)
 
     def _expected_end(self, job: Job) -> float:
-        """Return when a running job is expected to end.
+        """Return the expected end of a running job.
 
         From its reported progress, but not after its limit; without progress from its limit, its
-        known run time or the assumed run time.
+        stated run time or the assumed run time.
         """
         spec, now, limit_s = job.spec, self.now_s, job.spec.limit_s
         since = now if job.start_s is None else job.start_s
-        if job.seen and job.done > 0.0:
+        if job.measured_steps and job.done > 0.0:
             self.estimated = True
-            # The mean rate, until there is one at the present size.
+            # The mean rate, until there is a rate at the present size.
             rate = job.rate or job.done / max(now - since, 1e-9)
             begun = job.since_s if job.rate else now
             end = _after(begun + (1.0 - job.done) / rate, OVERDUE_S, now)
@@ -592,7 +587,7 @@ class State:
         return inf
 
     def renew_overdue(self) -> None:
-        """Extend the estimated ends that jobs have run past."""
+        """Extend estimated ends in the past."""
         at = bisect_right(self.ends, self.now_s, key=lambda entry: entry[0])
         for end, _, job in self.ends[:at]:
             self.unindex_running(job)
@@ -609,10 +604,10 @@ class State:
         return max(first_s, self.now_s + OVERDUE_S) if first_s > self.now_s else inf
 
     def _pays_until(self, job: Job) -> float:
-        """Return until when expanding a job by a size saves more than it costs.
+        """Return the time until which expanding a job by a size saves more than it costs.
 
-        With t(n) the run time on n nodes and m the next size, it saves 1 - t(m) / t(n) of what is
-        left, which is what the time to the end must exceed the price by.
+        With t(n) the run time on n nodes and m the next size, it saves 1 - t(m) / t(n) of the time
+        to the end, which has to exceed the price of a resize.
         """
         speedup, wider = job.speedup, job.next_larger(job.size)
         if wider is None:
@@ -626,7 +621,7 @@ class State:
         return self.now_s + left_s - job.spec.resize_price_s / saves
 
     def unindex_running(self, job: Job) -> None:
-        """Take a job out of the indices of running jobs."""
+        """Remove a job from the indices of running jobs."""
         _remove(self.ends, job.expected_end_s, job)
         if self.shrinkable:
             _remove(self.shrinkable, job.expected_end_s, job)
@@ -639,7 +634,7 @@ class State:
             ranking.leave(job)
 
     def use_estimates(self, *, exact: bool) -> None:
-        """Let expected ends follow known run times, or limits."""
+        """Let expected ends follow stated run times (``exact``), or limits."""
         self.needs_pass, self._rankings = True, {}
         self._queues.clear()
         if exact == self.exact:
@@ -655,10 +650,10 @@ class State:
 
 @lru_cache(maxsize=4)
 def _numbers(nodes: int) -> tuple[Node, ...]:
-    """Return the numbers of nodes, each one object for all jobs that ever had the node.
+    """Return the numbers of nodes, as objects that all jobs share.
 
-    Jobs that are over keep theirs: an object for each would take 28 bytes more than the 8 in the
-    job's tuple, 2.7 GiB for a million jobs of 100 nodes.
+    Jobs that are over keep their nodes: with objects of their own they would take 28 bytes more per
+    node than the 8 in the job's tuple, 2.7 GiB for a million jobs of 100 nodes.
     """
     return tuple(map(Node, range(nodes)))
 
@@ -671,7 +666,7 @@ def _after(end_s: float, span_s: float, now_s: float) -> float:
 
 
 def _remove(index: list[End], key: float, job: Job) -> None:
-    """Take a job out of an index, if it is in it."""
+    """Remove a job from an index, if it is there."""
     at = bisect_left(index, (key, job.number))
     if at < len(index) and index[at][2] is job:
         del index[at]
@@ -683,7 +678,7 @@ TASKS = "task:"
 """Prefix of the owners of tasks' energy: ``task:mine.py[4711]``, program and process."""
 
 TASK = JobSpec(JobId(TASKS), 0.0, 1, 1, 1, Mode.FIXED)
-"""A task as a job without a known power or run time, on one slot."""
+"""A task as a job without power or run time, on one slot."""
 
 
 def is_task(owner: str) -> bool:
@@ -700,17 +695,14 @@ def owners_changed(before: dict[Node, str], now: dict[Node, str]) -> list[JobId]
 
 
 def as_job(state: State, owner: JobId) -> Job:
-    """Return the nodes of a program's tasks as a job, for the energy books.
-
-    Its power is that of a job without a profile.
-    """
-    nodes = tuple([node for node, who in sorted(state.lent.items()) if who == owner])
+    """Return the nodes of a program's tasks as a job without a profile, for the energy books."""
+    nodes = tuple([node for node, holder in sorted(state.lent.items()) if holder == owner])
     spec = JobSpec(owner, 0.0, 1, 1, 1, Mode.FIXED)
     return Job(spec, nodes=nodes, size=len(nodes), start_s=state.now_s)
 
 
 def task_w(state: State) -> float:
-    """Return the most that a task is expected to add to the idle power of a node, in W."""
+    """Return the highest power that a task is expected to add to an idle node, in W."""
     return max(model.slot_w(TASK, 1, state.least_slots) for model in state.power_models)
 
 

@@ -1,4 +1,4 @@
-"""Who waits how long: figures of a simulation by class of job."""
+"""Figures of a simulation by class of job: waits, turnarounds, energy."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ ORDER = {name: at for at, name in enumerate(NAMES)}
 
 Row = dict[str, Any]
 Kind = Callable[[JobSpec], str]
-"""The class of a job, by one of several ways to divide jobs."""
+"""A function of the class of a job."""
 
 
 def by_class(
-    simulation: Simulation, asked: Sequence[JobSpec], chosen: Collection[JobId] = ()
+    simulation: Simulation, specs: Sequence[JobSpec], chosen: Collection[JobId] = ()
 ) -> dict[str, list[Row]]:
-    """Return figures of the jobs by size, by run time, and of malleable and rigid ones apart.
+    """Return figures of the jobs by size, by run time and by mode (malleable or rigid).
 
     Args:
-        simulation: one that is over.
-        asked: its jobs as they were before any was made malleable: their preferred sizes and run
-            times there say of which class they are, and what their slowdown is measured by.
-        chosen: which jobs count as malleable ones, also where they have not been made so.
+        simulation: a finished simulation.
+        specs: its jobs before they were made malleable: their preferred sizes and run times there
+            decide their classes and slowdowns.
+        chosen: jobs that count as malleable, whether or not they were made so.
 
     Returns:
         For ``size``, ``length`` and ``mode`` the rows of :func:`averages`, with their ``class``.
@@ -42,25 +42,24 @@ def by_class(
         "length": lambda spec: LENGTH_NAMES[bisect_left(LENGTHS_S, _run_s(spec))],
         "mode": _mode(chosen),
     }
-    return _by_kind(simulation, asked, kinds)
+    return _by_kind(simulation, specs, kinds)
 
 
 def by_half(
-    simulation: Simulation, asked: Sequence[JobSpec], chosen: Collection[JobId] = ()
+    simulation: Simulation, specs: Sequence[JobSpec], chosen: Collection[JobId] = ()
 ) -> dict[str, list[Row]]:
-    """Return the rows of :func:`by_class` with two classes of each kind, that all streams have.
+    """Return the rows of :func:`by_class` with two classes per kind, which all streams have.
 
-    Jobs of at most the median size are small, others wide; of at most the median run time short,
-    others long.
+    Jobs up to the median size are small, others wide; up to the median run time short, others long.
     """
-    size = median_low([spec.preferred for spec in asked] or [0])
-    run_s = median_low([_run_s(spec) for spec in asked] or [0.0])
+    size = median_low([spec.preferred for spec in specs] or [0])
+    run_s = median_low([_run_s(spec) for spec in specs] or [0.0])
     kinds: dict[str, Kind] = {
         "mode": _mode(chosen),
         "width": lambda spec: "small" if spec.preferred <= size else "wide",
         "length": lambda spec: "short" if _run_s(spec) <= run_s else "long",
     }
-    return _by_kind(simulation, asked, kinds)
+    return _by_kind(simulation, specs, kinds)
 
 
 def _mode(chosen: Collection[JobId]) -> Kind:
@@ -72,13 +71,13 @@ def _run_s(spec: JobSpec) -> float:
 
 
 def _by_kind(
-    simulation: Simulation, asked: Sequence[JobSpec], kinds: Mapping[str, Kind]
+    simulation: Simulation, specs: Sequence[JobSpec], kinds: Mapping[str, Kind]
 ) -> dict[str, list[Row]]:
     ended, busy_j = simulation.engine.state.ended, simulation.ledger.busy_j
     groups: dict[str, defaultdict[str, list[tuple[Job, float]]]] = {
         kind: defaultdict(list) for kind in kinds
     }
-    for spec in asked:
+    for spec in specs:
         job = ended.get(spec.id)
         if job is None or job.start_s is None:
             continue
@@ -98,9 +97,9 @@ def averages(jobs: Iterable[tuple[Job, float]], busy_j: Mapping[Any, float]) -> 
     """Return waits, turnarounds, slowdowns and energy of jobs that are over.
 
     Args:
-        jobs: each with its run time as it was asked for, in s. Its slowdown is its turnaround over
-            that (10 s at least), so that a job does not look better for having run longer.
-        busy_j: energy of each job in J.
+        jobs: jobs with their run times at submission, in s. A slowdown is a turnaround over that
+            (10 s at least), so that a job does not look better for having run longer.
+        busy_j: energy by job in J.
     """
     pairs = list(jobs)
     waits = sorted((job.start_s or 0.0) - job.spec.submit_s for job, _ in pairs)

@@ -23,10 +23,10 @@ class Part(NamedTuple):
     """Processes of one job in one pool, all alike.
 
     Attributes:
-        work_s: how long each takes alone on the fastest kind of processor at full frequency.
-        demand_gb_s: what each asks for there.
+        work_s: run time of a process alone on the fastest kind of processor at full frequency.
+        demand_gb_s: demand of a process there.
         frequency: over the highest one.
-        power: of each while it computes, in any unit.
+        power: of a process while it computes, in any unit.
     """
 
     pool: int
@@ -50,7 +50,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Job:
-    """The parts of a job that run, and how many processes it has, those that are over included."""
+    """The running parts of a job, and the number of its processes, also of finished ones."""
 
     groups: list[_Group] = field(default_factory=list)
     processes: int = 0
@@ -58,7 +58,7 @@ class _Job:
 
 @dataclass(slots=True)
 class _Pool:
-    """The clock of a pool goes by ``rate`` seconds a second: slower while bandwidth is short."""
+    """The clock of a pool: it advances by ``rate`` per second, slower while bandwidth is short."""
 
     clock: float = 0.0
     rate: float = 1.0
@@ -68,25 +68,25 @@ class _Pool:
 
 
 class Contention:
-    """The rates of processes on shared nodes, and when each job is over.
+    """The rates of processes on shared nodes, and the ends of jobs.
 
     Between two changes on a node all processes of a pool run at one rate, so a pool has a clock of
-    its own on which ends do not move: a change costs its node's pools, however many processes and
-    jobs there are. A process asks for nothing after its own end; its processor is held until the
-    last process of its job has ended. A job that is resized is stopped (:meth:`stop`) and started
-    again: what is left of all its processes is then shared out evenly.
+    its own on which ends do not move: the cost of a change depends on the pools of a node, not on
+    the numbers of processes and jobs. A process has no demand after its own end; its processor is
+    held until the last process of its job has ended. A job that is resized is stopped
+    (:meth:`stop`) and started again: the rest of all its processes is then divided evenly.
 
     Attributes:
-        energy: power times time of all processes that are over.
-        followed: jobs of which ``moved`` tells.
-        moved: those of them whose rate may have changed since the driver last looked.
-        now_s: when anything last changed.
+        energy: power times time of finished processes.
+        followed: jobs that may be in ``moved``.
+        moved: followed jobs whose rate may have changed since the driver last looked.
+        now_s: time of the last change.
     """
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
         self._state = [_Pool() for _ in pools.node]
-        self._asked_gb_s = [0.0] * len(pools.node)
+        self._demand_gb_s = [0.0] * len(pools.node)
         self._jobs: dict[str, _Job] = {}
         self._next: list[tuple[float, int, int, int]] = []
         self._number = 0
@@ -96,7 +96,7 @@ class Contention:
         self.now_s = 0.0
 
     def start(self, job: str, parts: Iterable[Part], now_s: float) -> None:
-        """Let a job begin."""
+        """Start the processes of a job."""
         nodes, own = {}, self._jobs.setdefault(job, _Job())
         factor, node = self._pools.factor, self._pools.node
         for part in parts:
@@ -107,20 +107,20 @@ class Contention:
             group = _Group(job, part, demand, now_s, pool.clock + part.work_s / speed)
             self._number += 1
             heappush(pool.groups, (group.end, self._number, group))
-            self._asked_gb_s[at] += demand
+            self._demand_gb_s[at] += demand
             pool.version += 1
             own.groups.append(group)
             own.processes += part.processes
             nodes[node[at]] = True
-        for each in nodes:
-            self._share(each, now_s)
+        for changed in nodes:
+            self._share(changed, now_s)
 
     def runs(self, job: str) -> bool:
-        """Return whether any of a job's processes do."""
+        """Return whether a process of a job runs."""
         return job in self._jobs
 
     def left_s(self, job: str, now_s: float) -> float:
-        """Return what is left of a job: the mean of its processes' work, as ``work_s`` has it."""
+        """Return the rest of a job: the mean of ``work_s`` left of its processes."""
         own, left = self._jobs[job], 0.0
         for group in own.groups:
             pool = self._state[group.part.pool]
@@ -130,7 +130,7 @@ class Contention:
         return left / own.processes
 
     def rate(self, job: str) -> float:
-        """Return how much of :meth:`left_s` is done in a second, at present."""
+        """Return the present decrease of :meth:`left_s` per second."""
         own, done = self._jobs[job], 0.0
         for group in own.groups:
             speed = group.part.frequency / self._pools.factor[group.part.pool]
@@ -138,7 +138,7 @@ class Contention:
         return done / own.processes
 
     def stop(self, job: str, now_s: float) -> None:
-        """Let a job's processes stand still: they ask for nothing and do nothing."""
+        """Stop the processes of a job: they have no demand and make no progress."""
         nodes = {}
         for group in self._jobs.pop(job).groups:
             at, pool = group.part.pool, self._state[group.part.pool]
@@ -152,24 +152,18 @@ class Contention:
         for node in nodes:
             self._share(node, now_s)
 
-    def counts(
-        self, slots: Sequence[int], frequencies: Sequence[float]
-    ) -> dict[tuple[int, float], int]:
-        """Return how many processes a job has by pool and frequency (:func:`parts`)."""
-        return parts(self._pools, slots, frequencies)
-
     @property
     def next_s(self) -> float:
-        """When the next processes are over, if nothing else happens before; inf if none run."""
+        """The time of the next ends of processes without other events; inf if none run."""
         ahead = self._next
         while ahead and ahead[0][3] != self._state[ahead[0][2]].version:
             heappop(ahead)
         return ahead[0][0] if ahead else inf
 
     def run(self, until_s: float, *, included: bool = False) -> tuple[float, str] | None:
-        """Let processes end before a time, or at it too; stop at the first job that is over.
+        """Process ends before a time, or also at it, until the first end of a job.
 
-        And, with None, once there is something in :attr:`moved`.
+        Returns None, also once :attr:`moved` has jobs.
         """
         while (at_s := self.next_s) < until_s or (included and at_s == until_s < inf):
             job = self.finish()
@@ -180,13 +174,13 @@ class Contention:
         return None
 
     def finish(self) -> str | None:
-        """Let the next processes end, at :attr:`next_s`; return their job if that is over too."""
+        """Process the ends at :attr:`next_s`; return the job if it is over, too."""
         now_s = self.next_s
         _, _, at, _ = heappop(self._next)
         pool = self._state[at]
         end, _, group = heappop(pool.groups)
         self._advance(pool, now_s)
-        pool.clock = end  # what it is but for rounding
+        pool.clock = end  # without errors of rounding
         self._leave(at, group)
         pool.version += 1
         self._book(group, now_s)
@@ -202,17 +196,17 @@ class Contention:
         return group.job
 
     def _leave(self, at: int, group: _Group) -> None:
-        left_gb_s = self._asked_gb_s[at] - group.demand_gb_s
-        self._asked_gb_s[at] = left_gb_s if self._state[at].groups else 0.0
+        left_gb_s = self._demand_gb_s[at] - group.demand_gb_s
+        self._demand_gb_s[at] = left_gb_s if self._state[at].groups else 0.0
 
     def _book(self, group: _Group, now_s: float) -> None:
         self.energy += group.part.processes * (now_s - group.begun_s) * group.part.power
 
     def _share(self, node: int, now_s: float) -> None:
-        """Set the rates of a node's pools by what is asked of it now."""
+        """Set the rates of a node's pools by the present demand."""
         members, state = self._pools.members[node], self._state
         self.now_s = now_s
-        slowdowns = self._pools.slowdowns_among(node, self._asked_gb_s)
+        slowdowns = self._pools.slowdowns_among(node, self._demand_gb_s)
         for at, slowdown in zip(members, slowdowns, strict=True):
             pool, rate = state[at], 1.0 / slowdown
             if rate != pool.rate:
@@ -220,7 +214,7 @@ class Contention:
                 pool.since_s, pool.rate = now_s, rate
                 pool.version += 1
                 if self.followed:
-                    self.moved.update({each.job for *_, each in pool.groups} & self.followed)
+                    self.moved.update({group.job for *_, group in pool.groups} & self.followed)
             elif pool.since_s != now_s:
                 continue  # neither its rate nor its processes have changed
             if pool.groups:
@@ -241,11 +235,11 @@ def processes(
     demand_gb_s: float,
     levels: Sequence[tuple[float, float]],
 ) -> list[Part]:
-    """Return the processes of a job, whose power is that of V^2 f.
+    """Return the processes of a job, with power by V^2 f.
 
     Args:
-        counts: how many there are by pool and frequency.
-        work_s, demand_gb_s: of each, as :class:`Part` has them.
+        counts: numbers of processes by pool and frequency.
+        work_s, demand_gb_s: see :class:`Part`.
         levels: frequencies and voltages, rising; empty where frequencies are not set.
     """
     power = {share: dynamic_power(levels, share) for share in {share for _, share in counts}}
@@ -259,34 +253,27 @@ def processes(
 
 
 class Beside:
-    """Runs jobs beside one another: their progress follows the rates of their processes.
-
-    Attributes:
-        contention: the rates; there are pools of processors in the state.
-    """
+    """Runs jobs beside one another: their progress follows the rates of their processes."""
 
     def __init__(self, state: State) -> None:
         assert state.pools is not None
-        self._state, self.contention = state, Contention(state.pools)
+        self._state, self._pools = state, state.pools
+        self.contention = Contention(state.pools)
 
     def start(self, job: Job, now: float) -> None:
-        """Let a job run from now on, at its size and with what is left of it."""
+        """Let the rest of a job run from now on, at its size."""
         spec, whole_s = job.spec, job.time_s(job.size)
         if whole_s is None:
             raise ValueError(f"expected a run time of job {spec.id} to simulate, got none")
         left_s = whole_s * job.remaining_share(now) if job.done else whole_s
-        counts = self.contention.counts(job.nodes, job.frequencies)
-        levels, asked_gb_s = self._state.site.levels, spec.bandwidth_gb_s or 0.0
-        self.contention.start(spec.id, processes(counts, left_s, asked_gb_s, levels), now)
+        counts = parts(self._pools, job.nodes, job.frequencies)
+        levels, demand_gb_s = self._state.site.levels, spec.bandwidth_gb_s or 0.0
+        self.contention.start(spec.id, processes(counts, left_s, demand_gb_s, levels), now)
         if spec.resize_parts is not None and spec.mode.resizable:
             self.contention.followed.add(spec.id)
 
-    def stop(self, job: Job, now: float) -> None:
-        """Let a job stand still while it is resized."""
-        self.contention.stop(job.spec.id, now)
-
     def progress(self, job: Job, now: float) -> tuple[float, float]:
-        """Return the share of its work that a job has done, and how much a second it does now."""
+        """Return the share of its work that a job has done, and its present share per second."""
         whole_s = job.time_s(job.size)
         if not whole_s:
             return 1.0, 0.0
@@ -299,15 +286,15 @@ class Beside:
         return ResizePoint(event.at_s, event.job, done)
 
     def first_end(self, until_s: float, *, included: bool) -> Ended | None:
-        """Return the end of a job before a time, or at it too, if it is the first to end.
+        """Return the first end of a job before a time, or also at it.
 
-        Also stops, with None, where :meth:`moved` tells of jobs.
+        Returns None if there is none, or once :meth:`moved` has jobs.
         """
         over = self.contention.run(until_s, included=included)
         return None if over is None else Ended(over[0], JobId(over[1]), "COMPLETED")
 
     def moved(self) -> tuple[float, list[Job]]:
-        """Return the jobs with resize points by work whose rates have changed, and when."""
+        """Return the jobs with resize points by work whose rates have changed, with the time."""
         moved = sorted(self.contention.moved)
         self.contention.moved.clear()
         running = self._state.running

@@ -19,22 +19,17 @@ from rms.core.model.events import NodeDown, NodeUp
 from rms.core.model.jobs import Job, JobSpec, Node, NodePower, Site
 from rms.core.policies import Policy, PolicyError, adjusted
 from rms.formats.config import FileError
-from rms.sim.simulator import Hooks, Passes, Simulation
+from rms.sim.simulator import Passes, Simulation
 from rms.wire.files import csv_text, write_output
 
 COLUMNS = ("job", "submit_s", "start_s", "end_s", "nodes", "energy_j")
 
 
 def simulate(
-    specs: Sequence[JobSpec],
-    power: Sequence[NodePower] | Site,
-    policy: Policy,
-    *,
-    passes: Passes = "per-event",
-    progress: Callable[[int], None] | None = None,
+    specs: Sequence[JobSpec], power: Sequence[NodePower] | Site, policy: Policy
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the JSON of ``rms simulate`` and its rows per job (CLI.md)."""
-    simulation, wall_s = simulated(specs, power, policy, passes=passes, progress=progress)
+    simulation, wall_s = simulated(specs, power, policy)
     return figures(simulation, specs, policy, wall_s), rows(simulation, specs)
 
 
@@ -49,7 +44,7 @@ def simulated(
 ) -> tuple[Simulation, float]:
     """Run a simulation to its end; return it and the seconds it took."""
     begun = time.perf_counter()
-    # Millions of small objects live to the end: looking for cycles among them is for nothing.
+    # Millions of small objects live to the end: a search for cycles among them costs time.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -58,7 +53,8 @@ def simulated(
             power,
             policy,
             passes=passes,
-            hooks=Hooks(record=False, progress=progress),
+            record=False,
+            progress=progress,
             failures=failures,
         )
         simulation.run()
@@ -154,10 +150,9 @@ def chosen(
     """Return a policy with the options of ``rms simulate``.
 
     Args:
-        counted: processors are all alike, so nodes are counted and not placed (unless a cap is
-            to hold for each, or they are powered off). With one pass per
-            event a start may then come before the end, of the same instant, that makes it
-            possible.
+        counted: processors are all alike, so nodes are counted and not placed (unless nodes have
+            power caps or are powered off). With one pass per event a start may then come before an
+            end of the same instant that frees its nodes.
         ahead: whether it may: not where jobs are resized, whose ends are not their limits'.
 
     Raises:
@@ -210,11 +205,9 @@ class Recording:
 
 
 def record(specs: Sequence[JobSpec], site: Site, policy: Policy) -> Recording:
-    """Run jobs to their ends and record what happens."""
+    """Run jobs to their ends and return a recording."""
     recording = Recording(Timeline([str(n + 1) for n in range(site.nodes)]))
-    simulation = Simulation(
-        specs, site, policy, hooks=Hooks(record=False, observer=recording.observe)
-    )
+    simulation = Simulation(specs, site, policy, record=False, observer=recording.observe)
     simulation.run()
     ledger = simulation.ledger
     ledger.check()
@@ -234,11 +227,11 @@ def record(specs: Sequence[JobSpec], site: Site, policy: Policy) -> Recording:
 def failing(
     nodes: int, *, mtbf_s: float, repair_s: float, horizon_s: float, seed: int
 ) -> list[NodeDown | NodeUp]:
-    """Return failures of nodes: each fails after exponentially distributed times.
+    """Return failures of nodes after exponentially distributed times.
 
     Args:
         mtbf_s: mean time between failures of one node.
-        repair_s: how long it stays down.
+        repair_s: time for which it stays down.
         horizon_s: no failure begins after it.
     """
     draw = Random(seed)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from math import floor, inf
 from operator import attrgetter
 from typing import ClassVar, Literal
@@ -43,10 +42,10 @@ from rms.core.scheduler.engine import Engine
 from rms.sim.contended import Beside
 
 Passes = Literal["per-event", "per-timestamp", "ends-first"]
-"""How often the policy decides, and the order within an instant.
+"""The passes of the policy, and the order of events within an instant.
 
-``per-event``: after every event, submissions before all else of their time. ``ends-first``: after
-every event, submissions after all else. ``per-timestamp``: once all of an instant are in.
+``per-event``: after every event, submissions before the other events of their time. ``ends-first``:
+after every event, submissions after the others. ``per-timestamp``: after all events of an instant.
 """
 
 
@@ -61,37 +60,21 @@ class PowerPhase(msgspec.Struct, frozen=True):
     needs_jobs: ClassVar[bool] = False
 
 
-@dataclass(frozen=True)
-class Hooks:
-    """Options and callbacks of a simulation.
-
-    Attributes:
-        record: events and decisions are kept.
-        progress: called with the number of jobs that are over whenever one ends.
-        observer: called after every event.
-    """
-
-    record: bool = True
-    progress: Callable[[int], None] | None = None
-    observer: Callable[[Simulation], None] | None = None
-
-
 class Simulation:
-    """Runs jobs of known run time to their ends.
+    """Runs jobs with run times to their ends.
 
     Args:
         specs: the jobs; all must have a run time or a speedup.
         power: one model per node; their number is the cluster's size. Or a site.
-        policy: the policy.
-        passes: whether it decides after every event, or once for all of an instant; and whether
-            submissions come first or last within an instant.
-        hooks: options and callbacks.
-        failures: when nodes go down and come back, rising in time (:mod:`rms.sim.run`). A job
-            on a node that goes down starts again from its beginning, elsewhere.
+        failures: failures and returns of nodes, rising in time (:mod:`rms.sim.run`). A job on a
+            node that goes down starts again from its beginning, elsewhere.
+        record: events and decisions are kept.
+        progress: called with the number of jobs that are over whenever one ends.
+        observer: called after every event.
 
     On nodes that share bandwidth, jobs end when their processes do, whose rates change with their
-    neighbours (:class:`rms.sim.contended.Contention`). One that is resized stands still meanwhile
-    and goes on with what was left of all its processes. No node fails there.
+    neighbours (:class:`rms.sim.contended.Contention`). A job that is resized stands still meanwhile
+    and goes on with the rest of all its processes. No node fails there.
 
     Attributes:
         contention: the rates of processes that share bandwidth, else None.
@@ -104,8 +87,10 @@ class Simulation:
         policy: Policy,
         *,
         passes: Passes = "per-event",
-        hooks: Hooks | None = None,
         failures: Iterable[NodeDown | NodeUp] = (),
+        record: bool = True,
+        progress: Callable[[int], None] | None = None,
+        observer: Callable[[Simulation], None] | None = None,
     ) -> None:
         site = power if isinstance(power, Site) else Site(len(power), tuple(power))
         self.engine = Engine(site, policy)
@@ -113,29 +98,27 @@ class Simulation:
         self.decisions: list[tuple[float, Decision]] = []
         self.events: list[Event] = []
         self.decided = self.resized = 0
-        self.peak_w = 0.0  # the most that was expected at once, where there is a power cap
+        self.peak_w = 0.0  # the highest expected power under a power cap
         self._state = self.engine.state
         self._beside = Beside(self._state) if site.contended else None
         self.contention = None if self._beside is None else self._beside.contention
-        hooks = hooks or Hooks()
-        self._record, self._progress = hooks.record, hooks.progress
-        self._observer = hooks.observer
+        self._record, self._progress, self._observer = record, progress, observer
         self._together = passes == "per-timestamp"
         self._submissions_last = passes == "ends-first"
         self._heap: list[tuple[float, int, int, Event | PowerPhase, int]] = []
         self._number = 0
-        # Of the events in the heap about one job, those of its newest version count.
+        # Events of a job in the heap are valid if they have its newest version.
         self._versions: dict[JobId, int] = {}
-        self._points: dict[JobId, float] = {}  # the next resize point of each
-        self._lazy = policy.twin is not None  # only points that the policy waits for happen
+        self._points: dict[JobId, float] = {}  # next resize points
+        self._lazy = policy.twin is not None  # only resize points that the policy waits for happen
         arrivals = sorted(specs, key=attrgetter("submit_s"))
         self._submissions = submissions(arrivals)
         if self._beside is not None and (self._together or failures):
             raise ValueError("expected nodes that stay up and a pass for each event")
         self._next_submission: Submitted | None = None
-        self._due_points: dict[JobId, float] = {}  # those of them that are to happen
+        self._due_points: dict[JobId, float] = {}  # resize points that will happen
         self._every_s = policy.passes.every_s
-        self._looks: set[float] = set()  # ticks that are not of those regular times
+        self._looks: set[float] = set()  # ticks beside the regular ones
         self.failed = 0
         self._failing = False
         for failure in failures:
@@ -145,7 +128,7 @@ class Simulation:
             self._push(failure)
 
     def run(self) -> None:
-        """Run until nothing is left to happen."""
+        """Run until no event is left."""
         engine, ledger, state = self.engine, self.ledger, self._state
         capped = state.power_cap_w is not None
         looks = not engine.policy.always_on or engine.twin is not None
@@ -167,7 +150,7 @@ class Simulation:
                 self._instant(event)
             else:
                 decisions = engine.handle(event)
-                if decisions or type(event) is not Submitted:  # else nothing follows
+                if decisions or type(event) is not Submitted:  # else no event follows
                     self._follow(event, decisions)
             if state.held:
                 self._free(state.now_s)
@@ -185,7 +168,7 @@ class Simulation:
         ledger.advance(state, state.now_s)
 
     def _pop(self) -> Event | PowerPhase | None:
-        """Return the next event; submissions go before all else of their time, or after it."""
+        """Return the next event; submissions go before the others of their time, or after them."""
         heap, submission, last = self._heap, self._next_submission, self._submissions_last
         while True:
             if self._beside is not None and (over := self._first_end(self._beside)) is not None:
@@ -201,12 +184,12 @@ class Simulation:
                 return None
             _, _, _, event, version = heapq.heappop(heap)
             if event.needs_jobs and submission is None and self._over:
-                continue  # nothing is left that it could matter to
+                continue
             if not version or self._versions.get(event.job) == version:  # type: ignore[union-attr]
-                return event  # else the job's rate has changed since this was entered
+                return event  # else the job's rate has changed since then
 
     def _first_end(self, beside: Beside) -> Ended | None:
-        """Return the next end where processes share bandwidth, if it comes before all else."""
+        """Return the next end where processes share bandwidth, if it is the next event."""
         submission, heap = self._next_submission, self._heap
         submits_s = inf if submission is None else submission.at_s
         while True:
@@ -232,14 +215,14 @@ class Simulation:
 
     @property
     def _goes_on(self) -> bool:
-        """Whether anything is still to happen: else the waiting jobs wait for ever."""
+        """Whether events are left: else the waiting jobs wait for ever."""
         state = self._state
         if state.running or state.booting or self._heap:
             return True
         return self._next_submission is not None
 
     def _more(self, now: float) -> bool:
-        """Return whether more happens at this time."""
+        """Return whether further events come at this time."""
         heap = self._heap
         while heap and heap[0][4] and self._versions.get(heap[0][3].job) != heap[0][4]:  # type: ignore[union-attr]
             heapq.heappop(heap)
@@ -262,15 +245,21 @@ class Simulation:
             if self._record:
                 self.events.append(more)
         decisions = self.engine.decide(events)
-        for each in events[:-1]:
-            self._follow(each, [])
+        for earlier in events[:-1]:
+            self._follow(earlier, [])
         self._follow(events[-1], decisions)
 
     def _apply(self, event: Event) -> None:
-        """Apply an event of an instant that goes on; a job that ends has no resize point in it."""
+        """Apply an event of an instant; a job that ends has no resize point in it."""
         self.engine.apply(event)
         if type(event) is Ended:
             self._versions.pop(event.job, None)
+
+    def _handle(self, event: Event) -> None:
+        """Let the engine decide on an event that follows from another one at once."""
+        if self._record:
+            self.events.append(event)
+        self._follow(event, self.engine.handle(event))
 
     def _follow(self, event: Event, decisions: list[Decision]) -> None:
         """Enter the events that follow from an event and from the decisions on it."""
@@ -301,7 +290,7 @@ class Simulation:
                 self._schedule_end(running[decision.job], event.at_s)
                 job = running[decision.job]
                 if self._lazy and self._state.pending and job.spec.mode is Mode.MALLEABLE:
-                    # It may give nodes to who waits, which no policy has seen yet.
+                    # It may give nodes to a waiting job, which no policy has considered yet.
                     self._state.awaited[decision.job] = job
             elif type(decision) is Resize:
                 self.resized += 1
@@ -315,12 +304,9 @@ class Simulation:
             self._resize_or_go_on(running[event.job], event.at_s)  # type: ignore[union-attr]
 
     def _free(self, now: float) -> None:
-        """Release held jobs whose time has come; look again at the time of the next one."""
+        """Release held jobs whose time has come; enter a tick for the next one."""
         if due := transition.due(self._state, now):
-            freed = Freed(now, due)
-            if self._record:
-                self.events.append(freed)
-            self._follow(freed, self.engine.handle(freed))
+            self._handle(Freed(now, due))
         next_s = transition.next_s(self._state)
         if next_s < inf and next_s not in self._looks:
             self._looks.add(next_s)
@@ -333,10 +319,7 @@ class Simulation:
             if not lost.isdisjoint(job.held):
                 self.failed += 1
                 self._new_version(job)
-                requeued = Requeued(event.at_s, job.spec.id)
-                if self._record:
-                    self.events.append(requeued)
-                self._follow(requeued, self.engine.handle(requeued))
+                self._handle(Requeued(event.at_s, job.spec.id))
 
     def _schedule_end(self, job: Job, now: float, *, again: bool = False) -> None:
         """Enter a job's end and its next resize point, at its present rate."""
@@ -349,10 +332,10 @@ class Simulation:
         if not job.done and spec.run_s is not None and job.stretch == 1.0:
             left = spec.run_s if spec.speedup is None else spec.speedup.time(job.size)
         else:
-            known = job.remaining_s(job.size, now)
-            if known is None:
+            left_s = job.remaining_s(job.size, now)
+            if left_s is None:
                 raise ValueError(f"expected a run time of job {spec.id} to simulate, got none")
-            left = known
+            left = left_s
         version, has_points = 0, spec.resize_points_known
         if has_points or self._failing or self._state.clocked:
             version = self._new_version(job)
@@ -368,18 +351,17 @@ class Simulation:
         """Enter ends and resize points anew, at the present frequencies of jobs."""
         reclocked = self._state.reclocked
         for job_id, job in reclocked.items():
-            if not job.resize_begun and job_id in self._versions:  # else once it is over
+            if not job.resize_begun and job_id in self._versions:  # else after the resize
                 self._schedule_end(job, now, again=True)
         reclocked.clear()
 
     def _phase(self, phase: PowerPhase) -> None:
-        """Let a job draw another share of its power; no policy sees it."""
+        """Set the share of its power that a job draws, without a decision."""
         job = self._state.running.get(phase.job)
         if job is not None:
             self.ledger.scale(job, phase.share)
 
     def _phases(self, job: Job, now: float, run_s: float) -> None:
-        """Enter when the job's power changes."""
         at_s = now
         for number, (span, share) in enumerate(job.spec.profile):
             if number == 0:
@@ -388,13 +370,13 @@ class Simulation:
                 self._push(PowerPhase(at_s, job.spec.id, share))
             at_s += span * run_s
 
-    def _next_point(self, job: Job, now: float, known_s: float = inf) -> None:
-        """Enter when a job comes to its next resize point; by the clock when it is known to."""
+    def _next_point(self, job: Job, now: float, point_s: float = inf) -> None:
+        """Enter the next resize point of a job, at ``point_s`` if that is finite."""
         spec = job.spec
         if not spec.mode.resizable:
             return
         if spec.resize_every_s is not None:
-            self._points[spec.id] = known_s if known_s < inf else now + spec.resize_every_s
+            self._points[spec.id] = point_s if point_s < inf else now + spec.resize_every_s
         if self._lazy:
             self._due_points.pop(spec.id, None)
             return
@@ -414,14 +396,13 @@ class Simulation:
         self._state.awaited.clear()
 
     def _point_after(self, job: Job, now: float) -> float:
-        """Return when a job comes to its next resize point."""
+        """Return the time of the next resize point of a job."""
         spec, at_s = job.spec, inf
         if spec.resize_every_s is not None:
-            known_s = self._points[spec.id]
-            if known_s <= now:
-                known_s += spec.resize_every_s * (floor((now - known_s) / spec.resize_every_s) + 1)
-                self._points[spec.id] = known_s
-            at_s = known_s
+            at_s = self._points[spec.id]
+            if at_s <= now:
+                at_s += spec.resize_every_s * (floor((now - at_s) / spec.resize_every_s) + 1)
+                self._points[spec.id] = at_s
         if spec.resize_parts is not None:
             done, rate = 1.0 - job.remaining_share(now), job.rate
             if self._beside is not None:
@@ -437,13 +418,10 @@ class Simulation:
             return
         self._new_version(job)
         if self._beside is not None:
-            self._beside.stop(job, now)
-        begun = ResizeBegun(now, job.spec.id)
-        if self._record:
-            self.events.append(begun)
-        self._follow(begun, self.engine.handle(begun))
+            self._beside.contention.stop(job.spec.id, now)
+        self._handle(ResizeBegun(now, job.spec.id))
         over = Resized(now + job.spec.resize_price_s, job.spec.id)
-        self._push(over, self._versions[job.spec.id])  # unless a node of it fails before
+        self._push(over, self._versions[job.spec.id])  # dropped if a node of it fails before
 
     def _push(self, event: Event | PowerPhase, version: int = 0) -> None:
         self._number += 1
@@ -451,7 +429,7 @@ class Simulation:
 
 
 def submissions(specs: Sequence[JobSpec]) -> Iterator[Submitted]:
-    """Yield the jobs that are submitted together: those of one array at one time, else one."""
+    """Yield submissions: the jobs of one array at one time together, other jobs alone."""
     together: list[JobSpec] = []
     for spec in specs:
         if together and (spec.array, spec.submit_s) != (together[0].array, together[0].submit_s):

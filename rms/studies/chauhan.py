@@ -41,7 +41,7 @@ from rms.core.rules.powercap import PowerBudget
 from rms.core.rules.transition import set_clocks
 from rms.core.state import State
 from rms.plots import Panel, draw_panels
-from rms.sim.simulator import Hooks, Simulation
+from rms.sim.simulator import Simulation
 from rms.studies import experiment
 from rms.studies.experiment import Data, Result, StudyReport, tabulate
 from rms.wire.terminal import columns
@@ -320,9 +320,8 @@ def run(data: Data, way: Way, variant: Unstated, seed: int) -> StreamOutcome:
         if not drawn_w or drawn_w[-1][1] != watts:
             drawn_w.append((simulation.engine.state.now_s, watts))
 
-    hooks = Hooks(record=True, observer=look)
     where = site(data, variant, undervolt=way.undervolt)
-    simulation = Simulation(specs, where, policy(way, variant), hooks=hooks)
+    simulation = Simulation(specs, where, policy(way, variant), record=True, observer=look)
     simulation.run()
     ledger, state = simulation.ledger, simulation.engine.state
     ledger.check()
@@ -658,7 +657,7 @@ def _figure_10() -> dict[str, float]:
     slow, fast = (structs.replace(_only_moved(name, 1), operating_points=points) for name in "12")
     state = experiment.running(_example_site(1, 2, rising), ((slow, (0,)), (fast, (1,))))
     for name, asked in (("1", 0.5), ("2", 1.0)):
-        state.running[JobId(name)].asked = (asked,)
+        state.running[JobId(name)].requested_frequencies = (asked,)
     set_clocks(state)
     shares = [min(job.frequencies, default=1.0) for job in state.running.values()]
     return {
@@ -701,7 +700,7 @@ def _figure_12() -> dict[str, float]:
     made = adjusted(
         named("easy"), placement={"part": "consolidate"}, node_power={"part": "off-when-idle"}
     )
-    simulation = Simulation(specs, _example_site(2, 4), made, hooks=Hooks(record=True))
+    simulation = Simulation(specs, _example_site(2, 4), made, record=True)
     simulation.run()
     switched = [
         (at_s, type(each))

@@ -35,7 +35,7 @@ from rms.core.policies import adjusted, named
 from rms.core.policies.placement import Placement, Room
 from rms.core.state import TASK, State
 from rms.plots import lines as draw_lines
-from rms.sim.simulator import Hooks, Simulation
+from rms.sim.simulator import Simulation
 from rms.studies import experiment
 from rms.studies.experiment import Data, Result, StudyReport, tabulate
 from rms.wire.terminal import columns
@@ -459,8 +459,9 @@ def _simulated(
 ) -> Simulation:
     placement = {"part": "first-fit"} if cap_w is None else {"cap_w": cap_w}
     made = adjusted(named(policy), placement=placement)
-    hooks = Hooks(record=False, observer=scheduled.observe if scheduled else None)
-    simulation = Simulation(specs, where, made, hooks=hooks)
+    simulation = Simulation(
+        specs, where, made, record=False, observer=scheduled.observe if scheduled else None
+    )
     simulation.run()
     return simulation
 

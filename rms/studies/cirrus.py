@@ -23,7 +23,7 @@ from rms.core.policies.placement import AsAsked
 from rms.formats.config import FileError
 from rms.plots import lines as draw_lines
 from rms.sim.run import chosen
-from rms.sim.simulator import Hooks, Passes, Simulation
+from rms.sim.simulator import Passes, Simulation
 from rms.studies import experiment
 from rms.studies.experiment import Result, StudyReport, read_rows
 from rms.wire.terminal import columns
@@ -189,8 +189,7 @@ def simulated(
             busy = simulation.ledger.busy_node_s
 
     made = chosen(named(policy), counted=True, passes=passes, ahead=False)
-    hooks = Hooks(record=False, observer=look)
-    simulation = Simulation(jobs, Site(cores), made, passes=passes, hooks=hooks)
+    simulation = Simulation(jobs, Site(cores), made, passes=passes, record=False, observer=look)
     simulation.run()
     ended = [simulation.engine.state.ended[job.id] for job in jobs]
     starts, ends = [job.start_s or 0.0 for job in ended], [job.end_s or 0.0 for job in ended]

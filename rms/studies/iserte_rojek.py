@@ -32,7 +32,7 @@ from rms.core.policies.policy import Ticks
 from rms.core.state import State
 from rms.plots import History, Panel, draw_panels, gantt, power_over_time
 from rms.sim.run import Recording, record
-from rms.sim.simulator import Hooks, Simulation
+from rms.sim.simulator import Simulation
 from rms.studies import experiment
 from rms.studies.experiment import Data, Result, StudyReport, tabulate
 from rms.wire.terminal import columns
@@ -681,7 +681,7 @@ class Times:
         if key not in self._times:
             resize = setting.resize_every_s, setting.resize_price_s
             specs, site = jobs(self._data, cluster, mode, *resize)
-            run = Simulation(specs, site, setting.policy(), hooks=Hooks(record=False))
+            run = Simulation(specs, site, setting.policy(), record=False)
             run.run()
             self._times[key] = max(job.end_s or 0.0 for job in run.engine.state.ended.values())
         return self._times[key]

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
@@ -41,6 +41,7 @@ from rms.core.policies import DEFAULT, Policy, named
 from rms.core.policies.admission import Admission
 from rms.core.policies.order import Fcfs
 from rms.core.policies.placement import FirstFit, Plan, Room, Sizing
+from rms.core.policies.policy import Passes
 from rms.core.state import State
 from rms.formats.config import FileError
 from rms.plots import lines as draw_lines
@@ -428,7 +429,7 @@ class AsPreferred(Sizing):
         return plan
 
 
-class StrategyPasses:
+class StrategyPasses(Passes):
     """Part ``passes``: at submissions, ends and resize points, and every minute.
 
     Nodes that a resize has freed wait for the next of these.
@@ -436,15 +437,10 @@ class StrategyPasses:
 
     every_s: float | None = 60.0
 
-    @property
-    def triggers(self) -> frozenset[type]:
-        """Events after which it decides."""
-        return frozenset((Submitted, Ended, Withdrawn, ResizePoint, Ticked))
-
-    @property
-    def start_triggers(self) -> frozenset[type]:
-        """Events after which it starts jobs: all."""
-        return self.triggers
+    triggers: ClassVar[frozenset[type]] = frozenset(
+        (Submitted, Ended, Withdrawn, ResizePoint, Ticked)
+    )
+    start_triggers: ClassVar[frozenset[type]] = triggers
 
 
 class AsPlanned(Admission):

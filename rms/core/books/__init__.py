@@ -1,1 +1,1 @@
-"""Energy: who held which node when, what it drew, by model and as measured."""
+"""Energy: spans of nodes, and the books by model and measurement."""

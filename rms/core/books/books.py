@@ -1,8 +1,8 @@
-"""The energy books: the model's, and measurements in their place.
+"""The energy books: by the model, with measurements in its place.
 
 The model's books (:mod:`rms.core.books.ledger`) follow from events alone, so that a replay has the
-same. To them is added, owner by owner and node by node, the measured energy less the model's energy
-of the same time (:mod:`rms.core.books.measured`).
+same. The measured energy less the model's energy of the same time
+(:mod:`rms.core.books.measured`) is added to them, by owner and by node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rms.core.state import State, as_job, is_task
 from rms.wire.users import Books, EnergyPart, EnergyRow
 
 ROUNDING = 1e-9
-"""A smaller share of an owner's energy that was not measured counts as none."""
+"""A smaller share of an owner's energy that was not measured is ignored."""
 
 
 @dataclass(frozen=True)
@@ -30,37 +30,30 @@ class ResizeEnergy:
     """Energy of a resize, by the model.
 
     Attributes:
-        job_j: energy of the job from the moment it stopped stepping until it went on.
-        saved_j: energy that the rest of the job saves at its new size, None where its run time
-            there is not known.
+        job_j: energy of the job from its last step before to its first step after.
+        saved_j: energy that the rest of the job saves at its new size, None without a run time.
     """
 
     job_j: float
     saved_j: float | None
 
 
-@dataclass(frozen=True)
-class ResizeBefore:
-    """A job at the beginning of a resize: its energy so far, and its nodes."""
-
-    job_j: float
-    nodes: tuple[Node, ...]
+ResizeBefore = tuple[float, tuple[Node, ...]]
+"""A job at the beginning of a resize: its energy so far, and its nodes."""
 
 
 class EnergyBooks:
     """Model and measurements.
 
-    Where jobs share nodes, a host is booked by several names (:meth:`Cluster.booked`): its own has
-    its idle power, or that of being off or booting, and those of its slots what jobs add to it.
-
-    Args:
-        cluster: the nodes.
+    Where jobs share nodes, a host is booked under several names (:meth:`Cluster.booked`): its own
+    for its idle power, or that of being off or booting, and those of its slots for the power that
+    jobs add.
 
     Attributes:
         ledger: the model's books.
         measured: meters' reports.
-        resizes: energy of each resize that is over, by job and number.
-        begun_resizes: of each job that is being resized, how it was before.
+        resizes: energy of finished resizes, by job and number.
+        begun_resizes: jobs before their present resizes.
         closed_by_model: the model's books as of the end of the last job, None before the first.
     """
 
@@ -86,20 +79,15 @@ class EnergyBooks:
     # --- events ----------------------------------------------------------------------------------
 
     def advance(self, state: State, at_s: float) -> None:
-        """Book the time until an event that is about to happen."""
+        """Book the time until the next event."""
         if self.ledger.at_s is None:
-            self._open(at_s)
+            self.measured.spans.open(at_s, self.measured.idle_w)
         self.ledger.advance(state, at_s)
 
     def follow(
         self, state: State, event: Event, jobs: Iterable[JobId], numbers: Mapping[JobId, int]
     ) -> None:
-        """Enter the changes by an event and the decisions on it.
-
-        Args:
-            jobs: the jobs that have changed.
-            numbers: of each job, that of its newest resize.
-        """
+        """Enter the changes of jobs by an event; ``numbers`` are those of their newest resizes."""
         at_s, spans = event.at_s, self.measured.spans
         if isinstance(event, ResizeEvent):
             self._resizing(state.running[event.job], event, numbers.get(event.job, 0))
@@ -113,10 +101,10 @@ class EnergyBooks:
         over = not state.running and not state.pending
         if over:
             spans.count_from(at_s, self.measured.until_s)
-        if self._shared:  # a neighbour's start may change the clock of a host, and so their power
+        if self._shared:  # a start may change the clock of a host, and so the power of neighbours
             tasks = [JobId(owner) for owner in state.lent.values() if owner]
             jobs = dict.fromkeys((*jobs, *state.running, *tasks))
-        holdings = {job: self._holding(_holder(state, job), numbers) for job in jobs}
+        holdings = {job: self._holding(state, job, numbers) for job in jobs}
         spans.follow(at_s, holdings, self._slot_w(holdings) if self._shared else self._node_w)
         if switched:
             owners = {self._hosts[node]: _owner(state, node) for node in switched}
@@ -134,15 +122,13 @@ class EnergyBooks:
         self._use(cluster)
         self.begun_resizes.clear()
         if at_s is not None:
-            self._open(event.at_s)
+            self.measured.spans.open(event.at_s, self.measured.idle_w)
 
     def restore(self, sums: Iterable[EnergyRow], rows: Iterable[EnergyRow]) -> None:
-        """Go on from the written rows, after all events have been followed again.
-
-        The hosts of meters are back already.
+        """Go on from the written rows, after events and meters have been restored.
 
         Args:
-            sums: of all written rows, as :meth:`Totals.load` takes them.
+            sums: of all written rows, for :meth:`Totals.load`.
             rows: the newest ones, see :meth:`Spans.restore`.
         """
         measured, spans = self.measured, self.measured.spans
@@ -159,7 +145,7 @@ class EnergyBooks:
             spans.split(booked_s, spans.totals.since_s)
 
     def forget(self, jobs: Collection[JobId]) -> None:
-        """Drop the own sums of finished jobs: their energy stays in all others."""
+        """Drop the own sums of finished jobs; their energy stays in the other sums."""
         totals = self.measured.spans.totals
         for job in jobs:
             self.ledger.forget(job)
@@ -177,16 +163,13 @@ class EnergyBooks:
         owners.difference_update((IDLE, OFF, BOOT, PAST))
         return {JobId(owner) for owner in owners if not is_task(owner)}
 
-    def _open(self, at_s: float) -> None:
-        self.measured.spans.open(at_s, self.measured.idle_w)
-
     def _node_w(self, name: str) -> float:
         """Return the power of a node by the model (of a shared host: without its jobs)."""
         host = self._index[name]
         return self.ledger.base_w(host) if self._shared else self.ledger.node_w(Node(host))
 
     def _slot_w(self, jobs: Iterable[JobId]) -> Callable[[str], float]:
-        """Return a function of the power that jobs add on a slot to that of its host."""
+        """Return a function of the power that jobs add on a slot."""
         powers: dict[str, float] = {}
         for job_id in jobs:
             for node, watts in self.ledger.slots_w(job_id).items():
@@ -194,29 +177,32 @@ class EnergyBooks:
         return lambda name: powers.get(name, 0.0)
 
     def _holding(
-        self, job: Job | None, numbers: Mapping[JobId, int]
+        self, state: State, owner: JobId, numbers: Mapping[JobId, int]
     ) -> tuple[tuple[str, ...], int]:
+        """Return the nodes of a running job, or of a program with tasks, and the resize."""
+        job = as_job(state, owner) if is_task(owner) else state.running.get(owner)
         if job is None or job.start_s is None:
             return (), 0
         number = numbers.get(job.spec.id, 0) if job.resize_begun else 0
         return tuple(self._names[node] for node in job.busy_nodes), number
 
     def _resizing(self, job: Job, event: ResizeEvent, number: int) -> None:
-        """Enter the beginning of a resize, or its cost and the energy that it will save."""
+        """Enter the beginning of a resize, or its energy and the energy that it will save."""
         job_id, job_j = job.spec.id, self.ledger.job_j(job.spec.id, event.at_s)
         if isinstance(event, ResizeBegun):
-            self.begun_resizes[job_id] = ResizeBefore(job_j, job.nodes)
+            self.begun_resizes[job_id] = job_j, job.nodes
             return
         before = self.begun_resizes.pop(job_id, None)
         if before is None:
             return
-        old_j = self._to_go_j(job, before.nodes, event.at_s)
+        before_j, nodes = before
+        old_j = self._to_go_j(job, nodes, event.at_s)
         new_j = self._to_go_j(job, job.nodes, event.at_s)
         saved_j = None if old_j is None or new_j is None else old_j - new_j
-        self.resizes[job_id, number] = ResizeEnergy(job_j - before.job_j, saved_j)
+        self.resizes[job_id, number] = ResizeEnergy(job_j - before_j, saved_j)
 
     def _to_go_j(self, job: Job, nodes: Sequence[Node], now_s: float) -> float | None:
-        """Return the energy of the rest of a job on these nodes, None where unknown."""
+        """Return the energy of the rest of a job on these nodes, or None."""
         if job.speedup is None or not job.speedup.allows(len(nodes)):
             return None
         left_s = job.remaining_s(len(nodes), now_s) or 0.0
@@ -226,7 +212,7 @@ class EnergyBooks:
 
     @property
     def begun(self) -> bool:
-        """Whether there was an event."""
+        """Whether an event was booked."""
         return self.ledger.at_s is not None
 
     @property
@@ -254,19 +240,19 @@ class EnergyBooks:
         return " and ".join(sorted(names, key=lambda source: (source == MODEL, source)))
 
     def job_j(self, job_id: JobId, now_s: float) -> float:
-        """Return a job's energy up to a time, should nothing happen until then."""
+        """Return a job's energy up to a time, without events until then."""
         modelled = self.ledger.job_j(job_id, max(now_s, self.measured.until_s))
         return modelled + self.measured.spans.totals.owner_j.get(job_id, 0.0)
 
     def resize_j(self, job_id: JobId, number: int) -> float | None:
-        """Return the energy of a job in a resize, None where that is not known."""
+        """Return the energy of a job in a resize, or None."""
         energy = self.resizes.get((job_id, number))
         if energy is None:
             return None
         return energy.job_j + self.measured.spans.totals.resize_j.get((job_id, number), 0.0)
 
     def books(self, now_s: float) -> Books:
-        """Return the energy books up to a time, should nothing happen until then."""
+        """Return the energy books up to a time, without events until then."""
         if not self.begun:
             return self.ledger.books(now_s, self.power_source)
         model = self.ledger.books(max(now_s, self.measured.until_s))
@@ -281,32 +267,24 @@ class EnergyBooks:
 
     @property
     def closed(self) -> Books | None:
-        """The books as of the end of the last job, reports since then included."""
+        """The books as of the end of the last job, with later reports."""
         if self.closed_by_model is None:
             return None
         return self._corrected(self.closed_by_model, self.measured.spans.totals.since_j)
 
     def check(self, now_s: float) -> None:
-        """Refuse books whose two sums differ.
-
-        Raises:
-            BalanceError: they do.
-        """
+        """Raise :class:`BalanceError` if the two sums of the books differ."""
         books = self.books(now_s)
         owned_j = books.busy_j + books.tasks_j + books.idle_j + books.off_j + books.boot_j
-        what = "owners' and nodes' energies to agree"
-        check_balance(what, owned_j, books.cluster_j, books.cluster_j)
+        text, cluster_j = "owners' and nodes' energies to agree", books.cluster_j
+        check_balance(text, owned_j, cluster_j, cluster_j)
 
     def parts(self, job_id: JobId, job_j: float) -> list[EnergyPart]:
-        """Return a job's energy by source.
-
-        Args:
-            job_j: all of it.
-        """
+        """Return a job's energy ``job_j`` by source."""
         return self._parts([job_id], job_j)
 
     def _corrected(self, model: Books, later_j: Mapping[str, float]) -> Books:
-        """Return books of the model with measurements, but those of spans that came later."""
+        """Return books of the model with measurements, except those of later spans."""
         totals = self.measured.spans.totals
         more_j = {
             owner: joules - later_j.get(owner, 0.0) for owner, joules in totals.owner_j.items()
@@ -338,11 +316,6 @@ class EnergyBooks:
         if not parts or abs(left_j) > ROUNDING * max(1.0, abs(whole_j)):
             parts.append(EnergyPart(MODEL, left_j))
         return parts
-
-
-def _holder(state: State, owner: JobId) -> Job | None:
-    """Return a running job, or the tasks of a program as one."""
-    return as_job(state, owner) if is_task(owner) else state.running.get(owner)
 
 
 def _owner(state: State, node: Node) -> str:

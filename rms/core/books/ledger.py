@@ -1,9 +1,9 @@
-"""The energy books by the model of power. Every joule has an owner, the sums are kept twice.
+"""The energy books by the model of power, with two sums that must agree.
 
-Once by owner: each running job, each program with tasks, idle nodes, nodes that are off or booting.
-Once node by node (of counted nodes: all together), without owners. The two must agree. An event
-books changes only: a job's power when it starts, ends or is resized, never that of all nodes.
-The books follow from events alone; measurements are beside them (:mod:`rms.core.books.measured`).
+One is by owner: running jobs, programs with tasks, idle nodes, nodes that are off or booting. The
+other is by node (of counted nodes: all together), without owners. An event books changes only: a
+job's power when it starts, ends or is resized, never that of all nodes. The books follow from
+events alone, without measurements (:mod:`rms.core.books.measured`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Draw:
     """Power of a job since a time, and its nodes, or the number of counted ones.
 
     Attributes:
-        hosts: power on each host, where hosts are shared.
+        hosts: power by host, where hosts are shared.
     """
 
     since_s: float
@@ -41,14 +41,14 @@ class Ledger:
     """Integrates power over time; call :meth:`advance` before the state changes.
 
     Attributes:
-        power: one model per node, or per host where ``host`` says which slot is whose.
-        host: the host of each slot; empty where nodes are not shared. On a shared host a job's
-            power comes on top of the host's idle power, which is in ``idle_j``.
+        power: models by node, or by host where nodes are shared.
+        host: hosts by slot; empty where nodes are not shared. On a shared host a job's power comes
+            on top of the host's idle power, which is in ``idle_j``.
         levels: frequencies and voltages; power on slots of lower ones is as V^2 f.
         idle_j: energy of nodes that no job holds, or that wait for a resize to begin.
         off_j, boot_j: energy of nodes while they are off, and while they boot.
         busy_node_s: node-seconds held by running jobs, and by tasks.
-        peak_w: highest power each host has had, where hosts are shared.
+        peak_w: highest power so far by host, where hosts are shared.
     """
 
     power: Sequence[NodePower]
@@ -99,7 +99,7 @@ class Ledger:
             self._node_s = [now_s] * len(self.power)
             return
         if now_s <= at:
-            return  # also where the clock went back: no second is booked twice
+            return  # also if the clock went back: no second is booked twice
         if state.changed or self._rescaled or state.switched:
             self._enter(state, at)
         span = now_s - at
@@ -132,7 +132,7 @@ class Ledger:
 
     @property
     def busy_j(self) -> dict[JobId, float]:
-        """The energy of each job, from its start to its end, resizes included; of tasks too."""
+        """The energy by job, from its start to its end, and by program with tasks."""
         return self._busy_at(self.at_s or 0.0)
 
     @property
@@ -146,11 +146,7 @@ class Ledger:
         return sum(self.busy_j.values()) + self.idle_j + self.off_j + self.boot_j
 
     def check(self) -> None:
-        """Refuse books whose two sums differ.
-
-        Raises:
-            BalanceError: they do.
-        """
+        """Raise :class:`BalanceError` if the two sums of the books differ."""
         cluster_j = self.cluster_j
         check_balance("owners' and nodes' energies to agree", self.owned_j, cluster_j, cluster_j)
 
@@ -169,7 +165,7 @@ class Ledger:
         return model.idle_w if boots is None else model.boot_w if boots else model.off_w
 
     def slots_w(self, job_id: JobId) -> dict[Node, float]:
-        """Return the power that a job adds on each of its slots."""
+        """Return the power that a job adds, by slot."""
         draw = self._draws.get(job_id)
         if draw is None:
             return {}
@@ -178,7 +174,7 @@ class Ledger:
         return {node: of_host[self.host[node]] for node in draw.nodes}
 
     def job_w(self, job: Job, nodes: Sequence[Node]) -> float:
-        """Return the power that a job would draw on these nodes."""
+        """Return the power of a job on these nodes."""
         if self.host:
             return sum(self._by_host(job, nodes).values())
         return sum(self._by_node(job, nodes))
@@ -189,11 +185,7 @@ class Ledger:
             self._enter(state, self.at_s)
 
     def job_j(self, job_id: JobId, now_s: float) -> float:
-        """Return a job's energy up to ``now_s``, should nothing change until then; books nothing.
-
-        Args:
-            now_s: a time no earlier than that of the books; else that of the books.
-        """
+        """Return a job's energy up to ``now_s``, without changes until then; books nothing."""
         draw = self._draws.get(job_id)
         booked = self._busy_j.get(job_id, 0.0)
         if draw is None or self.at_s is None:
@@ -201,13 +193,9 @@ class Ledger:
         return booked + draw.watts * (max(now_s, self.at_s) - draw.since_s)
 
     def books(self, now_s: float, power_source: str = "model") -> Books:
-        """Return all sums up to ``now_s``, should nothing change until then; books nothing.
+        """Return all sums up to ``now_s``, without changes until then; books nothing.
 
-        Of the state as of the last :meth:`follow`. Where nothing was ever booked, all are 0.
-
-        Args:
-            now_s: a time no earlier than that of the books; else that of the books.
-            power_source: source of the power, for the answer.
+        Of the state as of the last :meth:`follow`. Before the first event all are 0.
         """
         if self.at_s is None:
             return Books(now_s, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, power_source)
@@ -241,7 +229,7 @@ class Ledger:
         )
 
     def scale(self, job: Job, share: float) -> None:
-        """Let a job draw this share of its power from the time of the books on."""
+        """Set the share of its power that a job draws from the time of the books on."""
         self._shares[job.spec.id] = share
         self._rescaled[job.spec.id] = job
 
@@ -260,7 +248,7 @@ class Ledger:
             self._leave_job(job_id, at)
             self._enter_job(job, at)
             return
-        # First all leave their nodes, then all enter: within an instant nodes change hands.
+        # First all leave their nodes, then all enter: within an instant nodes change owners.
         changed = self._rescaled | state.changed if self._rescaled else state.changed
         jobs = list(changed.values())
         state.changed.clear()
@@ -269,7 +257,7 @@ class Ledger:
             self._leave_job(job.spec.id, at)
         if state.switched:
             for slot in sorted(state.switched):
-                if slot == state.together(slot)[0]:  # one stands for its host
+                if slot == state.together(slot)[0]:  # the first slot stands for its host
                     self._switch(state, slot, at)
             state.switched.clear()
         for job in jobs:
@@ -285,7 +273,7 @@ class Ledger:
             self._boot_w -= model.boot_w
         else:
             self._off_w -= model.off_w
-            if slot not in state.off and model.boot_s <= 0.0:  # all of it in no time
+            if slot not in state.off and model.boot_s <= 0.0:  # a boot that takes no time
                 self.boot_j += model.boot_j
                 self._node_j[node] += model.boot_j
         watts = model.idle_w
@@ -298,7 +286,7 @@ class Ledger:
         else:
             self._idle_w += watts
         if not self._asleep:
-            self._off_w = self._boot_w = 0.0  # no rest of rounding
+            self._off_w = self._boot_w = 0.0  # without errors of rounding
         self._watts += watts - self._node_w[node]
         self._set_nodes((node,), watts, at)
         if self.host:
@@ -310,7 +298,8 @@ class Ledger:
             return
         draw = self._draws.pop(job_id, None)
         if draw is not None:
-            self._book(job_id, draw, at)
+            booked_j = self._busy_j.get(job_id, 0.0)
+            self._busy_j[job_id] = booked_j + draw.watts * (at - draw.since_s)
             self._leave(draw, at)
 
     def _enter_job(self, job: Job, at: float) -> None:
@@ -319,14 +308,13 @@ class Ledger:
             if self._shares:
                 self._shares.pop(job_id, None)
             return
+        size = job.size + job.gain if job.resize_begun else job.size
         unknown = job.spec.speedup is None and job.spec.power_w is None
         if unknown and self._unpowered and (self._counted or self.host):
-            # It has nodes, and draws no power.
-            self._powerless[job_id] = size = job.size + job.gain if job.resize_begun else job.size
+            self._powerless[job_id] = size  # it has nodes, and draws no power
             self._busy += size
             return
         if self._counted:
-            size = job.size + job.gain if job.resize_begun else job.size
             model = self.power[0]
             watts = size * model.busy_w(job.spec, size)
             self._draws[job_id] = Draw(at, watts, (), size)
@@ -350,10 +338,10 @@ class Ledger:
                 self._set_nodes((host,), self._node_w[host] + own, at)
                 self.peak_w[host] = max(self.peak_w[host], self._node_w[host])
         else:
-            each = self._by_node(job, nodes)
-            watts = sum(each)
+            powers = self._by_node(job, nodes)
+            watts = sum(powers)
             self._watts += watts
-            for node, own in zip(nodes, each, strict=True):
+            for node, own in zip(nodes, powers, strict=True):
                 self._idle_w -= self._node_w[node]
                 self._watts -= self._node_w[node]
                 self._set_nodes((node,), own, at)
@@ -361,7 +349,7 @@ class Ledger:
         self._busy += len(nodes)
 
     def _by_node(self, job: Job, nodes: Sequence[Node]) -> list[float]:
-        """Return the power of each of a job's nodes, where nodes are not shared."""
+        """Return the power of a job's nodes, where nodes are not shared."""
         spec, size, clocks, powers = job.spec, len(nodes), _clocks(job), []
         for node in nodes:
             model = self.power[node]
@@ -373,7 +361,7 @@ class Ledger:
         return powers
 
     def _by_host(self, job: Job, nodes: Sequence[Node]) -> dict[int, float]:
-        """Return the power that a job adds to the idle power of each of its hosts."""
+        """Return the power that a job adds to the idle power of its hosts."""
         spec, size, clocks, powers = job.spec, len(nodes), _clocks(job), dict[int, float]()
         slots = Counter([(self.host[node], clocks.get(node, 1.0)) for node in nodes])
         for (host, share), number in slots.items():
@@ -384,12 +372,7 @@ class Ledger:
         phase = self._shares.get(spec.id, 1.0)
         return {host: own_w * phase for host, own_w in powers.items()}
 
-    def _book(self, job_id: JobId, draw: Draw, at: float) -> None:
-        books = self._busy_j
-        books[job_id] = books.get(job_id, 0.0) + draw.watts * (at - draw.since_s)
-
     def _leave(self, draw: Draw, at: float) -> None:
-        """Take a job's power off its nodes."""
         self._busy -= draw.size
         self._watts -= draw.watts
         if self._counted:
@@ -414,7 +397,7 @@ class Ledger:
     def _set_nodes(self, nodes: Iterable[int], watts: float, at: float) -> None:
         joules, powers, since = self._node_j, self._node_w, self._node_s
         for node in nodes:
-            if since[node] != at:  # else it has changed hands in this instant
+            if since[node] != at:  # else its owner has changed in this instant
                 joules[node] += powers[node] * (at - since[node])
                 since[node] = at
             powers[node] = watts

@@ -1,20 +1,20 @@
-"""Measured energy: meters' reports, and which of the model's joules they stand for.
+"""Measured energy: meters' reports, which replace energy of the model.
 
 The books of :mod:`rms.core.books.ledger` are the model's, from events alone. A report of a node's
-meters has the energy of its devices since the one before (cumulative, so that a lost one loses
-nothing). For that time the measurement takes the place of the model, and both are split over the
+meters has the energy of its devices since the one before (cumulative, so that a lost report loses
+no energy). For that time the measurement takes the place of the model, and both are split over the
 owners of the node (:mod:`rms.core.books.spans`): a device's energy in proportion to the modelled
-one, or to time where the model has 0 W. A device that several nodes share is split by the model
-alone, so each owner's part is uncertain (:meth:`Measured.split_errors`). The model supplies the
-energy for the time that a device was unseen, in proportion to the device's share of the measured
-energy there, and for the time since the last report. Energy above the bound of a device is refused.
-No I/O, no clock.
+energy, or to time where the model has 0 W. A device that several nodes share is split by the model
+alone, so the parts of owners are uncertain (:meth:`Measured.split_errors`). The model supplies the
+energy for the time in which a device was not read, in proportion to the device's share of the
+measured energy there, and for the time since the last report. Energy above the bound of a device is
+refused. No I/O, no clock.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -24,11 +24,11 @@ from rms.core.books.spans import IDLE, MODEL, OFF, WHOLE, Share, Span, Spans
 from rms.wire.messages import NODE_LIMIT_W, DeviceEnergy, MeterAnswer, Metered
 
 KEPT_S = 3600.0
-"""How long after its last reading a device's energy is still split over those who held it then."""
+"""Spans are kept for this time after a device's last reading, to split its energy later."""
 
 SILENT_S, LONGEST_SILENT_S = 10.0, 600.0
-"""The model's power replaces that of a device without a report for this time, or for three times
-the interval of its last two reports (at most the longest)."""
+"""The model's power replaces that of a device without a report for the first time, or for three
+times the interval of its last two reports, at most for the second time."""
 
 MOST_W = 2 * NODE_LIMIT_W
 """Default bound of the power of a device."""
@@ -40,11 +40,11 @@ ROUNDING = 1e-9
 """A smaller uncertainty of a split, as a share of the device's energy, is set to 0."""
 
 AGENTS_KEPT = 8
-"""How many agents of a host are remembered that another one has replaced."""
+"""Number of replaced agents of a host that are remembered."""
 
 
 class ReplacedAgentError(ValueError):
-    """A report of an agent in whose place another one reports now."""
+    """A report of an agent that another one has replaced."""
 
 
 class MeteredDevice(msgspec.Struct):
@@ -52,7 +52,7 @@ class MeteredDevice(msgspec.Struct):
 
     Attributes:
         energy: as last reported.
-        at_s: when.
+        at_s: time of that report.
         booked_j: its energy in the books.
         errors_j: its uncertainty in the books, by source, without that of its split.
         agent: the agent that reported it last.
@@ -70,15 +70,15 @@ class MeteredDevice(msgspec.Struct):
 
 
 class MeteredHost(msgspec.Struct):
-    """The meters of a host: all that a restarted daemon needs.
+    """The meters of a host, for a restarted daemon.
 
     Attributes:
         agent: the id of the agent that reports now.
         number: of its newest report.
-        heard_s: when that was, by the daemon's clock at most.
-        boot, at_s: of the newest report that was booked, as it says.
+        heard_s: time of that report, at most the daemon's time.
+        boot, at_s: of the newest report that was booked.
         devices: by name.
-        nodes: until when reports have been booked, by node.
+        nodes: end of the booked reports, by node.
         before: agents that were replaced.
     """
 
@@ -93,9 +93,9 @@ class MeteredHost(msgspec.Struct):
 
     @property
     def answer(self) -> MeterAnswer:
-        """The answer to an agent that asks where to go on."""
-        known = [device.energy for device in self.devices.values()]
-        return MeterAnswer(known, self.boot, self.at_s)
+        """The answer to an agent that begins: the last readings."""
+        energies = [device.energy for device in self.devices.values()]
+        return MeterAnswer(energies, self.boot, self.at_s)
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,11 @@ class DeviceReading:
 
     Attributes:
         device: the device, with this report included.
-        nodes: those it belongs to.
-        since_s: when that was.
+        nodes: the nodes that it belongs to.
+        since_s: time of the last report.
         share: the measured energy, with its uncertainty.
-        unseen_s: how much of the time nothing was measured.
-        watts: its mean power by node, W; empty if nothing was measured.
+        unseen_s: part of the time without a measurement.
+        watts: its mean power by node, W; empty without a measurement.
     """
 
     device: MeteredDevice
@@ -120,7 +120,7 @@ class DeviceReading:
 
     @property
     def unseen(self) -> float:
-        """The share of the time in which nothing was measured."""
+        """The share of the time without a measurement."""
         span_s = self.device.at_s - self.since_s
         return min(1.0, self.unseen_s / span_s) if span_s > 0.0 else 0.0
 
@@ -136,13 +136,13 @@ class Measured:
 
     Attributes:
         spans: the owners of nodes; the sums.
-        hosts: by the name under which they report.
+        hosts: by name.
         node_w: newest mean power of nodes that are measured, W.
         sources: their meters.
-        until_s: when the newest report was made.
-        idle_w: idle power of each node in the model, W.
+        until_s: time of the newest report.
+        idle_w: idle power in the model by node, W.
         errors_j: uncertainty of all measured energy, by source.
-        most_w: bound of the power of each device; a reading above it is refused.
+        most_w: bound of the power of a device; a reading above it is refused.
         refused: devices whose energy in the newest report was refused.
     """
 
@@ -159,11 +159,11 @@ class Measured:
         self.errors_j: dict[str, float] = {}
 
     def take(self, report: Metered, now_s: float, nodes: Mapping[str, Sequence[str]]) -> bool:
-        """Take in a report; return whether it is news. A repeated one changes nothing.
+        """Take in a report; return whether it is new. A repeated one changes nothing.
 
         Args:
-            now_s: the books' time; of a report from later, their clocks differ.
-            nodes: the nodes that each device belongs to; several share it.
+            now_s: the books' time; a later time of the report is due to another clock.
+            nodes: nodes by device; several share it.
 
         Raises:
             ReplacedAgentError: another agent reports in its place.
@@ -200,7 +200,7 @@ class Measured:
         readings, self.refused = [], []
         for energy in report.devices:
             device = host.devices.get(energy.device)
-            if device is None:  # it began since the last report; with nothing measured yet, now
+            if device is None:  # it began since the last report; without energy yet, now
                 begun_s = since_s if energy.joules else at_s
                 device = MeteredDevice(DeviceEnergy(energy.device, energy.source, 0.0), begun_s)
                 device.taken_s, device.left_j = begun_s, self.most_w * SLACK_S
@@ -210,11 +210,7 @@ class Measured:
             device.agent = host.agent
             own = nodes.get(energy.device, ())
             readings.append(self._reading(device, energy, (at_s, now_s), own))
-        by_node: dict[str, list[DeviceReading]] = {}
-        for reading in readings:
-            for node in reading.nodes:
-                by_node.setdefault(node, []).append(reading)
-        for node, of_node in by_node.items():
+        for node, of_node in _by_node(readings).items():
             self._replace(host, node, of_node)
         newest = self._newest.setdefault(report.node, {})
         for reading in readings:
@@ -237,55 +233,51 @@ class Measured:
         share = Share(estimate=len(nodes) > 1)
         joules = energy.joules - before.joules
         error_j = max(0.0, energy.uncertainty_j - before.uncertainty_j)
-        if joules > 0.0:  # its counter may be renewed less often than it is reported
+        if joules > 0.0:  # its counter may change less often than it is reported
             device.taken_s, device.left_j = now_s, left_j
         if max(joules, error_j) > left_j:
             self.refused.append(energy.device)
             return DeviceReading(device, nodes, since_s, share, at_s - since_s)
-        if joules < 0.0:  # the count of another meter: the time between is unseen
+        if joules < 0.0:  # the count of another meter: nothing is measured in between
             return DeviceReading(device, nodes, since_s, share, at_s - since_s)
         device.left_j -= joules
         share.joules, share.uncertainty_j = joules, error_j
         unseen_s = min(max(0.0, energy.unseen_s - before.unseen_s), at_s - since_s)
         return DeviceReading(device, nodes, since_s, share, unseen_s)
 
-    def _set_power(self, newest: Collection[DeviceReading], at_s: float) -> None:
+    def _set_power(self, newest: Iterable[DeviceReading], at_s: float) -> None:
         """Set the power of the nodes of a host, and its sources, from the readings of devices."""
-        by_node: dict[str, list[DeviceReading]] = {}
-        for reading in newest:
-            for node in reading.nodes:
-                by_node.setdefault(node, []).append(reading)
-        for node, of_node in by_node.items():
-            seen = [reading for reading in of_node if not reading.silent(at_s)]
-            if not seen:
+        for node, of_node in _by_node(newest).items():
+            recent = [reading for reading in of_node if not reading.silent(at_s)]
+            if not recent:
                 self.node_w.pop(node, None)
                 self.sources.pop(node, None)
                 continue
-            sources = {reading.device.energy.source for reading in seen}
-            watts = [reading.watts[node] for reading in seen if node in reading.watts]
-            if len(seen) < len(of_node):
+            sources = {reading.device.energy.source for reading in recent}
+            watts = [reading.watts[node] for reading in recent if node in reading.watts]
+            if len(recent) < len(of_node):
                 whole_j = sum(reading.device.energy.joules for reading in of_node)
-                seen_j = sum(reading.device.energy.joules for reading in seen)
-                share = seen_j / whole_j if whole_j else len(seen) / len(of_node)
+                recent_j = sum(reading.device.energy.joules for reading in recent)
+                share = recent_j / whole_j if whole_j else len(recent) / len(of_node)
                 spans = self.spans.on(node)
                 sources.add(MODEL)
                 watts.append((1.0 - share) * (spans[-1].watts if spans else 0.0))
-            if any(reading.watts for reading in seen):
+            if any(reading.watts for reading in recent):
                 self.node_w[node] = sum(watts)
             self.sources[node] = " and ".join(
                 sorted(sources, key=lambda source: (source == MODEL, source))
             )
 
     def _replace(self, host: MeteredHost, node: str, readings: Sequence[DeviceReading]) -> None:
-        """Take the model's energy of a node out of the books for the time of a report."""
+        """Remove the model's energy of a node from the books for the time of a report."""
         at_s = host.heard_s
         since_s = host.nodes.get(node, min(reading.since_s for reading in readings))
         host.nodes[node] = at_s
         weights = [reading.device.energy.joules for reading in readings]
         if not sum(weights):
             weights = [1.0] * len(readings)
-        seen = zip(weights, readings, strict=True)
-        share = sum(weight * (1.0 - reading.unseen) for weight, reading in seen) / sum(weights)
+        pairs = zip(weights, readings, strict=True)
+        share = sum(weight * (1.0 - reading.unseen) for weight, reading in pairs) / sum(weights)
         for span, seconds in self.spans.pieces(node, since_s, at_s):
             until_s = at_s if span.end_s is None else min(at_s, span.end_s)
             self.spans.replaced(span, share * span.watts * seconds, until_s)
@@ -317,23 +309,23 @@ class Measured:
             if part_j or part_error_j:
                 share = Share(part_j, part_error_j, whole.estimate)
                 self.spans.measured(span, energy.device, energy.source, share)
-        seen_s = span_s - reading.unseen_s
+        measured_s = span_s - reading.unseen_s
         for node, part_j in of_node.items():
             self.spans.totals.enter_node(node, part_j)
-            if seen_s > 0.0:
-                reading.watts[node] = part_j / seen_s
+            if measured_s > 0.0:
+                reading.watts[node] = part_j / measured_s
 
     def split_errors(
         self, pieces: Sequence[tuple[Span, float]], weights: Sequence[float], joules: float
     ) -> list[float]:
-        """Return the uncertainty of each part of a shared device's energy due to the split, J.
+        """Return the uncertainties of parts of a shared device's energy due to the split, J.
 
         The dynamic energy of the device is the measured energy minus the modelled idle energy of
         its nodes (scaled down if less than the model's total was measured). The energy of an owner
         is at least the idle energy of its own nodes, and at most that plus the whole dynamic
         energy; the only running owner has the maximum. The uncertainty is the distance to the
-        farther bound, so the true value lies within it. Weights divide that of an owner over its
-        pieces.
+        farther bound, so the true value lies within it. Weights divide the uncertainty of an owner
+        over its pieces.
         """
         modelled_j = sum(span.watts * seconds for span, seconds in pieces)
         scale = min(1.0, joules / modelled_j) if modelled_j else 0.0
@@ -361,14 +353,14 @@ class Measured:
     # --- silent meters, and the time from which spans are kept -------------------------------
 
     def forget_power(self, host: str) -> None:
-        """Take the power of a host's nodes from the model: its meters have fallen silent."""
+        """Use the model for the power of a host's nodes, whose meters have fallen silent."""
         self._newest.pop(host, None)
         for node in self.hosts[host].nodes:
             self.node_w.pop(node, None)
             self.sources.pop(node, None)
 
     def silent(self, host: str) -> set[str]:
-        """Return the devices of a host that its agent reported before, but no longer reports."""
+        """Return the devices of a host that its agent no longer reports."""
         readings, heard_s = self._newest.get(host, {}), self.hosts[host].heard_s
         return {
             name
@@ -377,30 +369,38 @@ class Measured:
         }
 
     def whole(self, host: str) -> bool:
-        """Return whether the current agent of a host has reported the whole node as a device."""
+        """Return whether the present agent of a host has reported the whole node as a device."""
         state = self.hosts.get(host)
         device = None if state is None else state.devices.get(WHOLE)
         return state is not None and device is not None and device.agent == state.agent
 
     @property
     def nodes(self) -> list[str]:
-        """The nodes that meters have reported of."""
+        """The nodes with reports of meters."""
         return [node for host in self.hosts.values() for node in host.nodes]
 
     @property
     def booked_s(self) -> dict[str, float]:
-        """Until when meters have reported, by node."""
+        """The end of the meters' reports, by node."""
         return {node: at_s for host in self.hosts.values() for node, at_s in host.nodes.items()}
 
     @property
     def kept_s(self) -> dict[str, float]:
-        """From when on spans are kept, by node: a report may tell of a time since then."""
+        """The time from which spans are kept for later reports, by node."""
         kept_s: dict[str, float] = {}
         for host in self.hosts.values():
             times = [device.at_s for device in host.devices.values()]
             from_s = max(min(times, default=host.heard_s), host.heard_s - KEPT_S)
             kept_s.update(dict.fromkeys(host.nodes, from_s))
         return kept_s
+
+
+def _by_node(readings: Iterable[DeviceReading]) -> dict[str, list[DeviceReading]]:
+    by_node: dict[str, list[DeviceReading]] = {}
+    for reading in readings:
+        for node in reading.nodes:
+            by_node.setdefault(node, []).append(reading)
+    return by_node
 
 
 def _weights(pieces: Sequence[tuple[Span, float]]) -> list[float]:

@@ -1,10 +1,10 @@
-"""Who held which node when, with the energy of each such span, modelled and measured, and the sums.
+"""Spans: the owners of nodes over time, with modelled and measured energy and the sums.
 
 A span is a node with one owner: a job (and one of its worlds, and a resize while that lasts), or
-idle, off, booting. It begins and ends with a change of owners, so there are as many as there are
-changes, however often a meter reports. Its model energy is power times time; a measurement takes
-the place of that (:mod:`rms.core.books.measured`). The energy of each owner and that of each node
-are summed apart, so that the two sums can be compared.
+idle, off, booting. It begins and ends with a change of owners, so the number of spans does not
+depend on meters. Its model energy is power times time, which a measurement replaces
+(:mod:`rms.core.books.measured`). Energy is summed by owner and by node, independently, so that the
+two sums can be compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BOOT = "boot"
 """Owner of the energy of nodes that boot."""
 
 PAST = "past"
-"""Owner of the energy of forgotten jobs, whose own sums are dropped."""
+"""Owner of the energy of forgotten jobs."""
 
 MODEL = "model"
 """Source of energy that was not measured."""
@@ -36,21 +36,17 @@ WHOLE = "node"
 """Device of a span as a whole, for the model."""
 
 BALANCE = 1e-9
-"""Sums of one energy in two ways may differ by this much of the cluster's."""
+"""Two sums of the same energy may differ by this share of the cluster's energy."""
 
 
 class BalanceError(RuntimeError):
-    """Two sums of one energy differ: a defect of the program."""
+    """Two sums of the same energy differ: a defect of the program."""
 
 
-def check_balance(what: str, got_j: float, expected_j: float, cluster_j: float) -> None:
-    """Refuse two sums of one energy that differ by more than rounding.
-
-    Raises:
-        BalanceError: they do.
-    """
+def check_balance(expected: str, got_j: float, expected_j: float, cluster_j: float) -> None:
+    """Raise :class:`BalanceError` if two sums of the same energy differ by more than rounding."""
     if abs(got_j - expected_j) > BALANCE * max(1.0, cluster_j):
-        raise BalanceError(f"expected {what}, got {got_j} J and {expected_j} J")
+        raise BalanceError(f"expected {expected}, got {got_j} J and {expected_j} J")
 
 
 @dataclass(slots=True)
@@ -60,7 +56,7 @@ class Share:
     Attributes:
         uncertainty_j: half-width of ``joules``, about 95 %, plus the largest possible error of the
             split for an estimate; a sum, as if all errors were fully correlated.
-        estimate: some of it is a part of a device that several nodes share.
+        estimate: part of it is from a device that several nodes share.
     """
 
     joules: float = 0.0
@@ -80,16 +76,16 @@ class Span:
 
     Attributes:
         owner: a job's id, or :data:`IDLE`.
-        world: number of the job's launch on this node, None where there is none.
+        world: number of the job's launch on this node, or None.
         resize: number of the resize that the job is in, 0 for none.
         watts: power by the model.
         end_s: None while it lasts.
-        booked_s: until when meters have reported.
+        booked_s: end of the meters' reports.
         replaced_j: the part of the model's energy that measurements replace.
         measured: by device and source.
         saved: rows of it were written.
         at_once_j: energy of the model that took no time: of a boot of a node that is up at once.
-        lasted_s: its length in the journal, where it was read back.
+        lasted_s: its length in the journal from which it was read.
     """
 
     node: str
@@ -107,12 +103,12 @@ class Span:
     lasted_s: float = 0.0
 
     def seconds(self, since_s: float, until_s: float) -> float:
-        """Return its share of a time, in s."""
+        """Return the length of its part of a time, in s."""
         end = until_s if self.end_s is None else min(self.end_s, until_s)
         return max(0.0, end - max(self.begin_s, since_s))
 
     def rows(self, now_s: float | None = None) -> Iterable[EnergyRow]:
-        """Yield its rows: the model's, less the replaced part, and one for each device.
+        """Yield its rows: the model's, less the replaced part, and one per device.
 
         Args:
             now_s: the end of the model's row of an open span; None for the last report.
@@ -124,8 +120,8 @@ class Span:
         model = Share(modelled_j - self.replaced_j)
         yield self._row(WHOLE, MODEL, end_s, model, self.replaced_j)
         measured_s = max(self.begin_s, min(end_s, self.booked_s))
-        for (device, source), found in self.measured.items():
-            yield self._row(device, source, measured_s, found, 0.0)
+        for (device, source), share in self.measured.items():
+            yield self._row(device, source, measured_s, share, 0.0)
 
     def _row(
         self, device: str, source: str, end_s: float, share: Share, replaced_j: float
@@ -151,12 +147,12 @@ class Totals:
     """Energy that measurements add to the model's books, and take from them.
 
     Attributes:
-        measured: of each owner, by source.
-        owner_j: of each owner, measured less replaced.
-        node_j: of each node, the same, added up on its own.
-        resize_j: of each job and resize, the same.
+        measured: by owner and source.
+        owner_j: by owner, measured less replaced.
+        node_j: the same by node, summed independently.
+        resize_j: the same by job and resize.
         since_s: the time since which ``since_j`` counts.
-        since_j: of owners, the same, of spans that began then or later.
+        since_j: the same by owner, of spans that began then or later.
     """
 
     measured: dict[str, dict[str, Share]] = field(default_factory=dict)
@@ -167,7 +163,7 @@ class Totals:
     since_j: dict[str, float] = field(default_factory=dict)
 
     def count_from(self, at_s: float) -> None:
-        """Let ``since_j`` count from a time on."""
+        """Count ``since_j`` from a time on."""
         self.since_s = at_s
         self.since_j.clear()
 
@@ -182,11 +178,11 @@ class Totals:
             self.since_j[owner] = self.since_j.get(owner, 0.0) + joules
 
     def enter_node(self, node: str, joules: float) -> None:
-        """Add the same to a node."""
+        """Add the difference to the sum of a node."""
         self.node_j[node] = self.node_j.get(node, 0.0) + joules
 
     def enter_source(self, owner: str, source: str, more: Share) -> None:
-        """Add to the measured energy of an owner from a source."""
+        """Add measured energy to an owner's sum from a source."""
         self.measured.setdefault(owner, {}).setdefault(source, Share()).add(more)
 
     def forget(self, owner: str) -> None:
@@ -210,17 +206,16 @@ class Totals:
 
 
 Carry = tuple[float, float] | None
-"""The time until which meters have reported after the end of a span, and the share of the model's
-energy that they replaced: both count for the next span from its beginning."""
+"""The end of reports that go beyond the end of a span, and the share of the model's energy that
+they replaced: both apply to the next span."""
 
 
 class Spans:
     """The spans of all nodes, and their sums.
 
     Attributes:
-        totals: see there.
         changed: spans with rows to be written.
-        held: the nodes of each job.
+        held: nodes by job.
     """
 
     def __init__(self) -> None:
@@ -241,7 +236,7 @@ class Spans:
             self._begin(Span(node, IDLE, None, 0, power_w, at_s), None)
 
     def close(self, at_s: float) -> None:
-        """End all spans: these nodes are gone."""
+        """End all spans."""
         for spans in self._of.values():
             if spans and spans[-1].end_s is None:
                 self._end(spans[-1], at_s)
@@ -252,11 +247,7 @@ class Spans:
         holdings: Mapping[JobId, tuple[Sequence[str], int]],
         watts: Callable[[str], float],
     ) -> None:
-        """Enter the nodes that some jobs hold from now on, and the resize (0 for none).
-
-        Args:
-            watts: power of a node by the model.
-        """
+        """Enter the nodes that jobs hold from now on, and the resize (0 for none)."""
         changes: dict[str, tuple[str, int]] = {}
         for job in holdings:
             changes.update(dict.fromkeys(self.held.get(job, ()), (IDLE, 0)))
@@ -274,13 +265,9 @@ class Spans:
                 self._replace(now, Span(node, owner, world, resize, power_w, at_s))
 
     def switch(self, at_s: float, owners: Mapping[str, str], watts: Callable[[str], float]) -> None:
-        """Enter that nodes were powered off or on, or have booted, with their owners now.
+        """Enter the owners (idle, off, boot) of nodes that were switched or have booted.
 
-        Nodes that a job holds by now are left as they are.
-
-        Args:
-            owners: of each node :data:`IDLE`, :data:`OFF` or :data:`BOOT`.
-            watts: power of a node by the model.
+        Nodes that a job holds by now do not change.
         """
         for node, owner in owners.items():
             power_w, now = watts(node), self._of[node][-1]
@@ -295,7 +282,7 @@ class Spans:
         self.changed[span] = None
 
     def launched(self, at_s: float, job: JobId, worlds: Mapping[str, int]) -> None:
-        """Enter the launches of a job by node; on other nodes it is the newest."""
+        """Enter the launches of a job by node; other nodes have the newest."""
         self._worlds.setdefault(job, {}).update(worlds)
         for node in self.held.get(job, ()):
             now, world = self._of[node][-1], self._world(job, node)
@@ -305,7 +292,7 @@ class Spans:
                 self._replace(now, Span(node, job, world, now.resize, now.watts, at_s))
 
     def split(self, nodes: Iterable[str], at_s: float) -> None:
-        """Begin a new span on each of these nodes, with the same owner."""
+        """Begin new spans on nodes, with the same owners."""
         for node in nodes:
             spans = self._of.get(node)
             if spans and spans[-1].end_s is None and spans[-1].begin_s < at_s:
@@ -314,8 +301,8 @@ class Spans:
                 self._replace(now, new)
 
     def _world(self, owner: str, node: str) -> int | None:
-        known = self._worlds.get(JobId(owner))
-        return known.get(node, max(known.values())) if known else None
+        worlds = self._worlds.get(JobId(owner))
+        return worlds.get(node, max(worlds.values())) if worlds else None
 
     def _replace(self, now: Span, new: Span) -> None:
         carry = self._end(now, new.begin_s)
@@ -326,7 +313,7 @@ class Spans:
         self._begin(new, carry)
 
     def _end(self, span: Span, at_s: float) -> Carry:
-        """End a span, even at a time of which a meter has reported already."""
+        """End a span, even before the end of a meter's report."""
         span.end_s = end_s = max(span.begin_s, at_s)
         self.changed[span] = None
         self._over.add(span.node)
@@ -356,7 +343,7 @@ class Spans:
             self.replaced(span, share * span.watts * (until_s - span.begin_s), until_s)
 
     def kept(self) -> Iterable[Span]:
-        """Return all spans in memory, those of a node rising."""
+        """Return all spans in memory, in the order of time by node."""
         return [span for spans in self._of.values() for span in spans]
 
     def keep(self, span: Span, *, changed: bool) -> None:
@@ -370,11 +357,7 @@ class Spans:
     # --- energy ------------------------------------------------------------------------------
 
     def count_from(self, at_s: float, booked_s: float) -> None:
-        """Let the totals count from a time on.
-
-        Args:
-            booked_s: until when meters have reported.
-        """
+        """Let the totals count from a time on; reports end at ``booked_s``."""
         self.totals.count_from(at_s)
         if booked_s > at_s:
             since_j = self.totals.since_j
@@ -385,9 +368,9 @@ class Spans:
                     since_j[span.owner] = since_j.get(span.owner, 0.0) + more_j
 
     def pieces(self, node: str, since_s: float, until_s: float) -> list[tuple[Span, float]]:
-        """Return the spans of a time on a node, each with the seconds it has of it, rising.
+        """Return the spans of a time on a node with the seconds of their parts, rising.
 
-        Of no time at all it is the present span, with none.
+        For an empty time it is the present span, with 0 s.
         """
         spans = self._of.get(node, [])
         if until_s <= since_s:
@@ -402,7 +385,7 @@ class Spans:
         return pieces[::-1]
 
     def replaced(self, span: Span, joules: float, until_s: float) -> None:
-        """Take the model's energy that a measurement replaces from a span."""
+        """Subtract the model's energy that a measurement replaces from a span."""
         span.replaced_j += joules
         span.booked_s = max(span.booked_s, until_s)
         self.totals.enter(span, -joules)
@@ -410,7 +393,7 @@ class Spans:
         self.changed[span] = None
 
     def measured(self, span: Span, device: str, source: str, more: Share) -> None:
-        """Add measured energy to a span and its owner; its node is summed apart."""
+        """Add measured energy to a span and its owner, but not to its node."""
         span.measured.setdefault((device, source), Share()).add(more)
         self.totals.enter(span, more.joules)
         self.totals.enter_source(span.owner, source, more)
@@ -423,11 +406,7 @@ class Spans:
         return self._of.get(node, ())
 
     def present(self, now_s: float, jobs: Iterable[str] | None = None) -> list[EnergyRow]:
-        """Return the rows of spans that differ from the written ones, up to now.
-
-        Args:
-            jobs: of these only; of all owners where None.
-        """
+        """Return the rows that differ from the written ones, of jobs or (None) of all owners."""
         spans: Iterable[Span]
         if jobs is None:
             spans = self.kept()
@@ -441,24 +420,19 @@ class Spans:
         """Return the rows that are new or have changed since the last call.
 
         Args:
-            now_s: open spans have rows too, up to then; None for those with reports only.
+            now_s: open spans have rows up to then; where None, only spans with reports.
         """
         if now_s is not None:
             lasting = (spans[-1] for spans in self._of.values() if spans)
             self.changed.update(dict.fromkeys(s for s in lasting if s.end_s is None))
-        found = [row for span in self.changed for row in span.rows(now_s)]
+        rows = [row for span in self.changed for row in span.rows(now_s)]
         for span in self.changed:
             span.saved = True
         self.changed.clear()
-        return found
+        return rows
 
     def forget(self, kept_s: Mapping[str, float]) -> None:
-        """Drop spans that are over and written.
-
-        Args:
-            kept_s: of nodes that have meters, the time from which spans are kept: a report may
-                tell of it.
-        """
+        """Drop spans that are over and written, except those that end after ``kept_s``."""
         for node in list(self._over):
             from_s = kept_s.get(node, inf)
             left = [
@@ -473,11 +447,11 @@ class Spans:
     def restore(self, rows: Iterable[EnergyRow], booked_s: Mapping[str, float]) -> None:
         """Go on from the newest written rows, after all events were followed again.
 
-        Written rows have worlds, which no event has; spans before them are not needed any more.
+        Written rows have worlds, which events do not have; spans before them are dropped.
 
         Args:
-            rows: of each node the last span's at least; rising in time. They are in ``totals``.
-            booked_s: until when meters have reported, for nodes that have any.
+            rows: at least those of the last span by node; rising in time, and in ``totals``.
+            booked_s: end of the meters' reports by node.
         """
         written: dict[str, dict[tuple[float, str], list[EnergyRow]]] = {}
         for row in rows:
@@ -487,36 +461,36 @@ class Spans:
             followed = self._of.get(node)
             if not followed:
                 continue
-            from_s = followed[0].begin_s  # a snapshot has none of those before
-            known = [rows for (at_s, _), rows in groups.items() if at_s >= from_s]
-            if known:
+            from_s = followed[0].begin_s  # a snapshot has no spans before that
+            newest = [rows for (at_s, _), rows in groups.items() if at_s >= from_s]
+            if newest:
                 booked = booked_s.get(node, -inf)
-                self._restore_node(node, [_written(rows, booked) for rows in known])
+                self._restore_node(node, [_written(rows, booked) for rows in newest])
 
     def _restore_node(self, node: str, written: Sequence[Span]) -> None:
         """Replace the followed spans of a node by the written ones of that time."""
-        followed, known, carry = self._of[node], list[Span](), None
-        self._of[node] = known
+        followed, spans, carry = self._of[node], list[Span](), None
+        self._of[node] = spans
         under = {span: _at(followed, span.begin_s) for span in written}
         lasted = [s for s, same in under.items() if same is not None and same.owner == s.owner]
         for span in written:  # others have lasted no time, by events that came late
             if span not in lasted and span.lasted_s:
-                known.append(span)
+                spans.append(span)
                 carry = self._end(span, span.begin_s)
-        from_s = written[0].begin_s  # what was before is written
+        from_s = written[0].begin_s  # earlier spans are written
         for number, span in enumerate(lasted, 1):
             same = under[span]
             assert same is not None
             span.watts = same.watts
-            known.append(span)
+            spans.append(span)
             next_s = lasted[number].begin_s if number < len(lasted) else inf
             from_s = min(next_s, inf if same.end_s is None else same.end_s)
             carry = carry if from_s == inf else self._end(span, from_s)
         rest = [span for span in followed if span.begin_s >= from_s]
         for span in set(followed).difference(rest):
             self.changed.pop(span, None)
-        known.extend(rest)
-        known.sort(key=lambda span: span.begin_s)  # those without time before others
+        spans.extend(rest)
+        spans.sort(key=lambda span: span.begin_s)  # spans without time before others
         for span in rest:
             if carry is not None and carry[0] > span.begin_s:
                 seconds = span.seconds(span.begin_s, carry[0])
@@ -524,10 +498,10 @@ class Spans:
 
 
 def _written(rows: Sequence[EnergyRow], booked_s: float) -> Span:
-    """Return a span as its rows have it, without its end."""
+    """Return the span of some rows, without its end."""
     first = rows[0]
-    whose = first.node, first.owner, first.world, first.resize
-    span = Span(*whose, 0.0, first.begin_s, saved=True)
+    key = first.node, first.owner, first.world, first.resize
+    span = Span(*key, 0.0, first.begin_s, saved=True)
     for row in rows:
         span.replaced_j += row.replaced_j
         span.lasted_s = max(span.lasted_s, row.end_s - row.begin_s)
@@ -542,7 +516,7 @@ def _written(rows: Sequence[EnergyRow], booked_s: float) -> Span:
 
 
 def _at(spans: Sequence[Span], at_s: float) -> Span | None:
-    """Return the span of a time, None where there is none."""
+    """Return the span at a time, or None."""
     for span in reversed(spans):
         if span.begin_s <= at_s:
             return span if span.end_s is None or span.end_s > at_s else None
@@ -552,16 +526,16 @@ def _at(spans: Sequence[Span], at_s: float) -> Span | None:
 # --- the timeline of a daemon, and of a simulation -----------------------------------------------
 
 MOST = 20_000
-"""How many points and spans are kept at least when older ones are forgotten."""
+"""Least number of points and spans that are kept when older ones are forgotten."""
 
 RESOLUTION_S = 1.0
-"""Of readings that follow one another faster than this, the first and the newest are kept."""
+"""Of readings at shorter intervals, only the first and the newest are kept."""
 
 _NONE: frozenset[Node] = frozenset()
 
 
 class Timeline:
-    """Which jobs held which nodes when, and the power of the cluster over time, for charts.
+    """Spans of jobs on nodes, and the power of the cluster over time, for charts.
 
     Args:
         names: the nodes.
@@ -570,9 +544,9 @@ class Timeline:
         spans: in the order in which they began.
         past: the finished ones of them, in the order in which they ended.
         power_spans: of nodes that were off or booted, in the order in which they began.
-        power_w: ``(time, power of the cluster from then on)``, rising in time, each time once.
-        open, asleep: of each node, its span that lasts, of ``spans`` and ``power_spans``.
-        held: the nodes of each job.
+        power_w: ``(time, power of the cluster from then on)``, strictly rising in time.
+        open, asleep: by node, the open span of ``spans`` and of ``power_spans``.
+        held: nodes by job.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -607,19 +581,19 @@ class Timeline:
                 self.held.pop(job_id, None)
 
     def switch(self, state: State, now_s: float) -> None:
-        """Enter which nodes are off or boot now."""
+        """Enter the nodes that are off or boot now."""
         now = dict.fromkeys(sorted(state.off), OFF) | dict.fromkeys(sorted(state.booting), BOOT)
         for node, span in list(self.asleep.items()):
             if now.get(node) == span.job:
                 del now[node]
             else:
                 self.asleep.pop(node).end_s = now_s
-        for node, what in now.items():
-            self.asleep[node] = NodeSpan(self.names[node], what, now_s, None)
+        for node, owner in now.items():
+            self.asleep[node] = NodeSpan(self.names[node], owner, now_s, None)
             self.power_spans.append(self.asleep[node])
 
     def present(self) -> list[NodeSpan]:
-        """Return the spans of jobs that last."""
+        """Return the open spans of jobs."""
         return list(self.open.values())
 
     def power(self, now_s: float, watts: float) -> None:

@@ -1,4 +1,4 @@
-"""The nodes of a cluster by name, behind the numbers that the engine gives them."""
+"""The nodes of a cluster by name; the engine knows them by number."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rms.core.model.jobs import Node, NodePower, Site
 class Cluster:
     """Nodes with the slots they hold (``cpu:3``, ``gpu:0``), and power models if any.
 
-    Where jobs share nodes, a job is given slots: each slot then has an entry of its own in
-    ``names`` (``n1/0``) and ``slots``, and the slots of a host follow one another.
+    Where jobs share nodes, a job gets slots: every slot then has an entry of its own in ``names``
+    (``n1/0``) and ``slots``, and the slots of a host follow one another.
 
     Attributes:
-        power: model of each host; empty where there is none.
-        bandwidth_gb_s: memory bandwidth of each host, ``inf`` where it is not stated; empty where
-            none is stated.
-        shared: the hosts whose slots are given one by one; empty where nodes are given whole.
+        power: models by host; empty where there are none.
+        bandwidth_gb_s: memory bandwidth by host, ``inf`` where it is not stated; empty where none
+            is stated.
+        shared: hosts that jobs share slot by slot; empty where jobs get whole nodes.
         levels: frequencies (GHz) and voltages that nodes can be set to, rising; empty for none.
-        processors: kinds of processors of each host, in the order of its slots; empty where the
-            processors of each host are alike.
+        processors: kinds of processors by host, in the order of its slots; empty where a host has
+            one kind only.
     """
 
     names: tuple[str, ...]
@@ -38,23 +38,23 @@ class Cluster:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """How many slots each node holds."""
+        """The number of slots by node."""
         return tuple(len(slots) for slots in self.slots)
 
     @property
     def site(self) -> Site:
-        """The cluster as the engine sees it."""
+        """The cluster for the engine."""
         names, shared = self.names, self.shared
         return Site(len(names), self.power, shared=shared, levels=self.levels, names=names)
 
     @cached_property
     def hosts(self) -> tuple[str, ...]:
-        """The names of the hosts: the nodes, or those whose slots are given one by one."""
+        """The names of the hosts: the nodes, or the hosts of the slots."""
         return tuple(dict.fromkeys(map(self.host_of, range(len(self.names)))))
 
     @cached_property
     def nodes_of(self) -> dict[str, tuple[Node, ...]]:
-        """The nodes behind a name: a node, or a slot, or all slots of a host."""
+        """Nodes by name: a node, a slot, or all slots of a host."""
         nodes: dict[str, tuple[Node, ...]] = {name: (Node(n),) for n, name in enumerate(self.names)}
         if self.shared:
             for node in range(len(self.names)):
@@ -64,7 +64,7 @@ class Cluster:
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """The kind of processors of each slot: its name, else its number on its host, from 0.
+        """The kinds of processors by slot: the name, else the number on the host, from 0.
 
         Empty where the processors of every host are alike and have no name.
         """
@@ -97,7 +97,7 @@ class Cluster:
         return name.rpartition("/")[0] if self.shared else name
 
     def hosts_of(self, nodes: Iterable[int]) -> list[str]:
-        """Return the hosts of nodes, each once, in order."""
+        """Return the hosts of nodes, in order, without repetition."""
         return list(dict.fromkeys(map(self.host_of, nodes)))
 
     @classmethod
@@ -109,26 +109,20 @@ class Cluster:
         shared: tuple[SharedNode, ...] = (),
         levels: tuple[tuple[float, float], ...] = (),
     ) -> Cluster:
-        """Return nodes as a journal records them: with the number of their slots, not their ids."""
+        """Return a cluster as a journal records it: with numbers of slots, not their ids."""
         pairs = zip(names, widths or (1,) * len(names), strict=True)
         slots = tuple((f"{name}/",) * width for name, width in pairs)
         return cls(names, slots, power, shared=shared, levels=levels)
 
     def first(self, number: int) -> Cluster:
-        """Return the first nodes of those that are given whole."""
-        return Cluster(
-            self.names[:number],
-            self.slots[:number],
-            self.power[:number],
-            self.bandwidth_gb_s[:number],
-            levels=self.levels,
-            processors=self.processors[:number],
-        )
+        """Return the first nodes of a cluster whose nodes are not shared."""
+        fields = ("names", "slots", "power", "bandwidth_gb_s", "processors")
+        return replace(self, **{name: getattr(self, name)[:number] for name in fields})
 
     def split(self) -> Cluster:
-        """Return the same hosts, their slots to be given one by one.
+        """Return the same hosts, shared slot by slot.
 
-        The slots of a kind of processors with a name are called by it: ``n1/gpu0``.
+        A kind of processors with a name gives it to its slots: ``n1/gpu0``.
         """
         shared = shared_nodes(self.widths, self.bandwidth_gb_s, self.processors)
         names = tuple(

@@ -1,10 +1,11 @@
 """Memory bandwidth that the processes on a node share (Guim et al., section III).
 
 A node has processors of one or more kinds and a bandwidth; a kind may be behind a socket with less
-(a GPU). The processors of one kind in one node are a *pool*. What a process asks for follows its
-speed: on a processor that is three times slower, or at half the frequency, it asks for a third, or
-half. Where more is asked of a socket or a node than it has, all who share it slow down alike; what
-a socket lets through is what its node sees of it (the paper's virtual process).
+(a GPU). The processors of one kind in one node are a *pool*. The demand of a process follows its
+speed: on a processor that is three times slower it demands a third, at half the frequency half.
+Where the demand on a socket or a node exceeds its bandwidth, all processes that share it slow down
+alike. The demand of a socket on its node is what the socket lets through (the paper's virtual
+process).
 
 F. Guim, I. Rodero, J. Corbalan, M. Parashar: "Enabling GPU and Many-Core Systems in Heterogeneous
 HPC Environments using Memory Considerations".
@@ -20,7 +21,7 @@ from math import inf
 import msgspec
 
 ROUNDING = 1.0 + 1e-12
-"""A demand may be above a capacity by so much and still be met."""
+"""A demand of up to this multiple of a capacity is met."""
 
 
 class Processors(msgspec.Struct, frozen=True):
@@ -44,9 +45,9 @@ class SharedNode(msgspec.Struct, frozen=True):
 
     Attributes:
         whole_demand: the time added to an overloaded window is its length times demand over
-            capacity, as section III-A has it in words. Else times what is asked above capacity:
-            then each byte is moved once, and processes take 10/4 of their time in the example of
-            section III-C.
+            capacity, as section III-A has it in words. Else it is its length times the demand
+            above capacity: no byte is then moved twice, and processes take 10/4 of their time in
+            the example of section III-C.
     """
 
     bandwidth_gb_s: float
@@ -55,7 +56,7 @@ class SharedNode(msgspec.Struct, frozen=True):
 
     @property
     def contended(self) -> bool:
-        """Whether anything of what is stated can make a process slower."""
+        """Whether a stated bandwidth or speed can make a process slower."""
         limits = [self.bandwidth_gb_s, *(kind.socket_gb_s for kind in self.processors)]
         return min(limits) < inf or any(kind.factor != 1.0 for kind in self.processors)
 
@@ -68,27 +69,24 @@ def shared_nodes(
     """Return nodes whose processes share bandwidth.
 
     Args:
-        slots: how many processors each has.
-        bandwidth_gb_s: of each; empty where none is known, so that no process waits for memory.
-        kinds: of the processors of each, in the order of its slots; empty where all are alike.
+        slots: numbers of processors.
+        bandwidth_gb_s: empty where none is stated, so that no process waits for memory.
+        kinds: kinds of processors, in the order of a node's slots; empty where all are alike.
     """
-    known = bandwidth_gb_s or (inf,) * len(slots)
-    of_each = kinds or tuple((Processors(number),) for number in slots)
-    return tuple(SharedNode(gb_s, own) for gb_s, own in zip(known, of_each, strict=True))
+    bandwidths = bandwidth_gb_s or (inf,) * len(slots)
+    kinds = kinds or tuple((Processors(number),) for number in slots)
+    return tuple(SharedNode(gb_s, own) for gb_s, own in zip(bandwidths, kinds, strict=True))
 
 
 class Pools:
     """The pools of a cluster, numbered in the order of its nodes, and their slots.
 
     Attributes:
-        node: the node of each pool.
-        members: the pools of each node.
-        factor, socket_gb_s, number: of each pool.
-        least_gb_s: the least bandwidth between each pool's processors and memory.
-        slots: its slots.
-        of_slot: the pool of each slot.
+        node, factor, socket_gb_s, number, slots: by pool.
+        least_gb_s: the least bandwidth between processors and memory, by pool.
+        members: pools by node.
+        of_slot: pools by slot.
         by_speed: the pools, the fastest first.
-        of_factor: the pools of each factor, rising.
     """
 
     def __init__(self, nodes: Sequence[SharedNode]) -> None:
@@ -105,9 +103,6 @@ class Pools:
         ]
         self.of_slot = [pool for pool, number in enumerate(self.number) for _ in range(number)]
         self.by_speed = sorted(range(len(kinds)), key=self.factor.__getitem__)
-        self.of_factor: dict[float, list[int]] = {}
-        for pool in self.by_speed:
-            self.of_factor.setdefault(self.factor[pool], []).append(pool)
         self.members: list[list[int]] = [[] for _ in nodes]
         for pool, at in enumerate(self.node):
             self.members[at].append(pool)
@@ -116,22 +111,18 @@ class Pools:
             for node in nodes
         ]
 
-    def slowdowns_among(self, node: int, asked_gb_s: Sequence[float]) -> Sequence[float]:
-        """Return how much slower the processes of each pool of a node are than if each was alone.
-
-        Args:
-            asked_gb_s: what is asked for in each pool of the cluster.
-        """
+    def slowdowns_among(self, node: int, demand_gb_s: Sequence[float]) -> Sequence[float]:
+        """Return the slowdowns by pool of a node for a demand by pool of the cluster."""
         bandwidth_gb_s, sockets_gb_s, whole_demand = self._limits[node]
         at, number = self.members[node][0], len(sockets_gb_s)
         if number == 1:
-            demand = asked_gb_s[at]
+            demand = demand_gb_s[at]
             if demand <= sockets_gb_s[0]:
                 if demand <= bandwidth_gb_s * ROUNDING:
                     return _FAST
                 return (demand / bandwidth_gb_s + whole_demand,)
-        elif number == 2:  # the same as for any number, written out: this is asked for most
-            one, other = asked_gb_s[at], asked_gb_s[at + 1]
+        elif number == 2:  # the same as for any number, written out for the most frequent case
+            one, other = demand_gb_s[at], demand_gb_s[at + 1]
             one_gb_s, other_gb_s = sockets_gb_s
             slow = other_slow = 1.0
             if one > one_gb_s:
@@ -147,10 +138,10 @@ class Pools:
                 return slow, other_slow
             shared = through / bandwidth_gb_s + whole_demand
             return slow * shared, other_slow * shared
-        return self.slowdowns(node, asked_gb_s[at : at + number])
+        return self.slowdowns(node, demand_gb_s[at : at + number])
 
     def slowdowns(self, node: int, demands_gb_s: Sequence[float]) -> list[float]:
-        """Return the same for the demands in each of the node's pools."""
+        """Return the slowdowns by pool of a node for a demand by pool of the node."""
         bandwidth_gb_s, sockets_gb_s, whole_demand = self._limits[node]
         through, slow = 0.0, []
         for demand, capacity in zip(demands_gb_s, sockets_gb_s, strict=True):
@@ -164,7 +155,7 @@ class Pools:
         if through <= bandwidth_gb_s * ROUNDING:
             return slow
         shared = through / bandwidth_gb_s + whole_demand
-        return [each * shared for each in slow]
+        return [slowdown * shared for slowdown in slow]
 
 
 _FAST = (1.0,)
@@ -173,12 +164,7 @@ _FAST = (1.0,)
 def parts(
     pools: Pools, slots: Sequence[int], frequencies: Sequence[float]
 ) -> dict[tuple[int, float], int]:
-    """Return how many processes a job has by pool and frequency.
-
-    Args:
-        slots: those of the job.
-        frequencies: over the highest one, of the process on each slot; empty for the highest.
-    """
+    """Return the number of processes of a job by pool and frequency (by slot, empty for 1)."""
     at = map(pools.of_slot.__getitem__, slots)
     if not frequencies:
         return {(pool, 1.0): number for pool, number in Counter(at).items()}

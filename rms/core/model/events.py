@@ -3,8 +3,8 @@
 An event is observed; a decision is wanted. A policy plans a start or a resize, the engine requests
 it when it takes the decision, and an event makes it true.
 
-What follows from an event is a class variable of its type. Everything that asks "does this event
-free nodes, does it decide, does it concern a job?" reads it there.
+The consequences of an event are class variables of its type: whether policies decide after it,
+whether it changes the queue or the nodes.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class BaseEvent(msgspec.Struct, frozen=True, tag=True):
         enqueues: jobs enter the queue by it; a policy sees it as a submission of these jobs.
         renews_queue: jobs enter or leave the queue by it without a submission, start or end.
         changes_holds: another held job may be the next one whose time comes.
-        changes_nodes: it changes the number of nodes that are there for jobs.
+        changes_nodes: it changes the number of nodes that jobs can have.
         switches_nodes: nodes are up, or fail, after they were powered off or on.
         lowers_power: jobs and tasks may draw less after it than meters have read before.
-        rank: its place among the events of one instant in a simulation, submissions aside: ends,
+        rank: its place among the events of one instant in a simulation, except submissions: ends,
             freed nodes, ticks, resize points.
         needs_jobs: it matters only while there are jobs.
     """
@@ -60,11 +60,11 @@ class JobEvent(BaseEvent, frozen=True):
 
 
 class ResizeEvent(JobEvent, frozen=True):
-    """A step of the resize that a job was requested to make."""
+    """A step of a requested resize of a job."""
 
 
 class Submitted(BaseEvent, frozen=True):
-    """Users submit jobs: one, or a whole array, which a policy sees as a whole."""
+    """Users submit jobs: one, or an array, which a policy sees as a whole."""
 
     specs: tuple[JobSpec, ...]
 
@@ -80,7 +80,7 @@ class Started(JobEvent, frozen=True):
 
 
 class ResizePoint(JobEvent, frozen=True):
-    """A job reaches a point at which it can be resized; under a daemon, once for each world.
+    """A job reaches a point at which it can be resized; under a daemon, once per world.
 
     ``done`` is the share of its work that it has done, where that does not follow from its rate.
     """
@@ -196,7 +196,7 @@ class Withdrawn(BaseEvent, frozen=True):
 
 
 class Ticked(BaseEvent, frozen=True):
-    """The time has come for a policy that decides at regular times, whatever happens."""
+    """The time has come for a policy that decides at regular times."""
 
     decides: ClassVar[bool] = True
     needs_pass: ClassVar[bool] = False
@@ -205,9 +205,9 @@ class Ticked(BaseEvent, frozen=True):
 
 
 class NodeDown(BaseEvent, frozen=True):
-    """A node fails or is drained: no job is given it; jobs that run on it have their own events.
+    """A node fails or is drained: no job gets it; jobs that run on it have their own events.
 
-    This and the next three name one slot of a shared host, and are about all of it.
+    This and the next three name one slot of a shared host, and concern all of it.
     """
 
     node: Node
@@ -232,7 +232,7 @@ class NodeUp(BaseEvent, frozen=True, omit_defaults=True):
 
 
 class NodeBooted(BaseEvent, frozen=True):
-    """A node that was powered on has booted: jobs can be given it."""
+    """A node that was powered on has booted: jobs can get it."""
 
     node: Node
 
@@ -269,11 +269,10 @@ class Reopened(BaseEvent, frozen=True):
     wide for the new cluster are kept for a wider one.
 
     Attributes:
-        where: an identifier that tells the cluster from others with the same nodes (an
-            allocation's id).
+        where: an identifier that distinguishes clusters with the same nodes (an allocation's id).
         nodes, power, widths: names, power models, and numbers of slots of its nodes.
         down: nodes that are drained.
-        shared: hosts whose slots are given one by one, as ``nodes``; ``power`` is theirs then.
+        shared: hosts that jobs share slot by slot, as ``nodes``; ``power`` is theirs then.
         levels: frequencies that nodes can be set to, with voltages.
     """
 
@@ -292,7 +291,7 @@ class Reopened(BaseEvent, frozen=True):
 
 
 class PowerCapSet(BaseEvent, frozen=True):
-    """The cluster is to draw at most ``watts`` from here on, None for any power."""
+    """The cluster may draw at most ``watts`` from here on; None for any power."""
 
     watts: float | None
 
@@ -322,8 +321,8 @@ class TasksHold(BaseEvent, frozen=True):
     """Tasks (:mod:`rms.kernels`) hold these nodes and no others from here on; jobs get none.
 
     Attributes:
-        owners: of each node, the program whose tasks run there, "" where none does just now; empty
-            where no owner is stated.
+        owners: by node, the program whose tasks run there, "" where none does; empty where no
+            owner is stated.
     """
 
     nodes: tuple[Node, ...]
@@ -341,9 +340,9 @@ class NodesLeased(BaseEvent, frozen=True):
     See :mod:`rms.core.rules.checks`.
 
     Attributes:
-        nodes, until_s: the nodes, and when jobs on each are asked to end.
-        most: how many nodes there are to be at once at most.
-        longest_s: how long a job may run on nodes that have just come.
+        nodes, until_s: the nodes, and the times at which jobs on them are requested to end.
+        most: the largest number of nodes at once.
+        longest_s: the longest run time of a job on nodes that have just come.
     """
 
     nodes: tuple[Node, ...]
@@ -391,7 +390,7 @@ TRIGGERS: frozenset[type] = frozenset(kind for kind in EVENTS if kind.decides)
 
 
 class Reason(StrEnum):
-    """Why a decision was taken; ``reason`` beside it says the same for people, with numbers."""
+    """The reason for a decision; the text ``reason`` beside it has the same with numbers."""
 
     FITS = "Fits"
     BACKFILLS = "Backfills"
@@ -421,8 +420,8 @@ class Start(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Launch a job on these nodes; where nodes are only counted, on ``count`` of them.
 
     Attributes:
-        slowdown: how much longer than stated the job is expected to run there.
-        frequencies: over the highest one, of the process on each node; empty for the highest.
+        slowdown: expected run time there over the stated one.
+        frequencies: by node, over the highest one; empty for the highest.
     """
 
     job: JobId
@@ -435,12 +434,12 @@ class Start(msgspec.Struct, frozen=True, tag=True, gc=False):
 
     @property
     def size(self) -> int:
-        """How many nodes."""
+        """The number of nodes."""
         return self.count or len(self.nodes)
 
 
 class Resize(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """Ask a running job to go over to these nodes; where only counted, to ``count`` of them."""
+    """Move a running job to these nodes; where only counted, to ``count`` of them."""
 
     job: JobId
     nodes: tuple[Node, ...]
@@ -450,7 +449,7 @@ class Resize(msgspec.Struct, frozen=True, tag=True, gc=False):
 
     @property
     def size(self) -> int:
-        """How many nodes."""
+        """The number of nodes."""
         return self.count or len(self.nodes)
 
 
@@ -469,9 +468,9 @@ def free_words(number: int) -> str:
 
 
 class Later(msgspec.Struct, frozen=True, tag=True):
-    """A job or a resize that a user requested has to wait; ``reason`` is what ``rms queue`` shows.
+    """A job or a resize that a user requested has to wait; ``rms queue`` shows the ``reason``.
 
-    Policies do not decide it: why a job waits is computed on request.
+    Policies do not decide it: the reason is computed on request.
     """
 
     job: JobId
@@ -488,9 +487,9 @@ class Never(msgspec.Struct, frozen=True, tag=True):
 
 
 class PowerOff(msgspec.Struct, frozen=True, tag=True):
-    """Power idle nodes off; no job is given them before they have booted again.
+    """Power idle nodes off; no job gets them before they have booted again.
 
-    Of a shared host all slots are named, as where it is powered on.
+    All slots of a shared host are named, also when it is powered on.
     """
 
     nodes: tuple[Node, ...]
@@ -499,7 +498,7 @@ class PowerOff(msgspec.Struct, frozen=True, tag=True):
 
 
 class PowerOn(msgspec.Struct, frozen=True, tag=True):
-    """Power nodes on that are off; each is up once a :class:`NodeBooted` says so."""
+    """Power nodes on that are off; :class:`NodeBooted` reports that one is up."""
 
     nodes: tuple[Node, ...]
     reason: str

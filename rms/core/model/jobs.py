@@ -43,7 +43,7 @@ class Mode(StrEnum):
     resizable: bool
 
     def __init__(self, value: str) -> None:
-        # Plain attributes: asked for at every event.
+        # Plain attributes: read at every event.
         self.any_start = value in ("moldable", "flexible")
         self.resizable = value in ("malleable", "flexible")
 
@@ -83,30 +83,29 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         nodes_min, nodes_max, preferred: sizes in nodes.
-        speedup: run time against nodes, or None where nothing is known.
+        speedup: run time against nodes, or None.
         limit_s: time limit, or None.
-        assumed_s: run time for planning only, without a limit or known run time; None: unlimited.
-        resize_every_s: running time from one resize point to the next; None where it has none.
-        resize_parts: equal parts of its work; a resize point lies between two. None where that is
-            not known.
+        assumed_s: run time for planning only, without a limit or run time; None: unlimited.
+        resize_every_s: running time from one resize point to the next, or None.
+        resize_parts: equal parts of its work, with resize points in between, or None.
         resize_price_s: time without progress that a resize costs it.
         array: name of the job array it belongs to, or None.
         array_limit: how many jobs of that array may run at once, or None.
         run_s: run time at the preferred size, where no speedup is stated (of a trace), or None.
-        power_w: what the job adds to the idle power of its nodes while it runs, of all together
-            and at any size, or None.
+        power_w: power that the job adds to the idle power of its nodes while it runs, of all
+            together and at any size, or None.
         profile: shares of ``power_w`` really drawn, as ``(share of the run time, share of power)``
             one after the other; empty for all of it all the time. Policies count with ``power_w``.
-        bandwidth_gb_s: memory bandwidth that each process asks for on the fastest kind of
-            processor, or None where that is not known (see :mod:`rms.core.model.contention`).
-        expected_bandwidth_gb_s: what policies take it to be, None for the same.
-        operating_points: time and power over frequency, rising; empty where that is not known.
+        bandwidth_gb_s: memory bandwidth that a process demands on the fastest kind of processor,
+            or None (see :mod:`rms.core.model.contention`).
+        expected_bandwidth_gb_s: the bandwidth that policies count with, None for the same.
+        operating_points: time and power over frequency, rising; empty where there are none.
         hold: it is held from its submission on, until a user releases it.
         wait_for_nodes: on a cluster with too few nodes it waits for a larger one.
-        begin_s: when it may start at the earliest, or None.
-        account: whose usage its nodes count as.
-        after, after_any: what has to be over before it starts: all of them, or any.
-        nodelist, exclude: names of the only nodes it may have, and of those that it may not.
+        begin_s: the earliest time of its start, or None.
+        account: the account whose usage includes its nodes.
+        after, after_any: jobs that have to be over before it starts: all of them, or any.
+        nodelist, exclude: names of the only nodes it may have, and of nodes that it may not have.
         priority: waiting jobs with a higher priority start first, under every policy.
     """
 
@@ -155,7 +154,7 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def resize_points_known(self) -> bool:
-        """Whether it is known when it comes to resize points, as of a simulated job."""
+        """Whether the times of its resize points are stated, as of a simulated job."""
         return self.resize_every_s is not None or self.resize_parts is not None
 
     def sizes(self) -> Sequence[int]:
@@ -168,30 +167,30 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
         return tuple(n for n in speedup.nodes if n in whole)
 
     def time_s(self, n: int) -> float | None:
-        """Return the run time of the whole job on ``n`` nodes, None where it is not known."""
+        """Return the run time of the whole job on ``n`` nodes, or None."""
         return self.run_s if self.speedup is None else self.speedup.time(n)
 
     def expected_s(self, n: int, *, exact: bool = False) -> float:
-        """Return the expected run time: the limit, else the known time, else the assumed one.
+        """Return the expected run time: the limit, else the stated time, else the assumed one.
 
-        The limit is that of its preferred size: where a speedup is known it scales with that.
+        The limit is that of its preferred size; it scales with the speedup where one is stated.
 
         Args:
-            exact: what is known goes before the limit.
+            exact: the stated time goes before the limit.
         """
         if self.limit_s is not None and not exact:
             if self.speedup is None or n == self.preferred:
                 return self.limit_s
             return self.limit_s * self.speedup.time(n) / self.speedup.time(self.preferred)
-        known = self.time_s(n)
-        if known is not None:
-            return known
+        time_s = self.time_s(n)
+        if time_s is not None:
+            return time_s
         stated_s = self.assumed_s if self.limit_s is None else self.limit_s
         return inf if stated_s is None else stated_s
 
     @property
     def is_assumed(self) -> bool:
-        """Whether :meth:`expected_s` has neither a limit nor a known run time to go by."""
+        """Whether :meth:`expected_s` has neither a limit nor a stated run time to go by."""
         return self.limit_s is None and self.speedup is None and self.run_s is None
 
     @property
@@ -208,8 +207,8 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
         return self.smallest if self.mode.any_start else self.preferred
 
 
-LAW_SEEN_S = 30.0
-"""How long a job without a table is to be seen at a size before that tells what nodes bring it: on
+LAW_MEASURED_S = 30.0
+"""Least time of a job without a table at a size before its steps there correct its speedup: on
 less, noise would decide whether it is ever widened."""
 
 
@@ -219,31 +218,30 @@ class Job(msgspec.Struct, gc=False):
     Attributes:
         number: its place in the order of submission, from 1.
         least: the fewest nodes on which it may start.
-        nodes, size: the nodes it has, and their number; of jobs that are only counted, ``nodes``
-            stays empty.
-        requested_nodes, requested_size: what a resize under way will make of them, or None. Nodes
-            that an expansion brings are held for the job from the request on.
+        nodes, size: the nodes it has, and their number; where nodes are counted, ``nodes`` stays
+            empty.
+        requested_nodes, requested_size: the same after the resize under way, or None. Nodes that
+            an expansion brings are held for the job from the request on.
         resize_begun: the job has stopped stepping for that resize.
-        at_resize_point: it has resize points and does not rest after a resize: known beforehand of
-            a simulated job, reported by a real one.
-        rests: it is to come to another resize point first, after a resize.
-        refused_sizes: sizes to which it could not be brought; they are not requested again.
-        end_s, expected_end_s: when it was over, or None; when, running, it is expected to be.
-        pays_until_s: until when the next larger size saves more time than the resize costs.
-        done, rate, since_s: share done at ``since_s``, and how much a second it does since then.
-        resize_count, widened_s: how often it was resized so far, and when it was widened last.
-        longest_s: how long it may hold nodes, by what it requests, on as few as it may have.
+        at_resize_point: it has resize points and does not rest after a resize. Stated by a
+            simulated job, reported by a real one.
+        rests: it has to come to another resize point first, after a resize.
+        refused_sizes: sizes to which a resize failed; they are not requested again.
+        end_s, expected_end_s: the time at which it was over, or None; the expected one.
+        pays_until_s: until then the next larger size saves more time than the resize costs.
+        done, rate, since_s: share done at ``since_s``, and the share done per second since then.
+        resize_count, widened_s: number of its resizes, and the time of the last expansion.
+        longest_s: the longest time it may hold nodes, by its request, at its least size.
         callable: nodes above its least size, while it may be shrunk (of ``State.callable``).
-        seen: of sizes at which it was seen to step, ``(steps, seconds that they took)``; None
-            where it never was.
-        speedup: what it is planned by: that of ``spec``, corrected by what was seen.
-        above_w: what meters say it draws on each of its nodes above what is expected.
-        no_wider_before_s: until when it is not widened, having been shrunk for a power cap.
-        slowdown: how much longer than stated it is expected to run where it is.
-        asked: the frequency it asks for on each of its nodes over the highest; empty for that.
-        frequencies: what it has there, as a neighbour may ask for more.
-        stretch: how much longer it runs at these than at the highest one.
-        kept: a user chose its size: policies change it only for a job that waits, or a power cap.
+        measured_steps: ``(steps, seconds they took)`` by size; None before the first.
+        speedup: for planning: the speedup of ``spec``, corrected by ``measured_steps``.
+        above_w: metered power of one of its nodes above the expected power.
+        no_wider_before_s: until then it is not widened, since a power cap has shrunk it.
+        slowdown: expected run time where it is over the stated one.
+        requested_frequencies: by node, over the highest; empty for the highest.
+        frequencies: its present ones there, as a neighbour may request more.
+        stretch: run time at these over that at the highest one.
+        kept: a user chose its size: policies change it only for a waiting job or a power cap.
         held_by_user: a user holds it (see :mod:`rms.core.rules.transition`).
     """
 
@@ -269,12 +267,12 @@ class Job(msgspec.Struct, gc=False):
     widened_s: float = -inf
     callable: int = 0
     longest_s: float = inf
-    seen: Mapping[int, tuple[int, float]] | None = None
+    measured_steps: Mapping[int, tuple[int, float]] | None = None
     speedup: Speedup | None = None
     above_w: float = 0.0
     no_wider_before_s: float = -inf
     slowdown: float = 1.0
-    asked: tuple[float, ...] = ()
+    requested_frequencies: tuple[float, ...] = ()
     frequencies: tuple[float, ...] = ()
     stretch: float = 1.0
     held_by_user: bool = False
@@ -289,19 +287,19 @@ class Job(msgspec.Struct, gc=False):
 
     @property
     def held(self) -> tuple[Node, ...]:
-        """Every node this job has or is about to have."""
+        """All nodes that the job has or is about to have."""
         if self.requested_nodes is None:
             return self.nodes
         return tuple(sorted({*self.nodes, *self.requested_nodes}))
 
     @property
     def busy_nodes(self) -> tuple[Node, ...]:
-        """The nodes that it keeps busy: those of both worlds while it is being resized."""
+        """The nodes that it keeps busy: of both worlds during a resize."""
         return self.held if self.resize_begun else self.nodes
 
     @property
     def gain(self) -> int:
-        """How many nodes a resize under way brings, held for the job already."""
+        """The number of nodes that a resize under way adds, held for the job already."""
         if self.requested_size is None:
             return 0
         if self.requested_nodes is None:
@@ -310,12 +308,12 @@ class Job(msgspec.Struct, gc=False):
 
     @property
     def loss(self) -> int:
-        """How many nodes a resize under way will free."""
+        """The number of nodes that a resize under way will free."""
         return 0 if self.requested_size is None else self.size + self.gain - self.requested_size
 
     @property
     def resizable_now(self) -> bool:
-        """Whether a resize may be asked of it: running, allowed, none in flight."""
+        """Whether a resize may be requested of it: running, allowed, none in flight."""
         return (
             self.at_resize_point
             and self.requested_size is None
@@ -328,7 +326,7 @@ class Job(msgspec.Struct, gc=False):
         self.requested_nodes, self.requested_size, self.resize_begun = None, None, False
 
     def next_larger(self, size: int) -> int | None:
-        """Return the next size above ``size`` that it was not refused, None if there is none."""
+        """Return the next size above ``size`` that was not refused, or None."""
         sizes = self.spec.sizes()
         at = bisect_right(sizes, size)
         while at < len(sizes) and sizes[at] in self.refused_sizes:
@@ -336,21 +334,18 @@ class Job(msgspec.Struct, gc=False):
         return sizes[at] if at < len(sizes) else None
 
     def time_s(self, n: int) -> float | None:
-        """Return the run time of the whole job on ``n`` nodes, None where it is not known."""
+        """Return the run time of the whole job on ``n`` nodes, or None."""
         return self.spec.run_s if self.speedup is None else self.speedup.time(n)
 
     def stepped(self, steps: int, span_s: float, step: int, total: int, now: float) -> None:
-        """Enter that it made ``steps`` in ``span_s`` at its size and is at ``step`` of all."""
-        seen = self.seen or {}
-        before, so_far_s = seen.get(self.size, (0, 0.0))
-        self.seen = {**seen, self.size: (before + steps, so_far_s + span_s / self.stretch)}
-        least_s = LAW_SEEN_S if self.spec.speedup is None else 0.0
-        seen_s = {
-            n: total * seconds / made
-            for n, (made, seconds) in self.seen.items()
-            if seconds >= least_s
-        }
-        self.speedup = corrected(self.spec.speedup, self.spec.sizes(), seen_s)
+        """Enter ``steps`` made in ``span_s`` at its size; it is at ``step`` of ``total`` now."""
+        measured = dict(self.measured_steps or {})
+        before, so_far_s = measured.get(self.size, (0, 0.0))
+        measured[self.size] = before + steps, so_far_s + span_s / self.stretch
+        self.measured_steps = measured
+        least_s = LAW_MEASURED_S if self.spec.speedup is None else 0.0
+        run_s = {n: total * s / made for n, (made, s) in measured.items() if s >= least_s}
+        self.speedup = corrected(self.spec.speedup, self.spec.sizes(), run_s)
         self.done, self.since_s = min(1.0, step / total), now
         self.rate = steps / span_s / total
 
@@ -361,17 +356,17 @@ class Job(msgspec.Struct, gc=False):
         self.since_s = now
 
     def remaining_share(self, now: float) -> float:
-        """Return the share of the job that is still to be done."""
+        """Return the share of the job that is left."""
         return 1.0 - min(1.0, self.done + self.rate * (now - self.since_s))
 
     def remaining_s(self, n: int, now: float) -> float | None:
-        """Return the time to its end if it ran on ``n`` nodes from now, None if unknown."""
+        """Return the time to its end if it ran on ``n`` nodes from now, or None."""
         whole_s = self.time_s(n)
         return None if whole_s is None else self.remaining_share(now) * whole_s * self.stretch
 
     def set_rate(self) -> None:
         """Set its rate by its size and frequencies."""
-        whole = self.spec.run_s if self.speedup is None else self.speedup.time(self.size)
+        whole = self.time_s(self.size)
         self.rate = 0.0 if whole is None else (1.0 / (whole * self.stretch) if whole > 0 else inf)
 
 
@@ -401,8 +396,8 @@ class NodePower(msgspec.Struct, frozen=True):
     def off_pays(self, gap_s: float) -> bool:
         """Return whether a node that is not needed for ``gap_s`` saves energy by being off.
 
-        Chauhan et al., figure 11: the gap is longer than being off and on again takes, and idling
-        for so long costs more than that.
+        Chauhan et al., figure 11: the gap is longer than a boot, and idling in it costs more than
+        being off and booting.
         """
         if gap_s == inf:
             return self.idle_w > self.off_w
@@ -410,28 +405,25 @@ class NodePower(msgspec.Struct, frozen=True):
         return gap_s > self.boot_s and self.idle_w * gap_s > off_j
 
     def slot_w(self, spec: JobSpec, size: int, slots: int = 1) -> float:
-        """Return the power that a job on ``size`` slots adds on each to the host's idle power."""
+        """Return the power that a job on ``size`` slots adds to the host's idle power by slot."""
         if spec.power_w is not None:
             return spec.power_w / size
         return max(0.0, self.busy_w(spec, size) - self.idle_w) / slots
 
     def slot_peak_w(self, spec: JobSpec, size: int, slots: int = 1) -> float:
-        """Return the power of a job on each of its slots under a power cap.
-
-        As :meth:`slot_w`, or the highest power of its profile where that is more.
-        """
+        """Return :meth:`slot_w`, or the highest power of the job's profile if that is more."""
         mean_w = self.slot_w(spec, size, slots)
         if spec.power_w is not None or spec.speedup is None:
             return mean_w
-        return max(mean_w, spec.speedup.peak(spec.speedup.known(size)) / slots)
+        return max(mean_w, spec.speedup.peak(spec.speedup.allowed_size(size)) / slots)
 
     def busy_w(self, spec: JobSpec, nodes: int) -> float:
-        """Return the power of each of a job's nodes: as stated, by its profile, or the model's."""
+        """Return the power of one of a job's nodes: as stated, by its profile, or by the model."""
         if spec.power_w is not None:
             return self.idle_w + spec.power_w / nodes
         if spec.speedup is None:
             return self.static_w + self.dynamic_w
-        nodes = spec.speedup.known(nodes)  # of two worlds that overlap there may be more
+        nodes = spec.speedup.allowed_size(nodes)  # of two worlds that overlap there may be more
         stated = spec.speedup.power(nodes)
         if stated is not None:
             return stated
@@ -442,11 +434,11 @@ class Site(msgspec.Struct, frozen=True):
     """The constant properties of a cluster, for decisions.
 
     Attributes:
-        nodes: how many there are: nodes, or slots where nodes are shared.
-        power: power model of each host; empty where nothing is known.
-        host: the host (power domain) of each slot, from 0; empty where each node is its own; of
-            ``shared`` nodes it follows from them.
-        rack: the rack of each host; empty where all are in one.
+        nodes: the number of nodes, or of slots where nodes are shared.
+        power: power models by host; empty where none are stated.
+        host: hosts (power domains) by slot, from 0; empty where nodes are hosts. With ``shared``
+            nodes it follows from them.
+        rack: racks by host; empty where all are in one.
         power_cap_w: the power cap to begin with, or None.
         shared: nodes whose processes share bandwidth; their processors, in order, are the slots.
         levels: frequency (GHz) and voltage (V) a processor can be set to, rising; empty for none.
@@ -470,19 +462,19 @@ class Site(msgspec.Struct, frozen=True):
                 raise ValueError("expected the hosts of the slots to be the nodes that are shared")
             msgspec.structs.force_setattr(self, "host", host)
         if self.host and len(self.host) != self.nodes:
-            raise ValueError(f"expected a host of each of {self.nodes}, got {len(self.host)}")
+            raise ValueError(f"expected {self.nodes} entries of host, got {len(self.host)}")
 
     @property
     def contended(self) -> bool:
-        """Whether processes slow one another down, or are of kinds of unlike speed."""
+        """Whether processes slow one another down, or processors differ in speed."""
         return any(node.contended for node in self.shared)
 
     @property
     def models(self) -> tuple[NodePower, ...]:
-        """A power model of each host; where none is stated they draw nothing."""
+        """Power models by host; where none is stated they draw nothing."""
         return self.power or (NodePower(),) * self.hosts
 
     @property
     def hosts(self) -> int:
-        """How many hosts there are."""
+        """The number of hosts."""
         return max(self.host) + 1 if self.host else self.nodes

@@ -14,12 +14,12 @@ class Speedup:
     """Run time and power of a job against its number of nodes.
 
     Attributes:
-        nodes: sizes with known figures, rising.
-        time_s: run time of the whole job at each.
-        power_w_per_node: power of each node while it runs, or empty.
+        nodes: sizes with figures, rising.
+        time_s: run times of the whole job at these sizes.
+        power_w_per_node: power of a node while it runs, or empty.
         law: ``(t1_s, tc_s)`` of t(n) = tc + t1 / n (Iserte & Rojek, section 3), or None.
-        interpolate: whether sizes between the known ones may be used, linear in 1/n.
-        peak_w_per_node: highest power of each node above idle, or empty.
+        interpolate: whether sizes in between may be used, linear in 1/n.
+        peak_w_per_node: highest power of a node above idle, or empty.
     """
 
     nodes: tuple[int, ...] = ()
@@ -35,8 +35,8 @@ class Speedup:
             return n >= 1
         return n in self.nodes or (self.interpolate and self.nodes[0] <= n <= self.nodes[-1])
 
-    def known(self, n: int) -> int:
-        """Return ``n`` if a job may run on so many nodes, else the next smaller size it may."""
+    def allowed_size(self, n: int) -> int:
+        """Return ``n`` if a job may run on ``n`` nodes, else the next smaller size it allows."""
         if self.law is not None or self.allows(n):
             return n
         return self.nodes[max(0, bisect_left(self.nodes, n) - 1)]
@@ -48,11 +48,11 @@ class Speedup:
         return self._at(self.time_s, n)
 
     def power(self, n: int) -> float | None:
-        """Return the power of each of ``n`` nodes, None where it is not stated."""
+        """Return the power of one of ``n`` nodes, None where it is not stated."""
         return self._at(self.power_w_per_node, n) if self.power_w_per_node else None
 
     def peak(self, n: int) -> float:
-        """Return the highest power of each of ``n`` nodes above idle, 0 where none is stated."""
+        """Return the highest power of one of ``n`` nodes above idle, 0 where none is stated."""
         return self._at(self.peak_w_per_node, n) if self.peak_w_per_node else 0.0
 
     def efficiency(self, n: int) -> float:
@@ -93,37 +93,38 @@ def some_sizes(sizes: Sequence[int], *more: int) -> Sequence[int]:
 
 
 def corrected(
-    stated: Speedup | None, sizes: Sequence[int], seen_s: Mapping[int, float]
+    stated: Speedup | None, sizes: Sequence[int], measured_s: Mapping[int, float]
 ) -> Speedup | None:
-    """Return run time against nodes as it was seen, at other sizes as that makes it likely.
+    """Return run time against nodes, corrected by measurements.
 
-    Those are what is stated, times the ratio of seen to stated, linear in 1/n between sizes seen.
-    Where nothing is stated, t(n) = tc + t1 / n through two sizes or more takes its place.
+    At sizes without a measurement it is the stated time, times the ratio of measured to stated
+    time, linear in 1/n between measured sizes. Where nothing is stated, t(n) = tc + t1 / n through
+    two sizes or more takes its place.
 
     Args:
-        stated: what is known beforehand, or None.
+        stated: the speedup from before the job ran, or None.
         sizes: at which the job may run, rising.
-        seen_s: run time of the whole job at sizes at which it ran.
+        measured_s: run time of the whole job at sizes at which it ran.
 
     Returns:
-        What is stated, where nothing can be said of sizes at which it did not run.
+        The stated speedup, where measurements do not suffice for other sizes.
     """
-    seen_s = {n: seen_s[n] for n in sorted(seen_s) if n in sizes}
-    if not seen_s or (stated is None and len(seen_s) < 2):
+    measured_s = {n: measured_s[n] for n in sorted(measured_s) if n in sizes}
+    if not measured_s or (stated is None and len(measured_s) < 2):
         return stated
     if stated is None:
-        t1_s, tc_s = fit_law(list(seen_s), list(seen_s.values()))
+        t1_s, tc_s = fit_law(list(measured_s), list(measured_s.values()))
         if t1_s < 0.0:
-            t1_s, tc_s = 0.0, fmean(seen_s.values())
+            t1_s, tc_s = 0.0, fmean(measured_s.values())
         elif tc_s < 0.0:
-            t1_s, tc_s = fmean([n * time_s for n, time_s in seen_s.items()]), 0.0
+            t1_s, tc_s = fmean([n * time_s for n, time_s in measured_s.items()]), 0.0
         stated = Speedup(law=(t1_s, tc_s))
-    ratios = tuple(time_s / stated.time(n) for n, time_s in seen_s.items())
-    ratio = Speedup(tuple(seen_s), ratios, interpolate=True)
+    ratios = tuple(time_s / stated.time(n) for n, time_s in measured_s.items())
+    ratio = Speedup(tuple(measured_s), ratios, interpolate=True)
     first, last = ratio.nodes[0], ratio.nodes[-1]
-    nodes = sorted({*some_sizes(sizes), *seen_s})
+    nodes = sorted({*some_sizes(sizes), *measured_s})
     time_s = tuple(
-        seen_s[n] if n in seen_s else stated.time(n) * ratio.time(min(max(n, first), last))
+        measured_s[n] if n in measured_s else stated.time(n) * ratio.time(min(max(n, first), last))
         for n in nodes
     )
     return Speedup(tuple(nodes), time_s, interpolate=True)
@@ -136,7 +137,7 @@ Levels = Sequence[tuple[float, float]]
 
 
 class OperatingPoint(NamedTuple):
-    """A row of a job's PET matrix (Chauhan et al., section III): what it does at one frequency.
+    """A row of a job's PET matrix (Chauhan et al., section III).
 
     Attributes:
         ghz: the frequency.
@@ -149,7 +150,7 @@ class OperatingPoint(NamedTuple):
 
 
 def at_frequency(points: Sequence[OperatingPoint], ghz: float) -> OperatingPoint:
-    """Return a row between those that were measured (rising), linear; at most the outer ones."""
+    """Return a row by linear interpolation between rising ones, the outermost beyond them."""
     at = bisect_left(points, ghz, key=lambda point: point.ghz)
     if at == 0 or at == len(points):
         return points[min(at, len(points) - 1)]
@@ -163,11 +164,7 @@ def at_frequency(points: Sequence[OperatingPoint], ghz: float) -> OperatingPoint
 
 
 def longer(levels: Levels, points: Sequence[OperatingPoint], share: float) -> float:
-    """Return run time at a frequency over that at the highest level; 1 without operating points.
-
-    Args:
-        share: the frequency over the highest one.
-    """
+    """Return run time at a frequency over that at the highest level; 1 without operating points."""
     if not points or not levels or share == 1.0:
         return 1.0
     highest = levels[-1][0]

@@ -1,8 +1,8 @@
 """Policies: compositions of one pure function per part.
 
-A policy is called with the state after every event that can change its mind and returns
-decisions; it keeps no memory and changes nothing. Each job is treated by its own mode, under
-every policy. The README has the arguments of parts, and how to bring one's own.
+The engine calls a policy with the state after every event that can change its decisions; it
+returns decisions, keeps no memory and changes nothing. The mode of a job applies under every
+policy. The README describes the arguments of parts, and users' own parts.
 """
 
 from rms.core.policies.compose import (

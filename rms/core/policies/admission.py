@@ -1,7 +1,7 @@
-"""Part ``admission``: which jobs start now.
+"""Part ``admission``: the jobs that start now.
 
 In order, first fit, or with reservations: EASY reserves nodes for the first waiting job only,
-``conservative`` for every one.
+``conservative`` for all waiting jobs.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from rms.core.state import End, State
 
 
 class Admission:
-    """Part ``admission``: which jobs start now, and why the others do not."""
+    """Part ``admission``: the jobs that start now, and the reasons why others wait."""
 
     __slots__ = ()
 
     @property
     def estimates(self) -> Literal["requested", "exact"] | None:
-        """Whether expected run times are the requested or the known ones; None without a choice."""
+        """Whether requested or exact run times are expected; None without a choice."""
         return None
 
     def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
@@ -52,10 +52,10 @@ class Admission:
 
 
 class InOrder(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Jobs start in order; the first that does not fit holds up those behind it.
+    """Jobs start in order; the first that does not fit holds up the jobs behind it.
 
     Attributes:
-        at_most: how many may start in one pass, or None.
+        at_most: largest number of starts in one pass, or None.
     """
 
     at_most: int | None = None
@@ -75,7 +75,7 @@ class InOrder(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class FirstFitting(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Backfill first fit: jobs that fit start, in order, whether or not they overtake others.
+    """Backfill first fit: jobs that fit start, in order, even if they overtake others.
 
     Without a reservation the first waiting job may be overtaken for ever (Chiesi et al., section
     3, whose jobs need one slot each).
@@ -105,16 +105,15 @@ class FirstFitting(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields
 class Easy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """EASY backfilling: a job may overtake if it does not delay the first waiting one.
 
-    The first job that does not fit gets a reservation at the earliest time at which, by what is
-    expected of the running jobs, enough nodes are free; it is worked out anew in every pass. A
-    later job starts now if it fits and either ends before that time or leaves the reservation
-    enough nodes (Lifka, "The ANL/IBM SP scheduling system", 1995).
+    The first job that does not fit gets a reservation at the earliest time at which enough nodes
+    are free, by the expected ends of running jobs; it is computed anew in every pass. A later job
+    starts now if it fits and either ends before that time or leaves the reservation enough nodes
+    (Lifka, "The ANL/IBM SP scheduling system", 1995).
 
     Attributes:
-        tail: in which order the jobs behind the first are looked at: ``queue``, or ``shortest``
-            expected run time first.
-        estimates: what is expected of a job's run time: what was ``requested`` for it, or
-            ``exact``, what is known of it.
+        tail: order of the jobs behind the first: ``queue``, or ``shortest`` expected run time
+            first.
+        estimates: expected run times are the ``requested`` or the ``exact`` ones.
     """
 
     tail: Literal["queue", "shortest"] = "queue"
@@ -151,11 +150,14 @@ class Easy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 spec = job.spec
                 limit_s = spec.limit_s
                 if limit_s is not None and spec.speedup is None and now + limit_s > shadow:
-                    continue  # the most frequent case, seen without asking for a size
+                    continue  # the most frequent case, which needs no size
             size = plan.start(job, free)
             if not room.fits(job, size):
                 continue
-            if now + _expected_s(job, size, room, exact) > shadow:
+            span_s = job.spec.expected_s(size, exact=exact)
+            if room.varies:
+                span_s *= room.slowdown(job, size)
+            if now + span_s > shadow:
                 own_w = 0.0 if budget is None else budget.start_w(job, size)
                 if size > extra or own_w > extra_w:
                     continue
@@ -175,7 +177,7 @@ class Easy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         starts: list[Start],
         news: list[Job],
     ) -> Iterable[Job]:
-        """Return the jobs behind the first waiting one, in the order they are looked at."""
+        """Return the jobs behind the first waiting one, in the order of backfilling."""
         if self.tail == "queue":
             return waiting
         if news:
@@ -212,8 +214,8 @@ class Easy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def news_only(state: State, queue: Iterable[Job], room: Room) -> list[Job]:
     """Return the new jobs, if nothing else has changed since the first one had to wait.
 
-    Then those that waited would only be refused again, so a submission costs no more on a long
-    queue than on a short one.
+    Jobs that waited would only be refused again, so a submission costs no more on a long queue than
+    on a short one.
     """
     if state.needs_pass or room.passed or state.array_limited or not state.new_jobs:
         return []
@@ -238,11 +240,7 @@ def start_head(queue: Iterator[Job], plan: Plan, room: Room, starts: list[Start]
 def reservation(
     state: State, room: Room, starts: list[Start], size: int, watts: float = 0.0
 ) -> tuple[float, int]:
-    """Return when ``size`` nodes will be free, and how many more than that will be then.
-
-    Args:
-        watts: how much of the power cap is to be free then too, where there is one.
-    """
+    """Return the time at which nodes and power will be free, and the number of further nodes."""
     free, now = room.free, state.now_s
     budget = room.budget if watts else None
     left_w = 0.0 if budget is None else budget.for_reservation_w
@@ -258,7 +256,7 @@ def reservation(
             break
     else:
         return inf, 0
-    for end, _, job in ends:  # who ends at that time too
+    for end, _, job in ends:  # further ends at that time
         if end > reserved_s:
             break
         free += job.size if job.requested_size is None else job.size + job.gain
@@ -266,7 +264,7 @@ def reservation(
 
 
 def power_then(state: State, room: Room, starts: list[Start], at_s: float) -> float:
-    """Return how much of the power cap will be left at a time, in W."""
+    """Return the rest of the power cap at a time, in W."""
     budget = room.budget
     if budget is None:
         return inf
@@ -277,7 +275,7 @@ def power_then(state: State, room: Room, starts: list[Start], at_s: float) -> fl
 
 
 def _ends(state: State, room: Room, starts: list[Start]) -> Iterator[End]:
-    """Return when each job is expected to end that runs or is about to start, rising in time."""
+    """Return the expected ends of jobs that run or are about to start, rising in time."""
     ends, first = state.ends, room.passed
     if starts:
         ends, first = ends[first:], 0
@@ -304,7 +302,7 @@ def _waits(job: Job, head: Job, plan: Plan, room: Room) -> Later:
 
 
 def start(job: Job, size: int, room: Room, reason: str, code: Reason) -> Start:
-    """Return the start of a job that fits, its nodes taken."""
+    """Take nodes for a job that fits and return its start."""
     if not room.varies:  # the most frequent case
         nodes = room.place(job, size)
         return Start(job.spec.id, nodes, reason, code, 0 if nodes else size)
@@ -313,14 +311,8 @@ def start(job: Job, size: int, room: Room, reason: str, code: Reason) -> Start:
     return Start(job.spec.id, nodes, reason, code, 0 if nodes else size, slowdown, frequencies)
 
 
-def _expected_s(job: Job, size: int, room: Room, exact: bool) -> float:
-    """Return how long a job is expected to run where it would start now."""
-    span = job.spec.expected_s(size, exact=exact)
-    return span * room.slowdown(job, size) if room.varies else span
-
-
 def within_limits(state: State, queue: Iterable[Job]) -> Iterator[Job]:
-    """Hold back tasks of arrays that may run only so many at once."""
+    """Yield jobs, except tasks above the limits of their arrays."""
     running = Counter(job.spec.array for job in state.running.values())
     for job in queue:
         limit = job.spec.array_limit
@@ -340,10 +332,10 @@ class NodeProfile:
     """Free nodes over time: ``free[i]`` from ``at_s[i]`` on.
 
     Args:
-        ends: of running jobs, rising; None for those that the state expects.
+        ends: of running jobs, rising; None for the expected ends of the state.
 
     Attributes:
-        left_w: what is left of the power cap then, in W; empty where there is none.
+        left_w: the rest of the power cap from then on, in W; empty without a cap.
     """
 
     __slots__ = ("at_s", "free", "left_w")
@@ -366,9 +358,9 @@ class NodeProfile:
                 self.left_w[-1] += budget.drawn_w(job)
 
     def earliest(self, size: int, span_s: float, watts: float = 0.0) -> float:
-        """Return when ``size`` nodes and that power are free for a time, ``inf`` if never."""
+        """Return the time from which nodes and power are free for ``span_s``, ``inf`` if never."""
         at_s, free = self.at_s, self.free
-        if self.left_w:  # a step with too little power has as good as no nodes
+        if self.left_w:  # a step with too little power counts as one without nodes
             both = zip(free, self.left_w, strict=True)
             free = [nodes if left_w >= watts else -1 for nodes, left_w in both]
         first, steps = 0, len(at_s)
@@ -395,7 +387,7 @@ class NodeProfile:
                 self.left_w[at] -= watts
 
     def _cut(self, at_s: float) -> int:
-        """Return the index of the step that begins at a time, which is made if need be."""
+        """Return the index of the step that begins at a time; split a step for it."""
         at = bisect_left(self.at_s, at_s)
         if at == len(self.at_s) or self.at_s[at] != at_s:
             self.at_s.insert(at, at_s)
@@ -405,25 +397,22 @@ class NodeProfile:
         return at
 
     def at(self, at_s: float) -> int:
-        """Return how many nodes are free at a time."""
+        """Return the number of free nodes at a time."""
         return self.free[bisect_right(self.at_s, at_s) - 1]
 
 
 MOST_ENDS = 1000
-"""With more running jobs, several consecutive ends count as one, at the last of them."""
+"""With more running jobs, consecutive ends are grouped, at the last of a group."""
 
 
 def expected_starts(
     state: State, room: Room, queue: Iterable[Job], running: Mapping[str | None, int]
 ) -> dict[JobId, float]:
-    """Return when waiting jobs are expected to start.
+    """Return the expected starts of waiting jobs.
 
-    As if each started at its least size, none overtook, and running jobs ended when expected: a
-    policy that resizes or backfills may start them earlier. Left out are tasks of an array that
-    waits for its own tasks, and jobs behind one for which no end frees enough nodes.
-
-    Args:
-        running: how many jobs of each array run.
+    As if jobs started at their least sizes in order, and running jobs ended when expected: a policy
+    that resizes or backfills may start them earlier. Left out are tasks of an array that waits for
+    its own tasks, and jobs behind one for which no end frees enough nodes.
     """
     ends = sorted(
         (max(_by_limit_s(job) if end == inf else end, state.now_s), number, job)
@@ -450,18 +439,17 @@ def expected_starts(
 
 
 def _by_limit_s(job: Job) -> float:
-    """Return when a running job's time is up, ``inf`` where it has no limit."""
+    """Return the end of a running job by its limit, ``inf`` without a limit."""
     limit_s = job.spec.limit_s
     return inf if limit_s is None or job.start_s is None else job.start_s + limit_s
 
 
 class Conservative(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Every waiting job has a reservation, and starts when it has come.
+    """Every waiting job has a reservation, and starts at its time.
 
     Attributes:
-        estimates: what is expected of a job's run time: what was ``requested`` for it, or
-            ``exact``, what is known of it.
-        depth: how many waiting jobs are planned at most; those behind them wait.
+        estimates: expected run times are the ``requested`` or the ``exact`` ones.
+        depth: largest number of waiting jobs with reservations; jobs behind them wait.
     """
 
     estimates: Literal["requested", "exact"] = "requested"
@@ -487,7 +475,7 @@ class Conservative(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields
     def _planned(
         self, state: State, queue: Iterable[Job], plan: Plan, room: Room
     ) -> Iterable[tuple[Job, int, float]]:
-        """Yield each job with its size and the time of its reservation."""
+        """Yield jobs with their sizes and the times of their reservations."""
         profile, budget = NodeProfile(state, room), room.budget
         left, watts = room.free, 0.0
         for job in islice(queue, self.depth):
@@ -512,4 +500,4 @@ class Conservative(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields
                 nodes = node_words(size, verb=True)
                 text = f"Resources: {nodes} reserved for it in {at_s - state.now_s:.0f} s"
                 return Later(job.spec.id, text, Reason.RESOURCES)
-        return Later(job.spec.id, "Priority: no end of those before it is known", Reason.PRIORITY)
+        return Later(job.spec.id, "Priority: jobs before it have no expected end", Reason.PRIORITY)

@@ -1,6 +1,6 @@
 """Sizing ``backfill-share`` and admission ``planned``: the default policy, for a stream of jobs.
 
-1. Jobs that EASY would have started by now, were all jobs rigid, are *due*
+1. Jobs that EASY would have started by now, if all jobs were rigid, are *due*
    (:mod:`rms.core.scheduler.twin`). They start before all others, in the order in which they became
    due, at their least sizes. The first that cannot start has a reservation, by the requests of the
    running jobs at their least sizes, that no later job may delay.
@@ -9,7 +9,7 @@
 3. Running jobs can be shrunk to their least sizes, so nodes above these count as free. One measure
    decides which jobs give nodes, and which get idle ones: the *worth* of a job, ``w /
    (a left^a)``, with ``left`` the time to its end, a = ``short`` and ``w`` = 1 + waiting jobs x its
-   least size / nodes, since a job that ends sooner frees its least nodes for those who wait, too.
+   least size / nodes, since a job that ends sooner frees its least nodes for waiting jobs, too.
    For a close to 0 this is weighted proportional fairness (Kelly, European Transactions on
    Telecommunications 8, 1997, 33-37); for a = 1 the shortest remaining time comes first.
 4. A resize must bring more worth than it costs, and no job is widened beyond the size at which it
@@ -40,36 +40,36 @@ from rms.core.rules.powercap import PowerBudget, never_fits, why_power
 from rms.core.state import End, RunningKey, State
 
 UNKNOWN_S = 1e9
-"""Time to the end, on one node, of a job of which nothing is known."""
+"""Time to the end, on one node, of a job without an estimate."""
 
 WIDE = 0.25
 """The oldest flexible job goes first, as any other, if it needs more than this share of nodes."""
 
 START, FIXED_START, ONLY_START = 3.0, 0.05, 0.12
-"""Worth of a start over that of a running job of the same size: who waits makes no progress. That
-of a fixed job is so low that others hardly make room for it before it is due: it makes none. It is
-higher while no other job waits, since none takes the next nodes that come free."""
+"""Worth of a start over that of a running job of the same size, as a waiting job makes no progress.
+For a fixed job it is so low that others hardly make room for it before it is due: it makes none. It
+is higher while no other job waits, since none takes the next nodes that come free."""
 
 REST_S, REST_SHARE = 60.0, 0.05
-"""Where no price of a resize is stated, a job is not widened again for so long, but at most for a
-share of the time to its end."""
+"""Time, and share of the time to its end, for which a job without a price of resizes is not widened
+again; the shorter one counts."""
 
 GAIN = 2.0
-"""How many times its cost a resize of a running job must bring."""
+"""Least gain of a resize of a running job over its cost."""
 
 
 class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """EASY backfilling over least sizes; what is left is lent to running jobs.
+    """EASY backfilling over least sizes; the remaining nodes are lent to running jobs.
 
     Attributes:
-        energy: weight of energy against time, from 0 to 1, in the largest size of each job.
+        energy: weight of energy against time, from 0 to 1, in the largest sizes of jobs.
         rotate: of ``equal-share``, as long as all jobs are of one array.
-        look: at most this many jobs are looked at for a change.
-        node_hours: how many more node hours than at its preferred size a job may take at the size
-            to which it is widened, as a share.
+        look: at most this many jobs are considered for a change.
+        node_hours: further node hours that a job may take at the size to which it is widened, as a
+            share of those at its preferred size.
         short: exponent of the time to the end in the worth of a job, above 0 and at most 1.
-        rest: for how many times the price of a resize a job is not widened again after it was.
-        horizon_s: for how long a size is counted on while others wait.
+        rest: time between expansions of a job, in prices of a resize.
+        horizon_s: time for which a new size is expected to last while other jobs wait.
     """
 
     energy: float = 0.0
@@ -123,7 +123,7 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
                 plan.sizes[job.spec.id] = size
                 starting.append(job)
             else:
-                if job.spec.id in state.due:  # no job is to take the nodes that it waits for
+                if job.spec.id in state.due:  # no job may take the nodes that it waits for
                     short, spare = short - spare, 0
                 short += size
                 short_w += 0.0 if budget is None else budget.start_w(job, size)
@@ -140,7 +140,7 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
     def backfilled(self, state: State, queue: Iterable[Job], room: Room) -> Backfilled:
         """Return the jobs that may start if resizable ones held their least sizes only."""
         if not state.pending:
-            return Backfilled()  # no job waits
+            return Backfilled()
         base = room.free + state.releasing
         backfill = Backfilled(free=base + state.callable)
         budget = room.budget
@@ -149,7 +149,7 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
             backfill.budget = budget.plus(budget.releasing_w + sum(lent_w))
         narrowest = state.queue_by(_width)[0][0]
         if backfill.free < narrowest:
-            return backfill  # ``first`` is worked out when it is needed
+            return backfill  # ``first`` is computed when it is needed
         due = state.due or {}
         for job in _in_turn(state, queue):
             if job.spec.id in due:
@@ -157,8 +157,8 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
                     backfill.first = backfill.first or job
                     continue
             else:
-                # Who is not due waits in the queue's order; the oldest is protected, and first if
-                # it cannot start on few nodes and is worth those that others give.
+                # Jobs that are not due wait in the queue's order. The oldest is protected: it is
+                # first unless it can start on few nodes or is worth nodes of others.
                 wide = job.spec.mode is not Mode.FLEXIBLE or job.least > WIDE * state.nodes
                 if backfill.first is None and not (
                     backfill.fits(job, job.least)
@@ -172,7 +172,7 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
             if backfill.free < narrowest:
                 return backfill
         donors: Iterator[tuple[float, int]] | None = None
-        worth = True  # until a job is not worth the room: none makes any that comes later
+        worth = True  # until a job is not worth the nodes of others: then no later one is
         taken = set(map(id, backfill.jobs))
         for job in queue:
             least = job.least
@@ -186,7 +186,7 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
             free = base - backfill.used
             if size > free:
                 if donors is None:
-                    donors = _donors(state.running_by("loss"), -free)
+                    donors = _donors(state, free)
                 lacking = size - max(0, free)
                 worth = worth and _is_worth(self._start_worth(state, job, size), lacking, donors)
                 if not worth:
@@ -206,7 +206,7 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         """Return whether a fixed job that is not due is worth the nodes that it lacks."""
         if job.spec.mode is not Mode.FIXED or job.least <= free:
             return True
-        donors = _donors(state.running_by("loss"), -free)
+        donors = _donors(state, free)
         worth = self._start_worth(state, job, job.least)
         return _is_worth(worth, job.least - max(0, free), donors)
 
@@ -220,12 +220,8 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         start = fixed if job.spec.mode is Mode.FIXED else START
         return start * self._weight(state, job) / float(_to_go_s(job, size, 0.0) ** self.short)
 
-    def _stall(self, left_s: float, price_s: float) -> float:
-        """Return what a resize costs, in parts of the worth of the job."""
-        return self.short * price_s / max(1.0, min(left_s, self.horizon_s))
-
     def _loss(self, state: State, job: Job) -> float:
-        """Return the cost of a node that a running job gives, if it gives all above its least."""
+        """Return the cost of a node of a running job that is shrunk to its least size."""
         least = job.size - job.callable
         if job.callable <= 0 or state.sizes_stay:
             return inf
@@ -235,24 +231,25 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
             return inf  # it is over before the resize would be
         worth = self._weight(state, job) / float(left_s**self.short)
         slower = float((left_s / _to_go_s(job, least, now)) ** self.short)
-        return worth * (1.0 - slower + self._stall(left_s, price_s)) / (job.size - least)
+        stall = self.short * price_s / max(1.0, min(left_s, self.horizon_s))
+        return worth * (1.0 - slower + stall) / (job.size - least)
 
     def _gain(self, state: State, job: Job) -> float:
-        """Return minus the worth of a node that a running job is given; inf for none."""
+        """Return minus the worth of another node for a running job; inf for none."""
         if not job.resizable_now or job.kept or state.sizes_stay:
             return inf
         steps = self._steps(state, job, job.size)
         return -steps.worth if steps.goes_on() else inf
 
     def _steps(self, state: State, job: Job, size: int) -> Steps:
-        """Return the sizes to which a job may be widened from a size, and what they bring."""
+        """Return the sizes to which a job may be widened from a size, with their worth."""
         spec, speedup = job.spec, job.speedup
         law, scale = None if speedup is None else speedup.law, 1.0
         if job.start_s is not None and speedup is not None:
             scale = job.remaining_share(state.now_s) * job.stretch
         elif speedup is not None and spec.limit_s is not None:
             scale = spec.limit_s / (speedup.time(spec.preferred) or 1.0)
-        if speedup is None:  # as if twice the nodes halved what is left
+        if speedup is None:  # as if twice the nodes halved the time to the end
             law = _to_go_s(job, size, state.now_s) * size, 0.0
         weight, most = self._weight(state, job), self.widest(state, job)
         steps = Steps(job, size, most, weight, self.short, scale, law)
@@ -265,8 +262,8 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         if speedup is None:
             return spec.nodes_max
         if speedup.law is not None:
-            known = spec.nodes_min, spec.nodes_max, spec.preferred
-            most = _widest_by_law(*speedup.law, *known, self.node_hours)
+            limits = spec.nodes_min, spec.nodes_max, spec.preferred
+            most = _widest_by_law(*speedup.law, *limits, self.node_hours)
         else:
             most = _widest(speedup, spec.sizes(), spec.preferred, self.node_hours)
         if not self.energy:
@@ -283,7 +280,7 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         lacking: tuple[int, float],
         budget: PowerBudget | None,
     ) -> None:
-        """Shrink jobs: those at a resize point if a due job waits, else those that lose least."""
+        """Shrink jobs: if a due job waits, first jobs at a resize point, else by least loss."""
         short, short_w = lacking
         here = set(map(id, state.reached_resize_point))
         losses = state.running_by("loss")
@@ -320,9 +317,9 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         spare: int,
         budget: PowerBudget | None,
     ) -> None:
-        """Give spare nodes to jobs that start and to running ones, where they bring most.
+        """Give spare nodes to starting and running jobs by worth.
 
-        Nodes that are best given to a job on its way to a resize point wait for it there.
+        Nodes that are worth most for a job on its way to a resize point wait for it.
         """
         first = None if plan.backfill is None else plan.backfill.first
         heap: list[tuple[float, int, int, Steps]] = []
@@ -371,13 +368,13 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
                 plan.changes.append((job, steps.size, "takes idle nodes", Reason.IDLE_NODES))
 
     def _rest_s(self, job: Job, now: float) -> float:
-        """Return for how long a job is not widened again after it was."""
+        """Return the time between expansions of a job."""
         if job.spec.resize_price_s > 0.0:
             return self.rest * job.spec.resize_price_s
         return min(REST_S, REST_SHARE * _to_go_s(job, job.size, now))
 
     def _pays(self, state: State, steps: Steps, spare: int) -> bool:
-        """Return whether widening a running job by up to so many nodes is worth its price."""
+        """Return whether widening a running job by at most ``spare`` nodes is worth its price."""
         price_s, size = steps.job.spec.resize_price_s, steps.size
         if price_s <= 0.0:
             return True
@@ -392,14 +389,14 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
 
 @dataclass(slots=True)
 class Steps:
-    """Sizes to which a job may be widened, each about a quarter above the one before it.
+    """Sizes to which a job may be widened, in steps of about a quarter.
 
     Attributes:
         job, size, most: the job, its size so far, and the largest that it may have.
         weight, short: of its worth.
-        scale, law: its time to the end on n nodes is ``scale`` (tc + t1 / n), or so many times what
-            its table says where ``law`` is None.
-        value: its worth at ``size``; ``worth``: what each node of the next step adds to that.
+        scale, law: its time to the end on n nodes is ``scale`` (tc + t1 / n), or ``scale`` times
+            that of its table if ``law`` is None.
+        value: its worth at ``size``; ``worth``: the worth that a node of the next step adds.
         wider: the next size.
     """
 
@@ -427,7 +424,7 @@ class Steps:
         return self.weight * float(self.time_s(size) ** -self.short)
 
     def goes_on(self) -> bool:
-        """Return whether there is another step, and work out what it brings."""
+        """Return whether there is another step, and compute its worth."""
         size, most = self.size, self.most
         if size >= most:
             return False
@@ -443,7 +440,7 @@ class Steps:
         return True
 
     def reach(self, spare: int) -> int:
-        """Return the size after the next step, as far as nodes are left for it, or 0 for none."""
+        """Return the size after the next step with at most ``spare`` nodes, or 0 for none."""
         wider = self.wider
         if wider - self.size > spare:
             wider = _at_most(self.job, self.size + spare)
@@ -451,7 +448,7 @@ class Steps:
 
 
 def _affords(budget: PowerBudget | None, job: Job, size: int, wider: int) -> bool:
-    """Return whether the power cap leaves enough for a step, and take that."""
+    """Take the power of a step from the rest of the cap; return whether it suffices."""
     if budget is None:
         return True
     more_w = budget.widening_w(job, size, wider)
@@ -463,12 +460,12 @@ def _affords(budget: PowerBudget | None, job: Job, size: int, wider: int) -> boo
 
 @dataclass(slots=True)
 class BackfillPlan(SharePlan):
-    """A plan that keeps the jobs that may start, to explain why the others may not.
+    """A plan with the jobs that may start, to explain why the others may not.
 
     Attributes:
-        sizing: that has made it.
-        backfill: None until that is worked out.
-        easy: EASY decides who starts, in the order of ``queue``; no job is resized.
+        sizing: the sizing that has made it.
+        backfill: None until it is computed.
+        easy: EASY decides the starts, in the order of ``queue``; no job is resized.
     """
 
     sizing: BackfillShare = field(default_factory=BackfillShare)
@@ -485,13 +482,13 @@ class Backfilled:
     """The jobs that may start by EASY over least sizes.
 
     Attributes:
-        jobs, sizes: in order, with the nodes each counts with.
-        first: the first that may not, or None.
-        free: nodes free, were all running jobs at their least sizes and those of ``jobs`` started.
-        used: nodes that those of ``jobs`` take.
+        jobs, sizes: in order, with their nodes.
+        first: the first that may not start, or None.
+        free: free nodes with all running jobs at their least sizes and ``jobs`` started.
+        used: nodes of ``jobs``.
         at_s: the reservation of ``first``; None as long as no job could have delayed it.
-        extra: how many nodes are free then beside those reserved.
-        budget: what would be left of the power cap, where there is one; ``extra_w`` then.
+        extra, extra_w: free nodes and power at that time beyond the reserved ones.
+        budget: the rest of the power cap then, or None.
     """
 
     jobs: list[Job] = field(default_factory=list)
@@ -517,10 +514,14 @@ class Backfilled:
         """Let a job start, unless it delays ``first``."""
         if self.first is not None:
             end_s = state.now_s + _longest_s(job, size)
-            # Of jobs without a time limit none is sure to end before another.
+            # A job without a time limit need not end before another one.
             late = end_s > self.reserve(state, room) or end_s == inf
-            if late and not self._overtakes(job, size):
-                return
+            if late:  # it has to leave the reservation its nodes and power
+                own_w = 0.0 if self.budget is None else self.budget.start_w(job, size)
+                if size > self.extra or own_w > self.extra_w:
+                    return
+                self.extra -= size
+                self.extra_w -= own_w
         self.jobs.append(job)
         self.sizes.append(size)
         self.free -= size
@@ -528,17 +529,8 @@ class Backfilled:
         if self.budget is not None:
             self.budget.take(self.budget.start_w(job, size))
 
-    def _overtakes(self, job: Job, size: int) -> bool:
-        """Return whether a job leaves the reservation what it needs; enter that, if it does."""
-        own_w = 0.0 if self.budget is None else self.budget.start_w(job, size)
-        if size > self.extra or own_w > self.extra_w:
-            return False
-        self.extra -= size
-        self.extra_w -= own_w
-        return True
-
     def reserve(self, state: State, room: Room) -> float:
-        """Return the reservation of ``first``, worked out before anybody behind it may start."""
+        """Return the reservation of ``first``, computed before a job behind it may start."""
         if self.at_s is None and self.first is not None:
             self.at_s = _reserve(state, room, self, self.first)
         return inf if self.at_s is None else self.at_s
@@ -547,8 +539,8 @@ class Backfilled:
 def _in_turn(state: State, queue: Iterable[Job]) -> Iterator[Job]:
     """Yield the due jobs, first due first, then the first of the others in the order of EASY.
 
-    A list holds some of those waiting only: others were refused in this pass or are held back by
-    the limits of their arrays.
+    A list has not all waiting jobs: others were refused in this pass or are held back by the limits
+    of their arrays.
     """
     due, pending = state.due or {}, state.pending
     there = set(map(id, queue)) if isinstance(queue, list) else None
@@ -574,7 +566,7 @@ def _in_order(state: State, queue: Iterable[Job]) -> Iterable[Job]:
 
 
 def _by_age(state: State, queue: Iterable[Job]) -> Iterable[Job]:
-    """Return the waiting jobs in the order of EASY, of arrays as many as may run."""
+    """Return the waiting jobs in the order of EASY, within the limits of arrays."""
     if state.usage is not None or not state.array_limited:
         return _in_order(state, queue)
     jobs = (job for job in state.pending.values() if job.least <= state.nodes)
@@ -584,7 +576,7 @@ def _by_age(state: State, queue: Iterable[Job]) -> Iterable[Job]:
 
 
 def _reserve(state: State, room: Room, backfill: Backfilled, first: Job) -> float:
-    """Return when a job can start, all others at their least sizes; enter what is left then."""
+    """Return the earliest start of a job, all others at their least sizes; set ``extra``."""
     now, budget, size = state.now_s, backfill.budget, first.least
     running = state.running_by("least end")
     starting = sorted(
@@ -615,7 +607,7 @@ def _reserve(state: State, room: Room, backfill: Backfilled, first: Job) -> floa
         free += nodes
         left_w += watts
         if free >= size and left_w >= own_w and reserved == inf:
-            reserved = max(end_s, now)  # who ends at that time counts too
+            reserved = max(end_s, now)  # further ends at that time count, too
     if reserved == inf:
         backfill.extra, backfill.extra_w = 0, 0.0
     else:
@@ -624,7 +616,7 @@ def _reserve(state: State, room: Room, backfill: Backfilled, first: Job) -> floa
 
 
 def _reserve_nodes(state: State, backfill: Backfilled, running: list[End], size: int) -> float:
-    """Return :func:`_reserve` where only nodes count and nothing starts in this pass."""
+    """Return :func:`_reserve` without a power cap and without starts in this pass."""
     free = backfill.free + _in_flight(state)
     reserved = state.now_s if free >= size else inf
     for end_s, _, job in running:
@@ -632,19 +624,19 @@ def _reserve_nodes(state: State, backfill: Backfilled, running: list[End], size:
             break
         free += _least(job)
         if free >= size and reserved == inf:
-            reserved = max(end_s, state.now_s)  # who ends at that time counts too
+            reserved = max(end_s, state.now_s)  # further ends at that time count, too
     backfill.extra = 0 if reserved == inf else free - size
     return reserved
 
 
 def _in_flight(state: State) -> int:
-    """Return the nodes above their least sizes of jobs that can be shrunk once a resize is over."""
+    """Return the nodes above their least sizes of jobs that are being resized."""
     resizing = (job for job in state.running.values() if job.requested_size is not None)
     return sum(job.size + job.gain - job.loss - _least(job) for job in resizing)
 
 
 def _least_end_s(state: State, job: Job) -> float:
-    """Return when a running job is expected to end if it is shrunk to its least size now."""
+    """Return the expected end of a running job if it is shrunk to its least size now."""
     end_s, now, least = job.expected_end_s, state.now_s, _least(job)
     if least >= job.size or end_s == inf:
         return end_s
@@ -654,9 +646,10 @@ def _least_end_s(state: State, job: Job) -> float:
     return now + max(0.0, end_s - now) * job.spec.expected_s(least) / whole_s
 
 
-def _donors(losses: Iterable[End], promised: int) -> Iterator[tuple[float, int]]:
-    """Yield what nodes cost and how many there are at that, without the first ``promised``."""
-    for loss, _, job in losses:
+def _donors(state: State, free: int) -> Iterator[tuple[float, int]]:
+    """Yield costs of nodes of running jobs with their numbers, without ``-free`` promised ones."""
+    promised = -free
+    for loss, _, job in state.running_by("loss"):
         nodes = job.callable
         if promised > 0:
             nodes, promised = nodes - min(nodes, promised), promised - nodes
@@ -675,7 +668,7 @@ def _is_worth(worth: float, lacking: int, donors: Iterator[tuple[float, int]]) -
 
 
 def _to_go_s(job: Job, size: int, now: float) -> float:
-    """Return the time to the end of a job at a size: its own, or by the time it requests."""
+    """Return the time to the end of a job at a size: its own, or by its request."""
     left_s: float | None = None
     if job.start_s is None:
         whole_s = job.spec.expected_s(size)
@@ -689,7 +682,7 @@ def _to_go_s(job: Job, size: int, now: float) -> float:
 
 
 def _at_most(job: Job, size: int) -> int:
-    """Return the largest size of a job up to ``size`` that it was not refused, 0 for none."""
+    """Return the largest size of a job up to ``size`` that was not refused, 0 for none."""
     sizes = job.spec.sizes()
     at = bisect_right(sizes, size)
     while at and sizes[at - 1] in job.refused_sizes:
@@ -709,21 +702,20 @@ def _widest_by_law(
 
 
 def _widest(speedup: Speedup, sizes: Iterable[int], preferred: int, more: float) -> int:
-    """Return the largest size at which a job takes at most so many node hours more."""
+    """Return the largest size with at most (1 + more) of the node hours at the preferred one."""
     base = (1.0 + more) * preferred * speedup.time(preferred)
     return max([n for n in sizes if n <= preferred or n * speedup.time(n) <= base])
 
 
 def _width(job: Job) -> float:
-    """Return the fewest nodes on which a job may start."""
     return job.least
 
 
 def _start_size(state: State, job: Job, backfill: Backfilled, energy: float) -> int:
-    """Return the nodes with which a job that fits counts at its start.
+    """Return the size with which a job that fits counts at its start.
 
-    A moldable one keeps for ever what it starts with: what it prefers, or as much as can be had;
-    where energy counts, what is best for both.
+    A moldable one keeps the size of its start: the preferred one, or the largest that fits; with a
+    weight of energy, the best for both.
     """
     if job.spec.mode is not Mode.MOLDABLE:
         return job.least
@@ -735,23 +727,23 @@ def _start_size(state: State, job: Job, backfill: Backfilled, energy: float) -> 
 
 
 def _longest_s(job: Job, size: int) -> float:
-    """Return how long a job that starts on ``size`` nodes may hold nodes of them.
+    """Return the longest time for which a job that starts on ``size`` nodes may hold nodes.
 
-    One that can be resized counts with its least size from then on: it may have to lend the rest.
+    A job that can be resized counts with its least size: it may have to lend the rest.
     """
     return job.spec.expected_s(size) if job.spec.mode is Mode.MOLDABLE else job.longest_s
 
 
 def _can(job: Job, here: Set[int]) -> bool:
-    """Return whether a job can be resized at once, as far as is known.
+    """Return whether a job can be resized at once.
 
-    What is decided at the resize point itself holds no nodes back until then.
+    A job with stated resize points is resized there, so that it holds no nodes back until then.
     """
     return not job.spec.resize_points_known or id(job) in here
 
 
 def _least(job: Job) -> int:
-    """Return the least size of a running job, without those to which it could not be brought."""
+    """Return the least size of a running job that was not refused."""
     if job.requested_size is None or job.refused_sizes:
         return job.size - job.callable
     return min(job.requested_size, job.spec.smallest)
@@ -760,8 +752,8 @@ def _least(job: Job) -> int:
 def _lends(job: Job, first: Job | None) -> bool:
     """Return whether a job that starts may have more than its least size.
 
-    A flexible job gives it back at a resize point. Where it is not known whether it comes to any,
-    none of the nodes that are reserved for a job of another mode are given to it.
+    A flexible job returns nodes at a resize point. Without stated resize points it gets none of the
+    nodes that are reserved for a job of another mode.
     """
     if job.spec.mode is not Mode.FLEXIBLE:
         return False
@@ -769,9 +761,9 @@ def _lends(job: Job, first: Job | None) -> bool:
 
 
 def _shrunk(job: Job, short: int, short_w: float, budget: PowerBudget | None) -> int:
-    """Return the size of a job that gives up to ``short`` nodes or, if it can't, a few more.
+    """Return the size of a job that gives up to ``short`` nodes or, if it cannot, a few more.
 
-    Under a power cap it gives up to ``short_w`` watts too.
+    Under a power cap it gives up to ``short_w`` watts, too.
     """
     sizes = job.spec.sizes()
     smaller = sizes[: bisect_left(sizes, job.size)]
@@ -788,11 +780,7 @@ def _shrunk(job: Job, short: int, short_w: float, budget: PowerBudget | None) ->
 
 
 class Planned(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Start the jobs that the sizing wants to start.
-
-    Attributes:
-        estimates: run times are those ``requested``.
-    """
+    """Start the jobs that the sizing has planned, by ``requested`` run times."""
 
     estimates: Literal["requested"] = "requested"
 
@@ -869,7 +857,7 @@ def _backfilled(plan: BackfillPlan, state: State, queue: Iterable[Job], room: Ro
 
 
 def _share(plan: Plan) -> BackfillPlan | None:
-    """Return a plan that says who starts, None where jobs start in order."""
+    """Return a plan of starts, None where jobs start in order."""
     plan = plan_of_sizing(plan)
     return plan if isinstance(plan, BackfillPlan) and not plan.in_order else None
 

@@ -1,4 +1,4 @@
-"""Policies as files: which parts there are, and how a TOML table becomes a composition."""
+"""Policies as files: the table of parts, and compositions from TOML tables."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
     },
     "node_power": {"always-on": node_power.AlwaysOn, "off-when-idle": node_power.OffWhenIdle},
 }
-"""Every part that can be named, by its kind. What is left out is the first of its kind."""
+"""The parts with names, by kind. The first is the default of its kind."""
 
 
 @dataclass(frozen=True)
@@ -105,30 +105,29 @@ class _Shipped(Mapping[str, Policy]):
 POLICIES: Mapping[str, Policy] = _Shipped()
 
 DEFAULT = "backfill-share"
-"""The policy where none is named."""
-
+"""The default policy."""
 
 SHIPPED = "rms."
-"""The beginning of the names of modules that come with the program."""
+"""Prefix of the names of modules that come with the program."""
 
 Modules = Collection[str] | None
-"""Modules whose functions a policy may name; None for any, which is then imported."""
+"""Modules whose functions a policy may name; None for any."""
 
 
 def named(name: str, modules: Modules = None) -> Policy:
     """Return a policy by its name, or by the text of a composition (as a journal holds it).
 
     Args:
-        modules: that functions of users' own may be from. With these no file is read either.
+        modules: modules of users' own functions. If stated, no file is read either.
 
     Raises:
-        PolicyError: there is none of that name, or the composition cannot be.
+        PolicyError: there is none of that name, or the composition is not valid.
     """
     if name.startswith("{"):
         try:
             raw = msgspec.json.decode(name, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError) as error:
-            raise PolicyError(f"expected a policy, got a text that says {error}") from None
+            raise PolicyError(f"expected a policy, got a text with {error}") from None
         return _compose(raw, str(raw.pop("name", "policy")), modules)
     if name in POLICIES:
         return POLICIES[name]
@@ -138,11 +137,7 @@ def named(name: str, modules: Modules = None) -> Policy:
 
 
 def placing(name: str, modules: Modules = None) -> Policy:
-    """Return a policy that can decide for real nodes, as :func:`named` does.
-
-    Raises:
-        PolicyError: also if it only counts nodes.
-    """
+    """Return a policy as :func:`named` does; refuse one that only counts nodes."""
     policy = named(name, modules)
     if policy.placement.counted:
         raise PolicyError(f"expected a placement that says which nodes, got count in {policy.name}")
@@ -158,7 +153,7 @@ def modules_of(policy: Policy) -> frozenset[str]:
 
 
 def read_policy(path: Path, *, name: str = "") -> Policy:
-    """Read a policy file; functions it names are looked for beside it too.
+    """Read a policy file; modules of its functions may lie beside it.
 
     Raises:
         PolicyError: missing, not TOML, or not a composition.
@@ -180,11 +175,7 @@ def read_policy(path: Path, *, name: str = "") -> Policy:
 
 
 def adjusted(policy: Policy, **parts: Mapping[str, Any]) -> Policy:
-    """Return a policy with some parts replaced, or with other parameters where none is named.
-
-    Raises:
-        PolicyError: the part knows no such parameter.
-    """
+    """Return a policy with parts replaced, or with other parameters where no part is named."""
     raw: dict[str, Any] = msgspec.json.decode(policy.text)
     name = raw.pop("name")
     for kind, change in parts.items():
@@ -198,8 +189,8 @@ def _compose(raw: dict[str, Any], name: str, modules: Modules = None) -> Policy:
     if unknown:
         raise PolicyError(f"expected parts of {', '.join(PARTS)}, got {unknown[0]!r}")
     made: dict[str, Any] = {}
-    for kind, known in PARTS.items():
-        made[kind] = _part(kind, raw.get(kind, {"part": next(iter(known))}), modules)
+    for kind, parts in PARTS.items():
+        made[kind] = _part(kind, raw.get(kind, {"part": next(iter(parts))}), modules)
     places, got = made["placement"], raw.get("placement", {"part": "first-fit"})["part"]
     if isinstance(made["frequency"], node_power.PowerAware) and not places.shared:
         expected = "placement of first-fit-shared, less-consume for frequency power-aware"
@@ -223,15 +214,15 @@ def _compose(raw: dict[str, Any], name: str, modules: Modules = None) -> Policy:
         )
     try:
         return Policy(name=name, text=text, **made)
-    except Exception as error:  # a user's own part need not have what it is asked for
+    except Exception as error:  # a user's own part may lack attributes
         raise PolicyError(f"expected parts of a policy, got one with {error!r}") from None
 
 
 def _part(kind: str, table: Any, modules: Modules) -> Callable[..., Any]:
     """Return a part by its name or by ``module:name``, with its parameters.
 
-    A struct of the program that is not in :data:`PARTS` is made as those are; a function, or a
-    class of a user's own, is a :class:`UserPart`.
+    A struct of the program need not be in :data:`PARTS`; a function, or a class of a user's own,
+    becomes a :class:`UserPart`.
     """
     if not isinstance(table, dict) or not isinstance(table.get("part"), str):
         raise PolicyError(f'expected {kind} = {{part = "name", ...}}, got {table!r}')
@@ -263,7 +254,7 @@ def _imported(kind: str, part: str) -> Callable[..., Any]:
     module, _, name = part.partition(":")
     try:
         imported = getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
+    except (Exception, SystemExit) as error:  # from the import of a user's module
         got = str(error) if isinstance(error, ImportError | AttributeError) else repr(error)
         raise MissingPartError(f"{kind}: expected a function {part}, got: {got}") from None
     if not callable(imported):

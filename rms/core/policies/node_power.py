@@ -1,12 +1,12 @@
 """Parts that save energy: ``node_power``, placement ``consolidate`` and ``frequency``.
 
-Part ``node_power``: which idle nodes are powered off, and which are powered on again.
+Part ``node_power`` chooses idle nodes to be powered off, and nodes to be powered on again.
 
 The other parts decide as if every node that is off or booting were on already: sizes, reservations
-and the order of starts are those of a cluster that is always on. What they decide on nodes that
-are off is put off until those have booted, and decided anew then; no other job is given the nodes
-that it needs meanwhile. So a job waits longer by a boot, and no policy knows of it.
-Chauhan et al., figures 11 (power off) and 12 (power on).
+and the order of starts are those of a cluster that is always on. Decisions on nodes that are off
+are delayed until these have booted, and made anew then; no other job gets these nodes meanwhile. So
+a job waits longer by a boot, without an effect on policies. Chauhan et al., figures 11 (power off)
+and 12 (power on).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Switches = tuple[Sequence[Node], Sequence[Node]]
 
 
 class NodePowerPart:
-    """Part ``node_power``: which nodes are powered off and on.
+    """Part ``node_power``: the nodes that are powered off and on.
 
     Attributes:
         always_on: no node is powered off.
@@ -45,30 +45,30 @@ class NodePowerPart:
 
     @property
     def ahead(self) -> bool:
-        """Whether nodes are powered on before the end of a job after which they will be needed."""
+        """Whether nodes are powered on before the end of a job after which they are needed."""
         return False
 
     def look_s(self, state: State) -> float:
-        """Return when the policy is to decide even if nothing happens before, inf for never."""
+        """Return the time of the next decision without an event, inf for never."""
         return inf
 
     def __call__(
         self, state: State, idle: Sequence[Node], needed: Sequence[Node], until_s: float
     ) -> Switches:
-        """Return which idle nodes are to be powered off, and which of those off are to be on.
+        """Return the idle nodes to be powered off, and the nodes to be powered on.
 
         A node stands for its whole host here: of shared ones the first slot is named.
 
         Args:
-            idle: free nodes that no job is about to be given, rising.
-            needed: nodes that are off and wanted now.
-            until_s: the earliest time at which idle nodes may be needed, as far as is known.
+            idle: free nodes that no job is about to get, rising.
+            needed: nodes that are off and needed now.
+            until_s: the earliest expected time at which idle nodes may be needed.
         """
         raise NotImplementedError
 
 
 class AlwaysOn(NodePowerPart, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No node is powered off; those that another policy has left off are powered on."""
+    """No node is powered off; nodes that another policy has left off are powered on."""
 
     always_on: ClassVar[bool] = True
 
@@ -86,12 +86,12 @@ class OffWhenIdle(NodePowerPart, msgspec.Struct, frozen=True, forbid_unknown_fie
     """Nodes go off as soon as that saves energy, and come back when a job waits for them.
 
     Attributes:
-        keep: how many idle nodes stay on, for jobs to come.
-        delay_s: a node goes off once it has been idle for so long (Slurm's SuspendTime).
+        keep: number of idle nodes that stay on, for later jobs.
+        delay_s: idle time before a node goes off (Slurm's SuspendTime).
         ahead: nodes are powered on a boot before the expected end of a running job after which
-            a waiting job will be given them; else when it is.
-        at_most: how many hosts are powered off in any minute at most, and how many on (Slurm's
-            SuspendRate and ResumeRate); 0 for any number.
+            a waiting job will get them; else when it does.
+        at_most: largest number of hosts powered off in a minute, and on (Slurm's SuspendRate and
+            ResumeRate); 0 for any number.
     """
 
     keep: int = 0
@@ -107,30 +107,30 @@ class OffWhenIdle(NodePowerPart, msgspec.Struct, frozen=True, forbid_unknown_fie
     def __call__(
         self, state: State, idle: Sequence[Node], needed: Sequence[Node], until_s: float
     ) -> Switches:
-        """Return idle nodes whose time off saves more than the boot costs, and needed ones."""
+        """Return idle nodes whose time off saves energy, and needed ones."""
         gap_s = until_s - state.now_s
         off = [node for node in idle[self.keep :] if state.model(node).off_pays(gap_s)]
-        known = state.idle
-        if known is None:
+        times = state.idle
+        if times is None:
             return off, needed
         if self.delay_s:
-            since_s = {node: known.whole_since_s(state.together(node)) for node in off}
+            since_s = {node: times.whole_since_s(state.together(node)) for node in off}
             off = [node for node in off if since_s[node] + self.delay_s <= state.now_s]
         if self.at_most:
-            off = off[: max(0, known.switches_left(self.at_most, state.now_s, on=False))]
-            needed = needed[: max(0, known.switches_left(self.at_most, state.now_s, on=True))]
+            off = off[: max(0, times.switches_left(self.at_most, state.now_s, on=False))]
+            needed = needed[: max(0, times.switches_left(self.at_most, state.now_s, on=True))]
         return off, needed
 
     def look_s(self, state: State) -> float:
-        """Return when there may be something to do even if nothing happens before, else inf."""
-        times, known, now = [], state.idle, state.now_s
-        if known is not None and self.delay_s:
+        """Return the next time at which nodes may have to be switched, inf for never."""
+        times, idle, now = [], state.idle, state.now_s
+        if idle is not None and self.delay_s:
             for slots in _hosts(state, state.free_nodes()):
-                since_s = known.whole_since_s(slots)
+                since_s = idle.whole_since_s(slots)
                 if since_s + self.delay_s > now and all(state.vacant[node] for node in slots):
                     times.append(since_s + self.delay_s)
-        if known is not None and self.at_most:
-            times.append(known.next_s(self.at_most, now))
+        if idle is not None and self.at_most:
+            times.append(idle.next_s(self.at_most, now))
         if self.ahead and state.pending and state.off:
             boot_s = longest_boot_s(state)
             ends = (end_s - boot_s for end_s, _, _ in state.ends if end_s - boot_s > now)
@@ -139,9 +139,9 @@ class OffWhenIdle(NodePowerPart, msgspec.Struct, frozen=True, forbid_unknown_fie
 
 
 def all_on(state: State) -> State:
-    """Return the state as it were if nodes that are off or booting were on, and free.
+    """Return the state as if nodes that are off or booting were on, and free.
 
-    They are taken last, those that boot before those that are off.
+    They are taken last, booting nodes before nodes that are off.
     """
     asleep = tuple(
         node for node in (*sorted(state.booting), *sorted(state.off)) if node not in state.down
@@ -156,17 +156,17 @@ def all_on(state: State) -> State:
 
 
 def longest_boot_s(state: State) -> float:
-    """Return how long the nodes that are off take to boot at most."""
+    """Return the longest boot time of the nodes that are off."""
     return max([model.boot_s for model in set(map(state.model, state.off))], default=0.0)
 
 
 def after_ends(state: State, wanted: Sequence[Decision]) -> State | None:
-    """Return the state as it will be once jobs have ended that are expected to within a boot.
+    """Return the state after the ends of jobs that are expected within the time of a boot.
 
-    All nodes are on in it, and what starts now has started. None where no such job, nobody who
-    waits or no node that is off makes it matter.
+    All nodes are on in it, and decided starts have taken place. None without such a job, a waiting
+    job or a node that is off.
     """
-    gone = {each.job for each in wanted if isinstance(each, Start | Never)}
+    gone = _leaving(wanted)
     if not state.off or state.pending.keys() <= gone:
         return None
     boot_s = longest_boot_s(state)
@@ -174,7 +174,7 @@ def after_ends(state: State, wanted: Sequence[Decision]) -> State | None:
     if not over:
         return None
     view = all_on(state)
-    used = {node for each in wanted if isinstance(each, Start) for node in each.nodes}
+    used = {node for start in wanted if isinstance(start, Start) for node in start.nodes}
     view.take(tuple(used))
     view.free_count -= len(used)
     view.asleep = tuple(node for node in view.asleep if node not in used)
@@ -199,24 +199,24 @@ def switched(
     starts: bool,
     widens: bool,
 ) -> list[Decision]:
-    """Return what of the decisions of a pass can be done now, and nodes to be powered off or on.
+    """Return the decisions of a pass that are possible now, and nodes to be powered off or on.
 
     Args:
-        wanted: what the policy decides for :func:`all_on`.
-        soon: nodes that a waiting job will be given before they could boot.
-        starts: the pass was one that starts jobs.
+        wanted: the decisions of the policy for :func:`all_on`.
+        soon: nodes that a waiting job will get before they could boot.
+        starts: the pass may start jobs.
         widens: the policy may widen running jobs.
     """
     asleep = (state.off | state.booting.keys()) - state.down
-    goes = [each for each in wanted if isinstance(each, Start | Resize)]
+    placed = [decision for decision in wanted if isinstance(decision, Start | Resize)]
     now: list[Decision] = [
-        each
-        for each in wanted
-        if not (isinstance(each, Start | Resize) and asleep.intersection(each.nodes))
+        decision
+        for decision in wanted
+        if not (isinstance(decision, Start | Resize) and asleep.intersection(decision.nodes))
     ]
-    used = {node for each in goes for node in each.nodes}
+    used = {node for decision in placed for node in decision.nodes}
     idle: list[Node] = []
-    if starts and not any(each.code is Reason.POWER for each in goes):
+    if starts and not any(decision.code is Reason.POWER for decision in placed):
         idle = [node for node in state.free_nodes() if node not in used]
         idle = idle[_widening(state) :] if widens else idle
     free = set(idle)
@@ -238,33 +238,38 @@ def switched(
 
 
 def _hosts(state: State, nodes: Iterable[Node]) -> list[tuple[Node, ...]]:
-    """Return all slots of each host of which one is named; each node where none are shared."""
+    """Return the slots of the hosts of some nodes, by host; the nodes where none are shared."""
     return list(dict.fromkeys([state.together(node) for node in nodes]))
 
 
 def _next_need_s(state: State, wanted: Sequence[Decision]) -> float:
     """Return the earliest time at which jobs that wait after a pass may need idle nodes.
 
-    Nobody who waits then can use them before something ends: a running job, or one that starts
-    now; a shrink or a boot under way. Where no job waits, they may not be needed at all.
+    No waiting job can use them before the end of a running job, of a job that starts now, of a
+    shrink or of a boot. If no job waits, they may not be needed at all.
     """
-    gone = {each.job for each in wanted if isinstance(each, Start | Never)}
+    gone = _leaving(wanted)
     if state.pending.keys() <= gone:
         return inf
     if state.releasing:
         return state.now_s
     ends = [state.ends[0][0]] if state.ends else []
     ends += state.booting.values()
-    for each in wanted:
-        if isinstance(each, Start):
-            spec = state.pending[each.job].spec
-            span_s = spec.expected_s(each.size, exact=state.exact) * each.slowdown
+    for start in wanted:
+        if isinstance(start, Start):
+            spec = state.pending[start.job].spec
+            span_s = spec.expected_s(start.size, exact=state.exact) * start.slowdown
             ends.append(state.now_s + span_s)
     return min(ends, default=inf)
 
 
+def _leaving(decisions: Sequence[Decision]) -> set[JobId]:
+    """Return the jobs that leave the queue by decisions."""
+    return {decision.job for decision in decisions if isinstance(decision, Start | Never)}
+
+
 def _widening(state: State) -> int:
-    """Return onto how many more nodes running jobs could be widened so that it pays."""
+    """Return the number of nodes onto which it pays to widen running jobs."""
     jobs = [job for until_s, _, job in state.expandable if until_s > state.now_s]
     return sum(job.spec.sizes()[-1] - job.size for job in jobs)
 
@@ -272,15 +277,16 @@ def _widening(state: State) -> int:
 def _within_cap(
     state: State, now: Sequence[Decision], on: Sequence[tuple[Node, ...]]
 ) -> list[tuple[Node, ...]]:
-    """Return as many of the hosts to be powered on as the power cap leaves room to boot."""
+    """Return the hosts to be powered on whose boots fit under the power cap."""
     if state.power_cap_w is None:
         return list(on)
     budget, within = PowerBudget(state), []
-    for each in now:
-        if isinstance(each, Start):
-            budget.take(budget.start_w(state.pending[each.job], each.size))
-        elif isinstance(each, Resize):
-            budget.take(growth_w(state, state.running[each.job], each.size, each.nodes))
+    for decision in now:
+        if isinstance(decision, Start):
+            budget.take(budget.start_w(state.pending[decision.job], decision.size))
+        elif isinstance(decision, Resize):
+            job = state.running[decision.job]
+            budget.take(growth_w(state, job, decision.size, decision.nodes))
     for nodes in on:
         more_w = boot_extra_w(state, nodes)
         if budget.covers(more_w):
@@ -292,20 +298,20 @@ def _within_cap(
 # --- placement ``consolidate``: jobs are moved together, so that hosts can go off ----------------
 #
 # After every event at which a policy decides (the paper: at submissions and ends of jobs), hosts
-# with free slots are gone through as in figure 9: the jobs of one host move to another wherever
-# they fit, by figure 10 to the one whose operating point matches best. A migration is a resize to
-# the same size on other slots. The emptied host goes off by part ``node_power`` (figures 11, 12).
-# Only programs that use dmr can be moved; the paper moves any program with DMTCP.
+# with free slots are processed as in figure 9: the jobs of one host move to another where they fit,
+# by figure 10 to the host whose operating point matches best. A migration is a resize to the same
+# size on other slots. The emptied host goes off by part ``node_power`` (figures 11, 12). Only
+# programs that use dmr can be moved; the paper moves any program with DMTCP.
 #
-# The pseudocode has slips and is read like this. Figure 9: ``top`` and ``bottom`` are the ends of
-# the rest of the sorted list. ``Migration_feasibility`` takes a node and a list: the bottom one and
-# those above it, not the top one and one node. The ELSE with "Set top to 0" is that of a
+# The pseudocode has slips, which are read as follows. Figure 9: ``top`` and ``bottom`` are the ends
+# of the rest of the sorted list. ``Migration_feasibility`` takes a node and a list: the bottom one
+# and those above it, not the top one and one node. The ELSE with "Set top to 0" is that of a
 # destination that still has free cores: it stays in the list, which is sorted anew. The ELSE after
-# the loop is that of a bottom node for which nothing is feasible: it leaves the list. Figure 10:
-# where the bottom node could both give and take, it gives, as printed; ``ovfs`` of a host is the
-# highest frequency that its jobs ask for; raising the destination's needs no step of its own, as a
-# host runs at the highest one asked for there. M. Chauhan, N. Parveen, S. K. Saurav, Ganga Prasad
-# G. L.: "Energy Efficient Rescheduling Algorithm for High Performance Computing".
+# the loop is that of a bottom node without a feasible migration: it leaves the list. Figure 10: a
+# bottom node that could both give and take gives, as printed; ``ovfs`` of a host is the highest
+# frequency that its jobs request; raising the destination's needs no step of its own, as a host
+# runs at the highest requested one. M. Chauhan, N. Parveen, S. K. Saurav, Ganga Prasad G. L.:
+# "Energy Efficient Rescheduling Algorithm for High Performance Computing".
 
 
 @dataclass(slots=True)
@@ -313,11 +319,11 @@ class Host:
     """A host with jobs, as planned so far.
 
     Attributes:
-        used: how many of its slots are held.
-        clock: the highest frequency that its jobs ask for, over the highest there is.
-        ends_s: when the last of its jobs is expected to end.
+        used: number of its slots that are held.
+        clock: the highest frequency that its jobs request, over the highest there is.
+        ends_s: expected end of the last of its jobs.
         movable: whether all its jobs may be moved.
-        jobs: those that run there.
+        jobs: the jobs that run there.
     """
 
     at: int
@@ -330,10 +336,10 @@ class Host:
 
 
 def migrations(hosts: Sequence[Host]) -> Iterator[tuple[Host, Host]]:
-    """Yield which host is emptied into which, one after the other (figure 9).
+    """Yield pairs of hosts, of which the first is emptied into the second (figure 9).
 
-    Whoever takes a pair moves the slots: ``used`` and ``free`` are up to date when it goes on; or
-    sets the source's ``movable`` to False, where the migration is not wanted.
+    The caller updates ``used`` and ``free`` of a pair before it takes the next, or sets the
+    source's ``movable`` to False to refuse the migration.
     """
     left = sorted((host for host in hosts if host.free), key=_by_free)
     while len(left) > 1:
@@ -352,7 +358,7 @@ def migrations(hosts: Sequence[Host]) -> Iterator[tuple[Host, Host]]:
 
 
 def feasible(node: Host, others: Sequence[Host]) -> tuple[Host, Host] | None:
-    """Return which of two hosts can be emptied into which, None where none can (figure 10)."""
+    """Return a host that can be emptied and its destination, or None (figure 10)."""
     takes, gives = [], []
     for other in others:
         if node.movable and node.used <= len(other.free):
@@ -369,19 +375,19 @@ def _by_free(host: Host) -> tuple[int, int]:
 
 
 def _match(other: Host, host: Host) -> tuple[float, bool, int, int]:
-    """Return how well two hosts' operating points match: of equals the higher, then the fuller."""
+    """Return the key of a match of operating points: of equals the higher, then the fuller."""
     return abs(other.clock - host.clock), other.clock < host.clock, len(other.free), other.at
 
 
 class Consolidate(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The lowest free slots; jobs that run are moved together where a host can go off for that.
+    """The lowest free slots; running jobs are moved together where a host can go off for that.
 
-    A migration has to save more, by what is known of ends, than it and a boot cost.
+    A migration has to save more, by expected ends, than it and a boot cost.
 
     Attributes:
-        moves: how often a job is resized at most (0 for never).
-        narrow: a job is also narrowed, where that frees a host and no free slot would, nobody waits
-            and it saves energy by what is known of its run times. Not in the paper.
+        moves: largest number of resizes of a job (0 for none).
+        narrow: a job is also narrowed, if no job waits, only that frees a host, and it saves energy
+            by the job's run times. Not in the paper.
     """
 
     moves: int = 10
@@ -405,17 +411,11 @@ class Consolidate(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=
         decided: Sequence[Decision],
         budget: PowerBudget | None,
     ) -> list[Resize]:
-        """Return the migrations of a pass.
-
-        Args:
-            free: what starts and resizes of the pass have left.
-            decided: these.
-            budget: what is left of the power cap, None where there is none.
-        """
+        """Return the migrations of a pass."""
         hosts = self._hosts(state, free, decided)
-        gone = {each.job for each in decided if isinstance(each, Start | Never)}
-        until_s = state.ends[0][0] if state.pending.keys() - gone and state.ends else inf
-        left = state.resizes_left - sum(isinstance(each, Resize) for each in decided)
+        waits = state.pending.keys() - _leaving(decided)
+        until_s = state.ends[0][0] if waits and state.ends else inf
+        left = state.resizes_left - sum(isinstance(item, Resize) for item in decided)
         resizes: list[Resize] = []
         for source, destination in migrations(hosts):
             if (
@@ -445,18 +445,20 @@ class Consolidate(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=
         asleep = {at[node] for node in (*state.off, *state.booting)}
         hosts: dict[int, Host] = {}
         movable: dict[int, int] = {}
-        known: dict[int, int] = {}
+        running: dict[int, int] = {}
         emptied = {
             at[node]
             for job in state.running.values()
             for node in set(job.nodes).difference(job.requested_nodes or job.nodes)
         }
-        resized = {each.job for each in decided if isinstance(each, Resize)}
+        resized = {resize.job for resize in decided if isinstance(resize, Resize)}
         for job in state.running.values():
             moves = (
                 job.resizable_now and job.resize_count < self.moves and job.spec.id not in resized
             )
-            for node, share in zip(job.nodes, job.asked or (1.0,) * job.size, strict=True):
+            for node, share in zip(
+                job.nodes, job.requested_frequencies or (1.0,) * job.size, strict=True
+            ):
                 host = hosts.get(at[node])
                 if host is None:
                     slots = state.host_slots[at[node]]
@@ -467,13 +469,13 @@ class Consolidate(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=
                 host.ends_s = max(host.ends_s, job.expected_end_s)
                 if job not in host.jobs:
                     host.jobs.append(job)
-                known[host.at] = known.get(host.at, 0) + 1
+                running[host.at] = running.get(host.at, 0) + 1
                 movable[host.at] = movable.get(host.at, 0) + moves
         for host in hosts.values():
             host.movable = movable[host.at] == host.used
-            if known[host.at] < host.used:  # others start there, or are moved there
+            if running[host.at] < host.used:  # other jobs start there, or are moved there
                 host.ends_s = inf
-            if host.at in emptied:  # no job is moved to where others are moved away
+            if host.at in emptied:  # no job is moved to a host that others leave
                 host.free = []
         return [host for host in hosts.values() if host.at not in asleep]
 
@@ -482,7 +484,7 @@ _TEXT = "moved together: a host can go off"
 
 
 def _moved(state: State, job: Job, source: Host, destination: Host) -> tuple[Node, ...]:
-    """Return a job's slots once those on one host are on another; take them there."""
+    """Move a job's slots on one host to another and return all its slots."""
     kept = [node for node in job.nodes if state.site.host[node] != source.at]
     number = len(job.nodes) - len(kept)
     taken, destination.free = destination.free[:number], destination.free[number:]
@@ -491,13 +493,13 @@ def _moved(state: State, job: Job, source: Host, destination: Host) -> tuple[Nod
 
 
 def _pays(state: State, source: Host, until_s: float) -> bool:
-    """Return whether a host's being off saves more than moving its jobs away costs.
+    """Return whether a host that is off saves more than moving its jobs away costs.
 
-    One of two hosts would go off without that when the last of its jobs has ended. While a job is
+    Without a migration one of the hosts would go off after the last of its jobs. While a job is
     moved both its old and its new slots draw power.
 
     Args:
-        until_s: when the other host's jobs will have ended, or both may be needed.
+        until_s: the end of the other host's jobs, or the time at which both may be needed.
     """
     model, now = state.model(state.host_slots[source.at][0]), state.now_s
     price_s = max(job.spec.resize_price_s for job in source.jobs)
@@ -524,7 +526,7 @@ def _within(state: State, source: Host, budget: PowerBudget | None) -> bool:
 
 def _narrowed(state: State, hosts: Sequence[Host], left: int) -> list[Resize]:
     """Return resizes of malleable jobs that free one host, where that saves energy."""
-    for host in sorted(hosts, key=lambda each: (each.used, each.at)):
+    for host in sorted(hosts, key=lambda host: (host.used, host.at)):
         if not host.movable or len(host.jobs) > left:
             continue
         smaller = {job.spec.id: _without(state, job, host) for job in host.jobs}
@@ -538,14 +540,14 @@ def _narrowed(state: State, hosts: Sequence[Host], left: int) -> list[Resize]:
 
 
 def _without(state: State, job: Job, host: Host) -> tuple[Node, ...]:
-    """Return the slots of a job that gives up those on a host, none where it cannot."""
+    """Return the slots of a job without a host, none where it does not allow the size."""
     kept = [node for node in job.nodes if state.site.host[node] != host.at]
     sizes = [n for n in job.spec.sizes() if n <= len(kept) and n not in job.refused_sizes]
     return tuple(kept[: sizes[-1]]) if sizes else ()
 
 
 def _narrow_pays(state: State, host: Host, smaller: dict[JobId, tuple[Node, ...]]) -> bool:
-    """Return whether a host's being off saves more than its jobs' longer run times cost."""
+    """Return whether a host that is off saves more than its jobs' longer run times cost."""
     model = state.model(state.host_slots[host.at][0])
     cost_j, off_s = 0.0, 0.0
     for job in host.jobs:
@@ -563,14 +565,14 @@ def _narrow_pays(state: State, host: Host, smaller: dict[JobId, tuple[Node, ...]
     return model.off_pays(off_s) and (model.idle_w - model.off_w) * off_s - model.boot_j > cost_j
 
 
-# --- part ``frequency``: at which frequency jobs start, where nodes have several -----------------
+# --- part ``frequency``: the frequencies of starts, where nodes have several ---------------------
 #
-# A part takes the room of each pass and returns one whose starts have frequencies. A job gets the
-# highest frequency that a job on its host asks for (:mod:`rms.core.rules.transition`).
+# A part takes the room of a pass and returns a room whose starts have frequencies. A job runs at
+# the highest frequency that a job on its host requests (:mod:`rms.core.rules.transition`).
 
 
 class FrequencyPart:
-    """Part ``frequency``: at which frequency jobs start.
+    """Part ``frequency``: the frequencies of starts.
 
     Attributes:
         sets: it sets frequencies, which nodes have to state.
@@ -601,8 +603,8 @@ NOMINAL = Nominal()
 class PowerAware(FrequencyPart, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Processes that would wait for slower ones of their job run slower (Guim et al., IV-A-2).
 
-    On nodes whose processes share bandwidth, each of which has a frequency of its own: what
-    ``power_aware = true`` of a placement there does too.
+    On nodes whose processes share bandwidth and have frequencies of their own; the same as
+    ``power_aware = true`` of a placement there.
     """
 
     def __call__(self, state: State, room: Room) -> Room:
@@ -615,10 +617,10 @@ class PowerAware(FrequencyPart, msgspec.Struct, frozen=True, forbid_unknown_fiel
 class OptimalOperatingPoint(FrequencyPart, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every job at the frequency at which it needs least energy (Chauhan et al., section III).
 
-    By its time and power over frequency; one of which these are not known asks for the highest.
+    By its time and power over frequency; a job without operating points requests the highest.
 
     Attributes:
-        slowdown: run time there over that at the highest frequency is at most this.
+        slowdown: largest run time there over that at the highest frequency.
     """
 
     slowdown: float = inf
@@ -628,19 +630,18 @@ class OptimalOperatingPoint(FrequencyPart, msgspec.Struct, frozen=True, forbid_u
             raise ValueError(f"expected a slowdown of at least 1, got {self.slowdown}")
 
     def __call__(self, state: State, room: Room) -> Room:
-        """Return a room whose starts ask for the frequency."""
+        """Return a room whose starts have the frequency."""
         return ClockedRoom(room, state, self) if state.settable_frequencies else room
 
     def asks(self, state: State, job: Job) -> float:
         """Return the frequency for a job, over the highest one; of equal ones the higher.
 
-        Energy is that of its own power and of its share of its host's idle power.
+        The energy includes the job's share of its host's idle power.
         """
         levels, points = state.site.levels, job.spec.operating_points
         if not points:
             return 1.0
-        slots = state.least_slots
-        model = state.power_models[0]
+        slots, model = state.least_slots, state.power_models[0]
         own_w = model.slot_w(job.spec, job.spec.preferred, slots) or 1.0
         best, least = 1.0, inf
         for ghz, _ in reversed(levels):
@@ -662,13 +663,13 @@ class ClockedRoom(RoomWithin):
         self._state, self._part = state, part
 
     def slowdown(self, job: Job, size: int) -> float:
-        """Return how much longer the job is expected to run."""
+        """Return the expected run time of a job that starts now over the stated one."""
         share = self._part.asks(self._state, job)
         own = longer(self._state.site.levels, job.spec.operating_points, share)
         return own * self._room.slowdown(job, size)
 
     def take(self, job: Job, size: int) -> tuple[tuple[Node, ...], tuple[float, ...]]:
-        """Take nodes for a job that fits; return the frequency on each too."""
+        """Take nodes for a job that fits; return frequencies too."""
         nodes, _ = self._room.take(job, size)
         share = self._part.asks(self._state, job)
         return nodes, () if share == 1.0 else (share,) * len(nodes)

@@ -1,9 +1,9 @@
-"""Part ``order``: which jobs are served first."""
+"""Part ``order``: the order of the waiting jobs."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from math import sqrt
@@ -15,8 +15,20 @@ from rms.core.model.jobs import Job
 from rms.core.state import State
 
 
+class Queue:
+    """The queue of one pass, which can be iterated again."""
+
+    __slots__ = ("_jobs",)
+
+    def __init__(self, jobs: Callable[[], Iterator[Job]]) -> None:
+        self._jobs = jobs
+
+    def __iter__(self) -> Iterator[Job]:
+        return self._jobs()
+
+
 class Order:
-    """Part ``order``: the waiting jobs, the first to be served first.
+    """Part ``order``: the waiting jobs in order.
 
     Attributes:
         ranks: it includes the priorities of jobs.
@@ -28,7 +40,7 @@ class Order:
 
     @property
     def half_life_s(self) -> float | None:
-        """The half-life of the usage of accounts by which it goes, None where it does not."""
+        """The half-life of the usage of accounts that it goes by, or None."""
         return None
 
     @property
@@ -50,7 +62,7 @@ class Fcfs(Order, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ShortestFirst(Order, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The shortest expected run time first; of equal ones the first that came."""
+    """The shortest expected run time first; equal ones in the order of submission."""
 
     def __call__(self, state: State) -> Iterable[Job]:
         """Return the queue."""
@@ -60,13 +72,13 @@ class ShortestFirst(Order, msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 class SmallestFirst(Order, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Due jobs first, then small ones; of these, first accounts that hold less than their share.
 
-    Small by the least nodes a job can start on times the square root of the time it requests (one
-    of the orders that Carastan-Santos & de Camargo, SC'17, found to wait least). Among n accounts
-    with jobs, one whose jobs hold less than a share of 1 / n of the nodes, at their least sizes,
-    comes first, so that many jobs of one user do not hold up those of others.
+    The size is the least number of nodes times the square root of the requested time (one of the
+    orders with the shortest waits of Carastan-Santos & de Camargo, SC'17). Among n accounts with
+    jobs, an account whose jobs hold less than 1 / n of the nodes, at their least sizes, comes
+    first, so that many jobs of one user do not hold up the jobs of others.
 
     Attributes:
-        depth: how many jobs are looked at in a pass.
+        depth: number of jobs considered in a pass.
     """
 
     depth: int = 200
@@ -78,23 +90,11 @@ class SmallestFirst(Order, msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
     def __call__(self, state: State) -> Iterable[Job]:
         """Return the queue."""
-        return state.pending.values() if state.one_array else SmallestQueue(self, state)
+        if state.one_array:
+            return state.pending.values()
+        return Queue(lambda: islice(self._jobs(state), self.depth))
 
-
-class SmallestQueue:
-    """The queue of one pass by :class:`SmallestFirst`; it may be gone through again."""
-
-    __slots__ = ("_order", "_state")
-
-    def __init__(self, order: SmallestFirst, state: State) -> None:
-        self._order, self._state = order, state
-
-    def __iter__(self) -> Iterator[Job]:
-        """Yield the jobs, each once."""
-        return islice(self._all(), self._order.depth)
-
-    def _all(self) -> Iterator[Job]:
-        state = self._state
+    def _jobs(self, state: State) -> Iterator[Job]:
         jobs = state.queue_by(size)
         full = _full_arrays(state) if state.array_limited else ()
         above: set[str] = set()
@@ -102,7 +102,7 @@ class SmallestQueue:
             most = state.nodes / len(state.accounts)
             above = {account for account, nodes in state.held_by.items() if nodes >= most}
         due = state.due or {}
-        for job_id in due:  # first of all, so that they are among those that limits let through
+        for job_id in due:  # first, so that limits of arrays do not hold them back
             if (first := state.pending.get(job_id)) is not None:
                 yield first
         if not above and not full:
@@ -119,7 +119,7 @@ class SmallestQueue:
 
 
 def _full_arrays(state: State) -> set[str | None]:
-    """Return the arrays of which as many jobs run as may.
+    """Return the arrays with as many running jobs as their limits allow.
 
     Their waiting jobs are left out: they would count against ``depth`` before other jobs.
     """
@@ -129,25 +129,24 @@ def _full_arrays(state: State) -> set[str | None]:
 
 
 def size(job: Job) -> float:
-    """Return what :class:`SmallestFirst` sorts by: least nodes x sqrt(time requested on them)."""
+    """Return the key of :class:`SmallestFirst`: least nodes x sqrt(time requested on them)."""
     return job.least * sqrt(job.spec.expected_s(job.least))
 
 
 # --- multifactor: by age, fair share and size, as Slurm's priority/multifactor plugin ------------
 #
 # Fair share is the plugin's classic one: 2^(-U / S), with U the account's part of all usage, older
-# usage counting less, and S its part of all shares: 1 for an account without usage, 0.5 for one
-# that has used its share. Of equal priorities the first submitted job comes first.
+# usage counting less, and S its part of all shares: 1 for an account without usage, 0.5 for an
+# account that has used its share. Jobs of equal priority come in the order of submission.
 
 DAY_S = 86_400.0
 
-
 Factors = dict[str, tuple[float, float, float]]
-"""The fair-share factor, the usage and the share of each account."""
+"""The fair-share factor, the usage and the share by account."""
 
 
 class Priority(msgspec.Struct, frozen=True):
-    """The priority of a job, and the weighted factors that it is the sum of.
+    """The priority of a job: a sum of weighted factors.
 
     Attributes:
         usage, share: its account's part of all usage, and of all shares, from 0 to 1.
@@ -180,10 +179,10 @@ class Multifactor(Order, msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """The highest priority first.
 
     Attributes:
-        age, fair_share, size: weights; each factor is from 0 to 1.
-        max_age_days: a job that has waited for so long has all of ``age``.
-        half_life_days: usage of so long ago counts half.
-        shares: of accounts; one that is not named has 1.
+        age, fair_share, size: weights; factors are from 0 to 1.
+        max_age_days: a job that has waited for this time has all of ``age``.
+        half_life_days: usage of this age counts half.
+        shares: of accounts; an account that is not named has 1.
     """
 
     age: float = 1000.0
@@ -216,14 +215,14 @@ class Multifactor(Order, msgspec.Struct, frozen=True, forbid_unknown_fields=True
                 for job in state.pending.values()
             ]
             return [job for _, _, job in sorted(ranked)]
-        return ByAccount(self, state)
+        return Queue(lambda: self._by_account(state))
 
     def priority(self, state: State, job: Job) -> Priority:
         """Return the priority of a waiting job."""
         return self.of(state, job, self.factors(state, (job.spec.account,)))
 
     def of(self, state: State, job: Job, fair: Factors) -> Priority:
-        """Return the priority of a job, given the factors of the accounts."""
+        """Return the priority of a job by the factors of accounts."""
         waited_s = state.now_s - job.spec.submit_s
         age = min(1.0, max(0.0, waited_s) / (self.max_age_days * DAY_S))
         factor, usage, share = fair.get(job.spec.account, (1.0, 0.0, 0.0))
@@ -247,30 +246,20 @@ class Multifactor(Order, msgspec.Struct, frozen=True, forbid_unknown_fields=True
             factors[account] = factor, usage, share
         return factors
 
+    def _by_account(self, state: State) -> Iterator[Job]:
+        """Yield the jobs by priority.
 
-class ByAccount:
-    """The queue of one pass; it may be gone through again.
-
-    Of the jobs of one account the oldest has the highest priority, so only those that are next of
-    their accounts are compared, as far as the queue is looked at.
-    """
-
-    __slots__ = ("_order", "_state")
-
-    def __init__(self, order: Multifactor, state: State) -> None:
-        self._order, self._state = order, state
-
-    def __iter__(self) -> Iterator[Job]:
-        """Yield the jobs, each once."""
-        order, state = self._order, self._state
+        Of the jobs of one account the oldest has the highest priority, so only the next jobs of
+        accounts are compared.
+        """
         queues: dict[str, list[Job]] = {}
         for job in state.pending.values():
             queues.setdefault(job.spec.account, []).append(job)
-        fair, now = order.factors(state, queues), state.now_s
-        age, most_s = order.age, order.max_age_days * DAY_S
+        fair, now = self.factors(state, queues), state.now_s
+        age, most_s = self.age, self.max_age_days * DAY_S
         heads = []
         for account, jobs in queues.items():
-            own = order.fair_share * fair.get(account, (1.0,))[0]
+            own = self.fair_share * fair.get(account, (1.0,))[0]
             waiting = iter(jobs)
             job = next(waiting)
             value = own + age * min(1.0, max(0.0, now - job.spec.submit_s) / most_s)

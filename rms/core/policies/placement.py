@@ -1,11 +1,11 @@
-"""Parts ``placement`` and ``sizing``: which nodes, and how many of them.
+"""Parts ``placement`` and ``sizing``: the nodes of jobs, and their number.
 
 A placement opens a :class:`Room` for one pass: the free nodes, of which admission and sizing take
-some. A sizing makes a :class:`Plan` for it. The state is left as it is.
+some. A sizing makes a :class:`Plan` for it. The state does not change.
 
-Two limits hold whatever the parts are. Under a power cap, power counts as nodes do
-(:class:`CappedRoom`). Jobs that may have some nodes only get them (:class:`ListedRoom`). Either may
-make a start smaller than the plan wants it (:class:`LimitedPlan`).
+Two limits apply to all parts. Under a power cap, power counts as nodes do (:class:`CappedRoom`).
+Jobs with lists of nodes get no other nodes (:class:`ListedRoom`). Both may make a start smaller
+than planned (:class:`LimitedPlan`).
 """
 
 from __future__ import annotations
@@ -50,26 +50,26 @@ class Room(ABC):
     @property
     @abstractmethod
     def free(self) -> int:
-        """How many nodes are left."""
+        """The number of nodes left."""
 
     @property
     @abstractmethod
     def passed(self) -> int:
-        """How many of the first of ``state.ends`` are over by expectation: their nodes are free."""
+        """The number of first entries of ``state.ends`` whose nodes count as free already."""
 
-    @abstractmethod
     def fits(self, job: Job, size: int) -> bool:
         """Return whether the job may start on ``size`` nodes now."""
+        return size <= self.free
 
     @abstractmethod
     def place(self, job: Job, size: int) -> tuple[Node, ...]:
-        """Take nodes for a job that fits; none where they are only counted."""
+        """Take nodes for a job that fits; none where nodes are counted."""
 
     @abstractmethod
     def resize(self, job: Job, size: int) -> tuple[Node, ...]:
         """Return the nodes of a running job at another size, taking the new ones.
 
-        Other than ``size`` nodes where they cannot be had; none where they are only counted.
+        Other than ``size`` nodes if too few are free; none where nodes are counted.
         """
 
     def take(self, job: Job, size: int) -> tuple[tuple[Node, ...], tuple[float, ...]]:
@@ -82,7 +82,7 @@ class Room(ABC):
 
 
 class RoomWithin(Room):
-    """A room whose starts have one more condition or effect; all else is that of the room."""
+    """A room with one more condition or effect of starts."""
 
     __slots__ = ("_room", "varies")
 
@@ -91,12 +91,12 @@ class RoomWithin(Room):
 
     @property
     def free(self) -> int:
-        """How many nodes are left."""
+        """The number of nodes left."""
         return self._room.free
 
     @property
     def passed(self) -> int:
-        """How many running jobs are over by expectation."""
+        """The number of entries of ``state.ends`` whose nodes count as free."""
         return self._room.passed
 
     def fits(self, job: Job, size: int) -> bool:
@@ -112,7 +112,7 @@ class RoomWithin(Room):
         return self._room.resize(job, size)
 
     def take(self, job: Job, size: int) -> tuple[tuple[Node, ...], tuple[float, ...]]:
-        """Take nodes for a job that fits; return the frequency on each too."""
+        """Take nodes for a job that fits; return frequencies too."""
         return self._room.take(job, size)
 
     def slowdown(self, job: Job, size: int) -> float:
@@ -134,13 +134,13 @@ class Plan(Protocol):
 
 
 class Placement:
-    """Part ``placement``: which nodes.
+    """Part ``placement``: the nodes of jobs.
 
     Attributes:
         counted: nodes are counted, not placed.
         least_bandwidth: it goes by the memory bandwidth of nodes, which they have to state.
-        caps_nodes: it holds a power cap of each node or rack.
-        migrates: it wants resizes of running jobs to other nodes (:meth:`migrations`).
+        caps_nodes: it holds power caps of nodes or racks.
+        migrates: it resizes running jobs to other nodes (:meth:`migrations`).
     """
 
     __slots__ = ()
@@ -152,12 +152,12 @@ class Placement:
 
     @property
     def ahead(self) -> bool:
-        """Whether a start may come before the end, of the same instant, that makes it possible."""
+        """Whether a start may come before an end of the same instant that frees its nodes."""
         return False
 
     @property
     def shared(self) -> bool:
-        """Whether jobs share nodes: a daemon gives it slots, one by one."""
+        """Whether jobs share nodes: the nodes of the state are slots."""
         return False
 
     @property
@@ -175,7 +175,7 @@ class Placement:
         raise NotImplementedError
 
     def refusal(self, site: Site, spec: JobSpec) -> str | None:
-        """Return why a job can never be placed, None where it can."""
+        """Return why a job can never be placed, or None."""
         return None
 
     def migrations(
@@ -189,14 +189,14 @@ class Placement:
 
         Args:
             free: nodes that the starts and resizes of the pass have left.
-            decided: these.
-            budget: the rest of the power cap, None where there is none.
+            decided: the starts and resizes.
+            budget: the rest of the power cap, or None.
         """
         return []
 
 
 class Sizing:
-    """Part ``sizing``: the size of each job that waits, and of each that may be resized.
+    """Part ``sizing``: the sizes of waiting jobs, and of jobs that may be resized.
 
     Attributes:
         twin: it goes by the schedule of EASY (:mod:`rms.core.scheduler.twin`).
@@ -210,7 +210,7 @@ class Sizing:
 
     @property
     def keys(self) -> Mapping[str, RunningKey]:
-        """Keys by which the running jobs are kept sorted for it, where it has a twin."""
+        """Keys by which the running jobs are sorted for it, where it has a twin."""
         return {}
 
     def __call__(self, state: State, queue: Iterable[Job], room: Room) -> Plan:
@@ -229,10 +229,6 @@ class Counts(Room):
     def __init__(self, free: int, passed: int = 0) -> None:
         self.free, self.passed = free, passed
 
-    def fits(self, job: Job, size: int) -> bool:
-        """Return whether the job may start on ``size`` nodes now."""
-        return size <= self.free
-
     def place(self, job: Job, size: int) -> tuple[Node, ...]:
         """Take nodes for a job that fits."""
         self.free -= size
@@ -248,8 +244,8 @@ class Count(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nodes are counted only: for traces, and for clusters whose nodes are all alike.
 
     ``ahead``: a job whose expected end has come no longer holds nodes: of two events of one
-    instant, a start may come before the end that makes it possible. That the end did come is
-    checked when the instant is over.
+    instant, a start may come before the end that frees its nodes. The engine checks after the
+    instant that the end came.
     """
 
     ahead: bool = False
@@ -283,12 +279,8 @@ class Lowest(Room):
 
     @property
     def rest(self) -> list[Node]:
-        """The nodes that are left; the room is not used after that."""
+        """The nodes left; the room cannot be used after that."""
         return list(self._nodes)
-
-    def fits(self, job: Job, size: int) -> bool:
-        """Return whether the job may start on ``size`` nodes now."""
-        return size <= self.free
 
     def place(self, job: Job, size: int) -> tuple[Node, ...]:
         """Take the lowest nodes."""
@@ -311,10 +303,14 @@ class FirstFit(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         return Lowest(state)
 
 
-class AsAskedPlan:
-    """Every job at its preferred size; moldable and flexible ones at what fits now."""
+class AsAsked(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Every job at its preferred size, or the largest that fits if it allows it. No resizes."""
 
-    __slots__ = ()
+    widens: ClassVar[bool] = False
+
+    def __call__(self, state: State, queue: Iterable[Job], room: Room) -> Plan:
+        """Return the sizing itself, as it has one plan."""
+        return self
 
     def start(self, job: Job, free: int) -> int:
         """Return the preferred size, or the largest that fits."""
@@ -326,36 +322,19 @@ class AsAskedPlan:
         return sizes[at - 1] if at else job.least
 
     def resizes(self, state: State, room: Room) -> list[Resize]:
-        """Return nothing: the plan does not look at other jobs, so it has no reason to resize."""
+        """Return no resizes."""
         return []
-
-
-_AS_ASKED = AsAskedPlan()
-
-
-class AsAsked(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Every job at its preferred size; moldable and flexible ones at what fits. No resizes."""
-
-    widens: ClassVar[bool] = False
-
-    def __call__(self, state: State, queue: Iterable[Job], room: Room) -> Plan:
-        """Return the plan of a pass."""
-        return _AS_ASKED
 
 
 # --- under a power cap ---------------------------------------------------------------------------
 #
 # A room under the cap refuses starts whose power does not fit, so every admission treats such a job
-# as one that lacks nodes. Reservations (:mod:`admission`, :mod:`backfill_share`) look at the room's
-# budget too: an overtaking job takes no power that they need.
+# as one that lacks nodes. Reservations (:mod:`admission`, :mod:`backfill_share`) include the room's
+# budget: an overtaking job takes no power that they need.
 
 
 class CappedRoom(RoomWithin):
-    """A room in which power counts as nodes do.
-
-    Attributes:
-        budget: the rest of the cap.
-    """
+    """A room in which power counts as nodes do."""
 
     __slots__ = ("budget",)
 
@@ -370,12 +349,12 @@ class CappedRoom(RoomWithin):
         return self.budget.starts(job, size) and self._room.fits(job, size)
 
     def take(self, job: Job, size: int) -> tuple[tuple[Node, ...], tuple[float, ...]]:
-        """Take nodes and power for a job that fits; return the frequency on each node too."""
+        """Take nodes and power for a job that fits; return frequencies too."""
         self.budget.take(self.budget.start_w(job, size))
         return self._room.take(job, size)
 
     def resize(self, job: Job, size: int) -> tuple[Node, ...]:
-        """Return the nodes of a running job at another size; those it has if power is lacking."""
+        """Return the nodes of a running job at another size; its present ones without power."""
         if not self.budget.widens(job, size):
             return job.nodes
         if size > job.size:
@@ -384,12 +363,12 @@ class CappedRoom(RoomWithin):
 
 
 def yielding(state: State, room: CappedRoom) -> list[Resize]:
-    """Return shrinks of running jobs if the cap is passed: it was lowered, or meters say so.
+    """Return shrinks of running jobs if the cap is exceeded.
 
-    One size at a time, the job that draws most first, until enough is or will be free.
+    One size at a time, the job that draws most first, until enough power is or will be free.
     """
     budget = room.budget
-    # A start that takes all that is left may leave less than nothing, by rounding.
+    # A start that takes the whole rest may leave less than 0 W, by rounding.
     over_w = -(budget.left_w + budget.releasing_w) - 2.0 * ROUNDING * (state.power_cap_w or 0.0)
     if over_w <= 0.0:
         return []
@@ -423,28 +402,27 @@ def yielding(state: State, room: CappedRoom) -> list[Resize]:
 
 # --- jobs that may have some nodes only (``--nodelist``, ``--exclude``) --------------------------
 #
-# Policies count nodes; these jobs are fitted in around them, as those on nodes held for a time are
-# (:mod:`rms.core.rules.checks`). No policy sees such a job while too few of its nodes are free, so
-# no job waits behind it in vain; but if it is the first in the policy's order, those of its nodes
-# that are free, or fall free, are kept for it, as many as it lacks: it starts as soon as the jobs
-# there end. A job that is seen starts where the policy would start any other of its size, so it
-# delays no reservation; it gets nodes of its list, and others get those first that fewest of such
-# jobs may have.
+# Policies count nodes and do not know lists. No policy sees a job with a list while too few of its
+# nodes are free, so no job waits behind it in vain; but if it is the first in the policy's order,
+# free nodes of its list are kept for it, as many as it lacks: it starts as soon as the jobs there
+# end. A job that policies see starts when any other job of its size would, so it delays no
+# reservation; it gets nodes of its list, and other jobs get first the nodes that are in the fewest
+# lists.
 #
-# Under a placement that does not take nodes in order (``first-fit``) such jobs wait.
+# Under a placement that does not take nodes in order (``first-fit``) jobs with lists wait.
 
 MOST_TRIES = 8
-"""So often a pass is decided again without jobs whose nodes it gave to others."""
+"""A pass is repeated at most this often without jobs whose nodes it gave to others."""
 
 MOST_LISTS = 64
 """At most this many node lists count when free nodes are ordered for other jobs."""
 
 
 class ListedRoom(Lowest):
-    """Free nodes, those first that fewest jobs with lists may have.
+    """Free nodes, in the order of the number of lists that they are in.
 
     Attributes:
-        refused: jobs for which enough nodes were left, but too few of their own.
+        refused: jobs for which enough nodes were left, but too few of their lists.
     """
 
     __slots__ = ("_left", "_lists", "_state", "refused")
@@ -461,11 +439,11 @@ class ListedRoom(Lowest):
 
     @property
     def rest(self) -> list[Node]:
-        """The nodes that are left; the room is not used after that."""
+        """The nodes left; the room cannot be used after that."""
         return list(self._left)
 
     def of(self, job: Job, most: float = inf) -> list[Node]:
-        """Return the nodes left that a job may have, up to so many."""
+        """Return nodes left that a job may have, at most ``most``."""
         nodes: list[Node] = []
         own = allowed(self._state, job.spec) if job.spec.id in self._state.listed else None
         for node in self._left if most > 0 else ():
@@ -485,7 +463,7 @@ class ListedRoom(Lowest):
         return fits
 
     def left_out(self, decisions: Sequence[Decision]) -> set[JobId]:
-        """Return the jobs for which too few nodes of a list are left, if any was refused."""
+        """Return the jobs that lack nodes of their list, if one was refused."""
         if not self.refused:
             return set()
         left = {nodes: len(nodes.intersection(self._left)) for nodes in self._lists}
@@ -503,7 +481,7 @@ class ListedRoom(Lowest):
         return tuple(nodes)
 
     def resize(self, job: Job, size: int) -> tuple[Node, ...]:
-        """Return the nodes of a job at its new size, those it has where its list has too few."""
+        """Return the nodes of a job at its new size; its present ones if its list has too few."""
         have = job.nodes
         if size > len(have) and len(self.of(job, size - len(have))) < size - len(have):
             return have
@@ -511,7 +489,7 @@ class ListedRoom(Lowest):
 
 
 def listed_room(state: State, room: Room) -> ListedRoom | None:
-    """Return the room of a pass in which jobs with lists have places, None where it has none."""
+    """Return the room of a pass for jobs with lists, None if the placement has none."""
     return ListedRoom(state) if type(room) is Lowest else None
 
 
@@ -525,7 +503,7 @@ def _waiting(state: State) -> list[Job]:
 
 
 def lacking(state: State, placing: bool) -> dict[JobId, Later]:
-    """Return why jobs with lists are not started on the nodes that are free, those that are not.
+    """Return the jobs with lists that are not started on the free nodes, with reasons.
 
     Args:
         placing: whether the policy's placement can give them nodes.
@@ -557,7 +535,7 @@ def _are(number: int) -> str:
 def kept(state: State, first: Job, hidden: Iterable[JobId]) -> list[Node]:
     """Return the free nodes that are kept for the first job of an order, if its list has too few.
 
-    None where not even all of its nodes that are up would be enough.
+    Empty if not even all of its nodes that are up would be enough.
     """
     if first.spec.id not in hidden:
         return []
@@ -567,10 +545,10 @@ def kept(state: State, first: Job, hidden: Iterable[JobId]) -> list[Node]:
     return sorted(node for node in own if state.vacant[node])[: first.least]
 
 
-def seen(
+def without_jobs(
     state: State, events: Sequence[Event], hidden: set[JobId], nodes: Sequence[Node]
 ) -> tuple[State, Sequence[Event]]:
-    """Return a state as a policy is to see it, without some jobs and free nodes, and events."""
+    """Return a state and events for a policy, without hidden jobs and some free nodes."""
     view = copy.copy(state)
     view.needs_pass = True
     if hidden:
@@ -587,7 +565,7 @@ def seen(
 
 
 def within_lists(state: State, decisions: Sequence[Decision]) -> list[Decision]:
-    """Return decisions without resizes that take a job to nodes it may not have."""
+    """Return decisions without resizes to nodes that a job may not have."""
     return [
         decision
         for decision in decisions
@@ -600,7 +578,7 @@ def within_lists(state: State, decisions: Sequence[Decision]) -> list[Decision]:
 
 
 class LimitedPlan:
-    """A plan whose starts are made smaller, where a job allows it, until its nodes and power fit.
+    """A plan whose starts are made smaller, where jobs allow it, until nodes and power fit.
 
     Attributes:
         plan: the plan of the sizing.
@@ -612,7 +590,7 @@ class LimitedPlan:
         self.plan, self._listed, self._budget = plan, listed, budget
 
     def start(self, job: Job, free: int) -> int:
-        """Return the size at which a waiting job should start: the wanted one, if that fits."""
+        """Return the size at which a waiting job should start: the planned one, if it fits."""
         size, spec, budget = self.plan.start(job, free), job.spec, self._budget
         if not spec.mode.any_start:
             return size
@@ -629,10 +607,10 @@ class LimitedPlan:
         return smaller[fitting - 1] if fitting else job.least
 
     def resizes(self, state: State, room: Room) -> list[Resize]:
-        """Return the resizes wanted."""
+        """Return the resizes of the plan."""
         return self.plan.resizes(state, room)
 
 
 def plan_of_sizing(plan: Plan) -> Plan:
-    """Return the plan as the sizing has made it, without limits."""
+    """Return the plan of the sizing, without limits."""
     return plan.plan if isinstance(plan, LimitedPlan) else plan

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from typing import Protocol
+from typing import ClassVar
 
 import msgspec
 
@@ -59,8 +59,8 @@ from rms.core.policies.placement import (
     lacking,
     listed_room,
     plan_of_sizing,
-    seen,
     within_lists,
+    without_jobs,
     yielding,
 )
 from rms.core.policies.share import SharePlan
@@ -70,24 +70,27 @@ from rms.core.state import RunningKey, State
 # --- part ``passes`` -----------------------------------------------------------------------------
 
 
-class Passes(Protocol):
-    """Part ``passes``: after which events the policy decides."""
+class Passes:
+    """Part ``passes``: the events after which the policy decides.
+
+    Attributes:
+        triggers: events after which it decides.
+        start_triggers: events of these after which it starts jobs.
+    """
+
+    __slots__ = ()
+
+    triggers: ClassVar[frozenset[type]] = TRIGGERS
+    start_triggers: ClassVar[frozenset[type]] = TRIGGERS
 
     @property
     def every_s(self) -> float | None:
         """Time between regular passes, or None."""
-
-    @property
-    def triggers(self) -> frozenset[type]:
-        """Events after which it decides."""
-
-    @property
-    def start_triggers(self) -> frozenset[type]:
-        """Those of them after which it starts jobs."""
+        return None
 
 
-class Events(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The policy decides after every event that can change what it decides.
+class Events(Passes, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The policy decides after every event that can change its decisions.
 
     Attributes:
         every_s: also at multiples of this time, while there are jobs; None for never.
@@ -95,19 +98,9 @@ class Events(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     every_s: float | None = None
 
-    @property
-    def triggers(self) -> frozenset[type]:
-        """Events after which it decides."""
-        return TRIGGERS
 
-    @property
-    def start_triggers(self) -> frozenset[type]:
-        """Events after which it starts jobs."""
-        return TRIGGERS
-
-
-class Ticks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The policy decides at regular times and at each end; for running jobs at resize points.
+class Ticks(Passes, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The policy decides at regular times and at ends of jobs; for running jobs at resize points.
 
     Attributes:
         every_s: time between regular passes.
@@ -115,42 +108,34 @@ class Ticks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     every_s: float = 10.0
 
-    @property
-    def triggers(self) -> frozenset[type]:
-        """Events after which it decides."""
-        kinds = Ended, Withdrawn, Ticked, ResizePoint, PowerCapSet, PowerMeasured
-        return frozenset(kinds)
-
-    @property
-    def start_triggers(self) -> frozenset[type]:
-        """Events after which it starts jobs."""
-        return frozenset((Ended, Withdrawn, Ticked))
+    start_triggers: ClassVar[frozenset[type]] = frozenset((Ended, Withdrawn, Ticked))
+    triggers: ClassVar[frozenset[type]] = start_triggers | {ResizePoint, PowerCapSet, PowerMeasured}
 
 
 # --- the policy ----------------------------------------------------------------------------------
 
 
 class PolicyError(ValueError):
-    """No such policy, or one that cannot be."""
+    """A policy that does not exist, or is not valid."""
 
 
 class MissingPartError(PolicyError):
-    """A policy that names a user's function which cannot be had (any more)."""
+    """A policy that names a user's function which cannot be imported."""
 
 
 Opened = tuple[Room, ListedRoom | None, CappedRoom | None, Room, Iterable[Job], Plan]
-"""The room of the placement; the same where it holds node lists; the one under the power cap; the
+"""The room of the placement; the same where it holds node lists; the room under the power cap; the
 outermost of them; the queue and the plan."""
 
 
 @dataclass(eq=False)
 class View:
-    """The state as the parts see it, and what they have made of it, to explain why jobs wait.
+    """The state for the parts, with their results, to explain why jobs wait.
 
     Attributes:
         state: all nodes on.
-        capped: the room under the power cap, where there is one.
-        room: the same, or another one that the parts have opened.
+        capped: the room under the power cap, or None.
+        room: the outermost room.
         queue: the waiting jobs in order.
         plan: their sizes.
     """
@@ -163,7 +148,7 @@ class View:
 
     @cached_property
     def running(self) -> Counter[str | None]:
-        """How many jobs of each array run."""
+        """The number of running jobs by array."""
         return Counter(job.spec.array for job in self.state.running.values())
 
 
@@ -172,20 +157,13 @@ class Policy:
     """One function per part.
 
     Attributes:
-        order: the waiting jobs, the first to be served first.
-        sizing: the size each waiting job should start at and each resizable one should have.
-        admission: which jobs start now, given order and sizes.
-        placement: on which nodes.
-        passes: after which events it decides.
-        node_power: which nodes are powered off and on.
-        frequency: at which frequency jobs start.
-        text: the composition as JSON, from which :func:`rms.core.policies.named` makes it again.
+        text: the composition as JSON, for :func:`rms.core.policies.named`.
         shipped: it comes with the program, so that its name identifies it.
         twin: EASY in the same order, if the sizing goes by its schedule
             (:mod:`rms.core.scheduler.twin`).
         triggers, start_triggers: events after which it decides, and after which it starts jobs.
         always_on: it powers no node off.
-        exact: expected ends follow known run times, not limits.
+        exact: expected ends follow stated run times, not limits.
         clocked: it sets frequencies, which nodes have to state.
     """
 
@@ -217,12 +195,12 @@ class Policy:
 
     @property
     def running_keys(self) -> Mapping[str, RunningKey]:
-        """The keys by which running jobs are kept sorted for its sizing."""
+        """The keys by which running jobs are sorted for its sizing."""
         return self.sizing.keys if self.twin is not None else {}
 
     @property
     def key(self) -> str:
-        """Its name in a journal: that of a shipped policy, else the composition."""
+        """Its name in a journal: the name of a shipped policy, else the composition."""
         return self.name if self.shipped else self.text
 
     # --- a pass ----------------------------------------------------------------------------------
@@ -230,11 +208,11 @@ class Policy:
     def decide(self, state: State, events: Sequence[Event]) -> list[Decision]:
         """Return the decisions after these events, in the order in which they are taken.
 
-        The engine calls it only after events of a kind in ``triggers``.
+        The engine calls it only after events of a type in ``triggers``.
         """
         if self.always_on and not (state.off or state.booting):
             return self._decide(state, events) if state.listed else self._pass(state, events)
-        # Where nothing has changed but the time, a migration pays less than it did.
+        # If only the time has changed, a migration pays less than before.
         moves = self.placement.migrates and bool(state.needs_pass or state.new_jobs)
         wanted = self._decide(all_on(state), events, moves=moves)
         every = self.start_triggers is self.triggers
@@ -252,7 +230,7 @@ class Policy:
         then = after_ends(state, wanted)
         if then is None:
             return set()
-        starts = [each for each in self._decide(then, ()) if isinstance(each, Start)]
+        starts = [decision for decision in self._decide(then, ()) if isinstance(decision, Start)]
         return {node for start in starts for node in start.nodes}
 
     def _decide(
@@ -263,33 +241,29 @@ class Policy:
             return self._pass(state, events, moves)
         hidden, starting = set[JobId](), list[Decision]()
         for _ in range(MOST_TRIES):
-            view, seen_events = self._usable(state, events, hidden)
+            view, left_events = self._usable(state, events, hidden)
             refused = set[JobId]()
-            decisions = self._pass(view, seen_events, moves, refused)
-            begun = {each.job for each in decisions if isinstance(each, Start)}
+            decisions = self._pass(view, left_events, moves, refused)
+            begun = {start.job for start in decisions if isinstance(start, Start)}
             if starting and not begun:
-                decisions = starting  # else nothing might happen any more
+                decisions = starting  # else no event might follow
                 break
             if refused <= begun:
                 break
             starting = decisions if begun else []
-            hidden |= refused - begun  # others have its nodes now: no job is to wait behind it
+            hidden |= refused - begun  # others have its nodes now: no job waits behind it
         return within_lists(state, decisions)
 
     def _usable(
         self, state: State, events: Sequence[Event], hidden: Set[JobId] = frozenset()
     ) -> tuple[State, Sequence[Event]]:
-        """Return the state and events without jobs for which too few nodes of their list are free.
-
-        Args:
-            hidden: other jobs to leave out.
-        """
+        """Return the state and events without hidden jobs and jobs that lack listed nodes."""
         lacks = set(lacking(state, self._places_lists(state)))
         first = next(iter(self._queue(state, self.order(state))), None) if lacks else None
         nodes = [] if first is None else kept(state, first, lacks)
         if nodes:
-            lacks |= lacking(seen(state, (), set(), nodes)[0], True).keys()
-        return seen(state, events, lacks | hidden, nodes)
+            lacks |= lacking(without_jobs(state, (), set(), nodes)[0], True).keys()
+        return without_jobs(state, events, lacks | hidden, nodes)
 
     def _places_lists(self, state: State) -> bool:
         return listed_room(state, self.placement(state)) is not None
@@ -305,7 +279,7 @@ class Policy:
 
         Args:
             moves: the placement may move running jobs.
-            refused: takes jobs for whom too few nodes of their list are left, if any was refused.
+            refused: receives the jobs that lack nodes of their list, if one was refused.
         """
         decisions: list[Decision] = []
         for event in events:
@@ -333,11 +307,7 @@ class Policy:
         return decisions
 
     def _open(self, state: State, refused: Sequence[Decision] = ()) -> Opened:
-        """Return what the parts make of a state.
-
-        Args:
-            refused: jobs of these decisions are not in the queue.
-        """
+        """Return the results of the parts for a state, without refused jobs in the queue."""
         placed = self.placement(state)
         listed = listed_room(state, placed) if state.listed else None
         placed = listed or placed
@@ -359,7 +329,7 @@ class Policy:
         """Return the queue of an order with priorities, without jobs that may not start."""
         if state.prioritised and not self.order.ranks:
             queue = _prioritised(state, queue)
-        if state.power_cap_w is not None:  # no job waits behind one that never fits under the cap
+        if state.power_cap_w is not None:  # no job waits behind a job that exceeds the cap
             queue = [job for job in queue if not never_fits(state, job)]
         if refused:
             gone = {decision.job for decision in refused if isinstance(decision, Never)}
@@ -369,16 +339,16 @@ class Policy:
     # --- answers ---------------------------------------------------------------------------------
 
     def look_s(self, state: State) -> float:
-        """Return when it is to decide again even if nothing happens before, inf for never."""
+        """Return the time of the next decision without an event, inf for never."""
         return self.node_power.look_s(state)
 
     def place(self, state: State, job: Job, size: int) -> tuple[Node, ...]:
-        """Return the nodes of a running job at another size, which a user wants it to have."""
+        """Return the nodes of a running job at another size, for a user's request."""
         placed = self.placement(state)
         return ((state.listed and listed_room(state, placed)) or placed).resize(job, size)
 
     def view(self, state: State) -> View | None:
-        """Return the view from which to explain why one job after the other waits."""
+        """Return the view for :meth:`explain`."""
         if state.off or state.booting:
             state = all_on(state)
         if state.listed:
@@ -390,11 +360,7 @@ class Policy:
         return View(state, capped, room, queue, plan)
 
     def explain(self, state: State, job: Job, view: View | None = None) -> Later:
-        """Return why a job waits.
-
-        Args:
-            view: of this state, where it is at hand.
-        """
+        """Return why a job waits, by the view of this state if there is one."""
         view = view or self.view(state)
         assert view is not None
         state, room, limit = view.state, view.room, job.spec.array_limit
@@ -407,17 +373,17 @@ class Policy:
         return self.admission.explain(state, job, view.queue, view.plan, room)
 
     def explained(self, state: State) -> dict[JobId, Later]:
-        """Return why jobs wait, of those for which that is computed for all at once."""
+        """Return the reasons for waiting that are computed for all jobs at once."""
         lists = lacking(all_on(state), self._places_lists(state)) if state.listed else {}
         return lists | (self._boots(state) if state.off or state.booting else {})
 
     def _boots(self, state: State) -> dict[JobId, Later]:
         """Return the waiting jobs that could start but for nodes that are off or booting."""
         view, waits = all_on(state), dict[JobId, Later]()
-        for each in self._decide(view, ()):
-            if isinstance(each, Start) and (asleep := set(view.asleep).intersection(each.nodes)):
-                text = f"Resources: waits for {len(asleep)} of {each.size} nodes to boot"
-                waits[each.job] = Later(each.job, text, Reason.RESOURCES)
+        for start in self._decide(view, ()):
+            if isinstance(start, Start) and (asleep := set(view.asleep).intersection(start.nodes)):
+                text = f"Resources: waits for {len(asleep)} of {start.size} nodes to boot"
+                waits[start.job] = Later(start.job, text, Reason.RESOURCES)
         return waits
 
     def reservation(self, view: View) -> tuple[JobId, float] | None:
@@ -439,7 +405,7 @@ def _refused(state: State, event: Submitted, placement: Placement) -> list[Decis
 
 
 def _awaited(plan: Plan) -> Iterator[tuple[JobId, Job]]:
-    """Yield the jobs that a plan would resize, were they at a resize point known beforehand."""
+    """Yield the jobs that a plan would resize at their stated resize points."""
     plan = plan_of_sizing(plan)
     for job in plan.awaits if isinstance(plan, SharePlan) else ():
         if job.spec.resize_points_known and job.start_s is not None:

@@ -1,9 +1,9 @@
 """Sizing ``equal-share``: all nodes over all jobs that can run (policy ``array-share``).
 
-After Iserte & Rojek, section 3: as many jobs side by side as possible, each as small as that takes;
-the rest goes to the job that has longest to go. Ours beyond theirs: a resize must pay its price,
-jobs are shrunk no further than the waiting ones need, small and large sizes rotate so that all end
-together, and a weight says how much of the time may be given for energy.
+After Iserte & Rojek, section 3: as many jobs side by side as possible, at the sizes that this
+takes; the rest goes to the job with the longest time to go. In addition to theirs a resize must pay
+its price, jobs are shrunk no further than waiting ones need, small and large sizes rotate so that
+all jobs end together, and time and energy have weights.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from rms.core.state import State
 Entry = tuple[float, int, int, Job]
 """A job that may be expanded: minus its time to go, its size, its number."""
 
-
 RESTS_S = 300.0
-"""Time between widenings of a job that was resized often, where its resizes cost nothing."""
+"""Time between expansions of a job that was resized often, if its resizes cost nothing."""
 
 
 @dataclass(slots=True)
@@ -40,11 +39,11 @@ class SharePlan:
 
     Attributes:
         sizes: of the jobs that should start, in that order.
-        changes: running jobs, their new size, and why.
-        in_order: none may start before one that stands before it in the queue.
-        energy: weight of energy against time that it was made with.
+        changes: running jobs, their new sizes, and the reasons.
+        in_order: jobs start in the order of the queue.
+        energy: weight of energy against time.
         awaits: running jobs that would be resized if they were at a resize point.
-        queue: the waiting jobs in the order that it goes by, where that is another.
+        queue: the waiting jobs in its own order, or None.
     """
 
     sizes: dict[JobId, int] = field(default_factory=dict)
@@ -59,7 +58,7 @@ class SharePlan:
         return self.sizes.get(job.spec.id, job.least)
 
     def resizes(self, state: State, room: Room) -> list[Resize]:
-        """Return the resizes, as far as nodes are left after the starts."""
+        """Return the resizes for which nodes are left after the starts."""
         if not self.changes:
             return []
         resizes, budget = [], room.budget
@@ -77,21 +76,19 @@ class EqualShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """Share all nodes over all jobs that can run.
 
     Attributes:
-        energy: weight of energy against time, from 0 to 1: 0 uses whatever nodes are left, above
-            it a job is expanded only as long as the weighted sum of the time to the last end and
-            of the cluster's energy falls, each in units of what it is with all jobs at their
-            smallest.
+        energy: weight of energy against time, from 0 to 1: 0 uses all nodes, above it a job is
+            expanded only as long as the weighted sum of the time to the last end and of the
+            cluster's energy falls, in units of their values with all jobs at their smallest.
         rotate: exchange small and large sizes now and then, where that pays.
-        look: at most this many jobs are looked at for a change, so that a pass costs no more on a
+        look: at most this many jobs are considered for a change, so that a pass costs no more on a
             large cluster than on a small one.
-        resizes: a job whose resizes cost it nothing, as far as is known, is widened only once in
-            ``RESTS_S`` after it was resized so often; else nothing bounds them where others come
-            and go.
-        sizes: to which sizes a running job is resized: ``any`` of its sizes, or by ``doubling``,
+        resizes: after this many resizes a job without a price of resizes is widened only once in
+            ``RESTS_S``; else nothing would bound its resizes while other jobs come and go.
+        sizes: sizes to which a running job is resized: ``any`` of its sizes, or by ``doubling``,
             only to twice or half of its size, as DMR does by default (Iserte & Rojek, section
             4). Then a job whose size is odd is not shrunk, and a job is shrunk to a quarter in
-            two resizes. Jobs start at any of their sizes. A shrink for a power cap is not bound
-            by this. ``backfill-share`` has ``any`` only.
+            two resizes. Jobs start at any of their sizes. A shrink for a power cap may go to any
+            size. ``backfill-share`` has ``any`` only.
     """
 
     energy: float = 0.0
@@ -110,7 +107,7 @@ class EqualShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True
         """Return the plan of a pass."""
         plan = SharePlan()
         if not state.needs_pass and not state.new_jobs:
-            # What did not pay at the last look pays less now; only exchanges become due by time.
+            # An expansion that did not pay pays less now; only exchanges become due by time.
             if self.rotate and not state.pending and not state.releasing:
                 self._rotate(state, plan, room)
             return plan
@@ -161,11 +158,11 @@ class EqualShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True
         left: int,
         budget: PowerBudget | None,
     ) -> None:
-        """Shrink running jobs so that the first that does not fit does, and others behind it.
+        """Shrink running jobs so that the first job that does not fit does, and jobs behind it.
 
         Args:
-            waiting: that first job, and those behind it.
-            left: nodes that are free or soon will be; ``budget`` is what is left of the power cap.
+            waiting: that first job, and the jobs behind it.
+            left: nodes that are free or soon will be; ``budget`` is the rest of the power cap.
         """
         first, others = waiting
         least, most = first.least - left, state.resizes_left
@@ -211,11 +208,11 @@ class EqualShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True
         spare: int,
         budget: PowerBudget | None,
     ) -> None:
-        """Give spare nodes, one size at a time, to the job that has longest to go.
+        """Give spare nodes, one size at a time, to the job with the longest time to go.
 
         Args:
-            jobs: those about to start, and running ones, the longest to go first.
-            budget: what is left of the power cap, where there is one; it is used up.
+            jobs: jobs about to start, and running ones, the longest to go first.
+            budget: the rest of the power cap, or None; it is used up.
         """
         now, (admitted, running) = state.now_s, jobs
         heap = [_entry(job, job.least, now) for job in admitted if job.spec.mode.any_start]
@@ -270,7 +267,7 @@ class EqualShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True
     def _best(
         self, state: State, plan: SharePlan, able: list[Job], steps: list[tuple[Job, int]]
     ) -> int:
-        """Return how many of the steps to take: the weighted sum is least after that many."""
+        """Return the number of steps after which the weighted sum is least."""
         sizes = {job: plan.sizes.get(job.spec.id, job.size) for job in able}
         others = max(
             (end - state.now_s for end, _, job in reversed(state.ends) if job not in sizes),
@@ -291,7 +288,7 @@ class EqualShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True
     def _rotate(self, state: State, plan: SharePlan, room: Room) -> None:
         """Shrink a job with less to do so that another may expand, if all then end earlier."""
         if state.power_cap_w is not None:
-            return  # whether the other may expand then is not known
+            return  # the other job might lack power to expand
         if not 2 <= len(state.running) <= self.look or not state.shrinkable or self.energy > 0:
             return
         jobs = list(state.running.values())
@@ -299,7 +296,7 @@ class EqualShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True
         longest = state.ends[-1][0] - state.now_s
         price_s = max([job.spec.resize_price_s for job in jobs])
         if since + 2 * price_s + (jobs[0].spec.resize_every_s or 0.0) < longest / (2 * len(jobs)):
-            return  # not due by any of the intervals looked at
+            return  # not due by any of the intervals
         array, handed_in = jobs[0].spec.array, jobs[0].spec.submit_s
         candidates = []
         for job in jobs:
@@ -308,7 +305,7 @@ class EqualShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True
             if job.resize_count >= self.resizes and not job.spec.resize_price_s:
                 return
             if job.spec.array != array or job.spec.submit_s != handed_in:
-                return  # jobs that come and go have no common end to work towards
+                return  # jobs that come and go have no common end
             sizes = some_sizes(job.spec.sizes(), job.size)
             if self.sizes == "doubling":
                 reach = {job.size, 2 * job.size, job.size / 2}
@@ -325,20 +322,20 @@ class EqualShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 def _entry(job: Job, size: int, now: float) -> Entry:
-    """Return a heap entry: longest to go first; of jobs without known times, the smallest."""
-    known = job.remaining_s(size, now)
-    return (-inf if known is None else -known, size, job.number, job)
+    """Return a heap entry: longest to go first; of jobs without run times, the smallest."""
+    left_s = job.remaining_s(size, now)
+    return (-inf if left_s is None else -left_s, size, job.number, job)
 
 
 def lacks(budget: PowerBudget | None, job: Job, size: int, wider: int) -> bool:
-    """Return whether too little is left of the power cap for a job to go from a size to another."""
+    """Return whether the rest of the power cap is too small to widen a job."""
     return budget is not None and not budget.covers(budget.widening_w(job, size, wider))
 
 
 def freeing(budget: PowerBudget, job: Job, sizes: Sequence[int], watts: float) -> int | None:
-    """Return the largest of some smaller sizes, rising, at which a job frees so much power.
+    """Return the largest of some smaller sizes, rising, at which a job frees ``watts``.
 
-    Where it frees less at all of them, the one at which it frees most; None where it frees none.
+    If it frees less at all of them, the size at which it frees most; None if it frees no power.
     """
     drawn_w, best, most_w = budget.at_w(job, job.size), None, 0.0
     for size in reversed(sizes):
@@ -351,11 +348,7 @@ def freeing(budget: PowerBudget, job: Job, sizes: Sequence[int], watts: float) -
 
 
 def _halvings(size: int, sizes: Sequence[int]) -> list[int]:
-    """Return the sizes, rising, to which halving ``size`` again and again leads.
-
-    Args:
-        sizes: the smaller ones that are allowed.
-    """
+    """Return the allowed sizes, rising, to which repeated halving of ``size`` leads."""
     result: list[int] = []
     while size % 2 == 0 and size // 2 in sizes:
         size //= 2
@@ -364,10 +357,10 @@ def _halvings(size: int, sizes: Sequence[int]) -> list[int]:
 
 
 def _widenings(job: Job, size: int, now: float, *, doubling: bool) -> Iterator[tuple[int, float]]:
-    """Yield the sizes above ``size`` to which expanding a job pays, one after the other.
+    """Yield the sizes above ``size`` to which expanding a job pays, with keys of heap entries.
 
-    Each with what the job's heap entry begins with there: minus its time to go, -inf where nothing
-    is known of it. With ``doubling`` a running job has one such size at most.
+    A key is minus the time to go, -inf without an estimate. With ``doubling`` a running job has one
+    such size at most.
     """
     speedup, sizes, refused = job.speedup, job.spec.sizes(), job.refused_sizes
     wider_sizes = sizes[bisect_right(sizes, size) :]
@@ -409,11 +402,7 @@ def _cost(state: State, sizes: dict[Job, int], others_s: float) -> tuple[float, 
 def balanced(state: State, job: Job, sizes: Sequence[int], energy: float) -> int:
     """Return the size at which the weighted sum of a job's time and energy is least.
 
-    Each is in units of what it is at the largest size, which it is where nothing else is known.
-
-    Args:
-        sizes: rising.
-        energy: the weight of energy.
+    In units of their values at the largest size, which is returned without a speedup or a model.
     """
     speedup, model = job.speedup, state.site.power[0] if state.site.power else None
     if not energy or speedup is None or model is None:
@@ -431,22 +420,22 @@ def balanced(state: State, job: Job, sizes: Sequence[int], energy: float) -> int
 
 # --- rotation ------------------------------------------------------------------------------------
 #
-# Where sizes are coarse, nodes are left over that no equal share can use, or some jobs have less
-# left to do than others. If the jobs take turns at the larger size, all end together: nine jobs on
-# 20 nodes at sizes 1, 2, 4 take 1,248 s at 2 nodes each, 1,177 s if each has four nodes for a ninth
-# of the time. The rotation looks ahead on a few jobs.
+# Where sizes are coarse, an equal share leaves nodes idle, or some jobs have less left to do than
+# others. If the jobs take turns at the larger size, all end together: nine jobs on 20 nodes at
+# sizes 1, 2, 4 take 1,248 s at 2 nodes per job, 1,177 s if a job has four nodes for a ninth of the
+# time. The rotation looks ahead on a few jobs.
 
 
 @dataclass(frozen=True, slots=True)
 class RotationJob:
-    """A running job as a rotation sees it.
+    """A running job in a rotation.
 
     Attributes:
-        remaining: share still to be done, from 0 to 1.
+        remaining: share that is left, from 0 to 1.
         size: nodes it has.
-        time_s: run time of the whole job at each size, sizes rising.
-        resize_price_s: what a resize costs it.
-        resize_delay_s: how long it takes until the job is at a resize point.
+        time_s: run times of the whole job by size, rising.
+        resize_price_s: price of a resize.
+        resize_delay_s: time until the job is at a resize point.
     """
 
     remaining: float
@@ -457,13 +446,7 @@ class RotationJob:
 
 
 def rotation_sizes(jobs: Sequence[RotationJob], free: int, since_last_resize_s: float) -> list[int]:
-    """Return the size each job should have now: its own, unless an exchange pays and is due.
-
-    Args:
-        jobs: all running jobs.
-        free: free nodes.
-        since_last_resize_s: time since the last of them changed its size.
-    """
+    """Return the present sizes of all running jobs, or others if an exchange pays and is due."""
     present = [job.size for job in jobs]
     nodes = free + sum(present)
     remaining = [job.remaining for job in jobs]
@@ -473,7 +456,7 @@ def rotation_sizes(jobs: Sequence[RotationJob], free: int, since_last_resize_s: 
     most = max(remaining)
     longest = sum(share > most - 1e-6 for share in remaining)
     turns = sorted({longest, longest + 1, len(jobs), 2 * len(jobs)})
-    # One after the other: first the shrinks, then the expansions into the nodes they free.
+    # First the shrinks, then the expansions onto the nodes that they free.
     exchange_s = 2 * max(job.resize_price_s for job in jobs)
     exchange_s += max(job.resize_delay_s for job in jobs)
     if since_last_resize_s + exchange_s < unchanged_s / turns[-1] - 1e-6:
@@ -491,12 +474,7 @@ def rotation_sizes(jobs: Sequence[RotationJob], free: int, since_last_resize_s: 
 def largest_to_longest(
     jobs: Sequence[RotationJob], remaining: Sequence[float], nodes: int
 ) -> list[int]:
-    """Return the sizes if all start at their smallest and the job with longest to go is expanded.
-
-    Args:
-        remaining: share of each job that is still to be done.
-        nodes: how many nodes the jobs have together.
-    """
+    """Return the sizes after expanding the job with longest to go from all smallest sizes."""
     sizes = [next(iter(job.time_s)) for job in jobs]
     spare = nodes - sum(sizes)
     heap = [(-remaining[at] * jobs[at].time_s[size], at) for at, size in enumerate(sizes)]
@@ -525,7 +503,7 @@ def _time_to_last_end(jobs: Sequence[RotationJob], nodes: int, every_s: float) -
     while alive:
         some = [jobs[at] for at in alive]
         if every_s < inf:
-            # The first exchange is due now, not when it is looked at next.
+            # The first exchange is due now.
             wanted = largest_to_longest(some, [remaining[at] for at in alive], nodes)
         elif first:
             wanted = [sizes[at] for at in alive]
@@ -553,7 +531,7 @@ def _advance(
         [jobs[at].resize_price_s for at, n in zip(alive, wanted, strict=True) if n < sizes[at]],
         default=0.0,
     )
-    # Of each: how long it runs at its old size, when it runs at the new one, and when it ends.
+    # By job: its time at the old size, the begin at the new one, its end, its old run time.
     plans = {}
     for at, size in zip(alive, wanted, strict=True):
         job, old_s = jobs[at], jobs[at].time_s[sizes[at]]
@@ -578,7 +556,7 @@ def _grow(
     sizes: list[int],
     nodes: int,
 ) -> list[int]:
-    """Return sizes grown into what is spare, longest to go first, where it saves the price."""
+    """Return sizes grown into spare nodes, longest to go first, where that saves the price."""
     now = [sizes[at] for at in alive]
     spare = nodes - sum(now)
     for at in sorted(range(len(some)), key=lambda i: -remaining[alive[i]] * some[i].time_s[now[i]]):

@@ -4,8 +4,8 @@
 demand of bandwidth slows the job least. Both may set frequencies (``power_aware``): a process that
 would wait for slower ones of its job runs slower itself.
 
-A placement expects of bandwidth what users state of each job: the present demand, or (``forecast``)
-the demand until the expected ends of its neighbours.
+The expected demand is that which users state for jobs: the present demand, or (``forecast``) the
+demand until the expected ends of neighbours.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import accumulate, compress, islice
+from itertools import compress, islice
 from math import inf
 from typing import ClassVar, NamedTuple, cast
 
@@ -25,13 +25,13 @@ from rms.core.policies.placement import Placement, Room
 from rms.core.state import State
 
 ByPool = dict[int, float]
-"""A figure of the processes in each pool."""
+"""A figure of processes by pool."""
 
 Counts = dict[int, int]
 """Processes by pool."""
 
 OnNode = Callable[[int, Sequence[float]], Sequence[float]]
-"""How much bandwidth slows the processes in each pool of a node, for the demands on all."""
+"""Slowdowns by bandwidth by pool of a node, for the demands on all pools."""
 
 Alike = tuple[float, ...]
 """Properties of jobs that would start in the same place."""
@@ -54,7 +54,7 @@ class SharedPlacement(Placement):
 
     @property
     def threshold(self) -> float:
-        """How much bandwidth may slow a job that starts."""
+        """The largest slowdown by bandwidth of a job that starts."""
         return inf
 
     @property
@@ -72,10 +72,10 @@ class SharedPlacement(Placement):
 
 
 class FirstFitShared(SharedPlacement, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The first free processors; expected run times know their speed and nothing of bandwidth.
+    """The first free processors; expected run times follow their speed, but not bandwidth.
 
     Attributes:
-        power_aware: processes that others of their job keep waiting run at lower frequencies.
+        power_aware: processes that wait for others of their job run at lower frequencies.
         fastest_first: faster kinds of processors are taken before slower ones, not node by node.
     """
 
@@ -89,7 +89,7 @@ class LessConsume(SharedPlacement, msgspec.Struct, frozen=True, forbid_unknown_f
     Attributes:
         power_aware, fastest_first: as above.
         threshold: a job waits that bandwidth would slow by more (``LessConsume-Threshold``).
-        forecast: what is asked for is expected to change when neighbours are expected to end.
+        forecast: the demand is expected to change when neighbours are expected to end.
     """
 
     power_aware: bool = False
@@ -109,11 +109,11 @@ class LessConsume(SharedPlacement, msgspec.Struct, frozen=True, forbid_unknown_f
 
 
 class Offer(NamedTuple):
-    """Where a job could start now.
+    """Processors on which a job could start now.
 
     Attributes:
-        slowdown: how much longer than stated it is expected to run.
-        waiting: how much longer by bandwidth alone, by pool, where the placement looks at that.
+        slowdown: expected run time over the stated one.
+        waiting: slowdowns by bandwidth alone, by pool, where the placement goes by them.
     """
 
     counts: Counts
@@ -148,7 +148,7 @@ class SharedRoom(Room):
     varies = True
 
     def __init__(self, state: State, how: SharedPlacement) -> None:
-        assert state.pools is not None  # the engine has seen to it
+        assert state.pools is not None  # the engine has checked it
         self._pools: Pools = state.pools
         self._site: Site = state.site
         self._free, self._gb_s = list(state.pool_free), list(state.pool_gb_s)
@@ -166,30 +166,23 @@ class SharedRoom(Room):
         if size > self.free:
             return False
         most = self.how.threshold
-        # On an empty cluster it starts however slow: it would never be faster.
+        # On an empty cluster it always starts: it would never be faster.
         if most == inf or self.free == self._site.nodes:
             return True
         each_gb_s = job.spec.planned_gb_s
         if any(size >= other and each_gb_s >= gb_s for other, gb_s in self._refused):
-            return False  # less than that was too much before in this pass
+            return False  # a smaller demand was too much before in this pass
         if self.may_hold(size, each_gb_s, inf):
             waiting = self.offer(job, size).waiting
             return waiting is None or max(waiting.values()) <= most
         self._refused.append((size, each_gb_s))
         return False
 
-    @property
-    def tiers(self) -> list[tuple[int, float]]:
-        """How many processors are free that are at least so fast, and that factor, rising."""
-        free = self._free
-        numbers = [sum([free[pool] for pool in pools]) for pools in self._pools.of_factor.values()]
-        return list(zip(accumulate(numbers), self._pools.of_factor, strict=True))
-
     def may_hold(self, size: int, each_gb_s: float, slowdown: float) -> bool:
-        """Return whether processes may find room where each takes at most so much longer.
+        """Return whether there may be processors with a smaller slowdown for all processes.
 
-        And waits for bandwidth no more than the threshold allows. False is certain. Sockets and
-        nodes are looked at one by one, so true is not.
+        And with no longer waits for bandwidth than the threshold allows. False is certain, true is
+        not, since sockets and nodes are checked one by one.
         """
         if not self.how.least_bandwidth:
             return True
@@ -212,8 +205,8 @@ class SharedRoom(Room):
     def open_pools(self) -> list[tuple[int, int, float, float, float]]:
         """Return the pools with free processors.
 
-        Of each: its number, how many are free, its factor, the least bandwidth between them and
-        memory, and what is asked of it as long as that is known to stay.
+        As tuples of number, free processors, factor, least bandwidth between them and memory, and
+        demand (0 with a forecast).
         """
         if self._open is None:
             pools, now = self._pools, self._forecast is None
@@ -225,7 +218,7 @@ class SharedRoom(Room):
         return self._open
 
     def offer(self, job: Job, size: int) -> Offer:
-        """Return where the job would start now and what is expected of it there."""
+        """Return the processors on which the job would start now."""
         how, alike = self.how, self.how.alike(job, size)
         offer = self._offers.get(alike)
         if offer is None:
@@ -241,7 +234,7 @@ class SharedRoom(Room):
         return offer
 
     def slowdown(self, job: Job, size: int) -> float:
-        """Return how much longer than stated a job is expected to run that starts now."""
+        """Return the expected run time of a job that starts now over the stated one."""
         return self.offer(job, size).slowdown
 
     def place(self, job: Job, size: int) -> tuple[Node, ...]:
@@ -249,7 +242,7 @@ class SharedRoom(Room):
         return self.take(job, size)[0]
 
     def take(self, job: Job, size: int) -> tuple[tuple[Node, ...], tuple[float, ...]]:
-        """Take processors for a job that fits; return the frequency on each too (see ``Start``)."""
+        """Take processors for a job that fits; return frequencies too (see ``Start``)."""
         offer, pools, each_gb_s = self.offer(job, size), self._pools, job.spec.planned_gb_s
         counts, span_s = offer.counts, job.spec.expected_s(size)
         shares = self._frequencies(offer, each_gb_s, span_s) if self.power_aware else {}
@@ -276,7 +269,7 @@ class SharedRoom(Room):
     def resize(self, job: Job, size: int) -> tuple[Node, ...]:
         """Return the processors of a job at another size: its first ones, or more beside them.
 
-        Those it gains are placed as if a job of as many started; those of one node stay together.
+        Further ones are placed as for a job that starts; those of one node stay together.
         """
         if size <= len(job.nodes):
             return job.nodes[:size]
@@ -290,7 +283,7 @@ class SharedRoom(Room):
         counts: Counts = {}
         free = self._free
         order = self._pools.by_speed if fastest_first else range(len(free))
-        if self._asleep:  # those that are on are taken first
+        if self._asleep:  # pools that are on are taken first
             order = sorted(order, key=self._asleep.__contains__)
         for pool in order:
             if number := free[pool]:
@@ -303,8 +296,8 @@ class SharedRoom(Room):
     def _improve(self, counts: Counts, each_gb_s: float, span_s: float) -> ByPool:
         """Move processes from where they wait most for memory to where they wait less.
 
-        Pools with free processors are tried once each, in order, until all have been or none
-        waits (section IV-A-1). Returns how much bandwidth slows the processes of each pool then.
+        Pools with free processors are tried once, in order, until no process waits (section
+        IV-A-1). Returns the slowdowns by bandwidth by pool.
         """
         on_node = self._on_node(span_s)
         waiting = Waiting(self._pools, counts, each_gb_s, self._gb_s, on_node)
@@ -332,42 +325,38 @@ class SharedRoom(Room):
     # --- how slow ----------------------------------------------------------------------------
 
     def _on_node(self, span_s: float) -> OnNode:
-        """Return how to find how slow processes are, their neighbours' expected ends included.
-
-        Args:
-            span_s: a job's run time on the fastest processors, by which neighbours may have ended.
-        """
+        """Return a function of the slowdowns on a node, with the expected ends of neighbours."""
         pools, forecast, base = self._pools, self._forecast, self._gb_s
 
-        def on_node(node: int, asked: Sequence[float]) -> Sequence[float]:
-            slowdowns = pools.slowdowns_among(node, asked)
+        def on_node(node: int, demand: Sequence[float]) -> Sequence[float]:
+            slowdowns = pools.slowdowns_among(node, demand)
             if forecast is None or max(slowdowns) <= 1.0:
                 return slowdowns
             members = pools.members[node]
-            own_gb_s = [asked[pool] - base[pool] for pool in members]
-            return forecast.slowdowns(node, [asked[pool] for pool in members], own_gb_s, span_s)
+            own_gb_s = [demand[pool] - base[pool] for pool in members]
+            return forecast.slowdowns(node, [demand[pool] for pool in members], own_gb_s, span_s)
 
         return pools.slowdowns_among if forecast is None else on_node
 
     def _frequencies(self, offer: Offer, each_gb_s: float, span_s: float) -> ByPool:
         """Return the frequencies at which all processes of a job end together (section IV-A-2).
 
-        The steps: the critical process has the longest run time (1). The others ask for as much
-        less as they are faster (2), by which neighbours may wait less (3). Each runs at the lowest
-        level at which it is not later than the critical one (4).
+        The steps: the critical process has the longest run time (1). The others demand less in
+        proportion to their speed (2), by which neighbours may wait less (3). They run at the lowest
+        levels at which they are not later than the critical one (4).
         """
         pools, gb_s, on_node = self._pools, self._gb_s, self._on_node(span_s)
         counts, slowdowns = offer.counts, offer.waiting
         if slowdowns is None:
-            asked = asked_with(pools, gb_s, counts, dict.fromkeys(counts, each_gb_s))
-            slowdowns = slowed(pools, counts, asked, on_node)
+            demand = demand_with(pools, gb_s, counts, dict.fromkeys(counts, each_gb_s))
+            slowdowns = slowed(pools, counts, demand, on_node)
         times = {pool: pools.factor[pool] * slowdown for pool, slowdown in slowdowns.items()}
         longest = max(times.values())
         own = {pool: each_gb_s * time / longest for pool, time in times.items()}
-        asked = asked_with(pools, gb_s, counts, own)
+        demand = demand_with(pools, gb_s, counts, own)
         levels = [ghz for ghz, _ in self._site.levels]
         shares = {}
-        for pool, slowdown in slowed(pools, counts, asked, on_node).items():
+        for pool, slowdown in slowed(pools, counts, demand, on_node).items():
             least = pools.factor[pool] * slowdown / longest * levels[-1] * (1.0 - 1e-12)
             level = min(bisect_left(levels, least), len(levels) - 1)
             shares[pool] = levels[level] / levels[-1]
@@ -377,44 +366,44 @@ class SharedRoom(Room):
 # --- the processes of a job that wait most for bandwidth -----------------------------------------
 
 
-def asked_with(
+def demand_with(
     pools: Pools, gb_s: Sequence[float], counts: Counts, each_gb_s: ByPool
 ) -> list[float]:
-    """Return what is asked for in all pools, with the processes of a job (at factor 1)."""
-    asked, factor = list(gb_s), pools.factor
+    """Return the demand by pool with the processes of a job (at factor 1)."""
+    demand, factor = list(gb_s), pools.factor
     for pool, number in counts.items():
-        asked[pool] += number * each_gb_s[pool] / factor[pool]
-    return asked
+        demand[pool] += number * each_gb_s[pool] / factor[pool]
+    return demand
 
 
-def slowed(pools: Pools, counts: Counts, asked: Sequence[float], on_node: OnNode) -> ByPool:
-    """Return how much bandwidth slows a job's processes, by pool."""
+def slowed(pools: Pools, counts: Counts, demand: Sequence[float], on_node: OnNode) -> ByPool:
+    """Return the slowdowns of a job's processes by bandwidth, by pool."""
     by_pool = {}
     for node in dict.fromkeys([pools.node[pool] for pool in counts]):
-        for pool, slowdown in zip(pools.members[node], on_node(node, asked), strict=True):
+        for pool, slowdown in zip(pools.members[node], on_node(node, demand), strict=True):
             if pool in counts:
                 by_pool[pool] = slowdown
     return by_pool
 
 
 class Waiting:
-    """How much bandwidth slows the processes of a job, and where it does most.
+    """The slowdowns by bandwidth of the processes of a job, and the largest of them.
 
     Args:
         pools: the processors.
-        counts: where its processes are; kept up to date.
-        each_gb_s: what each asks for on the fastest processors.
-        gb_s: what others ask for in each pool.
-        on_node: how slow that makes them.
+        counts: its processes by pool; kept up to date.
+        each_gb_s: demand of a process on the fastest processors.
+        gb_s: demand of other jobs by pool.
+        on_node: the slowdowns for a demand.
 
     Attributes:
         slowdowns: by pool.
-        heap: those above 1, the highest first (negated; of equal ones the pool that is longest in
-            ``slowdowns``); the first is valid.
+        heap: slowdowns above 1, the highest first (negated; of equal ones the pool that is longest
+            in ``slowdowns``); the first is valid.
     """
 
     __slots__ = (
-        *("_asked", "_counts", "_each_gb_s", "_gb_s", "_number", "_on_node", "_pools", "_since"),
+        *("_demand", "_counts", "_each_gb_s", "_gb_s", "_number", "_on_node", "_pools", "_since"),
         *("heap", "slowdowns"),
     )
 
@@ -423,58 +412,62 @@ class Waiting:
     ) -> None:
         self._pools, self._counts, self._each_gb_s = pools, counts, each_gb_s
         self._gb_s, self._on_node = gb_s, on_node
-        self._asked = asked_with(pools, gb_s, counts, dict.fromkeys(counts, each_gb_s))
-        self.slowdowns = known = slowed(pools, counts, self._asked, on_node)
-        self._since = {pool: at for at, pool in enumerate(known)}
-        self._number = len(known)
-        self.heap = [(-s, self._since[p], p) for p, s in known.items() if s > 1.0]
+        self._demand = demand_with(pools, gb_s, counts, dict.fromkeys(counts, each_gb_s))
+        self.slowdowns = slowed(pools, counts, self._demand, on_node)
+        self._since = {pool: at for at, pool in enumerate(self.slowdowns)}
+        self._number = len(self._since)
+        self.heap = [(-s, self._since[p], p) for p, s in self.slowdowns.items() if s > 1.0]
         heapify(self.heap)
 
     def move(self, source: int, target: int, number: int) -> bool:
-        """Move processes if those of the target's node wait less then than who waits most now."""
-        counts, asked, gb_s, pools = self._counts, self._asked, self._gb_s, self._pools
-        each_gb_s, least, before = self._each_gb_s, self.heap[0][0], (asked[source], asked[target])
+        """Move processes if the target's node then has no process as slow as the slowest now."""
+        counts, demand, gb_s, pools = self._counts, self._demand, self._gb_s, self._pools
+        each_gb_s, least, before = (
+            self._each_gb_s,
+            self.heap[0][0],
+            (demand[source], demand[target]),
+        )
         here, left, node = counts.get(target, 0), counts[source] - number, pools.node[target]
         if left:
             counts[source] = left
         else:
             del counts[source]
         counts[target] = here + number
-        asked[source] = gb_s[source] + left * each_gb_s / pools.factor[source]
-        asked[target] = gb_s[target] + (here + number) * each_gb_s / pools.factor[target]
-        slowdowns = self._on_node(node, asked)
+        demand[source] = gb_s[source] + left * each_gb_s / pools.factor[source]
+        demand[target] = gb_s[target] + (here + number) * each_gb_s / pools.factor[target]
+        slowdowns = self._on_node(node, demand)
         if max(slowdowns) >= -least:  # else no pool is as slow as before
             for pool, slowdown in zip(pools.members[node], slowdowns, strict=True):
                 if slowdown >= -least and pool in counts:
-                    asked[source], asked[target] = before
+                    demand[source], demand[target] = before
                     if here:
                         counts[target] = here
                     else:
                         del counts[target]
                     counts[source] = left + number
                     return False
-        heap, known, since = self.heap, self.slowdowns, self._since
+        heap, present, since = self.heap, self.slowdowns, self._since
         if not left:
-            del known[source]
+            del present[source]
         self._enter(node, slowdowns)
         if pools.node[source] != node:
             node = pools.node[source]
-            self._enter(node, self._on_node(node, asked))
+            self._enter(node, self._on_node(node, demand))
         while heap:
             least, at, pool = heap[0]
-            if known.get(pool) == -least and since[pool] == at:
+            if present.get(pool) == -least and since[pool] == at:
                 break
             heappop(heap)
         return True
 
     def _enter(self, node: int, slowdowns: Sequence[float]) -> None:
-        """Enter how slow the processes of a node are now."""
-        counts, known = self._counts, self.slowdowns
+        """Enter the slowdowns on a node."""
+        counts, present = self._counts, self.slowdowns
         for pool, slowdown in zip(self._pools.members[node], slowdowns, strict=True):
             if pool in counts:
-                was = known.get(pool)
+                was = present.get(pool)
                 if was != slowdown:
-                    known[pool] = slowdown
+                    present[pool] = slowdown
                     if was is None:
                         self._since[pool] = self._number
                         self._number += 1
@@ -485,11 +478,11 @@ class Waiting:
 # --- demand until the expected ends of neighbours ------------------------------------------------
 #
 # The table of estimates of Guim et al. (section III-A): requested times and expected bandwidths, in
-# *windows* between two ends, in each of which the demand stays the same.
+# *windows* between two ends, in which the demand stays the same.
 
 
 class Forecast:
-    """When neighbours on each node are expected to end, and the demand that ends with them.
+    """The expected ends of jobs by node, and the demand that ends with them.
 
     A job that runs longer than expected is expected to go on.
     """
@@ -504,33 +497,33 @@ class Forecast:
                 self.add(counts, job.spec.planned_gb_s, left_s)
 
     def add(self, counts: Mapping[tuple[int, float], int], each_gb_s: float, left_s: float) -> None:
-        """Enter a job that is expected to run for so long from now."""
+        """Add a job that is expected to end in ``left_s``."""
         factor, node = self._pools.factor, self._pools.node
         for (pool, frequency), number in counts.items():
-            asked = left_s, pool, number * each_gb_s * frequency / factor[pool]
-            self._ends.setdefault(node[pool], []).append(asked)
+            demand_gb_s = number * each_gb_s * frequency / factor[pool]
+            self._ends.setdefault(node[pool], []).append((left_s, pool, demand_gb_s))
 
     def slowdowns(
-        self, node: int, asked_gb_s: Sequence[float], own_gb_s: Sequence[float], span_s: float
+        self, node: int, demand_gb_s: Sequence[float], own_gb_s: Sequence[float], span_s: float
     ) -> list[float]:
-        """Return how much bandwidth slows a job's processes in each pool of a node, all in all.
+        """Return the mean slowdowns of a job by bandwidth, by pool of a node.
 
         Args:
-            asked_gb_s: what is asked for in each pool now, that job included.
-            own_gb_s: what the job asks for in each.
-            span_s: its run time on the fastest processors; where none is known, what is asked for
-                now counts.
+            demand_gb_s: the present demand by pool, that job included.
+            own_gb_s: the demand of the job by pool.
+            span_s: its run time on the fastest processors; if it is not positive and finite, the
+                present demand counts.
         """
         pools = self._pools
         if not 0.0 < span_s < inf:
-            return pools.slowdowns(node, asked_gb_s)
-        members, asked = pools.members[node], list(asked_gb_s)
+            return pools.slowdowns(node, demand_gb_s)
+        members, demand = pools.members[node], list(demand_gb_s)
         alone_s = [span_s * pools.factor[pool] for pool in members]
         left, means = dict(enumerate(alone_s)), [1.0] * len(members)
         at_s, ends = 0.0, iter(sorted(self._ends.get(node, ())))
         until_s, pool, gone_gb_s = next(ends, _NEVER)
         while left:
-            slow = pools.slowdowns(node, asked)
+            slow = pools.slowdowns(node, demand)
             first = min(left, key=lambda member: left[member] * slow[member])
             own_end_s = at_s + left[first] * slow[first]
             end_s = min(own_end_s, until_s)
@@ -540,10 +533,10 @@ class Forecast:
             if own_end_s <= until_s:
                 del left[first]
                 means[first] = max(1.0, at_s / alone_s[first])
-                asked[first] = max(0.0, asked[first] - own_gb_s[first])
+                demand[first] = max(0.0, demand[first] - own_gb_s[first])
             else:
                 member = members.index(pool)
-                asked[member] = max(0.0, asked[member] - gone_gb_s)
+                demand[member] = max(0.0, demand[member] - gone_gb_s)
                 until_s, pool, gone_gb_s = next(ends, _NEVER)
         return means
 

@@ -1,1 +1,1 @@
-"""What an event changes, what may be decided, and the power cap."""
+"""Changes by events, checks of decisions, and the power cap."""

@@ -1,7 +1,7 @@
-"""Rules that no policy may break: nodes of lists, nodes held for a time, and every decision. Pure.
+"""Rules that no policy may break. Pure.
 
-Which nodes a job may have by its lists, which jobs may start on nodes that go back, and the check
-of each decision before it is taken.
+The nodes that a job may have by its lists, the jobs that may start on nodes that are held for a
+time, and the check of a decision before it is taken.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rms.core.state import State
 
 
 def allowed(state: State, spec: JobSpec) -> frozenset[Node]:
-    """Return the nodes of the cluster that a job may have: all where it has no lists."""
+    """Return the nodes that a job may have by its lists: all where it has none."""
     key = spec.nodelist, spec.exclude
     nodes = state.allowed.get(key)
     if nodes is None:
@@ -45,19 +45,19 @@ def allowed(state: State, spec: JobSpec) -> frozenset[Node]:
 
 
 def _named(names: Set[str], name: str) -> bool:
-    """Return whether a node, or the host of a slot (``n1`` of ``n1/0``), is among some by name."""
+    """Return whether a node, or the host of a slot (``n1`` of ``n1/0``), is named."""
     return name in names or name.rpartition("/")[0] in names
 
 
 # --- nodes that are held for a time only ---------------------------------------------------------
 #
-# A pilot's nodes belong to allocations of a resource manager, each of which ends. A job that states
-# a time limit, and cannot be resized, is not started where it could not end in time. A job that can
-# be resized writes a checkpoint when it is asked to end, and needs a little time only, as does one
-# without a limit. A job may get any free nodes, so the node that goes back first counts.
+# A pilot's nodes belong to allocations of a resource manager, which end. A job that states a time
+# limit, and cannot be resized, is not started where it could not end in time. A job that can be
+# resized writes a checkpoint when it is requested to end, and needs a little time only, as does a
+# job without a limit. A job may get any free nodes, so the node that goes back first counts.
 
 LEAST_S = 60.0
-"""Least time on its nodes of a job that can be asked to end: to start, and to make progress."""
+"""Least time on its nodes of a job that can be requested to end: to start and make progress."""
 
 
 def needs_s(spec: JobSpec) -> float:
@@ -68,13 +68,13 @@ def needs_s(spec: JobSpec) -> float:
 
 
 def left_s(state: State, lease: NodesLeased) -> float:
-    """Return how long all free nodes are still held, inf where there are none."""
+    """Return the time for which all free nodes are still held, inf where there are none."""
     vacant, pairs = state.vacant, zip(lease.nodes, lease.until_s, strict=True)
     return min((until_s for node, until_s in pairs if vacant[node]), default=inf) - state.now_s
 
 
 def obstacle(lease: NodesLeased, job: Job, free_s: float) -> Later | None:
-    """Return why a job may not start on nodes that are held for so long, None if it may."""
+    """Return the reason if a job may not start on nodes held for ``free_s``, else None."""
     spec = job.spec
     if job.least > lease.most:
         text = f"TooWide: needs {job.least} nodes, at most {lease.most} are held at once"
@@ -92,7 +92,7 @@ def obstacle(lease: NodesLeased, job: Job, free_s: float) -> Later | None:
 
 
 def obstacles(state: State) -> dict[JobId, Later]:
-    """Return the waiting jobs that may not start on the free nodes, and why."""
+    """Return the waiting jobs that may not start on the free nodes, with reasons."""
     lease = state.lease
     if lease is None:
         return {}
@@ -104,7 +104,7 @@ def obstacles(state: State) -> dict[JobId, Later]:
 def usable(state: State, events: Sequence[Event]) -> tuple[State, Sequence[Event]]:
     """Return the state and events without the jobs that cannot be started, for policies.
 
-    Policies see the jobs that no cluster of this size can ever run, and refuse them.
+    Policies see the jobs that are too wide for the cluster, and refuse them.
     """
     waits = obstacles(state)
     hidden = {name for name in waits if state.pending[name].least <= state.nodes}
@@ -117,7 +117,7 @@ def usable(state: State, events: Sequence[Event]) -> tuple[State, Sequence[Event
 
 
 def without(event: Event, hidden: Set[JobId]) -> Event:
-    """Return an event without those of its submitted jobs that a policy is not to see."""
+    """Return an event without hidden ones of its submitted jobs."""
     if not isinstance(event, Submitted):
         return event
     return Submitted(event.at_s, tuple(spec for spec in event.specs if spec.id not in hidden))
@@ -127,21 +127,20 @@ def without(event: Event, hidden: Set[JobId]) -> Event:
 
 
 class RuleError(RuntimeError):
-    """A policy decided what cannot be; ``taken`` are the decisions before it that hold."""
+    """A decision that breaks a rule; ``taken`` are the decisions before it."""
 
     taken: tuple[Decision, ...] = ()
 
 
 def check(state: State, decision: Decision, *, ahead: bool = False) -> None:
-    """Refuse a decision that gives a node twice, a job a size it does not allow, or too much power.
+    """Refuse a decision that breaks a rule about nodes, sizes or power.
 
     Args:
-        ahead: starts go by expected ends: a counted job may be given nodes whose end event comes
-            later in the same instant. That they came is checked when the instant is over
-            (:func:`check_instant`).
+        ahead: starts go by expected ends: a counted job may get nodes whose end event comes later
+            in the same instant. :func:`check_instant` checks that it came.
 
     Raises:
-        RuleError: the decision cannot be.
+        RuleError: the decision breaks a rule.
     """
     if isinstance(decision, Start):
         job = state.pending.get(decision.job)
@@ -158,7 +157,9 @@ def check(state: State, decision: Decision, *, ahead: bool = False) -> None:
         if decision.job in state.listed:
             _listed(state, spec, decision)
         if state.lease is not None:
-            _held_long_enough(state, state.lease, decision)
+            later = obstacle(state.lease, job, left_s(state, state.lease))
+            if later is not None:
+                raise RuleError(f"expected no start of {decision.job}, got one: {later.reason}")
         if size != spec.preferred:
             if not spec.mode.any_start:
                 raise RuleError(f"expected {spec.preferred} nodes for {decision.job}, got {size}")
@@ -190,7 +191,7 @@ def check(state: State, decision: Decision, *, ahead: bool = False) -> None:
 
 
 def check_instant(state: State) -> None:
-    """Refuse an instant that is over with more nodes given away than there are."""
+    """Refuse an instant after which jobs hold more nodes than there are."""
     if state.free_count < 0:
         raise RuleError(
             f"expected every node given once when {state.now_s} s is over, got "
@@ -199,7 +200,7 @@ def check_instant(state: State) -> None:
 
 
 def _check_power(state: State, decision: PowerOff | PowerOn) -> None:
-    """Refuse to power off what is not idle, or on what is not off, or what passes the cap."""
+    """Refuse to power off busy nodes, to power on nodes that are not off, or to exceed the cap."""
     nodes, cap_w = decision.nodes, state.power_cap_w
     _distinct(nodes)
     if state.counted:
@@ -220,16 +221,9 @@ def _check_power(state: State, decision: PowerOff | PowerOn) -> None:
 
 
 def _within_cap(state: State, decision: Start | Resize, more_w: float, cap_w: float) -> None:
-    """Refuse a decision by which expected power passes the cap; a shrink never does."""
+    """Refuse a decision by which expected power exceeds the cap; a shrink never does."""
     if more_w > 0.0 and (then_w := expected_w(state) + more_w) > cap_w * (1.0 + ROUNDING):
         raise RuleError(f"expected at most {cap_w:g} W, got {then_w:g} W with {decision.job}")
-
-
-def _held_long_enough(state: State, lease: NodesLeased, decision: Start) -> None:
-    """Refuse to start a job on nodes that go back before it could be of use there."""
-    later = obstacle(lease, state.pending[decision.job], left_s(state, lease))
-    if later is not None:
-        raise RuleError(f"expected no start of {decision.job}, got one: {later.reason}")
 
 
 def _distinct(nodes: tuple[int, ...]) -> None:
@@ -250,13 +244,13 @@ def _free(state: State, nodes: Sequence[int], decision: Start | Resize) -> None:
 
 
 def _clocked(state: State, decision: Start) -> None:
-    """Refuse frequencies that nodes do not state, or of other than each node."""
+    """Refuse frequencies that nodes do not state, or not one per node."""
     shares, levels = decision.frequencies, state.site.levels
-    known = {ghz / levels[-1][0] for ghz, _ in levels}
-    if len(shares) != len(decision.nodes) or not known.issuperset(shares):
+    stated = {ghz / levels[-1][0] for ghz, _ in levels}
+    if len(shares) != len(decision.nodes) or not stated.issuperset(shares):
         raise RuleError(
-            f"expected a frequency of each node of {decision.job}, over the highest one, of "
-            f"{sorted(known)}, got {shares}"
+            f"expected a frequency per node of {decision.job}, over the highest one, of "
+            f"{sorted(stated)}, got {shares}"
         )
 
 

@@ -1,12 +1,11 @@
-"""Expected power of jobs and of the cluster, and what is left of a power cap.
+"""Expected power of jobs and of the cluster, and the rest of a power cap.
 
-The cluster is expected to draw the idle power of all its nodes and the power that each job, and
-each node on which tasks run, adds to it: as stated for the job (``--power``), else by its measured
-profile, with its highest power where that is known, else by the nodes' power model; on unlike nodes
-the most that it could be. While a job is resized it counts with the larger of both worlds, from the
-request on. A node that is off counts as idle, so that it can always come back, and one that boots
-with the power of a boot where that is more. So expected power is never below the model of the
-energy books.
+The cluster is expected to draw the idle power of all its nodes and the power that jobs, and nodes
+on which tasks run, add to it: as stated for a job (``--power``), else by its measured profile, with
+its highest power if the profile has one, else by the nodes' power model; on unlike nodes the
+largest of their powers. During a resize the larger of both worlds counts, from the request on. A
+node that is off counts as idle, so that it can always come back, and a booting one with the power
+of a boot where that is more. So expected power is never below the model of the energy books.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def added_w(models: Sequence[NodePower], spec: JobSpec, size: int, *, slots: int
 
     Args:
         models: of the nodes that it may run on.
-        slots: of each of them, the fewest where they are not alike.
+        slots: number of slots of a node, the smallest where they differ.
     """
     if spec.power_w is not None:
         return spec.power_w
@@ -37,11 +36,7 @@ def added_w(models: Sequence[NodePower], spec: JobSpec, size: int, *, slots: int
 
 
 def is_unknown(models: Sequence[NodePower], spec: JobSpec) -> bool:
-    """Return whether a job's power is unknown: it counts as 0 W under a power cap.
-
-    Args:
-        models: of the nodes that it may run on.
-    """
+    """Return whether a job's power is unknown: it counts as 0 W under a power cap."""
     return spec.power_w is None and added_w(models, spec, spec.preferred) <= 0.0
 
 
@@ -58,10 +53,10 @@ def mean_w(state: State, spec: JobSpec, size: int) -> float:
 
 
 def growth_w(state: State, job: Job, size: int, nodes: tuple[Node, ...] = ()) -> float:
-    """Return by how much expected power rises when a resize of a running job is requested, in W.
+    """Return the rise of expected power by the request of a resize, in W.
 
     Args:
-        nodes: those of the new world, where they are placed: both worlds count as long as both
+        nodes: the nodes of the new world, where they are placed: both worlds count as long as both
             have nodes of their own.
     """
     now_w, then_w = job_w(state, job.spec, job.size), job_w(state, job.spec, size)
@@ -99,10 +94,7 @@ def expected_w(state: State) -> float:
 def share_above(state: State, watts: float) -> None:
     """Share the power above the expected one among the running jobs, by the nodes they hold.
 
-    Without the share of idle nodes, which was measured when nothing ran.
-
-    Args:
-        watts: power of the cluster.
+    Without the share of idle nodes, which is measured without running jobs.
     """
     above_w = max(0.0, watts - expected_w(state))
     held = state.running or state.lent
@@ -115,10 +107,7 @@ def share_above(state: State, watts: float) -> None:
 def within_limit(
     spec: JobSpec, models: Sequence[NodePower], limit_w: float, *, slots: int = 1
 ) -> JobSpec:
-    """Return a job without the sizes at which its expected power passes a limit of its own.
-
-    Args:
-        models, slots: as of :func:`added_w`.
+    """Return a job without the sizes at which its expected power exceeds its own limit.
 
     Raises:
         ValueError: none is left.
@@ -142,18 +131,14 @@ def within_limit(
 
 
 def check_cap(cap_w: float | None, idle_w: float) -> None:
-    """Refuse a power cap under which nothing could ever run.
-
-    Raises:
-        ValueError: idle nodes alone draw as much.
-    """
+    """Raise :class:`ValueError` if idle nodes alone draw the power cap."""
     if cap_w is not None and not idle_w < cap_w < inf:
         expected = f"a power cap above the {idle_w:g} W of idle nodes"
         raise ValueError(f"expected {expected}, got {cap_w:g} W")
 
 
 MATTERS = 0.02
-"""A reading matters if it changes the rest of the cap by this share of the cap."""
+"""A meter reading matters if it changes the rest of the cap by this share of the cap."""
 
 
 class PowerBudget:
@@ -161,7 +146,7 @@ class PowerBudget:
 
     Attributes:
         left_w: the cap without the power of idle nodes and running jobs: the expected power, and
-            the measured power above that. Below 0 where the cap is passed.
+            the measured power above that. Below 0 where the cap is exceeded.
     """
 
     __slots__ = ("_state", "left_w")
@@ -179,19 +164,19 @@ class PowerBudget:
 
     @property
     def for_reservation_w(self) -> float:
-        """The rest and a little more, since returned power adds up but for rounding."""
+        """The rest with a tolerance, since sums of returned power differ by rounding."""
         return self.left_w + 0.5 * ROUNDING * (self._state.power_cap_w or 0.0)
 
     def plus(self, watts: float) -> PowerBudget:
-        """Return another budget with more (or less) left, for a plan; this one does not change."""
+        """Return another budget with more (or less) left, for a plan."""
         return PowerBudget(self._state, self.left_w + watts)
 
     def take(self, watts: float) -> None:
-        """Enter that some of it is given away."""
+        """Reduce the rest."""
         self.left_w -= watts
 
     def covers(self, watts: float) -> bool:
-        """Return whether so much is left; nothing is always left."""
+        """Return whether this power is left; 0 W always are."""
         cap_w = self._state.power_cap_w or 0.0
         return watts <= 0.0 or watts <= self.left_w + ROUNDING * cap_w
 
@@ -200,7 +185,7 @@ class PowerBudget:
         return job_w(self._state, job.spec, size)
 
     def starts(self, job: Job, size: int) -> bool:
-        """Return whether enough is left for a job to start on so many nodes."""
+        """Return whether enough power is left for a job to start on ``size`` nodes."""
         return self.covers(self.start_w(job, size))
 
     def drawn_w(self, job: Job) -> float:
@@ -225,19 +210,18 @@ class PowerBudget:
     @property
     def releasing_w(self) -> float:
         """The power that shrinks under way are about to free."""
-        return sum(
-            [
-                max(0.0, self.drawn_w(job) - self.at_w(job, job.requested_size))
-                for job in self._state.running.values()
-                if job.requested_size is not None and job.requested_size < job.size
-            ]
-        )
+        shrinks = [
+            self.drawn_w(job) - self.at_w(job, job.requested_size)
+            for job in self._state.running.values()
+            if job.requested_size is not None and job.requested_size < job.size
+        ]
+        return sum([max(0.0, watts) for watts in shrinks])
 
 
 def under_cap(state: State, nodes: Iterable[int]) -> set[int]:
-    """Return those of some nodes, in order, on which tasks could run without passing the cap.
+    """Return the nodes, taken in order, on which tasks could run within the cap.
 
-    Nodes on which tasks run already are paid for.
+    The power of nodes on which tasks run already is counted before.
     """
     if state.power_cap_w is None:
         return set(nodes)
@@ -252,7 +236,7 @@ def under_cap(state: State, nodes: Iterable[int]) -> set[int]:
 
 
 def tasks_in_the_way(state: State, jobs: Iterable[Job]) -> bool:
-    """Return whether one of some waiting jobs could start but for nodes, or power, of tasks."""
+    """Return whether a waiting job could start if tasks held no nodes and drew no power."""
     if not state.lent:
         return False
     capped = state.power_cap_w is not None
@@ -269,7 +253,7 @@ def tasks_in_the_way(state: State, jobs: Iterable[Job]) -> bool:
 def matters(state: State, watts: float) -> bool:
     """Return whether a reading of the cluster's power changes the rest of the cap by enough.
 
-    Measured power below what is expected changes nothing.
+    Measured power below the expected power changes nothing.
     """
     cap_w = state.power_cap_w
     if cap_w is None:
@@ -280,7 +264,7 @@ def matters(state: State, watts: float) -> bool:
 
 
 def never_fits(state: State, job: Job) -> bool:
-    """Return whether a waiting job passes the cap even where nothing else runs."""
+    """Return whether a waiting job exceeds the cap even if it runs alone."""
     cap_w = state.power_cap_w
     if cap_w is None:
         return False
@@ -289,7 +273,7 @@ def never_fits(state: State, job: Job) -> bool:
 
 
 def why_power(state: State, job: Job, budget: PowerBudget) -> str | None:
-    """Return why a job that waits cannot start for its power, None where it could."""
+    """Return the reason if a waiting job cannot start for its power, else None."""
     own_w = budget.start_w(job, job.least)
     nodes = f"{job.least} node{'s' * (job.least > 1)}"
     if never_fits(state, job):

@@ -1,12 +1,12 @@
-"""How the state follows events and decisions. Deterministic, no I/O, no clock.
+"""Changes of the state by events and decisions. Deterministic, no I/O, no clock.
 
-An event is checked, then applied. The check alone (:func:`check`) lets a daemon refuse an event
-that cannot have happened before it is in the journal, where each restart would meet it again.
-:func:`take` applies a decision, which :mod:`rms.core.rules.checks` has checked.
+An event is checked, then applied. A daemon calls :func:`check` alone before an event goes into the
+journal, so that no restart meets an event that cannot have happened. :func:`take` applies a
+decision, which :mod:`rms.core.rules.checks` has checked.
 
-The sections follow a job through its life: it is submitted, held perhaps, starts, steps, is resized
-and ends. Then come nodes (down, off, lent to tasks, held for a time), the power cap, other
-clusters, and the rates of jobs that follow frequencies and neighbours.
+The sections follow a job: submission, holds, start, steps, resizes, end. Then come nodes (down,
+off, lent to tasks, held for a time), the power cap, other clusters, and the rates of jobs that
+follow frequencies and neighbours.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from rms.core.rules.powercap import share_above
 from rms.core.state import Idle, State, as_job, owners_changed
 
 NARROW_S = 60.0
-"""How long a job that was shrunk for a power cap is not widened again."""
+"""Time before a job that was shrunk for a power cap is widened again."""
 
 
 class TransitionError(RuntimeError):
@@ -70,11 +70,7 @@ class TransitionError(RuntimeError):
 
 
 def check(state: State, event: Event) -> None:
-    """Refuse an event that cannot have happened in a state, which is left as it is.
-
-    Raises:
-        TransitionError: it cannot.
-    """
+    """Raise :class:`TransitionError` if an event cannot have happened in a state."""
     if not event.at_s >= state.now_s:
         raise TransitionError(f"expected time to go on from {state.now_s}, got {event.at_s}")
     check_event, _ = _EVENTS[type(event)]
@@ -83,19 +79,12 @@ def check(state: State, event: Event) -> None:
 
 
 def apply(state: State, event: Event) -> None:
-    """Change the state by an event.
-
-    Raises:
-        TransitionError: it cannot have happened.
-    """
-    if not event.at_s >= state.now_s:
-        raise TransitionError(f"expected time to go on from {state.now_s}, got {event.at_s}")
-    check_event, change = _EVENTS[type(event)]
-    if check_event is not None:
-        check_event(state, event)
+    """Check an event and change the state by it."""
+    check(state, event)
     if state.usage is not None:
         state.usage.advance(state.running.values(), event.at_s)
     state.now_s = event.at_s
+    _, change = _EVENTS[type(event)]
     change(state, event)
     if state.estimated:
         state.renew_overdue()
@@ -125,15 +114,8 @@ def _check_nodes(number: int, nodes: Iterable[int]) -> None:
 
 def _check_submitted(state: State, event: Submitted) -> None:
     for spec in event.specs:
-        job_id = spec.id
-        if (
-            job_id in state.pending
-            or job_id in state.running
-            or job_id in state.ended
-            or job_id in state.held
-            or job_id in state.too_wide
-        ):
-            raise TransitionError(f"expected a new job, got {job_id} again")
+        if state.job(spec.id) is not None:
+            raise TransitionError(f"expected a new job, got {spec.id} again")
     if len(event.specs) > 1:
         job_id, times = Counter(spec.id for spec in event.specs).most_common(1)[0]
         if times > 1:
@@ -145,7 +127,7 @@ def _submitted(state: State, event: Submitted) -> None:
         job = Job(spec)
         state.enqueue(job)
         if state.usage is not None:
-            state.usage.know((job,))
+            state.usage.add_accounts((job,))
         if spec.array is not None:
             total, over, failed = state.outcomes.get(spec.array, (0, 0, 0))
             state.outcomes[spec.array] = total + 1, over, failed
@@ -165,13 +147,12 @@ def _submitted(state: State, event: Submitted) -> None:
 #
 # As in Slurm (``scontrol hold`` and ``release``, ``sbatch --hold``, ``--begin``, ``--dependency``).
 # A held job is in ``state.held``, where no policy sees it. Once it may start it takes its place in
-# the queue by the order of submission, and the policy sees it as a submitted job. That its time has
-# come is an event (:class:`Freed`), which a driver enters for the jobs of :func:`due`, after the
-# time of :func:`next_s`.
+# the queue by the order of submission, and the policy sees it as a submitted job. A driver enters
+# :class:`Freed` for the jobs of :func:`due`, after the time of :func:`next_s`.
 
 
 def waits_for(state: State, job: Job, at_s: float) -> Later | None:
-    """Return what a job waits for beside nodes, None if it may start at ``at_s``."""
+    """Return the obstacle to a start at ``at_s`` other than nodes, or None."""
     job_id, begin_s = job.spec.id, job.spec.begin_s
     if job.held_by_user:
         return Later(job_id, "JobHeldUser", Reason.HELD_BY_USER)
@@ -188,7 +169,7 @@ def due(state: State, at_s: float) -> tuple[JobId, ...]:
 
 
 def next_s(state: State) -> float:
-    """Return when a held job may start by the time alone, inf for never."""
+    """Return the time at which a held job may start by the time alone, inf for never."""
     times = (job.spec.begin_s for job in state.held.values() if not job.held_by_user)
     return min((begin_s for begin_s in times if begin_s is not None), default=inf)
 
@@ -234,14 +215,14 @@ def _withdrawn(state: State, event: Withdrawn) -> None:
         _over(state, _waiting(state, job_id), JobState.CANCELLED)
 
 
-def as_seen(state: State, events: Sequence[Event]) -> Sequence[Event]:
-    """Return events as a policy sees them: a job is submitted when it enters the queue."""
+def for_policy(state: State, events: Sequence[Event]) -> Sequence[Event]:
+    """Return events for a policy, to which a job is submitted when it enters the queue."""
     if not (state.held or state.too_wide) and not any(event.enqueues for event in events):
         return events
-    return [_seen(state, event) for event in events]
+    return [_for_policy(state, event) for event in events]
 
 
-def _seen(state: State, event: Event) -> Event:
+def _for_policy(state: State, event: Event) -> Event:
     if isinstance(event, Submitted):
         specs = tuple(spec for spec in event.specs if spec.id in state.pending)
         return replace(event, specs=specs)
@@ -251,17 +232,16 @@ def _seen(state: State, event: Event) -> Event:
     return event
 
 
-# A job's dependencies are a list of conditions on the ends of other jobs, all of which are to hold,
-# or any of them. A condition may be open, hold, or have become impossible for good: a job that can
-# never start for that waits and says so (``DependencyNeverSatisfied``), as in Slurm without
-# ``kill_invalid_depend``.
+# A job's dependencies are conditions on the ends of other jobs, of which all or any have to hold. A
+# condition is open, holds, or has become impossible: a job that can never start for that waits with
+# the reason ``DependencyNeverSatisfied``, as in Slurm without ``kill_invalid_depend``.
 
 OK, ANY, NOT_OK, CORRESPONDING = "afterok", "afterany", "afternotok", "aftercorr"
 KINDS = (OK, ANY, NOT_OK, CORRESPONDING)
 
 
 def _unmet(state: State, job: Job) -> Later | None:
-    """Return why a job's dependencies keep it from starting, None where they do not."""
+    """Return the dependencies that keep a job from starting, or None."""
     conditions = job.spec.after
     if not conditions:
         return None
@@ -278,7 +258,7 @@ def _unmet(state: State, job: Job) -> Later | None:
 
 
 def _holds(state: State, job: Job, condition: Dependency) -> bool | None:
-    """Return whether a condition holds: None while that is open, False for never."""
+    """Return whether a condition holds: None while it is open, False for never."""
     kind, other = condition.kind, condition.job
     if kind == CORRESPONDING:
         _, _, index = job.spec.id.partition("_")
@@ -297,7 +277,7 @@ def _holds(state: State, job: Job, condition: Dependency) -> bool | None:
 
 
 def _outcome(state: State, job_id: str) -> tuple[int, int, int]:
-    """Return the numbers of jobs by an id: all, those that are over, and those that failed."""
+    """Return the numbers of jobs with an id: all, over, and failed."""
     job = state.job(JobId(job_id))
     if job is None:
         return state.outcomes.get(job_id, (0, 0, 0))
@@ -306,13 +286,13 @@ def _outcome(state: State, job_id: str) -> tuple[int, int, int]:
 
 
 def is_met(kind: str, states: Sequence[JobState]) -> bool:
-    """Return whether a condition on jobs holds that have ended in these states."""
+    """Return whether a condition holds on jobs that have ended in these states."""
     failed = any(state is not JobState.COMPLETED for state in states)
     return True if kind == ANY else failed if kind == NOT_OK else not failed
 
 
 def unknown(state: State, ids: Iterable[str]) -> str:
-    """Return the first of these that is the id of no job and no array, "" where there is none."""
+    """Return the first id that is that of no job and no array, or ""."""
     return next((i for i in ids if state.job(JobId(i)) is None and i not in state.outcomes), "")
 
 
@@ -325,10 +305,10 @@ def _start(state: State, decision: Start) -> None:
     size = decision.count or len(decision.nodes)
     job.state, job.nodes, job.size = JobState.CONFIGURING, decision.nodes, size
     if decision.frequencies and state.settable_frequencies:
-        job.asked = decision.frequencies
-    # Where nodes are clocked, its frequencies follow, and how much longer it runs.
-    if (job.asked or decision.slowdown != 1.0) and not state.clocked:
-        job.slowdown, job.frequencies = decision.slowdown, job.asked
+        job.requested_frequencies = decision.frequencies
+    # Where nodes are clocked, its frequencies and its run time follow from its neighbours.
+    if (job.requested_frequencies or decision.slowdown != 1.0) and not state.clocked:
+        job.slowdown, job.frequencies = decision.slowdown, job.requested_frequencies
     job.since_s = state.now_s
     state.running[decision.job] = job
     state.count(job, 1)
@@ -448,9 +428,9 @@ def _resized(state: State, event: Resized) -> None:
         if state.pools is not None:
             enter_bandwidth(state, job, -1)
         job.nodes = job.requested_nodes
-        if job.asked:
-            job.asked = (max(job.asked),) * len(job.nodes)
-        job.frequencies = () if state.clocked else job.asked
+        if job.requested_frequencies:
+            job.requested_frequencies = (max(job.requested_frequencies),) * len(job.nodes)
+        job.frequencies = () if state.clocked else job.requested_frequencies
         if state.pools is not None:
             enter_bandwidth(state, job, 1)
     assert job.requested_size is not None
@@ -525,26 +505,19 @@ def _requeue(state: State, job: Job) -> None:
     _release(state, job)
     job.size, job.nodes = 0, ()  # other references to it see that it holds nothing
     job.forget_resize()
-    state.enqueue(
-        Job(
-            job.spec,
-            job.number,
-            job.least,
-            seen=job.seen,
-            speedup=job.speedup,
-            longest_s=job.longest_s,
-        )
-    )
+    again = Job(job.spec, job.number, job.least, longest_s=job.longest_s)
+    again.measured_steps, again.speedup = job.measured_steps, job.speedup
+    state.enqueue(again)
 
 
 def _waiting(state: State, job_id: JobId) -> Job:
-    """Take a job from among the waiting ones."""
+    """Remove a job from the waiting ones."""
     job = state.too_wide.pop(job_id, None) or state.held.pop(job_id, None)
     return job or state.dequeue(job_id)
 
 
 def _release(state: State, job: Job) -> None:
-    """Take a job from among the running ones, with all it holds."""
+    """Remove a job from the running ones and release its nodes."""
     del state.running[job.spec.id]
     state.wanted.pop(job.spec.id, None)
     state.unindex_running(job)
@@ -565,7 +538,6 @@ def _release(state: State, job: Job) -> None:
 
 
 def _over(state: State, job: Job, job_state: JobState) -> None:
-    """Put a job among those that are over."""
     job.state, job.end_s, job.expected_end_s = job_state, state.now_s, inf
     state.ended[job.spec.id] = job
     if state.listed:
@@ -658,8 +630,8 @@ def _power_failed(state: State, event: NodePowerFailed) -> None:
 
 def _check_tasks_hold(state: State, event: TasksHold) -> None:
     vacant, lent, nodes = state.vacant, state.lent, event.nodes
-    known = not state.counted and len(event.owners) in (0, len(nodes))
-    if not known or not all(n in lent or (0 <= n < len(vacant) and vacant[n]) for n in nodes):
+    placed = not state.counted and len(event.owners) in (0, len(nodes))
+    if not placed or not all(n in lent or (0 <= n < len(vacant) and vacant[n]) for n in nodes):
         raise TransitionError(f"expected free nodes for tasks, got {event.nodes}")
 
 
@@ -677,7 +649,9 @@ def _tasks_hold(state: State, event: TasksHold) -> None:
 def _check_leased(state: State, event: NodesLeased) -> None:
     there = all(0 <= node < state.nodes for node in event.nodes)
     if len(event.nodes) != len(event.until_s) or not there:
-        raise TransitionError(f"expected nodes of this cluster, each with a time, got {event}")
+        raise TransitionError(
+            f"expected nodes of this cluster with a time for every node, got {event}"
+        )
 
 
 def _leased(state: State, event: NodesLeased) -> None:
@@ -752,18 +726,18 @@ def _use_cluster(state: State, site: Site, lost: set[Node]) -> None:
 # --- rates by frequency, and by neighbours -------------------------------------------------------
 #
 # A node, or a host whose slots several jobs have, runs at the highest frequency that one of its
-# jobs asks for (Chauhan et al., figure 10), so a job's rate and power change with its neighbours. A
+# jobs requests (Chauhan et al., figure 10), so a job's rate and power change with its neighbours. A
 # job waits for its slowest process: it runs as at the lowest of its hosts' frequencies.
 #
-# Processors that share bandwidth have a frequency for each process instead. There the start of a
-# fixed job states how much longer it is expected to run. The rate of a job that may be resized
-# follows its neighbours, whenever one of them comes, goes or is resized: the rest of its run time
-# decides whether a resize pays. It waits for its slowest process, by the bandwidths that policies
-# count with (:mod:`rms.core.model.contention`).
+# Processors that share bandwidth have a frequency per process instead. There the start of a fixed
+# job states its expected slowdown. The rate of a job that may be resized follows its neighbours,
+# whenever one of them comes, goes or is resized: the rest of its run time decides whether a resize
+# pays. It waits for its slowest process, by the bandwidths that policies count with
+# (:mod:`rms.core.model.contention`).
 
 
 def _set_neighbours(state: State) -> None:
-    """Set what follows from the jobs on the same nodes, after one came, went or was resized."""
+    """Set frequencies or rates anew after a job on the same nodes came, went or was resized."""
     if state.clocked:
         set_clocks(state)
     else:
@@ -775,9 +749,9 @@ def _settable(state: State, event: FrequenciesSettable) -> None:
     if event.settable:
         return
     for job in state.running.values():
-        if job.asked:
+        if job.requested_frequencies:
             enter_bandwidth(state, job, -1)
-            job.asked = ()
+            job.requested_frequencies = ()
             job.frequencies = job.frequencies if state.clocked else ()
             enter_bandwidth(state, job, 1)
             state.changed[job.spec.id] = job
@@ -786,10 +760,12 @@ def _settable(state: State, event: FrequenciesSettable) -> None:
 
 
 def set_clocks(state: State) -> None:
-    """Set every host to the highest frequency asked for there, and jobs to their hosts'."""
+    """Set hosts to the highest frequency requested there, and jobs to the frequencies of hosts."""
     host, highest = state.site.host or range(state.nodes), dict[int, float]()
     for job in state.running.values():
-        for node, share in zip(job.nodes, job.asked or (1.0,) * len(job.nodes), strict=True):
+        for node, share in zip(
+            job.nodes, job.requested_frequencies or (1.0,) * len(job.nodes), strict=True
+        ):
             highest[host[node]] = max(share, highest.get(host[node], 0.0))
     levels = state.site.levels
     for job in state.running.values():
@@ -806,13 +782,13 @@ def set_clocks(state: State) -> None:
 
 
 def enter_bandwidth(state: State, job: Job, sign: int) -> None:
-    """Enter the bandwidth that a job asks for on its nodes (1), or no longer does (-1)."""
+    """Add the bandwidth that a job demands on its nodes (1), or subtract it (-1)."""
     pools = state.pools
     if pools is None:
         return
-    each_gb_s = job.spec.planned_gb_s
+    own_gb_s = job.spec.planned_gb_s
     for (pool, frequency), number in parts(pools, job.nodes, job.frequencies).items():
-        demand = state.pool_gb_s[pool] + sign * number * each_gb_s * frequency / pools.factor[pool]
+        demand = state.pool_gb_s[pool] + sign * number * own_gb_s * frequency / pools.factor[pool]
         none = state.pool_free[pool] == pools.number[pool]
         state.pool_gb_s[pool] = 0.0 if none else max(0.0, demand)
     if state.contended and job.spec.mode.resizable:
@@ -843,14 +819,14 @@ def _set_rates(state: State) -> None:
 
 
 def _set_stretch(state: State, job: Job, stretch: float) -> None:
-    """Let a job run so much longer from now on; its caller enters it into the indices again."""
+    """Set the stretch of a job; the caller enters it into the indices again."""
     state.unindex_running(job)
     job.progress_to(state.now_s)
     job.rate *= job.stretch / stretch
     job.stretch = stretch
 
 
-# --- which function is whose ---------------------------------------------------------------------
+# --- checks and changes by type of event ---------------------------------------------------------
 
 
 def _nothing(state: State, event: Event) -> None:
@@ -883,7 +859,7 @@ _EVENTS: dict[type, tuple[Callable[[State, Any], None] | None, Callable[[State, 
     FrequenciesSettable: (None, _settable),
     Reopened: (_check_reopened, _reopened),
 }
-"""The check of each event, if there is one, and the change that it makes."""
+"""The check of an event, if there is one, and its change of the state."""
 
 
 def take(state: State, decision: Decision) -> None:

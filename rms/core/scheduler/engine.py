@@ -30,11 +30,11 @@ from rms.core.state import Idle, State, Usage
 
 
 class Engine:
-    """Holds the state and asks the policy after every event.
+    """Holds the state and calls the policy after every event.
 
     Args:
-        site: the cluster, or how many nodes it has.
-        policy: what the scheduler does with all jobs. It may be replaced at any time.
+        site: the cluster, or its number of nodes.
+        policy: decides on all jobs. It may be replaced at any time.
     """
 
     def __init__(self, site: Site | int, policy: Policy) -> None:
@@ -56,7 +56,7 @@ class Engine:
 
     @property
     def policy(self) -> Policy:
-        """What decides."""
+        """The present policy."""
         return self._policy
 
     @policy.setter
@@ -75,23 +75,23 @@ class Engine:
         self._rank()
 
     def _count_usage(self) -> None:
-        """Count what accounts use, from now on, where the policy goes by it."""
+        """Count the usage of accounts from now on, where the policy goes by it."""
         state, half_life_s = self.state, self._policy.order.half_life_s
         if half_life_s is None:
             state.usage = None
         elif state.usage is None:
             state.usage = Usage(half_life_s, state.now_s)
-            state.usage.know((*state.waiting.values(), *state.running.values()))
+            state.usage.add_accounts((*state.waiting.values(), *state.running.values()))
         else:
             state.usage.half_life_s = half_life_s
 
     def _rank(self) -> None:
-        """Keep the running jobs sorted by what the policy needs, while it decides for itself."""
+        """Sort the running jobs by the keys of the policy, unless EASY decides in its place."""
         state = self.state
         state.rank(self._policy.running_keys if state.due is not None else {})
 
     def handle(self, event: Event) -> list[Decision]:
-        """Take in what happened; return what to do, already entered as requested."""
+        """Apply an event; return the decisions on it, already entered as requested."""
         self.apply(event)
         kind = type(event)
         if kind is ResizeAsked or event.enqueues or self.state.held or self.state.wanted:
@@ -99,7 +99,7 @@ class Engine:
         return self._pass((event,)) if kind in self._policy.triggers else []
 
     def apply(self, event: Event) -> None:
-        """Take in what happened and decide nothing yet: more happens in the same instant."""
+        """Apply an event without a decision: others follow in the same instant."""
         state = self.state
         if state.free_count < 0 and event.at_s > state.now_s:
             checks.check_instant(state)
@@ -113,39 +113,40 @@ class Engine:
         self._explained = self._view = None
 
     def decide(self, events: Sequence[Event]) -> list[Decision]:
-        """Return what to do after ``events``, which have just happened; entered as requested.
+        """Return the decisions after applied events, already entered as requested.
 
         Raises:
-            RuleError: the policy decided what cannot be; ``taken`` is what was entered before that.
+            RuleError: a decision breaks a rule; ``taken`` are the entered decisions before it.
         """
-        policy, wish = self._policy, self._wish(events[-1])
-        if wish is not None:
-            decision = asked_for(self.state, wish, policy)
+        policy, request = self._policy, self._request(events[-1])
+        if request is not None:
+            decision = answer(self.state, request, policy)
             self._enter((decision,))
-            return [decision, *self._pass(events)] if wish.auto else [decision]
-        triggers, events = policy.triggers, transition.as_seen(self.state, events)
+            return [decision, *self._pass(events)] if request.auto else [decision]
+        triggers, events = policy.triggers, transition.for_policy(self.state, events)
         if type(events[-1]) in triggers or any(type(event) in triggers for event in events):
             return self._pass(events)
         return []
 
     def follow(self, event: Event, decisions: Sequence[Decision]) -> None:
-        """Take in what happened, and what was decided on it at the time: no policy is asked.
+        """Apply an event and the recorded decisions on it, without the policy.
 
         Raises:
-            RuleError: a decision cannot be; ``taken`` is what was entered before it.
+            RuleError: a decision breaks a rule; ``taken`` are the entered decisions before it.
         """
         self.apply(event)
-        wish = self._wish(event)
+        request = self._request(event)
         self._enter(decisions)
-        if (wish is None and self._triggers(event)) or (wish is not None and wish.auto):
+        decides = self._triggers(event) if request is None else request.auto
+        if decides:
             self._end_pass()
 
     def asks(self, event: Event) -> bool:
-        """Return whether there is something to decide after an event."""
-        return self._triggers(event) or self._wish(event) is not None
+        """Return whether there is a decision to make after an event."""
+        return self._triggers(event) or self._request(event) is not None
 
-    def _wish(self, event: Event) -> ResizeAsked | None:
-        """Return the resize that a user wants and that is to be decided on now."""
+    def _request(self, event: Event) -> ResizeAsked | None:
+        """Return the user's request of a resize that has to be decided now."""
         if isinstance(event, ResizeAsked):
             return event
         wanted = self.state.wanted
@@ -160,10 +161,9 @@ class Engine:
     def _pass(self, events: Sequence[Event]) -> list[Decision]:
         """Let the policy decide on ``events``."""
         state = self.state
-        seen = state
         if state.lease is not None:
-            seen, events = checks.usable(state, events)
-        decisions = self._policy.decide(seen, events)
+            state, events = checks.usable(state, events)
+        decisions = self._policy.decide(state, events)
         if decisions:
             self._enter(decisions)
         self._end_pass()
@@ -190,7 +190,7 @@ class Engine:
 
     @property
     def look_s(self) -> float:
-        """When the policy is to look again even if nothing happens, inf for never.
+        """The time of the next decision without an event, inf for never.
 
         A driver enters a :class:`rms.core.model.events.Ticked` then.
         """
@@ -200,7 +200,7 @@ class Engine:
         return min(look_s, self.state.renewal_s)
 
     def explain(self, job_id: JobId) -> Later | None:
-        """Return why a job waits, None if it does not."""
+        """Return the reason why a job waits, None if it does not."""
         job, too_wide = self.state.pending.get(job_id), self.state.too_wide.get(job_id)
         if job_id in self.state.held:
             held = transition.waits_for(self.state, self.state.held[job_id], self.state.now_s)
@@ -211,16 +211,16 @@ class Engine:
             return Later(job_id, reason, Reason.TOO_WIDE)
         if job is None:
             return None
-        if self._explained is None:  # once for all jobs that are asked about
+        if self._explained is None:  # once for all jobs
             self._explained = self._policy.explained(self.state) | checks.obstacles(self.state)
-        known = self._explained.get(job_id)
-        if known is not None:
-            return known
-        return self._policy.explain(self.state, job, self._seen())
+        explained = self._explained.get(job_id)
+        if explained is not None:
+            return explained
+        return self._policy.explain(self.state, job, self._policy_view())
 
     def expected_starts(self, depth: int) -> dict[JobId, float]:
-        """Return when the first waiting jobs are expected to start, as far as that is known."""
-        view, cached = self._seen(), self._starts
+        """Return the expected starts of the first waiting jobs, except unknown ones."""
+        view, cached = self._policy_view(), self._starts
         if view is None:
             return {}
         if cached is not None and cached[0] is view and cached[1] == depth:
@@ -232,15 +232,15 @@ class Engine:
         self._starts = view, depth, starts
         return starts
 
-    def _seen(self) -> View | None:
-        """Return what the policy sees the waiting jobs in, worked out once after each change."""
+    def _policy_view(self) -> View | None:
+        """Return the policy's view of the waiting jobs, computed once after a change."""
         if self._view is None:
             self._view = self._policy.view(checks.usable(self.state, ())[0])
         return self._view
 
 
-def asked_for(state: State, event: ResizeAsked, policy: Policy) -> JobDecision:
-    """Return what becomes of a user's request for a resize."""
+def answer(state: State, event: ResizeAsked, policy: Policy) -> JobDecision:
+    """Return the decision on a user's request of a resize."""
     job = state.running[event.job]
     size, have = event.size, job.size
     refusal = None

@@ -1,8 +1,7 @@
-"""The scheduler: the engine, with everything that follows from its events alone.
+"""The scheduler: the engine, the energy books, the timeline and the history of decisions.
 
-Engine, energy books, timeline and the history of decisions, fed with one event after the other. No
-I/O, no clock: a daemon feeds it events as they happen, a restarted one the events of its journal,
-and a replay compares its decisions with the recorded ones.
+They follow from events alone. No I/O, no clock: a daemon feeds it events as they happen, a
+restarted one the events of its journal, and a replay compares its decisions with the recorded ones.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from rms.wire.users import Books, HistoryEntry
 
 
 def repeats(entry: HistoryEntry, before: HistoryEntry) -> bool:
-    """Return whether an entry of a history says no more than the one before it."""
+    """Return whether an entry of a history repeats the one before it."""
     return (entry.kind, entry.reason, entry.size) == (before.kind, before.reason, before.size)
 
 
@@ -48,19 +47,17 @@ class Scheduler:
 
     Args:
         cluster: the nodes.
-        policy: what the scheduler does with all jobs.
-        where: what tells these nodes from others of the same names, or "".
+        policy: decides on all jobs.
+        where: an identifier that distinguishes clusters with the same names, or "".
 
     Attributes:
-        engine, timeline: see there.
-        energy: the energy books.
-        history: of each job, in order; repeats of one reason once.
-        reasons: of each job, why it waits, or the reason of its last decision.
-        resizes: of each job, how many resizes were decided; the newest has that number.
-        present: where the daemon is and the nodes it has there, with slots that no event knows.
-        stand_ins: policies that decide instead of one that fails, the next where that fails too;
-            where there is none, a policy's error is the caller's.
-        failure: how the policy has failed on the newest event, "" where it has not.
+        history: entries by job, in order, without repeats.
+        reasons: by job, why it waits, or the reason of its last decision.
+        resizes: by job, the number of resizes decided, which is the number of the newest.
+        present: the place of the daemon and its nodes there, with slots, which events do not have.
+        stand_ins: policies that decide in turn instead of one that fails; without them the error
+            of a policy is raised.
+        failure: the failure of the policy on the newest event, or "".
     """
 
     def __init__(self, cluster: Cluster, policy: Policy, where: str = "") -> None:
@@ -76,14 +73,14 @@ class Scheduler:
         self.failure = ""
 
     def feed(self, event: Event, recorded: Sequence[Decision] | None = None) -> list[Decision]:
-        """Take in an event; return the decisions on it.
+        """Apply an event; return the decisions on it.
 
         Args:
-            recorded: the decisions at the time, to be followed; None to decide.
+            recorded: decisions to follow; None to decide.
 
         Raises:
             TransitionError: it cannot have happened.
-            RuleError: the policy decided what cannot be, or it is recorded so.
+            RuleError: a decision breaks a rule.
         """
         if isinstance(event, Reopened):
             self._reopen(event)
@@ -95,7 +92,7 @@ class Scheduler:
             self._remember(event.job, HistoryEntry(at_s, "rolledback", "RolledBack", event.reason))
         if isinstance(event, Requeued) and event.reason:
             self._remember(event.job, HistoryEntry(at_s, "requeued", "Requeued", event.reason))
-        of_jobs = [each for each in decisions if not isinstance(each, PowerOff | PowerOn)]
+        of_jobs = [item for item in decisions if not isinstance(item, PowerOff | PowerOn)]
         for decision in of_jobs:
             goes = isinstance(decision, Start | Resize)
             self.reasons[decision.job] = "" if goes else decision.reason
@@ -124,7 +121,7 @@ class Scheduler:
         while engine.asks(event):
             try:
                 return decisions + engine.decide((event,))
-            except Exception as error:  # it may be anything that a user's own function raises
+            except Exception as error:  # a user's own function may raise anything
                 decisions += error.taken if isinstance(error, RuleError) else ()
                 if decisions and isinstance(event, Submitted):  # some of them may be refused by now
                     left = tuple(s for s in event.specs if s.id in engine.state.pending)
@@ -142,9 +139,9 @@ class Scheduler:
         """Drop finished jobs; no decision depends on them."""
         state = self.engine.state
         arrays = {job.spec.array for job_id in jobs if (job := state.ended.pop(job_id, None))}
-        for known in (self.history, self.reasons, self.resizes):
+        for records in (self.history, self.reasons, self.resizes):
             for job_id in jobs:
-                known.pop(job_id, None)
+                records.pop(job_id, None)
         left = {job.spec.array for job in state.ended.values()} | state.arrays.keys()
         for array in arrays - left:
             state.outcomes.pop(array or "", None)
@@ -152,7 +149,7 @@ class Scheduler:
         self.timeline.forget(frozenset(jobs))
 
     def entry(self, at_s: float, decision: JobDecision) -> HistoryEntry:
-        """Return a decision as the history has it."""
+        """Return the entry of a decision in the history."""
         kind, code = type(decision).__name__.lower(), str(decision.code)
         if decision.code in NO_RESIZE:
             kind = "refused"
@@ -163,11 +160,11 @@ class Scheduler:
         return HistoryEntry(at_s, kind, code, decision.reason, size, names)
 
     def report(self, report: Metered, now_s: float, nodes: Mapping[str, Sequence[str]]) -> bool:
-        """Take in a report of a node's meters; return whether it is news.
+        """Book a report of a node's meters; return whether it is new.
 
         Args:
             now_s: the present time.
-            nodes: those that each device belongs to.
+            nodes: nodes by device.
 
         Raises:
             ReplacedAgentError: another agent reports in its place.
@@ -178,13 +175,13 @@ class Scheduler:
         return news
 
     def forget_meter(self, host: str, now_s: float) -> None:
-        """Take the power of a host's nodes from the model: its meters have fallen silent."""
+        """Use the model for the power of a host's nodes, whose meters have fallen silent."""
         self.energy.measured.forget_power(host)
         if self.energy.begun:
             self._draw(now_s)
 
     def use_levels(self, levels: tuple[tuple[float, float], ...]) -> None:
-        """Let nodes have these frequencies from here on: a daemon was started again with them."""
+        """Set the frequencies of nodes after a restart of the daemon."""
         if levels != self.cluster.levels:
             self.cluster = replace(self.cluster, levels=levels)
             self.engine.state.use_levels(levels)
@@ -196,7 +193,7 @@ class Scheduler:
 
     @property
     def closed(self) -> Books | None:
-        """The books as they were when the last job was over, None before the first event."""
+        """The books as of the end of the last job, None before the first event."""
         return self.energy.closed
 
     @property
@@ -208,9 +205,9 @@ class Scheduler:
         self.timeline.reading(max(now_s, self.engine.state.now_s), self.energy.power_w)
 
     def _remember(self, job_id: JobId, entry: HistoryEntry) -> None:
-        known = self.history.setdefault(job_id, [])
-        if entry.kind == "rolledback" or not known or not repeats(entry, known[-1]):
-            known.append(entry)
+        entries = self.history.setdefault(job_id, [])
+        if entry.kind == "rolledback" or not entries or not repeats(entry, entries[-1]):
+            entries.append(entry)
 
     def _reopen(self, event: Reopened) -> None:
         """Go on with another cluster; the time between is not booked."""

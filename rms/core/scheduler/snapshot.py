@@ -1,7 +1,7 @@
 """Snapshots of the scheduler, so that a restart need not replay all events.
 
-A snapshot is MessagePack of an :class:`Image`, compressed. Each job is written once and named by
-its place in a list elsewhere, as it is one object in the scheduler too. Derived fields (sorted
+A snapshot is MessagePack of an :class:`Image`, compressed. A job is written once and referred to by
+its place in a list, as it is one object in the scheduler too. Derived fields (sorted
 queues, sums of power models) are computed again. Measurements are not part of a snapshot: they are
 restored from the rows of the energy books (:meth:`rms.core.books.books.EnergyBooks.restore`).
 """
@@ -38,7 +38,7 @@ _FOLLOWS = frozenset(
 
 
 class SnapshotError(ValueError):
-    """A snapshot that this version has not written."""
+    """A snapshot of another version."""
 
 
 class SpanImage(msgspec.Struct, array_like=True):
@@ -68,13 +68,11 @@ class EnergyImage(msgspec.Struct):
 
 
 class TimelineImage(msgspec.Struct):
-    """The holders of nodes; open spans are named by their places in the lists."""
+    """The holders of nodes; open spans are those without an end."""
 
     spans: list[NodeSpan]
     power_spans: list[NodeSpan]
     power_w: list[tuple[float, float]]
-    open: dict[Node, int]
-    asleep: dict[Node, int]
     held: dict[JobId, frozenset[Node]]
 
 
@@ -126,7 +124,7 @@ _image = msgspec.msgpack.Decoder(Image)
 def freeze(scheduler: Scheduler) -> bytes:
     """Return the snapshot of a scheduler."""
     state, cluster, energy = scheduler.engine.state, scheduler.cluster, scheduler.energy
-    jobs = _Jobs()
+    jobs, line = _Jobs(), scheduler.timeline
     nodes = cluster.power, cluster.widths, cluster.shared, cluster.levels
     image = Image(
         policy=scheduler.engine.policy.key,
@@ -139,7 +137,7 @@ def freeze(scheduler: Scheduler) -> bytes:
         twin=_twin(scheduler.engine.twin, jobs),
         ranked=state.ranked,
         jobs=jobs.all,
-        timeline=_timeline(scheduler.timeline),
+        timeline=TimelineImage(line.spans, line.power_spans, line.power_w, line.held),
         history=scheduler.history,
         reasons=scheduler.reasons,
         resizes=scheduler.resizes,
@@ -154,7 +152,7 @@ def thaw(body: bytes, policy_of: Callable[[str, Cluster], Policy]) -> Scheduler:
         policy_of: returns the policy of a key on these nodes, or a stand-in.
 
     Raises:
-        SnapshotError: this version has not written it.
+        SnapshotError: the snapshot is of another version.
     """
     try:
         image = _image.decode(zlib.decompress(body))
@@ -291,23 +289,11 @@ def _restore_energy(energy: EnergyBooks, state: State, image: Image) -> None:
         )
 
 
-def _timeline(timeline: Timeline) -> TimelineImage:
-    places = {id(span): at for at, span in enumerate(timeline.spans)}
-    asleep = {id(span): at for at, span in enumerate(timeline.power_spans)}
-    return TimelineImage(
-        timeline.spans,
-        timeline.power_spans,
-        timeline.power_w,
-        {node: places[id(span)] for node, span in timeline.open.items()},
-        {node: asleep[id(span)] for node, span in timeline.asleep.items()},
-        timeline.held,
-    )
-
-
 def _restore_timeline(timeline: Timeline, image: TimelineImage) -> None:
     timeline.spans, timeline.power_spans = image.spans, image.power_spans
     timeline.power_w, timeline.held = image.power_w, image.held
-    timeline.open = {node: image.spans[at] for node, at in image.open.items()}
+    node_of = {name: Node(node) for node, name in enumerate(timeline.names)}
+    timeline.open = {node_of[s.node]: s for s in image.spans if s.end_s is None}
+    timeline.asleep = {node_of[s.node]: s for s in image.power_spans if s.end_s is None}
     over = [span for span in image.spans if span.end_s is not None]
     timeline.past = sorted(over, key=lambda span: span.end_s or 0.0)
-    timeline.asleep = {node: image.power_spans[at] for node, at in image.asleep.items()}

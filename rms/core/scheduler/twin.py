@@ -1,14 +1,14 @@
-"""The twin of a stream: the same jobs under EASY, each rigid at its preferred size.
+"""The twin of a stream: the same jobs under EASY, rigid at their preferred sizes.
 
 The twin runs the jobs that would run if no job were resizable. From the time at which the twin
 starts a job, that job is *due* (``state.due``): a policy that starts due jobs before all others
 lets none wait for long beyond its start under EASY.
 
-A job of the twin ends after its run time at the preferred size: the one that it states, or else
-the one that it is seen to have once it is over. A job that starts later than its twin is over
-later, too, so the end of the twin may lie in the past by then: what EASY would have done since is
-worked out again. While every job is fixed and the twin runs just what runs, it follows nothing, and
-``state.due`` is None: then EASY itself decides.
+A job of the twin ends after its run time at the preferred size: the stated one, else the measured
+one once the job is over. A job that starts later than its twin is over later, too, so the end of
+the twin may lie in the past by then: the schedule of EASY since then is computed again. While every
+job is fixed and the twin runs the same jobs as the cluster, it follows no events, and ``state.due``
+is None: then EASY itself decides.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from rms.core.rules import transition
 from rms.core.state import State, Usage
 
 _MOST_PAST = 256
-"""When so many ended jobs are kept, those that cannot matter any more are dropped."""
+"""With more ended jobs than this, those without effect on the schedule are dropped."""
 
 _MOST_OVER = 1000
-"""So many jobs that are over may wait in the twin: where EASY is slower for long, it skips them."""
+"""At most this many jobs that are over wait in the twin: a much slower EASY skips them."""
 
 
 @dataclass(slots=True)
@@ -40,13 +40,13 @@ class Twin:
     Attributes:
         policy: EASY, in the order of the policy that follows it; nodes are counted.
         state: its nodes and jobs, whose ids are those of the jobs themselves.
-        ends: a heap of the ends that are known, as (time, number, id).
+        ends: a heap of expected ends, as (time, number, id).
         flexible: ids of the jobs, not over, that are not fixed.
-        follows: whether it runs something else than what runs.
-        nodes: how many it has.
-        late: jobs whose twins have begun before them, and when; their ends are not known.
-        past: jobs that are over in the twin, as long as an end may come to lie before theirs.
-        entered: when each of the twin's jobs came into its queue.
+        follows: whether it follows events: its jobs differ from the running ones.
+        nodes: its number of nodes.
+        late: starts of jobs in the twin that came before those of the jobs; without an end yet.
+        past: jobs that are over in the twin, as long as a new end may come before theirs.
+        entered: times at which its jobs entered the queue.
     """
 
     policy: Policy
@@ -61,7 +61,7 @@ class Twin:
 
     @classmethod
     def of(cls, state: State, policy: Policy) -> Twin:
-        """Return the twin of a state, which runs what runs there."""
+        """Return the twin of a state, with the same running jobs."""
         twin = cls(policy, State(Site(state.nodes), counted=True))
         jobs = (*state.pending.values(), *state.running.values())
         twin.flexible = {job.spec.id for job in jobs if job.spec.mode is not Mode.FIXED}
@@ -71,7 +71,7 @@ class Twin:
 
     @property
     def next_s(self) -> float:
-        """When the next end is known to come that may let a waiting job start, or inf."""
+        """The time of the next end after which a waiting job may start, or inf."""
         return self.ends[0][0] if self.follows and self.ends and self.state.pending else inf
 
     def follow(self, state: State, event: Event) -> None:
@@ -80,7 +80,7 @@ class Twin:
             if isinstance(event, Submitted) and self._enter_flexible(event):
                 self._begin(state)
             return
-        # Submissions come before the ends of their instant, whatever starts by them.
+        # Submissions come before the ends of their instant.
         self._advance(state, event.at_s, before=isinstance(event, Submitted | Started))
         if isinstance(event, Submitted):
             self._enter_flexible(event)
@@ -105,7 +105,7 @@ class Twin:
         return bool(new)
 
     def _begin(self, state: State) -> None:
-        """Follow from here on: run what runs, let wait what waits."""
+        """Follow events from here on, with the same running and waiting jobs."""
         self.follows = True
         self._clear(state, state.now_s)
         for job in state.running.values():
@@ -122,7 +122,7 @@ class Twin:
         self._count_nodes(state)
 
     def _count_nodes(self, state: State) -> None:
-        """Have as many nodes as there are for jobs, those that are off included."""
+        """Set the number of nodes that jobs can have, including nodes that are off."""
         there = state.nodes - len(state.down) - len(state.lent)
         self.state.free_count += there - self.nodes
         self.nodes = there
@@ -150,7 +150,6 @@ class Twin:
         self._enter(state, spec.id, begun_s)
 
     def _submit(self, state: State, specs: Iterable[JobSpec], at_s: float) -> None:
-        """Let jobs wait from a time on."""
         event = Submitted(at_s, tuple(_rigid(spec, state.nodes) for spec in specs))
         if not event.specs:
             return
@@ -161,7 +160,7 @@ class Twin:
         self._pass(state, event)
 
     def _renew(self, state: State) -> None:
-        """Follow jobs that have come into the queue or left it otherwise than by a start."""
+        """Follow jobs that have entered or left the queue without a submission or start."""
         own, due = self.state, state.due
         assert due is not None
         for job_id in list(own.pending):
@@ -170,16 +169,16 @@ class Twin:
                 continue
             if over is None or over.start_s is None:
                 own.dequeue(job_id)
-        for job_id in [each for each in due if each not in state.pending]:
+        for job_id in [due_id for due_id in due if due_id not in state.pending]:
             self._over(state, job_id)
-        known = own.pending.keys() | own.running.keys()
+        present = own.pending.keys() | own.running.keys()
         for job_id in own.running.keys() & state.pending.keys():  # its start has failed
             due.setdefault(job_id, own.running[job_id].start_s or 0.0)
-        new = [job.spec for job in state.pending.values() if job.spec.id not in known]
+        new = [job.spec for job in state.pending.values() if job.spec.id not in present]
         self._submit(state, new, state.now_s)
 
     def _over(self, state: State, job_id: JobId) -> None:
-        """Follow the end of a job, or that one that is due waits no more."""
+        """Follow the end of a job, or a due job that waits no more."""
         self.flexible.discard(job_id)
         (state.due or {}).pop(job_id, None)
         begun_s = self.late.pop(job_id, None)
@@ -196,22 +195,22 @@ class Twin:
         elif job_id in self.state.pending and (job is None or job.start_s is None):
             self.state.dequeue(job_id)
         if len(self.state.pending) > len(state.pending) + len(state.running) + _MOST_OVER:
-            for other in [each for each in self.state.pending if each in state.ended]:
+            for other in [queued for queued in self.state.pending if queued in state.ended]:
                 self.state.dequeue(other)
 
     def _work_out_again(self, state: State, job_id: JobId, at_s: float) -> None:
-        """Let a job end in the past, and follow what EASY would have done since.
+        """End a job in the past, and compute the schedule of EASY since then.
 
-        Nodes that failed or came back since are taken to have done so before.
+        As if nodes that failed or came back since had done so before.
         """
         old, entered, past, late = self.state, self.entered, self.past, self.late
         begun = [*old.running.values(), *past.values()]
         self._clear(state, at_s)
         waits = [*old.pending.values()]
 
-        def number(job: Job) -> int:  # of the job itself: its twin has another each time
-            known = state.job(job.spec.id)
-            return job.number if known is None else known.number
+        def number(job: Job) -> int:  # of the job itself: that of its twin varies
+            original = state.job(job.spec.id)
+            return job.number if original is None else original.number
 
         for job in sorted(begun, key=number):
             start_s, end_s = job.start_s or 0.0, inf if job.end_s is None else job.end_s
@@ -228,15 +227,14 @@ class Twin:
         self.late.update((i, s) for i, s in late.items() if i in self.state.running)
         waits.sort(key=lambda job: (entered[job.spec.id], number(job)))
         before = [job.spec for job in waits if entered[job.spec.id] <= at_s]
-        known = {spec.id: entered[spec.id] for spec in before}
         self._submit(state, before, at_s)
-        self.entered.update(known)
+        self.entered.update((spec.id, entered[spec.id]) for spec in before)
         for job in waits[len(before) :]:
             self._advance(state, entered[job.spec.id], before=True)
             self._submit(state, [job.spec], entered[job.spec.id])
 
     def _advance(self, state: State, until_s: float, *, before: bool = False) -> None:
-        """Let the ends happen that are known to come until a time, or before it."""
+        """Process the expected ends until a time, or before it."""
         own, ends = self.state, self.ends
         while ends and (ends[0][0] < until_s or (ends[0][0] == until_s and not before)):
             at_s, _, job_id = heappop(ends)
@@ -253,7 +251,7 @@ class Twin:
             self._forget()
 
     def _forget(self) -> None:
-        """Forget ends that nothing can lie before any more, and jobs that are over."""
+        """Forget ends before which no new end can come, and jobs that are over."""
         since_s = min(self.late.values(), default=inf)
         self.past = {i: job for i, job in self.past.items() if (job.end_s or 0.0) > since_s}
         left = self.past.keys() | self.state.pending.keys() | self.state.running.keys()
@@ -274,7 +272,7 @@ class Twin:
         own.changed.clear()
 
     def _enter(self, state: State, job_id: JobId, begun_s: float) -> None:
-        """Enter that a job has started in the twin, and when it ends there if that is known."""
+        """Enter the start of a job in the twin, and its expected end there."""
         job, due = state.pending.get(job_id), state.due
         assert due is not None
         if job is not None:
@@ -291,7 +289,7 @@ class Twin:
 
 
 def _rigid(spec: JobSpec, nodes: int) -> JobSpec:
-    """Return a job as its twin: fixed at the preferred size, with the run time that is expected."""
+    """Return a job as its twin: fixed at the preferred size, with the expected run time."""
     plain = not (spec.array or spec.hold or spec.begin_s or spec.after or spec.nodelist)
     if spec.mode is Mode.FIXED and spec.speedup is None and plain and not spec.exclude:
         return spec
@@ -320,7 +318,7 @@ def _rigid(spec: JobSpec, nodes: int) -> JobSpec:
 
 
 def _run_s(job: Job) -> float:
-    """Return the run time of a job at its preferred size, inf where that is not known yet."""
+    """Return the run time of a job at its preferred size, inf without an estimate."""
     size, whole_s = job.spec.preferred, inf
     if job.speedup is not None:
         whole_s = job.speedup.time(size)

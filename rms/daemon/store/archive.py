@@ -64,7 +64,7 @@ def row(context: Context, job: Job, now_s: float) -> JobRow:
         output=str(runtime.files[0]) if submission.output else "",
         slurm=details,
         summary=runtime.summary,
-        seen=[SeenSteps(size, *steps) for size, steps in sorted((job.seen or {}).items())],
+        seen=[SeenSteps(size, *made) for size, made in sorted((job.measured_steps or {}).items())],
         profile=submission.profile,
         frequency=min(job.frequencies, default=None) if job.end_s is None else None,
         exit_code=None if job.end_s is None else runtime.exit_code,

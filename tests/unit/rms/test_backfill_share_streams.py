@@ -29,7 +29,7 @@ from rms.core.policies.backfill_share import REST_S, BackfillShare
 from rms.core.policies.order import SmallestFirst
 from rms.core.state import State
 from rms.sim.run import chosen, failing
-from rms.sim.simulator import Hooks, Simulation
+from rms.sim.simulator import Simulation
 
 NODES = 8
 DEFAULT = named("backfill-share")
@@ -98,7 +98,8 @@ class Watched:
             self.specs,
             Site(self.nodes, (NodePower(1.0, 2.0, 3.0),) * self.nodes),
             self.policy,
-            hooks=Hooks(record=False, observer=self.look),
+            record=False,
+            observer=self.look,
             failures=failures,
         )
         self.state = self.simulation.engine.state
@@ -176,7 +177,7 @@ def begun(
     specs: list[JobSpec], name: str, *, counted: bool, ahead: bool
 ) -> dict[str, float | None]:
     policy = chosen(named(name), counted=counted, ahead=ahead)
-    simulation = Simulation(specs, Site(NODES), policy, hooks=Hooks(record=False))
+    simulation = Simulation(specs, Site(NODES), policy, record=False)
     simulation.run()
     return starts(simulation)
 
@@ -209,7 +210,7 @@ def test_once_all_that_is_not_fixed_is_over_easy_decides(
     first: list[JobSpec], then: list[JobSpec]
 ) -> None:
     later = [replace(s, id=JobId(f"then{s.id}"), submit_s=s.submit_s + 1e5) for s in then]
-    simulation = Simulation([*first, *later], Site(NODES), DEFAULT, hooks=Hooks(record=False))
+    simulation = Simulation([*first, *later], Site(NODES), DEFAULT, record=False)
     simulation.run()
     assert simulation.engine.state.due is None
     easy = begun(later, "easy", counted=False, ahead=False)
@@ -433,8 +434,9 @@ def test_what_is_kept_of_running_jobs_is_what_a_recount_shows(
     failures = []
     if mtbf_s is not None:
         failures = failing(NODES, mtbf_s=mtbf_s, repair_s=50.0, horizon_s=300.0, seed=1)
-    hooks = Hooks(record=False, observer=look)
-    simulation = Simulation(specs, Site(NODES), DEFAULT, hooks=hooks, failures=failures)
+    simulation = Simulation(
+        specs, Site(NODES), DEFAULT, record=False, observer=look, failures=failures
+    )
     simulation.run()
     assert len(simulation.engine.state.ended) == len(specs)
 

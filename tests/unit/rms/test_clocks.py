@@ -20,7 +20,7 @@ from rms.core.state import State
 from rms.daemon.heart import check_placement
 from rms.formats.config import FileError, read_cluster, read_workload
 from rms.formats.profiles import Machine, Point, Profile, Program, write
-from rms.sim.simulator import Hooks, Simulation
+from rms.sim.simulator import Simulation
 
 LEVELS = ((1.0, 0.5), (2.0, 1.0))
 POWER = NodePower(100.0, 200.0)
@@ -52,7 +52,7 @@ def job(
 
 
 def run(where: Site, made: Policy, *specs: JobSpec) -> Simulation:
-    simulation = Simulation(specs, where, made, hooks=Hooks())
+    simulation = Simulation(specs, where, made)
     simulation.run()
     simulation.ledger.check()
     return simulation
@@ -122,7 +122,7 @@ def test_a_frequency_that_nodes_do_not_state_is_refused() -> None:
     state.enqueue(Job(job(1, MEMORY)))
     check(state, Start(JobId("1"), (Node(0),), "", frequencies=(0.5,)))
     for shares in ((0.6,), (0.5, 1.0)):
-        with pytest.raises(RuleError, match="expected a frequency of each node of 1"):
+        with pytest.raises(RuleError, match="expected a frequency per node of 1"):
             check(state, Start(JobId("1"), (Node(0),), "", frequencies=shares))
 
 
@@ -176,7 +176,9 @@ def test_work_done_is_the_integral_of_the_rate_whatever_the_neighbours(
         before.clear()
         asked = [0.0] * 2
         for each in state.running.values():
-            for node, share in zip(each.nodes, each.asked or (1.0,) * each.size, strict=True):
+            for node, share in zip(
+                each.nodes, each.requested_frequencies or (1.0,) * each.size, strict=True
+            ):
                 asked[site.host[node]] = max(asked[site.host[node]], share)
         for each in state.running.values():
             slowest = min(asked[site.host[node]] for node in each.nodes)
@@ -190,7 +192,7 @@ def test_work_done_is_the_integral_of_the_rate_whatever_the_neighbours(
             before[spec.id] = state.now_s, 1.0 / (spec.run_s * time)
 
     made = policy(slowdown, node_power=part)
-    simulation = Simulation(specs, site, made, hooks=Hooks(observer=look))
+    simulation = Simulation(specs, site, made, observer=look)
     simulation.run()
     simulation.ledger.check()
     assert work == {spec.id: pytest.approx(1.0) for spec in specs}

@@ -17,7 +17,7 @@ from rms.core.policies import Policy, PolicyError, adjusted, named
 from rms.core.policies.node_power import Consolidate, Host, feasible, migrations
 from rms.core.rules.transition import apply, power_off, take
 from rms.core.state import State
-from rms.sim.simulator import Hooks, Simulation
+from rms.sim.simulator import Simulation
 
 POWER = NodePower(100.0, 200.0, 0.0, off_w=10.0, boot_s=20.0, boot_j=3000.0)
 LEVELS = ((1.0, 0.5), (2.0, 1.0))
@@ -238,7 +238,7 @@ def test_every_job_runs_no_slot_is_given_twice_and_the_books_balance(
     if clocked:
         made = adjusted(made, frequency={"part": "optimal-operating-point"})
     where = structs.replace(site(3), power_cap_w=cap_w)
-    simulation = Simulation(specs, where, made, hooks=Hooks(record=False))
+    simulation = Simulation(specs, where, made, record=False)
     simulation.run()
     state, ledger = simulation.engine.state, simulation.ledger
     assert len(state.ended) == len(specs) and not state.pending

@@ -14,7 +14,7 @@ from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Site, Speedup
 from rms.core.policies import adjusted, named
 from rms.core.scheduler.engine import Engine
 from rms.core.state import State
-from rms.sim.simulator import Hooks, Simulation
+from rms.sim.simulator import Simulation
 
 PLAIN = SharedNode(64.0, (Processors(4),))
 MIXED = SharedNode(64.0, (Processors(2), Processors(4, 3.0, 8.0)))
@@ -126,7 +126,7 @@ class Reckoned:
 def run(where: Site, policy: str, part: dict[str, Any], specs: list[JobSpec]) -> Simulation:
     reckoned = Reckoned(where)
     made = adjusted(named(policy), placement=part)
-    simulation = Simulation(specs, where, made, hooks=Hooks(observer=reckoned))
+    simulation = Simulation(specs, where, made, observer=reckoned)
     simulation.run()
     state = simulation.engine.state
     assert len(state.ended) == len(specs) and not reckoned.left and not state.beside
@@ -197,7 +197,7 @@ def test_steps_that_neighbours_slow_tell_nothing_of_a_size() -> None:
         engine.handle(Started(0.0, spec.id))
     engine.handle(Stepped(20.0, JobId("1"), 10, 60, 10, 20.0))
     found = engine.state.running[JobId("1")]
-    assert found.seen == {2: (10, 10.0)} and found.rate == pytest.approx(1 / 120)
+    assert found.measured_steps == {2: (10, 10.0)} and found.rate == pytest.approx(1 / 120)
     engine.handle(Ended(30.0, JobId("2"), "COMPLETED"))
     assert found.rate == pytest.approx(1 / 60) and found.done == pytest.approx(0.25)
 
@@ -216,7 +216,7 @@ def test_the_state_knows_how_neighbours_slow_a_job_that_may_be_resized() -> None
                 rates.append((state.now_s, each.rate, each.expected_end_s))
 
     made = adjusted(named("easy"), placement={"part": "first-fit-shared"})
-    simulation = Simulation(specs, site(PLAIN), made, hooks=Hooks(observer=look))
+    simulation = Simulation(specs, site(PLAIN), made, observer=look)
     simulation.run()
     assert [rate for _, rate, _ in rates] == pytest.approx([1 / 60, 1 / 120])
     assert rates[1][2] == pytest.approx(30.0 + 2 * 0.5 * 500.0)

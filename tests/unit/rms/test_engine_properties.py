@@ -46,7 +46,7 @@ from rms.core.rules.transition import due, next_s
 from rms.core.scheduler.engine import Engine
 from rms.core.state import State
 from rms.sim.run import chosen
-from rms.sim.simulator import Hooks, Simulation
+from rms.sim.simulator import Simulation
 
 NODES = 7
 
@@ -428,7 +428,7 @@ def test_the_first_jobs_reservation_never_slips_under_exact_estimates(
             assert at_s <= before
             promised[head.spec.id] = at_s
 
-    simulation = Simulation(specs, Site(10), policy, hooks=Hooks(record=False, observer=look))
+    simulation = Simulation(specs, Site(10), policy, record=False, observer=look)
     simulation.run()
     for job_id, at_s in promised.items():
         start_s = simulation.engine.state.ended[JobId(job_id)].start_s
@@ -450,7 +450,7 @@ def test_no_reservation_slips_where_every_job_has_one(specs: list[JobSpec]) -> N
             assert at_s <= promised.get(job.spec.id, at_s)
             promised[job.spec.id] = at_s
 
-    simulation = Simulation(specs, Site(10), policy, hooks=Hooks(record=False, observer=look))
+    simulation = Simulation(specs, Site(10), policy, record=False, observer=look)
     simulation.run()
     assert len(simulation.engine.state.ended) == len(specs)
 
@@ -468,7 +468,7 @@ def test_a_wide_job_among_a_stream_of_narrow_ones_is_not_starved(
     narrow = [job(n, 2.0 * n, 1) for n in range(400)]
     wide = job(400, 21.0, 10)
     made = adjusted(named(policy), admission={"estimates": estimates})
-    simulation = Simulation([*narrow, wide], Site(10), made, hooks=Hooks(record=False))
+    simulation = Simulation([*narrow, wide], Site(10), made, record=False)
     simulation.run()
     start_s = simulation.engine.state.ended[JobId("400")].start_s
     assert start_s is not None and start_s <= 21.0 + 40.0

@@ -25,7 +25,7 @@ from rms.core.rules.checks import RuleError, check
 from rms.core.rules.powercap import added_w, expected_w, within_limit
 from rms.core.rules.transition import boots, power_off
 from rms.core.scheduler.engine import Engine
-from rms.sim.simulator import Hooks, Simulation
+from rms.sim.simulator import Simulation
 
 POWER = NodePower(100.0, 200.0, 0.0, off_w=10.0, boot_s=20.0, boot_j=3000.0)
 PAIRS = Site(4, (POWER,) * 2, host=(0, 0, 1, 1))
@@ -61,7 +61,7 @@ def test_a_site_says_once_whose_slots_there_are() -> None:
     assert Site(3).hosts == 3
     with pytest.raises(ValueError, match="the hosts of the slots to be the nodes"):
         Site(8, shared=(MIXED, PLAIN), host=(0,) * 8)
-    with pytest.raises(ValueError, match="expected a host of each of 4, got 2"):
+    with pytest.raises(ValueError, match="expected 4 entries of host, got 2"):
         Site(4, host=(0, 1))
 
 
@@ -173,7 +173,7 @@ def test_no_slot_is_given_while_its_host_is_off_and_the_books_balance(
             free[pools.of_slot[node]] += vacant
         assert state.pool_free == free
 
-    simulation = Simulation(specs, SHARED, policy, hooks=Hooks(observer=look))
+    simulation = Simulation(specs, SHARED, policy, observer=look)
     simulation.run()
     ended, ledger = simulation.engine.state.ended, simulation.ledger
     for spec in specs:

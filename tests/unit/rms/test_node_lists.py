@@ -18,7 +18,7 @@ from rms.core.rules.checks import RuleError, allowed, check
 from rms.core.scheduler.engine import Engine
 from rms.core.scheduler.scheduler import Scheduler
 from rms.core.scheduler.snapshot import freeze, thaw
-from rms.sim.simulator import Hooks, Simulation
+from rms.sim.simulator import Simulation
 
 NODES = 6
 NAMES = tuple(f"n{n}" for n in range(NODES))
@@ -98,8 +98,7 @@ def test_a_first_job_is_not_delayed_by_those_with_lists(specs: list[JobSpec]) ->
             at_s, _ = reservation(state, policy.placement(state), [], head.least)
             assert at_s <= promised.setdefault(head.spec.id, at_s)
 
-    hooks = Hooks(record=False, observer=look)
-    simulation = Simulation(specs, Site(NODES, names=NAMES), policy, hooks=hooks)
+    simulation = Simulation(specs, Site(NODES, names=NAMES), policy, record=False, observer=look)
     simulation.run()
     for job_id, at_s in promised.items():
         start_s = simulation.engine.state.ended[JobId(job_id)].start_s

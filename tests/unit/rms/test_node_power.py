@@ -34,7 +34,7 @@ from rms.core.rules.transition import TransitionError, power_off
 from rms.core.scheduler.engine import Engine
 from rms.formats.config import FileError, read_cluster
 from rms.sim.run import chosen
-from rms.sim.simulator import Hooks, Simulation
+from rms.sim.simulator import Simulation
 
 POWER = NodePower(100.0, 200.0, 0.0, off_w=10.0, boot_s=20.0, boot_j=3000.0)
 """Idle 100 W, busy 200 W, off 10 W; a boot takes 20 s at 150 W. Being off pays after 31 s."""
@@ -406,7 +406,7 @@ def test_every_job_runs_no_node_is_given_while_off_and_the_books_balance(
         specs,
         Site(4, (POWER,) * 4),
         off_when_idle(name, keep=keep, delay_s=delay_s, ahead=ahead, at_most=at_most),
-        hooks=Hooks(observer=look),
+        observer=look,
         failures=failures,
     )
     simulation.run()

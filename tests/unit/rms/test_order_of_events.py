@@ -6,7 +6,7 @@ import pytest
 
 from rms.core.model.jobs import JobId, JobSpec, Mode, Site, Speedup
 from rms.core.policies import named
-from rms.sim.simulator import Hooks, Passes, Simulation
+from rms.sim.simulator import Passes, Simulation
 
 
 def rigid(name: str, nodes: int) -> JobSpec:
@@ -24,9 +24,7 @@ def test_a_moldable_job_takes_what_is_free_when_it_is_looked_at(
         law = Speedup(law=(20.0, 0.0))
         own = JobSpec(JobId("9"), submit_s, least, 5, 5, Mode.MOLDABLE, law)
         jobs = [*others, own]
-        simulation = Simulation(
-            jobs, Site(5), named("fifo"), passes=passes, hooks=Hooks(record=False)
-        )
+        simulation = Simulation(jobs, Site(5), named("fifo"), passes=passes, record=False)
         simulation.run()
         return simulation.engine.state.ended[own.id].size
 

@@ -55,7 +55,7 @@ from rms.core.rules.powercap import (
 from rms.core.scheduler.engine import Engine
 from rms.core.state import State
 from rms.sim.run import chosen, simulate
-from rms.sim.simulator import Hooks, Simulation
+from rms.sim.simulator import Simulation
 
 NODES = 6
 IDLE_W = 10.0
@@ -422,7 +422,7 @@ def test_no_first_job_is_delayed_for_its_power(
         promised[oldest.spec.id] = min(at_s, before)
 
     site = Site(10, power_cap_w=cap_w)
-    simulation = Simulation(specs, site, chosen_policy, hooks=Hooks(record=False, observer=look))
+    simulation = Simulation(specs, site, chosen_policy, record=False, observer=look)
     simulation.run()
     assert len(simulation.engine.state.ended) == len(specs)
     for job_id, at_s in promised.items():

@@ -107,7 +107,7 @@ def test_a_job_is_planned_by_what_was_seen() -> None:
     assert running.remaining_s(4, 10.0) == pytest.approx(90.0)
     assert running.remaining_s(1, 10.0) == pytest.approx(360.0)
     assert running.expected_end_s == pytest.approx(100.0)
-    assert running.seen == {4: (100, 10.0)}
+    assert running.measured_steps == {4: (100, 10.0)}
 
 
 def test_nodes_that_were_seen_not_to_help_are_not_given() -> None:
@@ -121,7 +121,7 @@ def test_nodes_that_were_seen_not_to_help_are_not_given() -> None:
     assert running.size == 2 and running.speedup is None
     driven.happen(seen(10.0, 100, 1000, 100, 10.0))
     assert running.speedup is None
-    running.seen = {**(running.seen or {}), 1: (300, 30.0)}
+    running.measured_steps = {**(running.measured_steps or {}), 1: (300, 30.0)}
     driven.happen(seen(12.0, 120, 1000, 20, 2.0))
     assert running.speedup is None  # seen for 12 s on two nodes: not long enough
     driven.happen(seen(32.0, 320, 1000, 200, 20.0))
@@ -137,7 +137,7 @@ def test_steps_and_seconds_add_up(spans: list[tuple[int, float]]) -> None:
     for steps, span_s in spans:
         at_s, step = at_s + span_s, step + steps
         running.stepped(steps, span_s, int(step), 10_000, at_s)
-    assert running.seen[2] == (step, pytest.approx(at_s))
+    assert running.measured_steps[2] == (step, pytest.approx(at_s))
     assert running.speedup is not None
     assert running.speedup.time(2) == pytest.approx(10_000 * at_s / step)
     assert running.done == step / 10_000
@@ -179,7 +179,10 @@ def test_a_replay_decides_by_the_same_steps(tmp_path: Path) -> None:
     assert any(isinstance(e, Seen) and isinstance(e.event, Stepped) for e in entries)
     again = replay(entries)
     assert not again.differing and not again.refused
-    assert again.engine.state.running[JobId("2")].seen == engine.state.running[JobId("2")].seen
+    assert (
+        again.engine.state.running[JobId("2")].measured_steps
+        == engine.state.running[JobId("2")].measured_steps
+    )
 
 
 # --- energy --------------------------------------------------------------------------------------

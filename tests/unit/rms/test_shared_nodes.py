@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rms.core.model.contention import Processors, SharedNode
 from rms.core.model.jobs import JobId, JobSpec, Mode, Site
 from rms.core.policies import Policy, PolicyError, adjusted, named
-from rms.sim.simulator import Hooks, Simulation
+from rms.sim.simulator import Simulation
 
 LEVELS = ((0.9, 0.7), (1.45, 0.75), (2.0, 0.8), (2.8, 0.875), (4.0, 1.0))
 PLAIN = SharedNode(64.0, (Processors(4),))
@@ -42,7 +42,7 @@ def job(number: int, size: int, gb_s: float, run_s: float = 100.0, at_s: float =
 
 
 def run(where: Site, policy: Policy, *specs: JobSpec) -> Simulation:
-    simulation = Simulation(specs, where, policy, hooks=Hooks())
+    simulation = Simulation(specs, where, policy)
     simulation.run()
     assert simulation.engine.state.pool_free == simulation.engine.state.pools.number  # type: ignore[union-attr]
     assert not any(simulation.engine.state.pool_gb_s)

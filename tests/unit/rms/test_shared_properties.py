@@ -94,7 +94,9 @@ class Shared(Cluster):
         assert state.pool_free == free
         asked: dict[int, float] = {}
         for job in state.running.values():
-            for node, share in zip(job.nodes, job.asked or (1.0,) * job.size, strict=True):
+            for node, share in zip(
+                job.nodes, job.requested_frequencies or (1.0,) * job.size, strict=True
+            ):
                 at = state.site.host[node]
                 asked[at] = max(asked.get(at, 0.0), share)
         for job in state.running.values():

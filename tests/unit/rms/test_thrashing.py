@@ -21,7 +21,7 @@ from rms.core.model.events import (
 from rms.core.model.jobs import JobId, JobSpec, Mode, Site, Speedup
 from rms.core.policies import DEFAULT, named, placing
 from rms.core.scheduler.engine import Engine
-from rms.sim.simulator import Hooks, Simulation
+from rms.sim.simulator import Simulation
 
 JOB = JobId("1")
 
@@ -62,6 +62,6 @@ def test_short_jobs_in_quick_succession_do_not_have_a_wide_one_resized_for_each(
         JobSpec(JobId(str(n + 2)), every_s * n, 1, 1, 1, Mode.FIXED, run_s=run_s, limit_s=4.0)
         for n in range(count)
     ]
-    simulation = Simulation([wide, *shorts], Site(2), named(policy), hooks=Hooks(record=False))
+    simulation = Simulation([wide, *shorts], Site(2), named(policy), record=False)
     simulation.run()
     assert 2 <= simulation.engine.state.ended[JOB].resize_count <= count / 10
