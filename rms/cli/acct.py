@@ -47,13 +47,7 @@ def add_acct(command: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Result:
-    """The jobs and energies that ``rms acct`` shows.
-
-    Attributes:
-        answer: jobs, sums and rows of the daemon.
-        owners: energy of each job, of each program with tasks, and of idle, off and boot.
-        prices: prices of the costs, None without costs.
-    """
+    """The daemon's answer, the energy by owner, and the prices, None without costs."""
 
     answer: AcctAnswer
     owners: Mapping[str, OwnerEnergy]
@@ -81,18 +75,20 @@ class Result:
 
 
 def acct(arguments: argparse.Namespace) -> int:
-    """``rms acct``: every job, its times, energy and cost; 1 if the books do not balance."""
+    """``rms acct``: times, energy and cost of jobs; 1 if the books do not balance."""
     server = server_address(arguments.server, os.environ)
     if arguments.prices is not None and not arguments.cost:
         raise CommandError("expected --cost with --prices")
     prices = _prices(server, arguments.prices) if arguments.cost else None
     wanted = selection(arguments)
     whole = wanted == JobSelection()
-    answer = ask(AcctAnswer, server, "GET", "/acct" if whole else f"/acct?{_query(wanted)}")
+    path = "/acct" if whole else f"/acct?{urlencode(msgspec.to_builtins(wanted))}"
+    answer = ask(AcctAnswer, server, "GET", path)
     result = Result(answer, owner_energies(answer.rows, prices), prices)
-    lines = columns(*_jobs(result))
+    heads = HEADS if prices is None else [*HEADS, *_cost_heads(prices)]
+    lines = columns(heads, [_job_row(job, result) for job in answer.jobs])
     if arguments.energy:
-        lines += ["", *columns(*_rows(answer.rows))]
+        lines += ["", *columns(ROW_HEADS, _rows(answer.rows))]
         if tasks := _tasks(result):
             lines += ["", *columns(["TASKS OF", "PID", "ENERGY_J", "SOURCE"], tasks)]
         by_slurm = [(job.id, slurm_words(job.slurm)) for job in answer.jobs]
@@ -107,17 +103,8 @@ def acct(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _query(wanted: JobSelection) -> str:
-    fields: dict[str, str | None] = msgspec.to_builtins(wanted)
-    return urlencode({key: text for key, text in fields.items() if text is not None})
-
-
 def _prices(server: str, path: Path | None) -> Prices:
-    """Return the prices of a file, else those of the daemon.
-
-    Raises:
-        CommandError: the file is invalid, or there are no prices.
-    """
+    """Return the prices of a file, else those of the daemon."""
     if path is not None:
         with refuse_on(FileError):
             return read_prices(path)
@@ -128,11 +115,6 @@ def _prices(server: str, path: Path | None) -> Prices:
 
 
 # --- tables ------------------------------------------------------------------------------------
-
-
-def _jobs(result: Result) -> tuple[list[str], list[list[str]]]:
-    heads = HEADS if result.prices is None else [*HEADS, *_cost_heads(result.prices)]
-    return heads, [_job_row(job, result) for job in result.answer.jobs]
 
 
 def _job_row(job: JobRow, result: Result) -> list[str]:
@@ -156,7 +138,6 @@ def _job_row(job: JobRow, result: Result) -> list[str]:
 
 
 def _length(begin_s: float | None, end_s: float | None) -> str:
-    """Return a duration in words, "" without begin or end."""
     return "" if begin_s is None or end_s is None else duration(max(0.0, end_s - begin_s))
 
 
@@ -170,19 +151,18 @@ def _cost_cells(cost: Cost, prices: Prices) -> list[str]:
     return [*cells, amount(cost.co2_g)] if prices.carbon is not None else cells
 
 
-def _rows(rows: Sequence[EnergyRow]) -> tuple[list[str], list[list[str]]]:
-    """Return a table of the energy by owner, world, node, device and source."""
+def _rows(rows: Sequence[EnergyRow]) -> list[list[str]]:
+    """Return the energy by owner, world, node, device and source."""
     sums: dict[tuple[str, ...], OwnerEnergy] = {}
     for row in rows:
         world = "-" if row.world is None else str(row.world)
         key = row.owner, world, row.node, row.device, row.source
         sums.setdefault(key, OwnerEnergy()).add(row)
     shown = [(key, energy) for key, energy in sums.items() if abs(energy.joules) > LEAST_J]
-    return ROW_HEADS, [[*key[:-1], *energy.cells] for key, energy in shown]
+    return [[*key[:-1], *energy.cells] for key, energy in shown]
 
 
 def _tasks(result: Result) -> list[list[str]]:
-    """Return a row for each program with tasks."""
     rows = []
     for owner, energy in result.owners.items():
         if is_task(owner):

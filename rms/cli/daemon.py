@@ -10,7 +10,6 @@ import os
 import sys
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +127,7 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         "--log-level",
         choices=tuple(LEVELS),
         default="info",
-        help="what is said on standard error: debug (each event and decision), info, warning",
+        help="lines on standard error: debug (all events and decisions), info, warning",
     )
     add(
         "--listen",
@@ -168,7 +167,6 @@ def _number_kept(text: str) -> int | None:
 
 
 def _add_energy(command: argparse.ArgumentParser) -> None:
-    """Add the options about energy and power."""
     add = command.add_argument_group("energy and power").add_argument
     add(
         "--meters",
@@ -179,7 +177,7 @@ def _add_energy(command: argparse.ArgumentParser) -> None:
     add(
         "--meter-command",
         metavar="CMD",
-        help="a program that prints a line such as node 4711 J or node 61.7 W for each reading",
+        help="a program that prints a line for every reading, such as node 4711 J or node 61.7 W",
     )
     add(
         "--meter-limit",
@@ -235,7 +233,7 @@ def _add_energy(command: argparse.ArgumentParser) -> None:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """``rms serve``: run the daemon until it is told to stop."""
+    """``rms serve``: run the daemon until it receives a signal or ``rms shutdown``."""
     if arguments.engine != ON_DEMAND:
         check_engine(arguments.engine)
         _check_options(arguments)
@@ -284,12 +282,12 @@ def serve(arguments: argparse.Namespace) -> int:
         else:
             check_start(state, engine, settings)
             result = _checked(state, engine, settings)
-            publish(arguments.json, result, columns(*_rows(result)))
+            rows = [[name, f"{value}"] for name, value in result.items()]
+            publish(arguments.json, result, columns(["WHAT", "FOUND"], rows))
     return 0
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
-    """Refuse options that the engine does not have."""
     for option, having in OPTIONS_OF.items():
         value = getattr(arguments, option.replace("-", "_"))
         if value not in (None, "") and arguments.engine not in having:
@@ -313,11 +311,7 @@ def _checked(state: Path, engine: Engine, settings: Settings) -> dict[str, Any]:
 
 
 def _assumed_s(text: str) -> float | None:
-    """Return the seconds of ``--assumed-time``, None for UNLIMITED.
-
-    Raises:
-        ScriptError: the text is not a time.
-    """
+    """Return the seconds of ``--assumed-time``, None for UNLIMITED."""
     try:
         seconds = parse_time(text)
     except ScriptError as error:
@@ -325,35 +319,21 @@ def _assumed_s(text: str) -> float | None:
     return None if seconds == math.inf else seconds
 
 
-def _rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    return ["WHAT", "FOUND"], [[name, f"{value}"] for name, value in result.items()]
-
-
 def _governor(arguments: argparse.Namespace, prices: Prices | None) -> str:
-    """Return the rule for the governor of tasks.
-
-    Raises:
-        CommandError: it is not a rule, or needs prices that are not known.
-    """
+    """Return the rule for the governor of tasks."""
     if not arguments.governor:
         return ""
     if arguments.engine == "slurm":
         raise CommandError("expected --governor with --engine local or slurm-pilot, got slurm")
-    try:
+    with refuse_on(ValueError):
         GovernorRule.parse(arguments.governor).check(prices)
-    except ValueError as error:
-        raise CommandError(str(error)) from None
     return str(arguments.governor)
 
 
-def _policy_modules(given: str) -> frozenset[str]:
-    """Import a user's modules; return their names.
-
-    Raises:
-        PolicyError: a module cannot be imported.
-    """
+def _policy_modules(text: str) -> frozenset[str]:
+    """Import a user's modules; return their names."""
     names = set()
-    for word in filter(None, given.split(",")):
+    for word in filter(None, text.split(",")):
         name = word
         if word.endswith(".py"):
             sys.path.append(str(Path(word).absolute().parent))
@@ -368,7 +348,7 @@ def _policy_modules(given: str) -> frozenset[str]:
 
 
 def _policy(arguments: argparse.Namespace, goes_on: bool, say: StderrLog) -> Policy:
-    """Return the policy; the default if the policy of a daemon that goes on is gone."""
+    """Return the policy; the default if the policy of a restarted daemon no longer exists."""
     try:
         return placing(arguments.policy)
     except MissingPartError as error:
@@ -380,7 +360,6 @@ def _policy(arguments: argparse.Namespace, goes_on: bool, say: StderrLog) -> Pol
 
 
 def _power_commands(arguments: argparse.Namespace) -> PowerCommands | None:
-    """Return the commands that power nodes off and on."""
     off, on, deadline_s = arguments.power_off, arguments.power_on, arguments.power_on_deadline
     if (off or on) and arguments.engine != "local":
         got = f"--engine {arguments.engine}, whose nodes Slurm itself powers off"
@@ -392,7 +371,6 @@ def _power_commands(arguments: argparse.Namespace) -> PowerCommands | None:
 
 
 def _engine(arguments: argparse.Namespace, *, shared: bool) -> Engine:
-    """Return the engine."""
     meters = MeterChoice.parse(arguments.meters, arguments.meter_command, arguments.meter_limit)
     if arguments.engine == "local":
         meters.check_command()
@@ -403,27 +381,21 @@ def _engine(arguments: argparse.Namespace, *, shared: bool) -> Engine:
         )
         engine = machine.local_engine(cluster, meters)
         return engine if arguments.cluster is None else engine.first(arguments.nodes)
-    if arguments.engine == ON_DEMAND:
-        who, options = (os.environ, getpass.getuser()), _options(arguments, meters)
-        return engines.on_demand(*who, options, arguments.limits, arguments.margin)
-    kind = (
-        partial(engines.site, partition=arguments.partition)
-        if arguments.engine == "slurm"
-        else partial(engines.pilot, margin_s=arguments.margin)
-    )
-    options = _options(arguments, meters)
-    return kind(os.environ, getpass.getuser(), options).first(arguments.nodes)
-
-
-def _options(arguments: argparse.Namespace, meters: MeterChoice) -> engines.EngineOptions:
-    """Return the options of Slurm's engines."""
-    return engines.EngineOptions(
+    options = engines.EngineOptions(
         arguments.reach or "slurm",
         arguments.grace,
         arguments.ntasks_per_node,
         arguments.cluster,
         meters,
     )
+    user = getpass.getuser()
+    if arguments.engine == ON_DEMAND:
+        return engines.on_demand(os.environ, user, options, arguments.limits, arguments.margin)
+    if arguments.engine == "slurm":
+        engine = engines.site(os.environ, user, options, partition=arguments.partition)
+    else:
+        engine = engines.pilot(os.environ, user, options, margin_s=arguments.margin)
+    return engine.first(arguments.nodes)
 
 
 def _check_site(arguments: argparse.Namespace) -> int:
@@ -460,9 +432,6 @@ def replay(arguments: argparse.Namespace) -> int:
     return 1 if result.differing else 0
 
 
-# --- rms pilot -----------------------------------------------------------------------------------
-
-
 def add_pilot(command: argparse.ArgumentParser) -> None:
     """Add the options of ``rms pilot``: its own, and those of ``rms serve``."""
     command.epilog = "Options of sbatch for its allocations (--account=x) may follow after --."
@@ -481,7 +450,7 @@ def add_pilot(command: argparse.ArgumentParser) -> None:
         type=seconds,
         default=60.0,
         metavar="S",
-        help="how long a node is kept that nobody needs (default 60)",
+        help="how long an unused node is kept (default 60)",
     )
     add(
         "--backlog",
@@ -494,35 +463,24 @@ def add_pilot(command: argparse.ArgumentParser) -> None:
 
 
 def pilot(arguments: argparse.Namespace) -> int:
-    """``rms pilot``: serve until told to stop."""
+    """``rms pilot``: serve on nodes that the daemon requests from Slurm."""
     if arguments.engine != "local":
         raise CommandError(f"expected no --engine for rms pilot, got {arguments.engine}")
     if arguments.nodes is not None:
         raise CommandError(f"expected --max-nodes for rms pilot, got --nodes {arguments.nodes}")
-    arguments.limits, arguments.engine = limits(arguments), ON_DEMAND
-    return serve(arguments)
-
-
-def limits(arguments: argparse.Namespace) -> PilotLimits:
-    """Return the user's limits.
-
-    Raises:
-        CommandError: they contradict each other.
-    """
     keep, most = arguments.keep, arguments.max_nodes
     if not (arguments.on_demand or keep):
         raise CommandError("expected --on-demand, --keep N or both, got neither")
     if most is not None and most < keep:
         raise CommandError(f"expected --max-nodes of at least {keep}, got {most}")
-    try:
+    with refuse_on(ScriptError):
         time_s = parse_time(arguments.time)
-    except ScriptError as error:
-        raise CommandError(str(error)) from None
-    if time_s == float("inf"):
+    if time_s == math.inf:
         raise CommandError("expected a --time at which allocations end, got none")
     if most is None:
         most = 0 if arguments.on_demand else keep
-    return PilotLimits(
+    arguments.engine = ON_DEMAND
+    arguments.limits = PilotLimits(
         on_demand=arguments.on_demand,
         keep=keep,
         most=most,
@@ -532,3 +490,4 @@ def limits(arguments: argparse.Namespace) -> PilotLimits:
         partition=arguments.partition,
         options=tuple(arguments.command_line),
     )
+    return serve(arguments)

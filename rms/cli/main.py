@@ -1,4 +1,4 @@
-"""The command ``rms``: which module has the options and the function of each command.
+"""The command ``rms``: the table of its commands and their modules.
 
 A module is loaded only when its command is used: ``rms launch`` runs for every launcher line of
 every job, and is to start fast.
@@ -12,16 +12,16 @@ from collections.abc import Sequence
 
 from rms.wire.terminal import COMPLETION, Parser, add_common, parser, run_command
 
-CLIENT, DAEMON, POLICY = "rms.cli.client", "rms.cli.daemon", "rms.cli.policy"
+CLIENT, DAEMON = "rms.cli.client", "rms.cli.daemon"
 
 COMMANDS = {
     "serve": (DAEMON, "run the daemon"),
-    "pilot": ("rms.cli.daemon", "run the daemon; it asks Slurm for nodes by what waits"),
+    "pilot": (DAEMON, "run the daemon; it asks Slurm for nodes by what waits"),
     "submit": ("rms.cli.submit", "hand in a job script or a command"),
     "launch": ("rms.client.launch", "what a job script's launcher line becomes"),
     "queue": ("rms.cli.queue", "jobs that wait or run"),
     "nodes": (CLIENT, "nodes and who is on them"),
-    "show": ("rms.cli.queue", "all that is known of a job"),
+    "show": ("rms.cli.queue", "all facts about a job"),
     "cancel": (CLIENT, "end jobs"),
     "hold": (CLIENT, "let jobs that wait not start"),
     "release": (CLIENT, "let held jobs start again"),
@@ -30,11 +30,11 @@ COMMANDS = {
     "attach": (CLIENT, "a job's output as it grows; ends with its exit status"),
     "acct": ("rms.cli.acct", "times, energy and cost of jobs"),
     "resize": (CLIENT, "change the size of a running job"),
-    "policy": (POLICY, "show or swap what decides on jobs, and on tasks"),
-    "power-cap": (POLICY, "show or set the power that the cluster is not to pass"),
+    "policy": (CLIENT, "show or swap what decides on jobs, and on tasks"),
+    "power-cap": (CLIENT, "show or set the power that the cluster is not to pass"),
     "shutdown": (CLIENT, "end all jobs at checkpoints, then the daemon"),
     "explain": (CLIENT, "why a job is where it is"),
-    "top": ("rms.cli.top", "a live view of the daemon"),
+    "top": (CLIENT, "a live view of the daemon"),
     "web": ("rms.cli.web", "a live page of the daemon, for a browser of this machine"),
     "report": ("rms.cli.report", "a page with figures: of all jobs, or of a result"),
     "drain": (CLIENT, "give nodes to no more jobs"),
@@ -45,8 +45,8 @@ COMMANDS = {
     "profile": ("rms.cli.profile", "time, power and energy of a command at each size"),
     "replay": (DAEMON, "run a journal through the engine again"),
 }
-"""Of each command the module that has a function of its name (``_`` for ``-``), and one that adds
-its options (``add_NAME``) where it has any; and what ``rms --help`` says."""
+"""Module and help of the commands. A module has a function of the command's name (``_`` for ``-``),
+and ``add_NAME`` for its options, if there are any."""
 
 WITH_COMMAND_LINE = ("submit", "launch", "profile", "pilot")
 """Commands that end with ``-- COMMAND``, or options of another one."""

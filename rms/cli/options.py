@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -57,7 +58,7 @@ def local_nodes(nodes: int | None) -> int:
 
 # --- Inputs of rms simulate: a workload, a trace, or a cluster's accounting -----------------------
 
-SAID_FROM = 0.05
+SHARED_FROM = 0.05
 """Share of jobs with a part of a node from which a line reports that nodes seem to be shared."""
 
 
@@ -92,7 +93,7 @@ def read_inputs(
         FileError: options do not go together, or a file does not parse.
     """
     inputs = [arguments.trace, arguments.sacct, arguments.workload]
-    if sum(each is not None for each in inputs) != 1:
+    if sum(value is not None for value in inputs) != 1:
         raise FileError(
             "expected one of --trace FILE.swf, --sacct FILE and --workload FILE.toml or FILE.csv"
         )
@@ -116,7 +117,8 @@ def read_inputs(
         processors = processors or trace.processors
     else:
         base = folder(os.environ, state_folder(os.environ))
-        specs = read_workload(arguments.workload, mode, _say, base, names)
+        note = partial(print, file=sys.stderr)
+        specs = read_workload(arguments.workload, mode, note, base, names)
     if arguments.cluster is not None:
         file = read_cluster(arguments.cluster)
         site = Site(len(file.power), file.power, levels=file.levels)
@@ -133,10 +135,6 @@ def read_inputs(
     files = arguments.sacct or [arguments.trace or arguments.workload]
     name = files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
     return Workload(name, specs, site, notes, log, names)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 def candidates(text: str | None, work: Workload) -> frozenset[JobId] | None:
@@ -167,7 +165,7 @@ def candidates(text: str | None, work: Workload) -> frozenset[JobId] | None:
 
 
 def log_lines(figures: dict[str, Any]) -> list[str]:
-    """Return :meth:`JobLog.figures` in words, as lines of text."""
+    """Return :meth:`JobLog.figures` as lines of text."""
     by, size, most = figures["sizes"], figures["cluster"], figures["largest_held_at_once"]
     lines = [
         f"the log: {figures['jobs']} jobs that ran, the first submitted at {figures['begin']}; "
@@ -185,7 +183,7 @@ def log_lines(figures: dict[str, Any]) -> list[str]:
         "which are not in it: compare simulations with one another"
     )
     part = figures["share_of_jobs_on_parts_of_nodes"]
-    if by == "nodes" and part > SAID_FROM:
+    if by == "nodes" and part > SHARED_FROM:
         node_time = figures["share_of_node_time_on_parts_of_nodes"]
         lines.append(
             f"  {100 * part:.0f} % of the jobs ({100 * node_time:.0f} % of the node time) had less "
@@ -197,17 +195,17 @@ def log_lines(figures: dict[str, Any]) -> list[str]:
 _WORDS = {
     "steps": "steps of jobs (.batch, .extern, .0) left out",
     "cut_short_lines": "last lines without an end left out",
-    "repeated": "records found again, as in overlapping files, taken once",
+    "repeated": "records that occur twice, as in overlapping files, taken once",
     "waiting": "jobs that were still waiting left out",
     "cancelled_before_start": "jobs that never started left out",
     "still_running": "jobs that were still running left out",
     "ended_before_they_started": "records with an end before their start left out",
-    "heterogeneous": "heterogeneous jobs taken as one each, of all their nodes",
-    "resizes_in_the_log": "resizes in the log: such a job is given its mean size",
-    "requeued": "attempts of requeued jobs, each taken as a job",
+    "heterogeneous": "heterogeneous jobs taken as one job, of all their nodes",
+    "resizes_in_the_log": "resizes in the log: such a job gets its mean size",
+    "requeued": "attempts of requeued jobs, all taken as jobs",
     "clock_changes": "run times across a change of clocks, taken as stated in Elapsed",
     "suspended": "jobs that were suspended: the time suspended is no run time",
     "held_back": "jobs held back by a dependency, hold or begin time: they wait from then on",
-    "without_a_limit": "jobs without a time limit: given the longest of their partition",
+    "without_a_limit": "jobs without a time limit: they get the longest of their partition",
     "raised_limits": "jobs beyond their limit: the limit raised to the run time",
 }

@@ -27,10 +27,7 @@ from rms.studies.posner import posner
 from rms.studies.varysched import varysched
 from rms.wire.terminal import CommandError, at_least, columns, completed_by, publish, refuse_on
 
-Experiment = Callable[[argparse.Namespace], Result]
-"""A function of the options."""
-
-EXPERIMENTS: Mapping[str, Experiment] = {
+EXPERIMENTS: Mapping[str, Callable[[argparse.Namespace], Result]] = {
     "iserte-rojek": lambda options: iserte_rojek(options.figures),
     "chiesi": lambda options: chiesi(options.figures),
     "chauhan": lambda options: chauhan(options.figures),
@@ -53,7 +50,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     ),
     "statements": lambda options: recorded(),
 }
-"""All but the last one run an experiment; that one counts the recorded statuses of all."""
+"""Functions of the options. The last one runs nothing: it counts recorded statuses."""
 
 
 def _names(text: str) -> list[str]:
@@ -83,13 +80,13 @@ OPTIONS: Mapping[str, tuple[Sequence[str], Callable[[str], Any], str, str]] = {
         ["guim"],
         Path,
         "FILE",
-        "of guim: keep each simulation that is over there, and do not run those again",
+        "of guim: keep finished simulations there, and do not run those again",
     ),
     "first": (
         ["guim"],
         at_least(0),
         "N",
-        f"jobs of each of guim's logs, the first ones; 0 for all (default: {Grid().first})",
+        f"of guim: only the first N jobs of a log; 0 for all (default: {Grid().first})",
     ),
     "variants": (
         ["guim"],
@@ -135,11 +132,7 @@ def reproduce(arguments: argparse.Namespace) -> int:
 
 
 def grid(options: argparse.Namespace) -> Grid:
-    """Return the simulations of guim by the options.
-
-    Raises:
-        CommandError: a name or an error is not one of the paper's.
-    """
+    """Return the simulations of guim by the options."""
     whole = Grid()
     for option in ("logs", "mixes", "variants"):
         names, choices = getattr(options, option) or (), getattr(whole, option)
@@ -160,7 +153,7 @@ def grid(options: argparse.Namespace) -> Grid:
 
 
 def recorded() -> Result:
-    """Return the number of statements of each paper by recorded status; nothing runs."""
+    """Return the number of statements by paper and recorded status; nothing runs."""
     numbers = {study: counts(statements(study)) for study in studies()}
     numbers["all"] = {
         status: sum(of_study.get(status, 0) for of_study in numbers.values()) for status in STATUSES
@@ -174,11 +167,7 @@ def recorded() -> Result:
 
 
 def data_folder(options: argparse.Namespace) -> Path:
-    """Return the folder of external data.
-
-    Raises:
-        FileError: none is named, or it is none.
-    """
+    """Return the folder of external data."""
     folder = options.data or os.environ.get("MALLEABLE_DATA")
     if folder is None:
         raise FileError(

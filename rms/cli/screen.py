@@ -1,8 +1,7 @@
 """The screen of ``rms top``: the cluster in two lines, a table of jobs, and actions on a job.
 
-Requests to the daemon are made in threads, so that keys work while it does not answer. The table
-holds only the rows in sight of a list that may have a hundred thousand; textual's ``DataTable``
-holds them all.
+Requests to the daemon run in threads, so that keys work while it does not answer. The table holds
+only the visible rows of a list of up to a hundred thousand; textual's ``DataTable`` holds them all.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from rms.wire.users import HistoryEntry
 
 
 class Confirmation(ModalScreen[int]):
-    """Asks for confirmation of an action: returns -1 for no, else a number of nodes or 0."""
+    """A question whether to carry out an action; its result is -1 for no, else 0 or the nodes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,n", "no", "No"),
@@ -98,7 +97,7 @@ class Confirmation(ModalScreen[int]):
 
 
 class Reader(ModalScreen[None]):
-    """Shows lines of text."""
+    """A window with lines of text."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "close", "Close")]
     DEFAULT_CSS = """
@@ -159,7 +158,7 @@ LAST = "NODELIST(REASON)"
 
 
 def widths(whole: int) -> list[int]:
-    """Return the width of each column on a terminal; the last has the rest."""
+    """Return the widths of the columns on a terminal; the last has the rest."""
     share = min(1.0, max(0.0, (whole - 80) / 40))
     wide = [round(column.narrow + share * (column.wide - column.narrow)) for column in COLUMNS]
     return [*wide, max(0, whole - sum(wide) - len(wide))]
@@ -201,7 +200,7 @@ def cells(line: JobLine, now_s: float) -> list[str]:
 
 
 def _fit(words: list[str], wide: list[int]) -> list[str]:
-    """Return each text at the width of its column; a text that is too long ends with ``…``."""
+    """Return the texts at the widths of their columns; too long ones are cut, with ``…``."""
     parts = []
     right = [column.right for column in COLUMNS] + [False]
     for word, width, to_right in zip(words, wide, right, strict=False):
@@ -216,7 +215,7 @@ def _fit(words: list[str], wide: list[int]) -> list[str]:
 
 
 class JobTable(ScrollView):
-    """Rows of jobs, one of them selected; the table tells which rows it needs."""
+    """Rows of jobs, one of them selected; :meth:`wanted` are the rows that the table needs."""
 
     can_focus = True
     DEFAULT_CSS = "JobTable { overflow-x: hidden; scrollbar-size-vertical: 1; }"
@@ -249,8 +248,7 @@ class JobTable(ScrollView):
     @property
     def width(self) -> int:
         """Width of the rows."""
-        width: int = self.scrollable_content_region.width
-        return width
+        return int(self.scrollable_content_region.width)
 
     def wanted(self) -> tuple[int, int]:
         """Return the rows that it needs: the first one and their number."""
@@ -267,7 +265,7 @@ class JobTable(ScrollView):
         self._row = max(0, min(self._row, page.total - 1))
         self.virtual_size = Size(self.width, page.total)
         if self._row != before:
-            self._see()
+            self._scroll_to_selected()
         self._choose()
         self.refresh()
 
@@ -294,11 +292,10 @@ class JobTable(ScrollView):
             text = " …" if row < self._page.total else ""
             return Strip([Segment(text.ljust(width), self.rich_style)], width)
         line = self._page.lines[at]
+        parts = _fit(cells(line, self._now_s), widths(width))
         if row == self._row:
             style = self.rich_style + Style(reverse=True, bold=self.has_focus)
-            words = " ".join(_fit(cells(line, self._now_s), widths(width)))
-            return Strip([Segment(words, style)]).adjust_cell_length(width, style)
-        parts = _fit(cells(line, self._now_s), widths(width))
+            return Strip([Segment(" ".join(parts), style)]).adjust_cell_length(width, style)
         segments = []
         for n, word in enumerate(parts):
             colour = COLOURS.get(line.job.state) if n == 2 else None
@@ -322,15 +319,14 @@ class JobTable(ScrollView):
         if first < held[0] or min(last, self._page.total) > held[1]:
             self.post_message(self.Unloaded())
 
-    def _see(self) -> None:
-        """Scroll to the selected row."""
+    def _scroll_to_selected(self) -> None:
         region = Region(0, self._row, self.size.width, 1)
         self.scroll_to_region(region, animate=False, force=True, immediate=True)
 
     def action_move(self, rows: int) -> None:
         """Select a row further down, or up."""
         self._row = max(0, min(self._row + rows, self._page.total - 1))
-        self._see()
+        self._scroll_to_selected()
         self._choose()
         self.refresh()
 
@@ -389,11 +385,7 @@ async def in_thread(call: Callable[[], T]) -> T:
 
 
 class Top(App[None]):
-    """``rms top``.
-
-    Args:
-        server: the daemon's address.
-    """
+    """``rms top``, of the daemon at an address."""
 
     TITLE = "rms top"
     ENABLE_COMMAND_PALETTE = False
@@ -461,7 +453,7 @@ class Top(App[None]):
 
     @work
     async def _follow(self) -> None:
-        """Show the daemon's answer, every second and when other rows become visible."""
+        """Show the daemon's answer every second, and when other rows become visible."""
         while True:
             self._wake.clear()
             query = self._query()
@@ -673,12 +665,9 @@ def curve(watts: list[float]) -> str:
 def details(line: JobLine) -> str:
     """Return two lines about a row: the job, and its nodes or the reason that it is pending."""
     job = line.job
-    low, high = job.nodes_min, job.nodes_max
-    may = f"{low}" if low == high else f"{low} to {high}"
     tasks = f", {line.tasks:,} tasks" if line.tasks > 1 else ""
-    first = (
-        f"{line.ids} {job.name}{tasks}, {job.mode}, nodes {may}, submitted {clock(job.submit_s)}"
-    )
+    first = f"{line.ids} {job.name}{tasks}, {job.mode}, nodes {job.range_words}, submitted "
+    first += clock(job.submit_s)
     second = fold_slots(job.nodes) or job.reason
     if job.expected_start_s is not None:
         second = f"expected to start at {clock(job.expected_start_s)}: {second}"

@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 
-from rms.cli.options import Workload, add_policy, candidates, log_lines, read_inputs
+from rms.cli.options import add_policy, candidates, log_lines, read_inputs
 from rms.client.connection import ask, server_address
 from rms.core.model.events import NodeDown, NodeUp
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Site
@@ -30,7 +30,6 @@ from rms.formats.swf import write_trace
 from rms.kernels.model import ChoiceError, Governor, Resource
 from rms.kernels.record import (
     RecordEntry,
-    StrategyOutcome,
     TaskRecord,
     as_it_was,
     past_tasks,
@@ -105,7 +104,7 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
         "--per-job",
         type=Path,
         metavar="OUT.csv",
-        help="a row for each job; the last column is its name, where a workload file names jobs",
+        help="a row by job; the last column is its name, where a workload file names jobs",
     )
     add(
         "--malleable",
@@ -116,7 +115,7 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
         "--malleable-jobs",
         metavar="CRITERIA",
         help="only jobs like 'user=alice,name=wrf*,nodes=4-64,hours=1-' (also account, partition; "
-        "a key given twice: either)",
+        "a repeated key: either)",
     )
     add(
         "--serial",
@@ -124,7 +123,7 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
         help="part of a run time that is not parallel; the first is used, the others are tried "
         "(default: 0.05,0.01,0.2)",
     )
-    add("--mtbf", type=positive, metavar="H", help="each node fails that often")
+    add("--mtbf", type=positive, metavar="H", help="mean time between failures of a node")
     add("--repair", type=seconds, default=1.0, metavar="H", help="and is back after")
     add("--power-cap", metavar="W", help="power that the cluster is not to pass")
     add("--seed", type=int, default=1, metavar="X", help="of the failures")
@@ -160,7 +159,10 @@ def _simulate(arguments: argparse.Namespace) -> int:
     policy = named(arguments.policy)
     shared = policy.placement.pooled or (policy.placement.shared and arguments.cluster is not None)
     work = read_inputs(arguments, modes[0] if modes else None, shared=shared)
-    _refuse_on_shared(arguments, work)
+    if work.site.host and arguments.mtbf is not None:
+        raise FileError("expected nodes that stay up (no --mtbf) where jobs share them, got --mtbf")
+    if work.site.contended and arguments.passes == "per-timestamp":
+        raise FileError("expected --passes per-event on nodes of a bandwidth, got per-timestamp")
     specs, site = work.specs, _capped(arguments.power_cap, work.site, work.specs)
     policy = chosen(
         policy,
@@ -173,14 +175,10 @@ def _simulate(arguments: argparse.Namespace) -> int:
     if site.power_cap_w is not None or policy.placement.caps_nodes:
         _warn_unknown(site, specs)
     failures = _failures(arguments, site, specs)
-    with ProgressBar(len(specs), quiet=arguments.json == "-") as progress:
+    passes = arguments.passes
+    with _progress_bar(len(specs), quiet=arguments.json == "-") as progress:
         simulation, wall_s = simulated(
-            specs,
-            site,
-            policy,
-            passes=arguments.passes,
-            progress=progress,
-            failures=failures,
+            specs, site, policy, passes=passes, progress=progress, failures=failures
         )
     result = figures(simulation, specs, policy, wall_s) | work.notes
     resizable = {spec.id for spec in specs if spec.mode.resizable}
@@ -202,21 +200,6 @@ def _write_rows(path: Path, rows: Sequence[dict[str, Any]], names: Mapping[JobId
         return
     table = [[*(row[name] for name in COLUMNS), names.get(row["job"], "")] for row in rows]
     write_output(path, csv_text([[*COLUMNS, "name"], *table]))
-
-
-def _refuse_on_shared(arguments: argparse.Namespace, work: Workload) -> None:
-    """Refuse options that have no simulation on nodes that jobs share.
-
-    Raises:
-        FileError: there is one.
-    """
-    site = work.site
-    if site.host and arguments.mtbf is not None:
-        raise FileError("expected nodes that stay up (no --mtbf) where jobs share them, got --mtbf")
-    if not site.contended:
-        return
-    if arguments.passes == "per-timestamp":
-        raise FileError("expected --passes per-event on nodes of a bandwidth, got per-timestamp")
 
 
 def _capped(text: str | None, site: Site, specs: Sequence[JobSpec]) -> Site:
@@ -248,7 +231,6 @@ def _warn_unknown(site: Site, specs: Sequence[JobSpec]) -> None:
 def _failures(
     arguments: argparse.Namespace, site: Site, specs: Sequence[JobSpec]
 ) -> list[NodeDown | NodeUp]:
-    """Return the failures of ``--mtbf``."""
     if arguments.mtbf is None:
         return []
     if arguments.cluster is None:
@@ -273,11 +255,7 @@ def _modes(text: str | None) -> tuple[Mode, ...]:
 
 
 def _refuse_unused(arguments: argparse.Namespace) -> None:
-    """Refuse options that would have no effect.
-
-    Raises:
-        FileError: there is one.
-    """
+    """Refuse options that would have no effect."""
     for option in ("journal", "hours", "governor", "server"):
         if getattr(arguments, option) is not None:
             raise FileError(f"expected --strategy with --{option}, which is of what tasks did")
@@ -294,33 +272,24 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
         raise FileError(f"expected --malleable with --passes per-event, got {arguments.passes}")
 
 
-class ProgressBar:
-    """A progress bar on standard error, where that is a terminal."""
+@contextlib.contextmanager
+def _progress_bar(total: int, *, quiet: bool) -> Iterator[Callable[[int], None] | None]:
+    """Show a progress bar on a terminal; yield a function of the number of ended jobs, or None."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
 
-    def __init__(self, total: int, *, quiet: bool = False) -> None:
-        self._total, self._quiet = total, quiet or not sys.stderr.isatty()
-
-    def __enter__(self) -> Callable[[int], None] | None:
-        """Return a function of the number of jobs that are over, or None."""
-        if self._quiet:
-            return None
-        from rich.console import Console
-        from rich.progress import Progress
-
-        self._bar = Progress(console=Console(stderr=True), transient=True)
-        self._bar.start()
-        task = self._bar.add_task("jobs", total=self._total)
-        every = max(1, self._total // 200)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("jobs", total=total)
+        every = max(1, total // 200)
 
         def show(done: int) -> None:
             if done % every == 0:
-                self._bar.update(task, completed=done)
+                bar.update(task, completed=done)
 
-        return show
-
-    def __exit__(self, *_: object) -> None:
-        if not self._quiet:
-            self._bar.stop()
+        yield show
 
 
 def _table(result: dict[str, Any]) -> list[str]:
@@ -414,11 +383,11 @@ def _try_strategies(arguments: argparse.Namespace) -> int:
     governor = None if arguments.governor is None else Governor(arguments.governor)
     decided = [name for name in record.strategies[-1:] if name in STRATEGIES]
     names = list(dict.fromkeys([*decided, *arguments.strategy]))
-    rows = [_row("as it happened", as_it_was(record))]
+    rows = [{"strategy": "as it happened", **asdict(as_it_was(record))}]
     for name in names:
         with _loaded(name) as strategy:
             try:
-                rows.append(_row(name, tried(record, strategy, governor)))
+                rows.append({"strategy": name, **asdict(tried(record, strategy, governor))})
             except (ChoiceError, ValueError) as error:
                 words = str(error) if str(error).startswith(name) else f"{name}: {error}"
                 raise CommandError(words, 1) from None
@@ -448,7 +417,7 @@ def _record(arguments: argparse.Namespace) -> TaskRecord:
             entries = journal.recorded()
     since_s = 0.0
     if arguments.hours is not None:
-        since_s = max((each.at_s for each in entries), default=0.0) - 3600.0 * arguments.hours
+        since_s = max((entry.at_s for entry in entries), default=0.0) - 3600.0 * arguments.hours
     return past_tasks(entries, since_s)
 
 
@@ -469,10 +438,6 @@ def _loaded(name: str) -> Iterator[Strategy]:
         yield strategy
     finally:
         strategy.close()
-
-
-def _row(name: str, outcome: StrategyOutcome) -> dict[str, Any]:
-    return {"strategy": name, **asdict(outcome)}
 
 
 def _strategy_table(summary: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
@@ -501,7 +466,7 @@ def _strategy_table(summary: dict[str, Any], rows: list[dict[str, Any]]) -> list
     for row in rows[1:]:
         times = row["times"]
         lines.append(
-            f"{row['strategy']}: run times as seen {times.get('seen', 0)}, of tasks alike "
+            f"{row['strategy']}: run times measured {times.get('seen', 0)}, of tasks alike "
             f"{times.get('alike', 0)}, by affinity {times.get('affinity', 0)}"
         )
         if row["unfinished"]:

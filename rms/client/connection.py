@@ -91,7 +91,6 @@ def _refusal(content: bytes, status: int, path: str) -> str:
 
 
 def _server_token(env: Mapping[str, str]) -> str:
-    """Return the token for a server on TCP: RMS_TOKEN, or the file in the state folder."""
     if TOKEN_VARIABLE in env:
         return env[TOKEN_VARIABLE]
     with contextlib.suppress(OSError):

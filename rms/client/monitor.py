@@ -60,11 +60,7 @@ END_HEADS = (
 
 
 def snapshot(server: str) -> Snapshot:
-    """Return jobs, nodes and books of a daemon.
-
-    Raises:
-        ServerError: the daemon does not answer, or refuses.
-    """
+    """Return jobs, nodes and books of a daemon."""
     return Snapshot(
         ask(list[JobRow], server, "GET", "/jobs"),
         ask(list[NodeRow], server, "GET", "/nodes"),
@@ -73,11 +69,7 @@ def snapshot(server: str) -> Snapshot:
 
 
 def full_snapshot(server: str) -> Snapshot:
-    """Return a snapshot with decisions, and energy by owner, node, device and source.
-
-    Raises:
-        ServerError: the daemon does not answer, or refuses.
-    """
+    """Return a snapshot with decisions, and energy by owner, node, device and source."""
     now = snapshot(server)
     accounting = ask(AcctAnswer, server, "GET", "/acct")  # jobs, sums and rows of one time
     books = msgspec.structs.replace(now.books, energy=accounting.energy)
@@ -116,7 +108,7 @@ def energy_source(energy: Books) -> str:
 
 
 def present_jobs(now: Snapshot) -> list[list[str]]:
-    """Return a row, as ``JOB_HEADS``, for each unfinished job, running ones first."""
+    """Return the rows of unfinished jobs under ``JOB_HEADS``, running ones first."""
     alive = [job for job in now.jobs if job.state not in OVER]
     alive.sort(key=lambda job: job.state == "PENDING")
     return [
@@ -198,12 +190,11 @@ def _ended(job: JobRow) -> list[str]:
 
 
 def _marks(job: JobRow) -> list[tuple[float, str]]:
-    """Return a job's resizes in words."""
     return [(row.at_s, mark_words(Mark.of(job.id, row))) for row in job.resizes]
 
 
 def _by_mode(report: Report, jobs: Sequence[JobRow]) -> None:
-    """Enter waits, slowdowns and energy of completed jobs, by mode."""
+    """Add waits, slowdowns and energy of completed jobs, by mode."""
     by_mode: dict[str, list[JobRow]] = {}
     for job in jobs:
         if job.start_s is not None and job.end_s is not None:
@@ -272,7 +263,6 @@ def _energy(report: Report, now: Snapshot) -> None:
 
 
 def _sources(report: Report, now: Snapshot) -> None:
-    """Enter the energy of owners by source, if rows of energy are there."""
     if not now.rows:
         return
     jobs = {job.id for job in now.jobs}
@@ -289,7 +279,6 @@ def _sources(report: Report, now: Snapshot) -> None:
 
 
 def _resizes(report: Report, jobs: Sequence[JobRow]) -> None:
-    """Enter all resizes, with their cost and saving."""
     rows = [
         [
             job.id,

@@ -216,7 +216,7 @@ class Report:
         )
 
     def bars(self, name: str, rows: Sequence[tuple[str, float]], unit: str) -> None:
-        """Enter a bar for each figure."""
+        """Add a bar chart of figures."""
         panel = Panel(name, {"": ([label for label, _ in rows], [v for _, v in rows])}, unit)
         self.parts.append(plots.rates(rows, unit))
         self.figures[f"{name}.png"] = lambda path: draw_panels([panel], path, name)
@@ -225,7 +225,7 @@ class Report:
 def watts_by_owner(
     rows: Iterable[EnergyRow], begin_s: float, end_s: float
 ) -> list[tuple[float, tuple[float, float, float, float]]]:
-    """Return the mean power of jobs (and tasks), idle, off and boot in each part of a time.
+    """Return the mean power of jobs (and tasks), idle, off and boot in all parts of a time.
 
     The joules of all parts are those of the rows that lie in the time.
     """
@@ -266,7 +266,7 @@ def watts_of(
 def _lanes(
     history: History, marks: Mapping[str, Sequence[tuple[float, str]]], window: TimeWindow
 ) -> Iterator[tuple[str, str]]:
-    """Yield name and SVG of each lane."""
+    """Yield names and SVG of the lanes."""
     nodes, spans = history.rows, [*history.spans, *history.power_spans]
     most = MOST_LANES if len(spans) <= MOST_BARS else -(-len(nodes) // 2)
     groups = folded(nodes, min(MOST_LANES, most))

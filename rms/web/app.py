@@ -1,6 +1,6 @@
 """Server of the live page, on this machine only, between browsers and the daemon's socket.
 
-It has no state: it queries the daemon for each update. A page that has lost its connection sends
+It has no state: it queries the daemon for every update. A page that has lost its connection sends
 the number of its newest journal entry as ``Last-Event-ID``.
 """
 

@@ -146,7 +146,7 @@ class Content:
         frame: HTML with places for pieces, ``data-part="KEY"``, and for lists,
             ``data-list="NAME"``.
         parts: pieces by key.
-        lists: keys of the pieces of each list, ``NAME/...``, in order.
+        lists: keys of the pieces by list, ``NAME/...``, in order.
         window: begin and end of charts over time, s after their origin.
     """
 

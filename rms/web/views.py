@@ -1,6 +1,6 @@
-"""Views of the live page: each makes frame and pieces of the daemon's answer.
+"""Views of the live page: functions that make frame and pieces of the daemon's answer.
 
-``templates/views.html`` has a macro for each frame and each kind of piece.
+``templates/views.html`` has the macros of the frames and of the pieces.
 """
 
 from __future__ import annotations
@@ -49,10 +49,7 @@ def _size(job: JobRow) -> str:
     """Return the number of nodes of a job and the target of a resize, or the requested range."""
     if job.size and job.resize_to is not None:
         return f"{job.size} -> {job.resize_to}{'' if job.resizing else ' pending'}"
-    if job.size:
-        return str(job.size)
-    low, high = job.nodes_min, job.nodes_max
-    return str(high) if low == high else f"{low} to {high}"
+    return str(job.size or job.range_words)
 
 
 def _templates() -> Any:
@@ -159,7 +156,7 @@ def nodes(page: PageQuery, live: Live) -> Content:
 
 
 def _policy_parts(text: str) -> Iterator[tuple[str, str]]:
-    """Yield a row for each part of a policy, with its parameters."""
+    """Yield the rows of a policy's parts and their parameters."""
     composition = json.loads(text) if text else {}
     for name, part in composition.items():
         if isinstance(part, dict):
@@ -191,14 +188,14 @@ def jobs(page: PageQuery, live: Live) -> Content:
 
 
 def _show_jobs(view: Content, page: PageQuery, live: Live) -> None:
-    found = live.jobs
-    if found is None:
+    jobs = live.jobs
+    if jobs is None:
         return
-    rows = [(line.job.id, _job_row(line, live.now_s)) for line in found.lines]
+    rows = [(line.job.id, _job_row(line, live.now_s)) for line in jobs.lines]
     view.fill("jobs", rows or [("none", PIECES.no_jobs(page))])
-    last = found.offset + len(found.lines)
-    text = f"{found.offset + 1} to {last} of {found.total}" if found.total else ""
-    view.parts["pages"] = PIECES.pages(page, text, ROWS, found.offset, last < found.total)
+    last = jobs.offset + len(jobs.lines)
+    text = f"{jobs.offset + 1} to {last} of {jobs.total}" if jobs.total else ""
+    view.parts["pages"] = PIECES.pages(page, text, ROWS, jobs.offset, last < jobs.total)
 
 
 def _job_row(line: JobLine, now_s: float) -> str:
@@ -265,9 +262,9 @@ def _facts(job: JobRow, now_s: float) -> Iterator[tuple[str, str]]:
 
 def _rates(job: JobRow) -> str:
     rows = [
-        (f"{seen.nodes} node{'s' if seen.nodes != 1 else ''}", seen.steps / seen.seconds)
-        for seen in job.seen
-        if seen.seconds > 0
+        (f"{run.nodes} node{'s' if run.nodes != 1 else ''}", run.steps / run.seconds)
+        for run in job.seen
+        if run.seconds > 0
     ]
     if not rows:
         return str(PIECES.text("Not measured for long enough at any size."))
@@ -312,21 +309,21 @@ def array(page: PageQuery, live: Live) -> Content:
 
 def power(page: PageQuery, live: Live) -> Content:
     """Return the curve of power, and the energy so far."""
-    view, found = Content(PIECES.power(page)), live.power
-    if found is None:
+    view, power = Content(PIECES.power(page)), live.power
+    if power is None:
         return view
-    window = window_of(live, found.begin_s, found.end_s)
+    window = window_of(live, power.begin_s, power.end_s)
     points = [
         (at_s, (max(0.0, watts - idle_w - off_w - boot_w), idle_w, off_w, boot_w))
-        for at_s, watts, idle_w, off_w, boot_w in found.points
+        for at_s, watts, idle_w, off_w, boot_w in power.points
     ]
-    cap = "no power cap" if found.cap_w is None else f"power cap {found.cap_w:g} W"
+    cap = "no power cap" if power.cap_w is None else f"power cap {power.cap_w:g} W"
     view.parts |= {
-        "curve": plots.power(points, window, found.cap_w),
+        "curve": plots.power(points, window, power.cap_w),
         "axis": plots.axis(window),
-        "source": PIECES.plain(f"power by {words(found.sources)}; {cap}"),
+        "source": PIECES.plain(f"power by {words(power.sources)}; {cap}"),
     }
-    energy = found.energy
+    energy = power.energy
     rows = [("jobs", energy.busy_j), ("tasks", energy.tasks_j), ("idle", energy.idle_j)]
     rows += [("off", energy.off_j), ("boot", energy.boot_j), ("cluster", energy.cluster_j)]
     rows += [(f"by {part.source}", part.joules) for part in energy.sources]

@@ -73,7 +73,7 @@ class ProtocolError(ValueError):
     """A message that does not follow the protocol."""
 
 
-class Resize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ResizeReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One world replaced by the next, as observed.
 
     ``boot_s`` runs from the launch of the new world until it is ready, ``stall_s`` is the time
@@ -260,7 +260,7 @@ class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """
 
     number: Count
-    resize: Resize
+    resize: ResizeReport
     launches: tuple[Count, ...] = ()
 
 

@@ -15,7 +15,7 @@ from rms.wire.messages import (
     Name,
     Nodes,
     Priority,
-    Resize,
+    ResizeReport,
     Script,
     Seconds,
     Selection,
@@ -196,7 +196,7 @@ class ResizeAnswer(msgspec.Struct, frozen=True):
 
 
 class ResizeRow(msgspec.Struct, frozen=True):
-    """A completed resize: its end, and the fields of :class:`rms.wire.messages.Resize`.
+    """A completed resize: its end, and the fields of :class:`rms.wire.messages.ResizeReport`.
 
     Attributes:
         number: of the decision among the job's resizes, 0 if unknown.
@@ -220,7 +220,7 @@ class ResizeRow(msgspec.Struct, frozen=True):
     saved_j: float | None = None
 
     @classmethod
-    def of(cls, at_s: float, resize: Resize, number: int) -> ResizeRow:
+    def of(cls, at_s: float, resize: ResizeReport, number: int) -> ResizeRow:
         """Return the row of a resize that ended at this time."""
         return msgspec.structs.replace(cls(at_s, *msgspec.structs.astuple(resize)), number=number)
 
@@ -372,6 +372,12 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
             return str(self.size) + ("" if self.resize_to is None else f"->{self.resize_to}")
         low, high = self.nodes_min, self.nodes_max
         return str(high) if low == high else f"{low}-{high}"
+
+    @property
+    def range_words(self) -> str:
+        """Range of its number of nodes: ``3``, or ``2 to 4``."""
+        low, high = self.nodes_min, self.nodes_max
+        return str(low) if low == high else f"{low} to {high}"
 
 
 def restart_words(restartable: bool | None, step: int, steps: int) -> str:

@@ -28,9 +28,9 @@ from rms.wire.messages import (
     Done,
     Failed,
     Ready,
+    ResizeReport,
     RolledBack,
 )
-from rms.wire.messages import Resize as ResizeReport
 from rms.wire.users import ResizeRow
 
 READY_S, MOVE_S, LEAVE_S = 1800.0, 180.0, 10.0
