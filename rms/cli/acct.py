@@ -34,7 +34,6 @@ PARTS = ("jobs", "tasks", "idle", "off", "boot")
 
 
 def add_acct(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms acct``."""
     add_filters(command)
     command.add_argument(
         "--energy", action="store_true", help="by job, world, node, device and source too"
@@ -54,7 +53,6 @@ class Result:
     prices: Prices | None
 
     def of(self, owner: str) -> OwnerEnergy:
-        """Return the energy of an owner."""
         return self.owners.get(owner, OwnerEnergy())
 
     @property
@@ -118,7 +116,6 @@ def _prices(server: str, path: Path | None) -> Prices:
 
 
 def _job_row(job: JobRow, result: Result) -> list[str]:
-    """Return the cells of a job: local times, and durations in words."""
     energy, prices, now_s = result.of(job.id), result.prices, result.answer.energy.at_s
     end_s = now_s if job.end_s is None else job.end_s
     started_s = end_s if job.start_s is None else job.start_s
@@ -194,9 +191,6 @@ def _notes(cost: Cost, prices: Prices) -> list[str]:
             when = "before their first time, after their last or in a gap"
             lines.append(f"{joules:.1f} J {when} have no {name} and are not in these sums")
     return lines
-
-
-# --- JSON --------------------------------------------------------------------------------------
 
 
 def _as_json(result: Result, arguments: argparse.Namespace, *, whole: bool) -> Any:

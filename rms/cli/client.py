@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
+import socket
 import sys
 from functools import partial
 from pathlib import Path
@@ -48,6 +50,8 @@ from rms.wire.users import (
     ResizeCommand,
 )
 
+PAGE_HOST = "127.0.0.1"
+
 
 def _server(arguments: argparse.Namespace) -> str:
     return server_address(arguments.server, os.environ)
@@ -59,8 +63,6 @@ def _show(
     publish(arguments.json, msgspec.to_builtins(result), columns(heads, rows))
     return 0
 
-
-# --- waiting ------------------------------------------------------------------------------------
 
 add_wait = partial(add_ids, nargs="+")
 add_attach = add_ids
@@ -156,7 +158,6 @@ release = partial(_change, path="/release", head="RELEASED")
 
 
 def add_resize(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms resize``."""
     add_ids(command)
     command.add_argument(
         "nodes", type=_size, metavar="NODES", help="a number, or auto: as the policy chooses again"
@@ -209,8 +210,63 @@ def top(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def add_web(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--port",
+        type=at_least(0, 65535),
+        default=0,
+        metavar="P",
+        help="of 127.0.0.1 (default: any that is free)",
+    )
+
+
+def web(arguments: argparse.Namespace) -> int:
+    """``rms web``: serve the live page to browsers of this machine until interrupted."""
+    import uvicorn
+
+    from rms.daemon.ask.http import BACKLOG, REQUEST_S, bounded
+    from rms.daemon.store.private import raise_open_files
+    from rms.web.app import Bridge
+
+    server = _server(arguments)
+    ask(Live, server, "POST", LIVE_PATH, LiveQuery())
+    try:
+        listening = socket.create_server((PAGE_HOST, arguments.port))
+    except OSError as error:
+        why = str(error.strerror).partition(" (")[0]  # which names the address again
+        raise CommandError(f"cannot listen on {PAGE_HOST}:{arguments.port}: {why}") from None
+    with listening:
+        port, token = listening.getsockname()[1], secrets.token_urlsafe(18)
+        address = f"http://{PAGE_HOST}:{port}/#token={token}"
+        lines = [address]
+        if over_ssh := os.environ.get("SSH_CONNECTION", ""):
+            lines.append(_tunnel(over_ssh, port))
+        publish(arguments.json, {"address": address, "port": port}, lines)
+        sys.stdout.flush()  # a program may wait for the address
+        config = uvicorn.Config(
+            Bridge(server, token).app(),
+            http=bounded(raise_open_files() * 3 // 4),
+            ws="none",
+            timeout_keep_alive=int(REQUEST_S),
+            backlog=BACKLOG,
+            log_level="critical",
+            lifespan="off",
+            access_log=False,
+            timeout_graceful_shutdown=1,
+        )
+        uvicorn.Server(config).run(sockets=[listening])
+    return 0
+
+
+def _tunnel(connection: str, port: int) -> str:
+    words = connection.split()
+    host = words[2] if len(words) == 4 else socket.gethostname()
+    login = os.environ.get("USER", "")
+    where = f"{login}@{host}" if login else host
+    return f"from the machine you are logged in from: ssh -L {port}:{PAGE_HOST}:{port} {where}"
+
+
 def nodes(arguments: argparse.Namespace) -> int:
-    """``rms nodes``: like sinfo."""
     rows = ask(list[NodeRow], _server(arguments), "GET", "/nodes")
     with_reasons = any(node.reason for node in rows)
     table = [
@@ -237,7 +293,6 @@ def _allocated(node: NodeRow) -> str:
 
 
 def add_drain(command: argparse.ArgumentParser) -> None:
-    """Add the argument of ``rms drain`` and ``rms resume``."""
     node = command.add_argument("node", metavar="NODE", help="like n1 or n[1-3]")
     completed_by(node, NODE_NAMES)
 
@@ -255,7 +310,6 @@ resume = partial(_drain, path="/resume", head="RESUMED")
 
 
 def shutdown(arguments: argparse.Namespace) -> int:
-    """``rms shutdown``."""
     ask(Nothing, _server(arguments), "POST", "/shutdown", Nothing())
     return 0
 
@@ -264,7 +318,6 @@ def shutdown(arguments: argparse.Namespace) -> int:
 
 
 def add_policy(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``rms policy``."""
     name = command.add_argument(
         "name",
         nargs="?",
@@ -320,7 +373,6 @@ def _strategy_text(path: Path) -> str:
 
 
 def add_power_cap(command: argparse.ArgumentParser) -> None:
-    """Add the argument of ``rms power-cap``."""
     command.add_argument(
         "watts", nargs="?", metavar="W|none", help="the cap in watts (default: show it)"
     )

@@ -25,7 +25,6 @@ from rms.wire.terminal import (
 
 
 def add_compare(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms compare``."""
     command.description = (
         "Run scripts for real in every mode, by turns in several rounds on fresh embedded RMSs, "
         "and print the paper's table: medians with their ranges, and which modes differ. Before "

@@ -50,7 +50,6 @@ from rms.wire.users import PowerCap
 
 
 def add_serve(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms serve``."""
     add = command.add_argument
     add(
         "--cluster",
@@ -296,7 +295,6 @@ def _check_options(arguments: argparse.Namespace) -> None:
 
 
 def _checked(state: Path, engine: Engine, settings: Settings) -> dict[str, Any]:
-    """Return the nodes and settings of the daemon that ``--check`` does not start."""
     cluster, goes_on = engine.cluster, (state / "journal.sqlite").exists()
     return {
         "nodes": len(cluster.hosts),
@@ -320,7 +318,6 @@ def _assumed_s(text: str) -> float | None:
 
 
 def _governor(arguments: argparse.Namespace, prices: Prices | None) -> str:
-    """Return the rule for the governor of tasks."""
     if not arguments.governor:
         return ""
     if arguments.engine == "slurm":
@@ -412,7 +409,6 @@ def _check_site(arguments: argparse.Namespace) -> int:
 
 
 def add_replay(command: argparse.ArgumentParser) -> None:
-    """Add the argument of ``rms replay``."""
     command.add_argument(
         "journal", type=Path, metavar="JOURNAL", help="journal.sqlite of a daemon's state folder"
     )
@@ -433,7 +429,6 @@ def replay(arguments: argparse.Namespace) -> int:
 
 
 def add_pilot(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms pilot``: its own, and those of ``rms serve``."""
     command.epilog = "Options of sbatch for its allocations (--account=x) may follow after --."
     add = command.add_argument_group("allocations").add_argument
     add("--on-demand", action="store_true", help="ask for nodes while jobs wait for them")

@@ -35,14 +35,14 @@ COMMANDS = {
     "shutdown": (CLIENT, "end all jobs at checkpoints, then the daemon"),
     "explain": (CLIENT, "why a job is where it is"),
     "top": (CLIENT, "a live view of the daemon"),
-    "web": ("rms.cli.web", "a live page of the daemon, for a browser of this machine"),
+    "web": (CLIENT, "a live page of the daemon, for a browser of this machine"),
     "report": ("rms.cli.report", "a page with figures: of all jobs, or of a result"),
     "drain": (CLIENT, "give nodes to no more jobs"),
     "resume": (CLIENT, "give drained nodes to jobs again"),
     "simulate": ("rms.cli.simulate", "run a workload on a virtual clock"),
     "reproduce": ("rms.cli.reproduce", "a published experiment, paper against ours"),
-    "compare": ("rms.cli.compare", "run scripts for real in each mode, by turns"),
-    "profile": ("rms.cli.profile", "time, power and energy of a command at each size"),
+    "compare": ("rms.cli.compare", "run scripts for real in all modes, by turns"),
+    "profile": ("rms.cli.profile", "time, power and energy of a command by size"),
     "replay": (DAEMON, "run a journal through the engine again"),
 }
 """Module and help of the commands. A module has a function of the command's name (``_`` for ``-``),
@@ -56,8 +56,10 @@ WITHOUT_SERVER = ("serve", "pilot", "reproduce", "compare", "profile", "replay")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    words, command_line = _split_command(words)
+    words, command_line = list(sys.argv[1:] if argv is None else argv), []
+    if words and words[0] in WITH_COMMAND_LINE and "--" in words:
+        at = words.index("--")
+        words, command_line = words[:at], words[at + 1 :]
     top = _parser(words[0] if words else "")
     if not words:
         top.print_help()
@@ -68,20 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command("rms", arguments, getattr(_module(name), name.replace("-", "_")))
 
 
-def _split_command(words: list[str]) -> tuple[list[str], list[str]]:
-    """Split ``submit ... -- COMMAND`` and ``launch ... -- COMMAND`` at the first ``--``."""
-    if words and words[0] in WITH_COMMAND_LINE and "--" in words:
-        at = words.index("--")
-        return words[:at], words[at + 1 :]
-    return words, []
-
-
 def _module(name: str) -> object:
     return importlib.import_module(COMMANDS[name][0])
 
 
 def _parser(wanted: str) -> Parser:
-    """Return the parser of one command; of all, for help and what is no command."""
+    """Return the parser of one command; for help and unknown commands that of all."""
     top = parser("rms", "Resource manager for malleable jobs.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     whole = wanted.startswith(COMPLETION)  # of every command all options are wanted

@@ -27,13 +27,11 @@ ON_DEMAND = "pilot on demand"
 
 
 def add_engine(add: Callable[..., argparse.Action]) -> None:
-    """Add the option ``--engine``."""
     text = f"source of the nodes: {', '.join(ENGINES)} (default: local, this machine)"
     completed_by(add("--engine", default="local", metavar="NAME", help=text), lambda: ENGINES)
 
 
 def add_policy(add: Callable[..., argparse.Action]) -> None:
-    """Add the option ``--policy``."""
     text = f"scheduling policy: {', '.join(POLICIES)} or a file (default: {DEFAULT})"
     policy = add("--policy", default=DEFAULT, metavar="NAME|FILE.toml", help=text)
     completed_by(policy, lambda: POLICIES)
@@ -88,9 +86,6 @@ def read_inputs(
     Args:
         mode: the mode of all jobs; None for those of the files.
         shared: whether jobs share nodes, so that sizes count slots.
-
-    Raises:
-        FileError: options do not go together, or a file does not parse.
     """
     inputs = [arguments.trace, arguments.sacct, arguments.workload]
     if sum(value is not None for value in inputs) != 1:
@@ -138,11 +133,7 @@ def read_inputs(
 
 
 def candidates(text: str | None, work: Workload) -> frozenset[JobId] | None:
-    """Return the jobs that ``--malleable-jobs`` selects, None for all.
-
-    Raises:
-        FileError: it does not parse, uses labels that a trace lacks, or selects no job.
-    """
+    """Return the jobs that ``--malleable-jobs`` selects, None for all."""
     if text is None:
         return None
     criteria = parse_criteria(text)
@@ -150,18 +141,17 @@ def candidates(text: str | None, work: Workload) -> frozenset[JobId] | None:
         if criteria.labels:
             names = " and ".join(criteria.labels)
             raise FileError(f"expected --sacct with {names} in --malleable-jobs, got a trace")
-        jobs = frozenset(
-            spec.id for spec in work.specs if criteria.match(spec.preferred, spec.run_s or 0.0, {})
-        )
+        match = criteria.match
+        jobs = [spec.id for spec in work.specs if match(spec.preferred, spec.run_s or 0.0, {})]
     else:
-        jobs = frozenset(
-            JobId(job.id)
-            for job in work.log.jobs
-            if criteria.match(job.size, job.run_s, {kind: getattr(job, kind) for kind in LABELS})
-        )
+        jobs = []
+        for job in work.log.jobs:
+            labels = {kind: getattr(job, kind) for kind in LABELS}
+            if criteria.match(job.size, job.run_s, labels):
+                jobs.append(JobId(job.id))
     if not jobs:
         raise FileError(f"expected --malleable-jobs that some jobs match, got {text!r}")
-    return jobs
+    return frozenset(jobs)
 
 
 def log_lines(figures: dict[str, Any]) -> list[str]:

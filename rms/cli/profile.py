@@ -40,7 +40,6 @@ from rms.wire.terminal import (
 
 
 def add_profile(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms profile``."""
     command.description = (
         "Run a command on 1, 2, 4, ... nodes, always of a fresh embedded RMS, after one run that "
         "is counted nowhere, and keep time, power and energy by size for rms submit, rms simulate "
@@ -104,9 +103,6 @@ def profile(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# --- Measuring -----------------------------------------------------------------------------------
-
-
 def _measure(arguments: argparse.Namespace, base: Path | None) -> Profile:
     """Run the command, and keep its profile."""
     program = _program(arguments)
@@ -137,7 +133,6 @@ def _measure(arguments: argparse.Namespace, base: Path | None) -> Profile:
 
 
 def _setup(arguments: argparse.Namespace, program: Program) -> study.ProfilingSetup:
-    """Return the command and the settings of its runs."""
     check_engine(arguments.engine)
     if arguments.bandwidth and (arguments.engine != "local" or arguments.cluster is not None):
         got = "--cluster" if arguments.engine == "local" else f"--engine {arguments.engine}"
@@ -242,9 +237,6 @@ def _sizes(text: str | None, nodes: int | None) -> tuple[int, ...]:
             "timing is no result"
         )
     return sizes
-
-
-# --- Kept profiles -------------------------------------------------------------------------------
 
 
 def _kept(arguments: argparse.Namespace, base: Path | None) -> Profile:

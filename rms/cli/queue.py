@@ -33,7 +33,6 @@ ME = "--me"
 
 
 def add_queue(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms queue``."""
     add_filters(command)
     fields = ", ".join(f"%%{letter} {head}" for letter, (head, _) in FIELDS.items())
     command.add_argument(
@@ -46,7 +45,6 @@ def add_queue(command: argparse.ArgumentParser) -> None:
 
 
 def add_ids(command: argparse.ArgumentParser, nargs: str | None = None) -> None:
-    """Add the argument ``ID``."""
     ids = command.add_argument("id", nargs=nargs, metavar="ID", help="like 7, 7_3 or 7_[1-3]")
     completed_by(ids, JOB_IDS)
 
@@ -171,9 +169,6 @@ def _fill(form: str, values: Mapping[str, str]) -> str:
         return (text.rjust if right else text.ljust)(int(width))[: int(width)]
 
     return _PLACE.sub(put, form)
-
-
-# --- rms show -----------------------------------------------------------------------------------
 
 
 add_show = add_ids

@@ -24,7 +24,6 @@ Heads = Sequence[str]
 
 
 def add_report(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms report``."""
     command.add_argument("folder", type=Path, metavar="DIR", help="where report.html is written")
     command.add_argument(
         "--journal",

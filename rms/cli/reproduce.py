@@ -100,7 +100,6 @@ OPTIONS: Mapping[str, tuple[Sequence[str], Callable[[str], Any], str, str]] = {
 
 
 def add_reproduce(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms reproduce``."""
     add = command.add_argument
     name = add(
         "name", metavar="|".join(EXPERIMENTS), help="the experiment, by its authors or system"
@@ -132,7 +131,6 @@ def reproduce(arguments: argparse.Namespace) -> int:
 
 
 def grid(options: argparse.Namespace) -> Grid:
-    """Return the simulations of guim by the options."""
     whole = Grid()
     for option in ("logs", "mixes", "variants"):
         names, choices = getattr(options, option) or (), getattr(whole, option)
@@ -167,7 +165,6 @@ def recorded() -> Result:
 
 
 def data_folder(options: argparse.Namespace) -> Path:
-    """Return the folder of external data."""
     folder = options.data or os.environ.get("MALLEABLE_DATA")
     if folder is None:
         raise FileError(

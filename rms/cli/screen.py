@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 from urllib.parse import quote
 
 from rich.cells import set_cell_size
@@ -64,7 +66,6 @@ class Confirmation(ModalScreen[int]):
         self._action = action
 
     def compose(self) -> ComposeResult:
-        """Yield the effect, an input if the action needs a number, and the buttons."""
         with Vertical():
             yield Static(Text(printable(self._action.say)))
             if self._action.nodes:
@@ -74,12 +75,10 @@ class Confirmation(ModalScreen[int]):
                 yield Button("No (n)", id="no")
 
     def on_mount(self) -> None:
-        """Focus the input, or the button that does nothing."""
         self.query_one("Input" if self._action.nodes else "#no").focus()
 
     @on(Button.Pressed, "#no")
     def action_no(self) -> None:
-        """Do nothing."""
         self.dismiss(-1)
 
     @on(Button.Pressed, "#yes")
@@ -111,18 +110,15 @@ class Reader(ModalScreen[None]):
         self._title, self._lines, self._end = title, lines, end
 
     def compose(self) -> ComposeResult:
-        """Yield the lines."""
         with VerticalScroll() as scroll:
             scroll.border_title = Text(f"{printable(self._title)} (Esc closes)").markup
             yield Static(Text("\n".join(map(printable, self._lines))))
 
     def on_mount(self) -> None:
-        """Show the end first, if ``end`` is set."""
         if self._end:
             self.query_one(VerticalScroll).scroll_end(animate=False)
 
     def action_close(self) -> None:
-        """Go back to the table."""
         self.dismiss()
 
 
@@ -184,7 +180,6 @@ def head_at(x: int, whole: int) -> str:
 
 
 def cells(line: JobLine, now_s: float) -> list[str]:
-    """Return the cells of a row."""
     job = line.job
     since_s = job.submit_s if job.start_s is None else job.start_s
     return [
@@ -247,7 +242,6 @@ class JobTable(ScrollView):
 
     @property
     def width(self) -> int:
-        """Width of the rows."""
         return int(self.scrollable_content_region.width)
 
     def wanted(self) -> tuple[int, int]:
@@ -285,7 +279,6 @@ class JobTable(ScrollView):
         self.post_message(self.Moved())
 
     def render_line(self, y: int) -> Strip:
-        """Return a visible line."""
         row, width = self.scroll_offset.y + y, self.width
         at = row - self._page.offset
         if not 0 <= at < len(self._page.lines):
@@ -304,12 +297,10 @@ class JobTable(ScrollView):
         return Strip(segments).adjust_cell_length(width, self.rich_style)
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """Request the visible rows."""
         super().watch_scroll_y(old_value, new_value)
         self._need()
 
     def on_resize(self) -> None:
-        """Request the visible rows."""
         self.virtual_size = Size(self.width, self._page.total)
         self._need()
 
@@ -324,18 +315,15 @@ class JobTable(ScrollView):
         self.scroll_to_region(region, animate=False, force=True, immediate=True)
 
     def action_move(self, rows: int) -> None:
-        """Select a row further down, or up."""
         self._row = max(0, min(self._row + rows, self._page.total - 1))
         self._scroll_to_selected()
         self._choose()
         self.refresh()
 
     def action_leaf(self, pages: int) -> None:
-        """Select a row a page further down, or up."""
         self.action_move(pages * max(1, self.size.height - 1))
 
     def action_open(self) -> None:
-        """Open the selected row."""
         self.post_message(self.RowOpened())
 
     def on_click(self, event: events.Click) -> None:
@@ -360,28 +348,17 @@ T = TypeVar("T")
 
 async def in_thread(call: Callable[[], T]) -> T:
     """Call a function in a thread that does not delay the end of the program."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def deliver(error: BaseException | None, result: Any) -> None:
-        if future.cancelled():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
+    future = Future[T]()
+    future.set_running_or_notify_cancel()  # the end of the program does not cancel it
 
     def run() -> None:
-        error, result = None, None
         try:
-            result = call()
-        except Exception as failed:  # it is raised where it is awaited
-            error = failed
-        with contextlib.suppress(RuntimeError):  # the loop is over
-            loop.call_soon_threadsafe(deliver, error, result)
+            future.set_result(call())
+        except Exception as error:  # it is raised where it is awaited
+            future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)
 
 
 class Top(App[None]):
@@ -423,7 +400,6 @@ class Top(App[None]):
         self._field = Input(placeholder="text in an id or a name", id="find")
 
     def compose(self) -> ComposeResult:
-        """Yield the parts of the screen from the top."""
         yield self._summary
         yield self._heads
         yield self.table
@@ -432,7 +408,6 @@ class Top(App[None]):
         yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Start to follow the daemon."""
         self.table.focus()
         self._follow()
 
@@ -458,7 +433,8 @@ class Top(App[None]):
             self._wake.clear()
             query = self._query()
             try:
-                live = await in_thread(lambda q=query: self._ask(q))  # type: ignore[misc]
+                answer = partial(ask, Live, self._server, "POST", LIVE_PATH, query)
+                live = await in_thread(answer)
             except ServerError as error:
                 text = f"no daemon: {error}; next attempt in {REFRESH_S:g} s"
                 self._summary.update(Text(printable(text), style="bold red"))
@@ -469,9 +445,6 @@ class Top(App[None]):
                     continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), REFRESH_S)
-
-    def _ask(self, query: LiveQuery) -> Live:
-        return ask(Live, self._server, "POST", LIVE_PATH, query)
 
     def _show(self, live: Live) -> None:
         text = Text(summary(live), no_wrap=True)
@@ -489,12 +462,10 @@ class Top(App[None]):
 
     @on(JobTable.Unloaded)
     def refresh_rows(self) -> None:
-        """Request the visible rows."""
         self._wake.set()
 
     @on(JobTable.Moved)
     def show_details(self) -> None:
-        """Show details of the selected row."""
         line, is_active = self.table.chosen(), self._list == "active"
         nothing = f"No {'pending or running' if is_active else 'completed'} jobs."
         text = (nothing if not self._find else "") if line is None else details(line)
@@ -506,7 +477,6 @@ class Top(App[None]):
     # --- keys ------------------------------------------------------------------------------------
 
     def on_resize(self) -> None:
-        """Fit the heads to the new width of the table."""
         self.call_after_refresh(self._show_heads)
 
     @on(events.Click, "#heads")
@@ -522,7 +492,6 @@ class Top(App[None]):
         self._sort_by(orders[(orders.index(self._sort.removeprefix("-")) + 1) % len(orders)])
 
     def action_turn(self) -> None:
-        """Reverse the order."""
         if self._sort:
             by = self._sort.removeprefix("-")
             self._sort_by(by if self._sort.startswith("-") else f"-{by}")
@@ -541,7 +510,6 @@ class Top(App[None]):
         self._restart()
 
     def action_find(self) -> None:
-        """Open the input of a text in ids or names."""
         self._field.display = True
         self._field.focus()
 
@@ -553,7 +521,6 @@ class Top(App[None]):
         self._restart()
 
     def action_leave_find(self) -> None:
-        """Go back to the table."""
         self._field.display = False
         self.table.focus()
 
@@ -591,7 +558,6 @@ class Top(App[None]):
         self.push_screen(Confirmation(can[0]), then)
 
     def action_hold(self) -> None:
-        """Hold the selected job; release one on hold."""
         self.action_act("hold", "release")
 
     @work
@@ -606,7 +572,6 @@ class Top(App[None]):
 
     @work
     async def action_explain(self) -> None:
-        """Show the decisions about the selected job."""
         line = self.table.chosen()
         if line is None:
             return

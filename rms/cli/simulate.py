@@ -60,7 +60,6 @@ SACCT_HELP = f"""for --sacct, on a login node (add --partition where partitions 
 
 
 def add_simulate(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms simulate``."""
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.epilog = SACCT_HELP
     add = command.add_argument
@@ -131,13 +130,9 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
     add("--out", type=Path, metavar="OUT.swf", help="the schedule as a trace")
 
 
+@refuse_on(FileError, PolicyError)
 def simulate(arguments: argparse.Namespace) -> int:
     """``rms simulate``: a workload or a trace on a virtual clock."""
-    with refuse_on(FileError, PolicyError):
-        return _simulate(arguments)
-
-
-def _simulate(arguments: argparse.Namespace) -> int:
     targets = (
         (arguments.json, "--json"),
         (arguments.per_job, "--per-job"),
@@ -203,7 +198,6 @@ def _write_rows(path: Path, rows: Sequence[dict[str, Any]], names: Mapping[JobId
 
 
 def _capped(text: str | None, site: Site, specs: Sequence[JobSpec]) -> Site:
-    """Return the cluster under the power cap of ``--power-cap``."""
     if text is None:
         return site
     with refuse_on(ScriptError):
@@ -255,7 +249,6 @@ def _modes(text: str | None) -> tuple[Mode, ...]:
 
 
 def _refuse_unused(arguments: argparse.Namespace) -> None:
-    """Refuse options that would have no effect."""
     for option in ("journal", "hours", "governor", "server"):
         if getattr(arguments, option) is not None:
             raise FileError(f"expected --strategy with --{option}, which is of what tasks did")
@@ -318,7 +311,6 @@ def _asks_study(arguments: argparse.Namespace) -> bool:
 
 
 def _malleable(arguments: argparse.Namespace) -> int:
-    """Run the study of malleable shares on a log or a trace."""
     from rms.studies.malleability import MODES, SERIALS, MalleabilityQuestion, answer, draw, table
 
     if arguments.workload is not None:
@@ -402,7 +394,6 @@ def _try_strategies(arguments: argparse.Namespace) -> int:
 
 
 def _record(arguments: argparse.Namespace) -> TaskRecord:
-    """Read the record of a journal, or else of a running daemon."""
     if arguments.journal is None:
         server = server_address(arguments.server, os.environ)
         entries = ask(list[RecordEntry], server, "GET", "/tasks/record")

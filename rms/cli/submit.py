@@ -17,7 +17,6 @@ from rms.wire.users import Options
 
 
 def add_submit(command: Parser) -> None:
-    """Add the options of ``rms submit``."""
     command.description = (
         "Hand in a job script or a command. One whose program was measured by rms profile on this "
         "machine needs no table of run times: its profile has all words of the command (of a "

@@ -117,11 +117,7 @@ def requeue_words(job: JobRow) -> str:
 
 
 def act(server: str, do: str, ids: str, nodes: int) -> str:
-    """Carry out an action; return the daemon's answer in words.
-
-    Raises:
-        ServerError: the daemon does not answer, or refuses.
-    """
+    """Carry out an action; return the daemon's answer in words."""
     if do == "resize":
         answer = ask(ResizeAnswer, server, "POST", "/resize", ResizeCommand(ids, nodes))
         if answer.decision in ("Resize", "Waits"):
@@ -136,11 +132,7 @@ def act(server: str, do: str, ids: str, nodes: int) -> str:
 
 
 def read_script(path: Path) -> str:
-    """Return the text of a job script after a check.
-
-    Raises:
-        ScriptError: the file is no job script.
-    """
+    """Return the text of a job script after a check."""
     if path.is_dir():
         raise ScriptError(f"expected a job script, got {path}, which is a directory")
     parse_script(path)
@@ -277,9 +269,6 @@ def follow(
 
     Args:
         say: called with the reason if the job has not started.
-
-    Raises:
-        ServerError: the id is not that of one job, or its output cannot be read here.
     """
     rows = jobs(server, wanted)
     if len(rows) != 1:

@@ -80,7 +80,6 @@ def _exchange(server: str, method: str, path: str, body: object, token: str) -> 
 
 
 def _refusal(content: bytes, status: int, path: str) -> str:
-    """Return the daemon's sentence, or the answer of another server."""
     try:
         answer = json.loads(content or b"null")
     except ValueError:

@@ -56,9 +56,6 @@ END_HEADS = (
 )
 
 
-# --- a snapshot ---------------------------------------------------------------------------------
-
-
 def snapshot(server: str) -> Snapshot:
     """Return jobs, nodes and books of a daemon."""
     return Snapshot(
@@ -131,11 +128,7 @@ def present_jobs(now: Snapshot) -> list[list[str]]:
 
 
 def write_report(now: Snapshot, folder: Path) -> Path:
-    """Write a report of all jobs into a folder; return the path of its page.
-
-    Raises:
-        ServerError: it cannot be written.
-    """
+    """Write a report of all jobs into a folder; return the path of its page."""
     try:
         return _report(now).write(folder)
     except OSError as error:

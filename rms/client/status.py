@@ -82,9 +82,6 @@ class ClusterStatus:
         ]
 
 
-# --- jobs ---------------------------------------------------------------------------------------
-
-
 def job_facts(job: JobRow) -> Iterator[tuple[str, str]]:
     """Yield the facts about a job: name and text.
 

@@ -25,8 +25,7 @@ from rms.cli.main import main
 from rms.client.connection import ServerError
 from rms.web import app
 from rms.web.app import Bridge
-from rms.web.content import MOST_BYTES, VIEWS, Content, PageQuery, PageState, query, words
-from rms.web.views import content
+from rms.web.views import MOST_BYTES, VIEWS, Content, PageQuery, PageState, content, query, words
 from rms.wire.live import Lane, Live
 from rms.wire.users import NodeSpan
 
