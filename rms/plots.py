@@ -294,8 +294,8 @@ def _bar(span: NodeSpan, window: TimeWindow) -> str:
 
 
 def _mark(at_s: float, words: str, window: TimeWindow) -> str:
-    where, times = _timed(at_s, at_s, window)
-    place = where.partition('" ')[0].removeprefix('x="')
+    _, times = _timed(at_s, at_s, window)
+    place = window.place(at_s)
     return (
         f'<svg class="mark" {times} x="{place}" overflow="visible" width="1" height="{LANE_PX}">'
         f"<title>{html.escape(words)}</title>"

@@ -22,11 +22,8 @@ from rms.formats.prices import Cost, Prices, PricesAnswer, read_prices
 from rms.wire.terminal import CommandError, clock, columns, duration, publish, refuse_on
 from rms.wire.users import AcctAnswer, EnergyRow, JobRow, JobSelection
 
-HEADS = [
-    *("JOBID", "NAME", "STATE", "MODE", "SUBMITTED", "WAITED", "RAN", "RESIZES", "ENERGY"),
-    "SOURCE",
-]
-ROW_HEADS = ["OWNER", "WORLD", "NODE", "DEVICE", "ENERGY_J", "SOURCE"]
+HEADS = "JOBID NAME STATE MODE SUBMITTED WAITED RAN RESIZES ENERGY SOURCE"
+ROW_HEADS = "OWNER WORLD NODE DEVICE ENERGY_J SOURCE"
 LEAST_J = 1e-6
 """Rows with less energy are left out: the model has none where everything is measured."""
 
@@ -35,13 +32,10 @@ PARTS = ("jobs", "tasks", "idle", "off", "boot")
 
 def add_acct(command: argparse.ArgumentParser) -> None:
     add_filters(command)
-    command.add_argument(
-        "--energy", action="store_true", help="by job, world, node, device and source too"
-    )
-    command.add_argument("--cost", action="store_true", help="what the energy costs and emits")
-    command.add_argument(
-        "--prices", type=Path, metavar="FILE", help="with --cost (default: that of rms serve)"
-    )
+    add = command.add_argument
+    add("--energy", action="store_true", help="by job, world, node, device and source too")
+    add("--cost", action="store_true", help="cost and emissions of the energy")
+    add("--prices", type=Path, metavar="FILE", help="with --cost (default: that of rms serve)")
 
 
 @dataclass(frozen=True)
@@ -83,10 +77,10 @@ def acct(arguments: argparse.Namespace) -> int:
     path = "/acct" if whole else f"/acct?{urlencode(msgspec.to_builtins(wanted))}"
     answer = ask(AcctAnswer, server, "GET", path)
     result = Result(answer, owner_energies(answer.rows, prices), prices)
-    heads = HEADS if prices is None else [*HEADS, *_cost_heads(prices)]
+    heads = [*HEADS.split(), *([] if prices is None else _cost_heads(prices))]
     lines = columns(heads, [_job_row(job, result) for job in answer.jobs])
     if arguments.energy:
-        lines += ["", *columns(ROW_HEADS, _rows(answer.rows))]
+        lines += ["", *columns(ROW_HEADS.split(), _rows(answer.rows))]
         if tasks := _tasks(result):
             lines += ["", *columns(["TASKS OF", "PID", "ENERGY_J", "SOURCE"], tasks)]
         by_slurm = [(job.id, slurm_words(job.slurm)) for job in answer.jobs]

@@ -205,7 +205,7 @@ def top(arguments: argparse.Namespace) -> int:
         Top(server).run()
         return 0
     now = snapshot(server)
-    lines = [printable(summary(now)), *columns(JOB_HEADS, present_jobs(now))]
+    lines = [printable(summary(now)), *columns(JOB_HEADS.split(), present_jobs(now))]
     publish(arguments.json, msgspec.to_builtins(now), lines)
     return 0
 
@@ -373,9 +373,7 @@ def _strategy_text(path: Path) -> str:
 
 
 def add_power_cap(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "watts", nargs="?", metavar="W|none", help="the cap in watts (default: show it)"
-    )
+    command.add_argument("watts", nargs="?", metavar="W|none", help="the cap (default: show it)")
 
 
 def power_cap(arguments: argparse.Namespace) -> int:

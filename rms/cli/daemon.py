@@ -66,17 +66,12 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         type=Path,
         const=Path(),
         metavar="FILE.toml",
-        help="start nothing, but say what would be served with these options (and this cluster "
+        help="start nothing; print the nodes and settings of these options (and this cluster "
         "file); with Slurm's engines, what this site allows",
     )
     add("--reach", metavar="NAME", help="how mpiexec reaches nodes (-launcher, default: slurm)")
     add("--partition", default="", metavar="NAME", help="of engine slurm (default: Slurm's own)")
-    add(
-        "--ntasks-per-node",
-        type=at_least(1),
-        metavar="N",
-        help="slots of a node (default: its CPUs)",
-    )
+    add("--ntasks-per-node", type=at_least(1), metavar="N", help="slots of a node (default: CPUs)")
     add_policy(add)
     add(
         "--policy-modules",
@@ -107,14 +102,13 @@ def add_serve(command: argparse.ArgumentParser) -> None:
     )
     add(
         "--with-parent", nargs="?", type=at_least(1), const=os.getppid(), metavar="PID",
-        help="end when the parent ends; PID: which that is, as it may have ended by now",
+        help="end when the parent ends; PID: of the parent, which may have ended by now",
     )  # fmt: skip
     add(
         "--assumed-time",
         default="1:00:00",
         metavar="TIME",
-        help="run time that the policy assumes for a job without --time, no limit (default "
-        "1:00:00; UNLIMITED: no estimate)",
+        help="run time assumed for a job without --time; no limit (default 1:00:00, or UNLIMITED)",
     )
     add(
         "--state",
@@ -139,8 +133,7 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         type=_number_kept,
         default=KEEP,
         metavar="N|all",
-        help="how many of the journal's events are kept at least, for rms replay and rms report "
-        f"(default {KEEP})",
+        help=f"events that the journal keeps, at least, for replay and report (default {KEEP})",
     )
     _add_energy(command)
 
@@ -171,7 +164,7 @@ def _add_energy(command: argparse.ArgumentParser) -> None:
         "--meters",
         default="auto",
         metavar="auto|none|NAME[,NAME]",
-        help="what energy is read by: rapl, nvml, nvidia-smi, replay:FILE (default: all there are)",
+        help="meters of energy: rapl, nvml, nvidia-smi, replay:FILE (default: all there are)",
     )
     add(
         "--meter-command",

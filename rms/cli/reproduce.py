@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,7 @@ from rms.formats.config import FileError
 from rms.studies.chauhan import chauhan
 from rms.studies.chiesi import chiesi
 from rms.studies.cirrus import cirrus
-from rms.studies.experiment import (
-    STATUSES,
-    Result,
-    counts,
-    make_folder,
-    statements,
-    studies,
-)
+from rms.studies.experiment import STATUSES, Result, counts, make_folder, statements, studies
 from rms.studies.guim import VARIANTS, Grid, guim
 from rms.studies.iserte_rojek import iserte_rojek
 from rms.studies.posner import posner
@@ -60,43 +53,19 @@ def _names(text: str) -> list[str]:
     return names
 
 
-OPTIONS: Mapping[str, tuple[Sequence[str], Callable[[str], Any], str, str]] = {
-    "seeds": (["posner"], _names, "S0[,S1...]", "of posner's workloads (default: S0)"),
-    "jobs": (
-        ["posner", "guim"],
-        at_least(1),
-        "N",
-        "simulations of posner and guim at once (default: cores)",
-    ),
-    "logs": (["guim"], _names, "L[,L...]", "of guim: ctc, sdsc, blue (default: all)"),
-    "mixes": (["guim"], _names, "M[,M...]", "of guim: mem, hybrid, comp, equip (default: all)"),
-    "errors": (
-        ["guim"],
-        _names,
-        "PCT[,PCT...]",
-        "of guim's expected bandwidth (default: 10,50,100)",
-    ),
-    "keep": (
-        ["guim"],
-        Path,
-        "FILE",
-        "of guim: keep finished simulations there, and do not run those again",
-    ),
-    "first": (
-        ["guim"],
-        at_least(0),
-        "N",
-        f"of guim: only the first N jobs of a log; 0 for all (default: {Grid().first})",
-    ),
-    "variants": (
-        ["guim"],
-        _names,
-        "V[,V...]",
-        "assumptions of guim that are simulated beside the default one:"
-        f" {', '.join(VARIANTS)} (default: all)",
-    ),
+ASSUMPTIONS = f"simulated assumptions beside the default one: {', '.join(VARIANTS)} (default: all)"
+
+OPTIONS: Mapping[str, tuple[str, Callable[[str], Any], str, str]] = {
+    "seeds": ("posner", _names, "S0[,S1...]", "workloads (default: S0)"),
+    "jobs": ("posner guim", at_least(1), "N", "simulations at once (default: cores)"),
+    "logs": ("guim", _names, "L[,L...]", "ctc, sdsc, blue (default: all)"),
+    "mixes": ("guim", _names, "M[,M...]", "mem, hybrid, comp, equip (default: all)"),
+    "errors": ("guim", _names, "PCT[,PCT...]", "errors of bandwidth (default: 10,50,100)"),
+    "keep": ("guim", Path, "FILE", "keep finished simulations there, and do not repeat them"),
+    "first": ("guim", at_least(0), "N", f"first jobs of a log; 0: all (default: {Grid().first})"),
+    "variants": ("guim", _names, "V[,V...]", ASSUMPTIONS),
 }
-"""Options of some experiments: their names, the type, the value in the help, and the help."""
+"""Options of some experiments: names of these, type, value in the help, and help."""
 
 
 def add_reproduce(command: argparse.ArgumentParser) -> None:
@@ -108,8 +77,9 @@ def add_reproduce(command: argparse.ArgumentParser) -> None:
     text = "data of studies that the project does not ship (default: MALLEABLE_DATA)"
     add("--data", type=Path, metavar="DIR", help=text)
     add("--figures", type=Path, metavar="DIR", help="draw its figures there")
-    for option, (_, kind, metavar, text) in OPTIONS.items():
-        add(f"--{option}", type=kind, metavar=metavar, help=text)
+    for option, (names, kind, metavar, text) in OPTIONS.items():
+        words = f"of {' and '.join(names.split())}: {text}"
+        add(f"--{option}", type=kind, metavar=metavar, help=words)
 
 
 def reproduce(arguments: argparse.Namespace) -> int:
@@ -118,7 +88,8 @@ def reproduce(arguments: argparse.Namespace) -> int:
         raise CommandError(
             f"expected an experiment of {', '.join(EXPERIMENTS)}, got {arguments.name!r}"
         )
-    for option, (names, *_) in OPTIONS.items():
+    for option, row in OPTIONS.items():
+        names = row[0].split()
         if arguments.name not in names and getattr(arguments, option) is not None:
             raise CommandError(
                 f"expected --{option} with {' or '.join(names)} only, got it with {arguments.name}"

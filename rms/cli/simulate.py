@@ -28,16 +28,10 @@ from rms.formats.joblog import COMMAND, Unit
 from rms.formats.jobscript import ScriptError, parse_power_cap
 from rms.formats.swf import write_trace
 from rms.kernels.model import ChoiceError, Governor, Resource
-from rms.kernels.record import (
-    RecordEntry,
-    TaskRecord,
-    as_it_was,
-    past_tasks,
-    tried,
-)
+from rms.kernels.record import RecordEntry, TaskRecord, as_it_was, past_tasks, tried
 from rms.kernels.scheduler import STRATEGIES, Strategy
 from rms.sim.classes import by_class, class_lines
-from rms.sim.run import COLUMNS, chosen, failing, figures, rows, simulated, write_rows
+from rms.sim.run import COLUMNS, chosen, failing, figures, rows, simulated
 from rms.sim.simulator import Passes
 from rms.wire.files import csv_text, write_output
 from rms.wire.terminal import (
@@ -190,11 +184,9 @@ def simulate(arguments: argparse.Namespace) -> int:
 
 def _write_rows(path: Path, rows: Sequence[dict[str, Any]], names: Mapping[JobId, str]) -> None:
     """Write the rows per job, with the names of jobs in a last column if any has one."""
-    if not names:
-        write_rows(path, rows)
-        return
-    table = [[*(row[name] for name in COLUMNS), names.get(row["job"], "")] for row in rows]
-    write_output(path, csv_text([[*COLUMNS, "name"], *table]))
+    heads = [*COLUMNS, "name"] if names else COLUMNS
+    named = [row | {"name": names.get(row["job"], "")} for row in rows]
+    write_output(path, csv_text([heads, *([row[head] for head in heads] for row in named)]))
 
 
 def _capped(text: str | None, site: Site, specs: Sequence[JobSpec]) -> Site:
@@ -357,16 +349,16 @@ def _numbers(text: str, what: str, most: float) -> tuple[float, ...]:
 
 # --- ``--strategy``: strategies of tasks on the record of a daemon ---------------------------
 
-OF_JOBS = (
-    *("workload", "trace", "sacct", "cluster", "processors", "mode", "order", "estimates"),
-    *("malleable", "malleable_jobs", "per_job", "out", "mtbf", "figure", "power_cap"),
-)
+OF_JOBS = """
+    workload trace sacct cluster processors mode order estimates malleable malleable_jobs per_job
+    out mtbf figure power_cap
+"""
 """Options of simulations of jobs, which ``--strategy`` refuses."""
 
 
 def _try_strategies(arguments: argparse.Namespace) -> int:
     """Print the figures of a record, and those of strategies on its tasks."""
-    for name in OF_JOBS:
+    for name in OF_JOBS.split():
         if getattr(arguments, name) is not None:
             raise FileError(f"expected --strategy or --{name.replace('_', '-')}, got both")
     record = _record(arguments)

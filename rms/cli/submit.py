@@ -96,9 +96,8 @@ def _script(arguments: argparse.Namespace) -> tuple[str, str]:
             got = f"{script}, which does not exist; for a command: rms submit -- {command}"
             raise ScriptError(f"expected a job script, got {got}")
         return commands.read_script(script), printable(script.name)
-    return commands.script_of(arguments.command_line), printable(
-        Path(arguments.command_line[0]).name
-    )
+    name = Path(arguments.command_line[0]).name
+    return commands.script_of(arguments.command_line), printable(name)
 
 
 def _standard_input() -> str:

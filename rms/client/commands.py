@@ -109,11 +109,8 @@ def actions(job: JobRow, ids: str) -> list[Action]:
 
 def requeue_words(job: JobRow) -> str:
     """Return the effect of requeueing a job."""
-    end = (
-        "it ends at a checkpoint and waits again" if job.restartable else "it ends and waits again"
-    )
-    where = restart_words(job.restartable, job.step, job.steps)
-    return f"{end}; {where}"
+    end = "it ends at a checkpoint" if job.restartable else "it ends"
+    return f"{end} and waits again; {restart_words(job.restartable, job.step, job.steps)}"
 
 
 def act(server: str, do: str, ids: str, nodes: int) -> str:

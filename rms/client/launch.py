@@ -16,13 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rms.client.connection import ServerError, ask, sendable, server_address
-from rms.wire.messages import (
-    JOB_VARIABLE,
-    TOKEN_VARIABLE,
-    LaunchRequest,
-    StepNumber,
-    StepState,
-)
+from rms.wire.messages import JOB_VARIABLE, TOKEN_VARIABLE, LaunchRequest, StepNumber, StepState
 from rms.wire.mpiexec import is_program
 
 T = TypeVar("T")

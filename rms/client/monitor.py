@@ -28,18 +28,12 @@ from rms.wire.users import (
     Snapshot,
 )
 
-JOB_HEADS = (
-    *("JOBID", "NAME", "STATE", "MODE", "NODES", "STEP", "ENERGY_J", "SOURCE"),
-    "NODELIST(REASON)",
-)
+JOB_HEADS = "JOBID NAME STATE MODE NODES STEP ENERGY_J SOURCE NODELIST(REASON)"
 MODE_HEADS = (
     *("MODE", "JOBS", "COMPLETED", "MEAN WAIT", "95 % WAIT", "SLOWDOWN", "MEAN RUN", "RESIZES"),
     *("ENERGY", "A JOB"),
 )
-RESIZE_HEADS = (
-    *("JOBID", "AT", "STEP", "RANKS", "STRATEGY", "BOOT", "STALL", "MOVE", "MOVED", "RATE"),
-    *("TOOK", "SAVES"),
-)
+RESIZE_HEADS = "JOBID AT STEP RANKS STRATEGY BOOT STALL MOVE MOVED RATE TOOK SAVES"
 BOUND_S = 10.0
 """Shortest run time in a bounded slowdown."""
 
@@ -50,10 +44,7 @@ MOST_BARS = 20
 MOST_HISTORIES = 1000
 """Number of the newest jobs with their decisions in a report."""
 
-END_HEADS = (
-    *("JOBID", "NAME", "STATE", "MODE", "WAIT_S", "RUN_S", "RESIZES", "ENERGY_J", "SOURCE"),
-    "REASON",
-)
+END_HEADS = "JOBID NAME STATE MODE WAIT_S RUN_S RESIZES ENERGY_J SOURCE REASON"
 
 
 def snapshot(server: str) -> Snapshot:
@@ -105,7 +96,7 @@ def energy_source(energy: Books) -> str:
 
 
 def present_jobs(now: Snapshot) -> list[list[str]]:
-    """Return the rows of unfinished jobs under ``JOB_HEADS``, running ones first."""
+    """Return the rows of unfinished jobs under :data:`JOB_HEADS`, running ones first."""
     alive = [job for job in now.jobs if job.state not in OVER]
     alive.sort(key=lambda job: job.state == "PENDING")
     return [
@@ -163,7 +154,7 @@ def _report(now: Snapshot) -> Report:
     _energy(report, now)
     _resizes(report, now.jobs)
     report.head("Jobs")
-    report.table("jobs", END_HEADS, [_ended(job) for job in now.jobs])
+    report.table("jobs", END_HEADS.split(), [_ended(job) for job in now.jobs])
     _decisions(report, now)
     return report
 
@@ -292,7 +283,7 @@ def _resizes(report: Report, jobs: Sequence[JobRow]) -> None:
     ]
     if rows:
         report.head("Resizes")
-        report.table("resizes", RESIZE_HEADS, rows)
+        report.table("resizes", RESIZE_HEADS.split(), rows)
 
 
 def _decisions(report: Report, now: Snapshot) -> None:

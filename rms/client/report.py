@@ -19,16 +19,6 @@ from typing import Any
 
 from rms import plots
 from rms.core.books.spans import BOOT, OFF
-from rms.plots import (
-    History,
-    Panel,
-    TimeWindow,
-    draw_panels,
-    folded,
-    gantt,
-    lanes_of,
-    power_over_time,
-)
 from rms.wire.files import csv_text, write_whole
 from rms.wire.users import EnergyRow
 
@@ -160,7 +150,7 @@ class Report:
 
     def over_time(
         self,
-        history: History,
+        history: plots.History,
         points: Sequence[tuple[float, Sequence[float]]],
         marks: Mapping[str, Sequence[tuple[float, str]]],
         name: str = "",
@@ -176,7 +166,7 @@ class Report:
             relative: times are seconds since the start instead of times of day.
         """
         end_s = max(history.end_s, history.start_s + 1e-3)
-        window = TimeWindow(history.start_s, end_s, history.start_s)
+        window = plots.TimeWindow(history.start_s, end_s, history.start_s)
         curve = plots.power(points, window).replace("<svg ", '<svg class="curve" ', 1)
         if not any(HINT in part for part in self.parts):
             self.say(HINT)
@@ -192,8 +182,10 @@ class Report:
         )
         if any(sum(watts[1:]) for _, watts in points):
             self.parts.append(_pieces().owners(plots.OWNERS))
-        self.figures[f"{name}nodes.png"] = lambda path: gantt(history, path, "nodes over time")
-        self.figures[f"{name}power.png"] = lambda path: power_over_time(
+        self.figures[f"{name}nodes.png"] = lambda path: plots.gantt(
+            history, path, "nodes over time"
+        )
+        self.figures[f"{name}power.png"] = lambda path: plots.power_over_time(
             {"cluster": history}, path, "power of the cluster"
         )
         spans = [*history.spans, *history.power_spans]
@@ -217,9 +209,9 @@ class Report:
 
     def bars(self, name: str, rows: Sequence[tuple[str, float]], unit: str) -> None:
         """Add a bar chart of figures."""
-        panel = Panel(name, {"": ([label for label, _ in rows], [v for _, v in rows])}, unit)
+        panel = plots.Panel(name, {"": ([label for label, _ in rows], [v for _, v in rows])}, unit)
         self.parts.append(plots.rates(rows, unit))
-        self.figures[f"{name}.png"] = lambda path: draw_panels([panel], path, name)
+        self.figures[f"{name}.png"] = lambda path: plots.draw_panels([panel], path, name)
 
 
 def watts_by_owner(
@@ -249,7 +241,7 @@ def watts_by_owner(
 
 
 def watts_of(
-    history: History,
+    history: plots.History,
 ) -> list[tuple[float, tuple[float, float, float, float]]]:
     """Return the power of the cluster as that of jobs, where its owners are unknown."""
     times, watts = history.power()
@@ -264,11 +256,13 @@ def watts_of(
 
 
 def _lanes(
-    history: History, marks: Mapping[str, Sequence[tuple[float, str]]], window: TimeWindow
+    history: plots.History,
+    marks: Mapping[str, Sequence[tuple[float, str]]],
+    window: plots.TimeWindow,
 ) -> Iterator[tuple[str, str]]:
     """Yield names and SVG of the lanes."""
     nodes, spans = history.rows, [*history.spans, *history.power_spans]
     most = MOST_LANES if len(spans) <= MOST_BARS else -(-len(nodes) // 2)
-    groups = folded(nodes, min(MOST_LANES, most))
-    for lane in lanes_of(nodes, groups, spans, window):
+    groups = plots.folded(nodes, min(MOST_LANES, most))
+    for lane in plots.lanes_of(nodes, groups, spans, window):
         yield lane.name, plots.lane_svg(lane, plots.marks_on(lane.spans, marks), window)

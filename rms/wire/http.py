@@ -14,15 +14,7 @@ import time
 from hmac import compare_digest
 from urllib.parse import urlsplit
 
-from rms.wire.signing import (
-    ANSWER_HEADER,
-    HELLO,
-    HELLO_PATH,
-    Session,
-    digest,
-    nonce,
-    token_name,
-)
+from rms.wire.signing import ANSWER_HEADER, HELLO, HELLO_PATH, Session, digest, nonce, token_name
 
 RETRY_S = 0.02
 """Time until the next attempt if the daemon's backlog is full."""
@@ -60,9 +52,8 @@ def _check_owner(connected: socket.socket, path: str) -> None:
     if not hasattr(socket, "SO_PEERCRED"):
         return
     size = struct.calcsize("3i")
-    _, uid, _ = struct.unpack(
-        "3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    )
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _, uid, _ = struct.unpack("3i", credentials)
     if uid != os.geteuid():
         connected.close()
         raise OSError(f"expected a daemon of user {os.geteuid()} at {path}, got one of user {uid}")

@@ -369,11 +369,9 @@ def check_writable(target: str | Path | None, option: str, *, regular: bool = Fa
             return f"expected a regular file for {option}, got {target}"
         # A descriptor may be open to write into what this user could not open.
         mode = os.W_OK if descriptor_of(Path(target)) is None else os.F_OK
-        return (
-            None
-            if os.access(target, mode)
-            else f"expected a writable file for {option}, got {target}"
-        )
+        if os.access(target, mode):
+            return None
+        return f"expected a writable file for {option}, got {target}"
     folder = file.parent
     if not folder.is_dir():
         return f"expected an existing folder for {option}, got {target}"
