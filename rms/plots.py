@@ -660,13 +660,7 @@ def _draw_bars(
     named: bool,
     longest_s: float | None = None,
 ) -> None:
-    """Draw bars for the times in which jobs held nodes.
-
-    Args:
-        colors: by job.
-        named: write the job's id on long bars.
-        longest_s: length of the axis, that of the history if None.
-    """
+    """Draw bars for the times in which jobs held nodes; if ``named``, long ones have their ids."""
     shown_s = history.end_s - history.start_s if longest_s is None else longest_s
     bars = history.bars()
     for job in history.jobs:
@@ -689,11 +683,7 @@ def _draw_bars(
 
 
 def _draw_power_states(axes: Any, history: History, *, named: bool) -> None:
-    """Draw the times in which nodes were off or booted, with patterns.
-
-    Args:
-        named: write ``off`` and ``boot`` on long bars.
-    """
+    """Draw the times in which nodes were off or booted, with patterns."""
     bars = history.bars(of_power=True)
     shown_s = axes.get_xlim()[1]
     for kind, style in PATTERNS.items():

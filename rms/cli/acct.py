@@ -143,7 +143,6 @@ def _cost_cells(cost: Cost, prices: Prices) -> list[str]:
 
 
 def _rows(rows: Sequence[EnergyRow]) -> list[list[str]]:
-    """Return the energy by owner, world, node, device and source."""
     sums: dict[tuple[str, ...], OwnerEnergy] = {}
     for row in rows:
         world = "-" if row.world is None else str(row.world)
@@ -163,7 +162,6 @@ def _tasks(result: Result) -> list[list[str]]:
 
 
 def _sums(result: Result) -> list[str]:
-    """Return lines about the energy of the cluster: owners, sources and cost."""
     parts = result.parts
     whole = parts.pop("cluster")
     owned = " + ".join(f"{name} {part.joules:.1f}" for name, part in parts.items())

@@ -323,7 +323,7 @@ def add_policy(command: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="NAME|FILE",
         help="of jobs: a policy or FILE.toml; of tasks: short-term, long-term, banking, constraint "
-        "or FILE.py (default: show what decides)",
+        "or FILE.py (default: show the present ones)",
     )
     completed_by(name, _policies)
     command.add_argument(

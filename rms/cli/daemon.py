@@ -180,7 +180,7 @@ def _add_energy(command: argparse.ArgumentParser) -> None:
     add(
         "--power-cap",
         metavar="W|none",
-        help="power that the cluster is not to pass (default: as before a restart, else none)",
+        help="power cap of the cluster (default: as before a restart, else none)",
     )
     add(
         "--power-off",
@@ -389,7 +389,6 @@ def _engine(arguments: argparse.Namespace, *, shared: bool) -> Engine:
 
 
 def _check_site(arguments: argparse.Namespace) -> int:
-    """Print what this site's Slurm allows; exit 1 if the engine cannot work."""
     if arguments.cluster is not None:
         with refuse_on(FileError, OSError):
             read_cluster(arguments.cluster)
@@ -424,7 +423,7 @@ def replay(arguments: argparse.Namespace) -> int:
 def add_pilot(command: argparse.ArgumentParser) -> None:
     command.epilog = "Options of sbatch for its allocations (--account=x) may follow after --."
     add = command.add_argument_group("allocations").add_argument
-    add("--on-demand", action="store_true", help="ask for nodes while jobs wait for them")
+    add("--on-demand", action="store_true", help="request nodes while jobs wait for them")
     add("--keep", type=at_least(0), default=0, metavar="N", help="hold N nodes whatever waits")
     add(
         "--max-nodes",

@@ -61,14 +61,7 @@ SHARED_FROM = 0.05
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """Jobs, and the cluster they are for.
-
-    Attributes:
-        name: the name of their file.
-        notes: remarks of the result, beside the figures.
-        log: their log, if they come from one.
-        names: names of jobs, if their workload file states them.
-    """
+    """Jobs of a file, and their cluster; ``notes`` are printed with the figures of the result."""
 
     name: str
     specs: Sequence[JobSpec]

@@ -104,7 +104,6 @@ def profile(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace, base: Path | None) -> Profile:
-    """Run the command, and keep its profile."""
     program = _program(arguments)
     if arguments.name is not None:
         raise CommandError(f"expected -- COMMAND, got {arguments.name!r} before it")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import ClassVar, TypeVar
 from urllib.parse import quote
@@ -171,12 +172,8 @@ def heads(whole: int, sort: str) -> str:
 
 def head_at(x: int, whole: int) -> str:
     """Return the sort key of the column at a place, "" if it has none."""
-    end = 0
-    for column, width in zip(COLUMNS, widths(whole), strict=False):
-        end += width + 1
-        if x < end:
-            return column.sort
-    return ""
+    ends = accumulate(width + 1 for width in widths(whole))
+    return next((column.sort for column, end in zip(COLUMNS, ends, strict=False) if x < end), "")
 
 
 def cells(line: JobLine, now_s: float) -> list[str]:

@@ -118,7 +118,7 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
     )
     add("--mtbf", type=positive, metavar="H", help="mean time between failures of a node")
     add("--repair", type=seconds, default=1.0, metavar="H", help="and is back after")
-    add("--power-cap", metavar="W", help="power that the cluster is not to pass")
+    add("--power-cap", metavar="W", help="power cap of the cluster")
     add("--seed", type=int, default=1, metavar="X", help="of the failures")
     add("--figure", type=Path, metavar="FILE.png", help="of --malleable")
     add("--out", type=Path, metavar="OUT.swf", help="the schedule as a trace")
@@ -127,14 +127,8 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
 @refuse_on(FileError, PolicyError)
 def simulate(arguments: argparse.Namespace) -> int:
     """``rms simulate``: a workload or a trace on a virtual clock."""
-    targets = (
-        (arguments.json, "--json"),
-        (arguments.per_job, "--per-job"),
-        (arguments.out, "--out"),
-        (arguments.figure, "--figure"),
-    )
-    for target, option in targets:
-        problem = check_writable(target, option)
+    for option in ("json", "per_job", "out", "figure"):
+        problem = check_writable(getattr(arguments, option), f"--{option.replace('_', '-')}")
         if problem is not None:
             raise FileError(problem)
     if arguments.strategy is not None:
@@ -205,7 +199,6 @@ def _capped(text: str | None, site: Site, specs: Sequence[JobSpec]) -> Site:
 
 
 def _warn_unknown(site: Site, specs: Sequence[JobSpec]) -> None:
-    """Write to standard error how many jobs count as 0 W under a power cap."""
     unknown = sum(is_unknown(site.power or (NodePower(),), spec) for spec in specs)
     if unknown:
         say(
@@ -221,12 +214,11 @@ def _failures(
         return []
     if arguments.cluster is None:
         raise FileError("expected --cluster FILE.toml with --mtbf: counted processors do not fail")
-    horizon_s = max(spec.submit_s for spec in specs) + 3600.0 * 24 * 365
     return failing(
         site.nodes,
         mtbf_s=3600.0 * arguments.mtbf,
         repair_s=3600.0 * arguments.repair,
-        horizon_s=horizon_s,
+        horizon_s=max(spec.submit_s for spec in specs) + 3600.0 * 24 * 365,
         seed=arguments.seed,
     )
 
@@ -357,7 +349,6 @@ OF_JOBS = """
 
 
 def _try_strategies(arguments: argparse.Namespace) -> int:
-    """Print the figures of a record, and those of strategies on its tasks."""
     for name in OF_JOBS.split():
         if getattr(arguments, name) is not None:
             raise FileError(f"expected --strategy or --{name.replace('_', '-')}, got both")

@@ -18,7 +18,7 @@ from rms.wire.users import Options
 
 def add_submit(command: Parser) -> None:
     command.description = (
-        "Hand in a job script or a command. One whose program was measured by rms profile on this "
+        "Submit a job script or a command. One whose program was measured by rms profile on this "
         "machine needs no table of run times: its profile has all words of the command (of a "
         "script, of its one launcher line), the contents of the program's file (of an interpreter, "
         "its script's too) and the machine (processor, cores, GPUs). Under a policy whose jobs "

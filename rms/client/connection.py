@@ -50,14 +50,6 @@ def ask(
     Raises:
         ServerError: the daemon does not answer, refuses, or its answer has another type.
     """
-    content = _exchange(server, method, path, body, token)
-    try:
-        return msgspec.json.decode(content, type=answer)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ServerError(f"{path}: expected an answer of this version, got {error}") from None
-
-
-def _exchange(server: str, method: str, path: str, body: object, token: str) -> bytes:
     if not token and not server.startswith("unix:"):
         token = _server_token(os.environ)
         if not token:
@@ -76,7 +68,10 @@ def _exchange(server: str, method: str, path: str, body: object, token: str) -> 
     if status != 200:
         # 503: the daemon cannot write its journal now.
         raise ServerError(_refusal(content, status, path), 1 if status == 503 else 2)
-    return content
+    try:
+        return msgspec.json.decode(content, type=answer)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ServerError(f"{path}: expected an answer of this version, got {error}") from None
 
 
 def _refusal(content: bytes, status: int, path: str) -> str:

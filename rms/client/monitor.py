@@ -17,16 +17,7 @@ from rms.formats.values import fold_slots
 from rms.plots import History, mark_words
 from rms.wire.live import Mark
 from rms.wire.terminal import clock
-from rms.wire.users import (
-    OVER,
-    AcctAnswer,
-    Books,
-    BooksAnswer,
-    HistoryEntry,
-    JobRow,
-    NodeRow,
-    Snapshot,
-)
+from rms.wire.users import OVER, AcctAnswer, BooksAnswer, HistoryEntry, JobRow, NodeRow, Snapshot
 
 JOB_HEADS = "JOBID NAME STATE MODE NODES STEP ENERGY_J SOURCE NODELIST(REASON)"
 MODE_HEADS = (
@@ -86,12 +77,13 @@ def summary(now: Snapshot) -> str:
     return (
         f"Policy {status.policy}, nodes {status.nodes_words} allocated, {status.jobs_words}, "
         f"power {status.power_w:.0f} W, energy {energy.cluster_j:.0f} J, "
-        f"of which jobs {energy.busy_j:.0f} J{tasks}{shared} ({energy_source(energy)})"
+        f"of which jobs {energy.busy_j:.0f} J{tasks}{shared} ({_source(now)})"
     )
 
 
-def energy_source(energy: Books) -> str:
+def _source(now: Snapshot) -> str:
     """Return the source of the cluster's energy, with shares if there are several."""
+    energy = now.books.energy
     return OwnerEnergy.of(energy.sources).sources if energy.sources else energy.power_source
 
 
@@ -237,7 +229,7 @@ def _energy(report: Report, now: Snapshot) -> None:
         ("boot", energy.boot_j),
         ("cluster", energy.cluster_j),
     ]
-    report.head(f"Energy (J, {energy_source(energy)})")
+    report.head(f"Energy (J, {_source(now)})")
     report.table("energy", ("of", "J"), [(name, f"{joules:.1f}") for name, joules in sums])
     _sources(report, now)
     most = sorted(now.jobs, key=lambda job: -job.energy_j)[:MOST_BARS]
@@ -256,9 +248,8 @@ def _sources(report: Report, now: Snapshot) -> None:
         owners[name] = owners.get(name, OwnerEnergy()) + energy
     wrong = imbalance(now)
     agree = f"Jobs, tasks, idle, off and boot are the cluster's energy to {BALANCE:g} of it."
-    report.table(
-        "sources", ("", "energy, source"), [(name, own.words) for name, own in owners.items()]
-    )
+    rows = [(name, own.words) for name, own in owners.items()]
+    report.table("sources", ("", "energy, source"), rows)
     report.say(f"The books do not balance: {wrong}" if wrong else agree)
 
 
@@ -287,18 +278,11 @@ def _resizes(report: Report, jobs: Sequence[JobRow]) -> None:
 
 
 def _decisions(report: Report, now: Snapshot) -> None:
-    rows = [
-        [
-            clock(entry.at_s, day=True),
-            job,
-            entry.kind,
-            str(entry.size or ""),
-            entry.code,
-            entry.reason,
-        ]
-        for job, entries in now.decisions.items()
-        for entry in entries
-    ]
+    rows = []
+    for job, entries in now.decisions.items():
+        for entry in entries:
+            at, size = clock(entry.at_s, day=True), str(entry.size or "")
+            rows.append([at, job, entry.kind, size, entry.code, entry.reason])
     if rows:
         report.head("Decisions")
         rows.sort(key=lambda row: row[0])

@@ -26,7 +26,6 @@ STYLE = Path(__file__).with_name("report.css")
 SCRIPT = Path(__file__).with_name("report.js")
 NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?([eE][-+]?\d+)?( ?(s|J|kJ|MJ|GJ|W|%|MB|GB/s))?")
 
-
 MOST_ROWS = 1000
 """Rows of a table on the page; the CSV file has all."""
 
@@ -100,15 +99,15 @@ class Report:
         self.parts.append(_pieces().heading(text, level))
 
     def say(self, text: str) -> None:
-        """Enter a paragraph."""
+        """Add a paragraph."""
         self.parts.append(_pieces().paragraph(text))
 
     def preformatted(self, lines: Iterable[str]) -> None:
-        """Enter lines as a terminal shows them."""
+        """Add lines as a terminal shows them."""
         self.parts.append(_pieces().preformatted("\n".join(lines)))
 
     def picture(self, name: str, draw: Callable[[Path], None]) -> None:
-        """Enter a picture, of which the page has the PNG file."""
+        """Add a picture, of which the page has the PNG file."""
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / f"{name}.png"
             draw(path)
@@ -117,7 +116,7 @@ class Report:
         self.figures[f"{name}.png"] = lambda path: write_whole(path, png)
 
     def table(self, name: str, heads: Sequence[str], rows: Rows) -> None:
-        """Enter a table, and its CSV file of this name."""
+        """Add a table, and its CSV file of this name."""
         self.files[f"{name}.csv"] = csv_text([heads, *rows] if heads else rows)
         self.parts.append(_pieces().table(heads, rows[:MOST_ROWS]))
         if len(rows) > MOST_ROWS:
@@ -157,7 +156,7 @@ class Report:
         *,
         relative: bool = False,
     ) -> None:
-        """Enter the jobs on the nodes over time, and the power below.
+        """Add the jobs on the nodes over time, and the power below.
 
         Args:
             points: of the power, as :func:`rms.plots.power` takes them.
@@ -194,7 +193,7 @@ class Report:
         self.files[f"{name}power.csv"] = csv_text([("at_s", "watts"), *history.power_w])
 
     def tasks(self, array: str, states: Mapping[int, str]) -> None:
-        """Enter the tasks of an array as cells."""
+        """Add the tasks of an array as cells."""
         self.head(f"Array {array}, {len(states):,} tasks", 3)
         firsts = sorted({at - at % plots.CELLS for at in states})
         self.parts.append(

@@ -59,11 +59,8 @@ class PageQuery:
     """The view of a page, and the choices in it.
 
     Attributes:
-        view: one of :data:`VIEWS`.
         id: of a job or an array.
-        jobs: list of jobs: ``active`` or ``over``.
-        find: a text that their ids or names contain.
-        offset: the first row, or task.
+        jobs, find, offset: as in :class:`rms.wire.live.LiveQuery`.
         span_s: length of the time shown, s.
         back_s: time from its end to the present, s.
     """
@@ -119,7 +116,7 @@ class PageQuery:
 def _number(parameters: Mapping[str, str], name: str, default: float, most: float) -> float:
     text = parameters.get(name, "")
     try:
-        number = float(text) if text else float(default)
+        number = float(text or default)
     except ValueError:
         number = -1.0
     if not 0.0 <= number <= most:

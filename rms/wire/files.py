@@ -25,7 +25,6 @@ def write_whole(path: Path, content: str | bytes, *, sync: bool = False, mode: i
     """Replace a file by new content; readers get the old or the new one, whole.
 
     Args:
-        content: text is written as UTF-8.
         sync: return only once the content is on the disk.
         mode: of the file, less the umask.
 

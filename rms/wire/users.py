@@ -151,11 +151,9 @@ WAIT_PATH = "/wait"
 
 
 class WaitQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Request that the daemon holds until jobs have ended, or for a while.
+    """Request that the daemon holds until jobs have ended, or for ``hold_s``.
 
-    Attributes:
-        lines: a job counts as unfinished until the last line of its output is written.
-        hold_s: longest time to hold the request.
+    If ``lines``, a job counts as unfinished until the last line of its output is written.
     """
 
     id: Selection
