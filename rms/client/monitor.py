@@ -139,7 +139,11 @@ def _report(now: Snapshot) -> Report:
         )
         rows = [row for row in now.rows if row.end_s > first]
         points = watts_by_owner(rows, first, books.now_s) if rows else watts_of(history)
-        marks = {job.id: _marks(job) for job in now.jobs if job.resizes}
+        marks = {
+            job.id: [(row.at_s, mark_words(Mark.of(job.id, row))) for row in job.resizes]
+            for job in now.jobs
+            if job.resizes
+        }
         report.over_time(history, points, marks)
     _by_mode(report, now.jobs)
     _arrays(report, now.jobs)
@@ -163,10 +167,6 @@ def _ended(job: JobRow) -> list[str]:
         *OwnerEnergy.of(job.energy).cells,
         job.reason,
     ]
-
-
-def _marks(job: JobRow) -> list[tuple[float, str]]:
-    return [(row.at_s, mark_words(Mark.of(job.id, row))) for row in job.resizes]
 
 
 def _by_mode(report: Report, jobs: Sequence[JobRow]) -> None:
