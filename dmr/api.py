@@ -30,7 +30,7 @@ from dmr.values import (
     unfillable_types,
 )
 from dmr.watch import WATCH
-from rms.wire.messages import LAUNCHES_VARIABLE, PER_NODE, Resize
+from rms.wire.messages import LAUNCHES_VARIABLE, PER_NODE, ResizeReport
 
 Fields = Mapping[str, FieldSpec] | Callable[[], Mapping[str, FieldSpec]]
 
@@ -61,7 +61,7 @@ def malleable(
     state: Mapping[str, Any] | None = None,
     build: Callable[[Run], None] | None = None,
     before: Callable[[Run, int], None] | None = None,
-    after: Callable[[Run, Resize | None], None] | None = None,
+    after: Callable[[Run, ResizeReport | None], None] | None = None,
     backends: tuple[str, ...] = (),
 ) -> Iterator[Run]:
     """Make loops of one's own malleable::
@@ -260,7 +260,7 @@ class _Block(Application):
         fields: Fields,
         build: Callable[[Run], None] | None,
         before: Callable[[Run, int], None] | None,
-        after: Callable[[Run, Resize | None], None] | None,
+        after: Callable[[Run, ResizeReport | None], None] | None,
     ) -> None:
         self._fields, self._build, self._before, self._after = fields, build, before, after
         self.supports_merge = build is not None
@@ -282,6 +282,6 @@ class _Block(Application):
         if self._before is not None:
             self._before(run, ranks)
 
-    def after_resize(self, run: Run, record: Resize | None) -> None:
+    def after_resize(self, run: Run, record: ResizeReport | None) -> None:
         if self._after is not None:
             self._after(run, record)

@@ -25,7 +25,7 @@ from dmr.values import State
 from dmr.watch import WATCH
 from dmr.wire.rms import RmsClient
 from dmr.world import World
-from rms.wire.messages import Resize
+from rms.wire.messages import ResizeReport
 
 
 class Application(ABC):
@@ -74,7 +74,7 @@ class Application(ABC):
         checkpoint.
         """
 
-    def after_resize(self, run: Run, record: Resize | None) -> None:  # noqa: B027
+    def after_resize(self, run: Run, record: ResizeReport | None) -> None:  # noqa: B027
         """Go on after a resize, on all ranks of the new world, before its first step.
 
         After a rollback, and after a checkpoint, ``record`` is None, and the ranks are the old
@@ -217,7 +217,7 @@ class Run:
         return self.progress.values
 
     @property
-    def resizes(self) -> list[Resize]:
+    def resizes(self) -> list[ResizeReport]:
         """The resizes done so far."""
         return self.progress.resizes
 

@@ -29,7 +29,7 @@ from rms.wire.messages import (
     ApplicationResizeRequest,
     Begun,
     Done,
-    Resize,
+    ResizeReport,
     ResizeRequest,
     RolledBack,
 )
@@ -493,7 +493,7 @@ class Driver:
         raise TerminatedError(f"ended by SIGTERM at step {self.run.step}; {where}")
 
 
-def _describe(record: Resize) -> str:
+def _describe(record: ResizeReport) -> str:
     return (
         f"resize at step {record.step}: {record.from_ranks} -> {record.to_ranks} ranks by "
         f"{record.strategy}, {record.bytes / 1e6:.1f} MB moved at {record.gb_per_s:.2f} GB/s, "

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from dmr.values import decode_values, encode_values
-from rms.wire.messages import Resize
+from rms.wire.messages import ResizeReport
 
 
 class OpenResize(msgspec.Struct):
@@ -33,9 +33,9 @@ class OpenResize(msgspec.Struct):
     """The new world's clock when the old one gave the job away: clocks of two nodes are never
     compared."""
 
-    def record(self, now: float) -> Resize:
+    def record(self, now: float) -> ResizeReport:
         """Return the record of this resize, with the stall time until now."""
-        return Resize(
+        return ResizeReport(
             step=self.step,
             from_ranks=self.from_ranks,
             to_ranks=self.to_ranks,
@@ -65,7 +65,7 @@ class Progress(msgspec.Struct):
     phases_s: dict[str, float] = {}
     """Where the stall of the newest resize went, in seconds."""
     values: dict[str, Any] = {}
-    resizes: list[Resize] = []
+    resizes: list[ResizeReport] = []
     open_resize: OpenResize | None = None
     value_trees: dict[str, Any] = {}
     """Where it is encoded: the values that plain JSON does not hold (:mod:`dmr.values`)."""
@@ -82,7 +82,7 @@ class Progress(msgspec.Struct):
     constants: dict[str, str] = {}
     """Hashes of the fields that never change (:mod:`dmr.data.constant`)."""
 
-    def close_resize(self, now: float) -> Resize:
+    def close_resize(self, now: float) -> ResizeReport:
         """Turn the open resize into a record: the new world is about to step."""
         begun = self.open_resize
         if begun is None:

@@ -1,3 +1,3 @@
-"""The events and decisions of :mod:`rms.core.model.events`, under the name that users' policies know."""
+"""The events and decisions of :mod:`rms.core.model.events`, for users' policies."""
 
 from rms.core.model.events import *  # noqa: F403

@@ -1,3 +1,3 @@
-"""The words of :mod:`rms.core.model.jobs`, under the name that users' policies know."""
+"""The types of :mod:`rms.core.model.jobs`, for users' policies."""
 
 from rms.core.model.jobs import *  # noqa: F403

@@ -8,7 +8,7 @@ time, a report zooms. A page with SVG needs :data:`STYLE`. PNG files, and the fi
 experiments, are drawn by matplotlib.
 
 Colours are Paul Tol's "light" scheme, which the colour-blind can tell apart and on which black
-words are legible; no information is given by colour alone.
+words are legible; no information depends on colour alone.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class History:
         return list(dict.fromkeys([*self.nodes, *(span.node for span in self.spans)]))
 
     def bars(self, *, of_power: bool = False) -> list[tuple[int, str, float, float]]:
-        """Return ``(row, job, start, length)`` of each span that took time, in s.
+        """Return ``(row, job, start, length)`` of the spans that took time, in s.
 
         Args:
             of_power: the spans of nodes that were off or booted, from ``start_s`` on.
@@ -131,7 +131,7 @@ def lanes_of(
     most_bars: int | None = None,
     parts: int = 120,
 ) -> Iterator[Lane]:
-    """Yield the lane of each group of nodes: spans of a single node, shares held of several.
+    """Yield the lanes of groups of nodes: spans of a single node, shares held of several.
 
     Args:
         names: the nodes.
@@ -164,7 +164,7 @@ def lanes_of(
 def held_shares(
     spans: Iterable[NodeSpan], nodes: int, window: TimeWindow, parts: int = 120
 ) -> list[tuple[float, float]]:
-    """Return the share of nodes that spans hold, at each part of a time where it changes."""
+    """Return the share of nodes that spans hold, at the parts of a time where it changes."""
     begin_s, end_s = window.begin_s, window.end_s
     part_s = (end_s - begin_s) / parts
     node_s = [0.0] * parts
@@ -294,8 +294,8 @@ def _bar(span: NodeSpan, window: TimeWindow) -> str:
 
 
 def _mark(at_s: float, words: str, window: TimeWindow) -> str:
-    where, times = _timed(at_s, at_s, window)
-    place = where.partition('" ')[0].removeprefix('x="')
+    _, times = _timed(at_s, at_s, window)
+    place = window.place(at_s)
     return (
         f'<svg class="mark" {times} x="{place}" overflow="visible" width="1" height="{LANE_PX}">'
         f"<title>{html.escape(words)}</title>"
@@ -355,7 +355,7 @@ def power(
     """Return the power over time, stacked by owner.
 
     Args:
-        points: ``(time, watts of each of OWNERS until then)``, rising.
+        points: ``(time, watts by OWNERS until then)``, rising.
         cap_w: the power cap, drawn as a line, or None.
     """
     highest = max([sum(watts) for _, watts in points] + [cap_w or 0.0, 1e-9])
@@ -392,14 +392,14 @@ def power(
 
 
 def _area(xs: Sequence[int], below: Sequence[float], above: Sequence[float]) -> str:
-    """Return the path around steps between two curves, each from one of ``xs`` to the next."""
+    """Return the path around the steps between two curves, with corners at ``xs``."""
     there = _stairs([(xs[n], xs[n + 1], y) for n, y in enumerate(above)])
     back = _stairs([(xs[n + 1], xs[n], below[n]) for n in reversed(range(len(below)))])
     return f"M{xs[0]} {below[0]:.1f}{there}{back}Z"
 
 
 def _stairs(steps: Sequence[tuple[int, int, float]]) -> str:
-    """Return the part of a path along steps of equal height, each once: ``(from, to, y)``."""
+    """Return the part of a path along steps ``(from, to, y)``; steps of equal height are joined."""
     parts: list[str] = []
     last = None
     for begin, end, y in steps:
@@ -427,7 +427,7 @@ CELLS = 25
 
 
 def cells(first: int, states: Mapping[int, str]) -> str:
-    """Return the tasks ``first`` to ``first + 24`` of an array, a cell with a sign for each."""
+    """Return the tasks ``first`` to ``first + 24`` of an array as cells with signs."""
     runs: list[tuple[str, int, int]] = []
     signs: list[tuple[int, str]] = []
     for at in range(CELLS):
@@ -462,7 +462,7 @@ ROW_PX = 26
 
 
 def rates(rows: Sequence[tuple[str, float]], unit: str) -> str:
-    """Return a bar for each ``(words, figure)``, with a length in proportion."""
+    """Return bars for rows ``(words, figure)``, with lengths in proportion."""
     most = max([figure for _, figure in rows] + [1e-12])
     parts = []
     for at, (words, figure) in enumerate(rows):
@@ -478,7 +478,6 @@ def rates(rows: Sequence[tuple[str, float]], unit: str) -> str:
 
 
 def _rounded(figure: float) -> str:
-    """Return a figure with three digits at least."""
     return f"{figure:,.0f}" if abs(figure) >= 100.0 else f"{figure:.3g}"
 
 
@@ -500,8 +499,7 @@ MOST_NAMED_NODES = 48
 
 def gantt(history: History, path: Path, title: str) -> None:
     """Draw the jobs on the nodes over time."""
-    figure = gantt_figure(history, title)
-    _save(figure, path)
+    _save(gantt_figure(history, title), path)
 
 
 def gantt_figure(history: History, title: str) -> Any:
@@ -512,9 +510,7 @@ def gantt_figure(history: History, title: str) -> Any:
     many = len(jobs) > MOST_IN_LEGEND
     _draw_bars(axes, history, _colors(jobs), named=many)
     _draw_power_states(axes, history, named=many)
-    axes.set_xlabel("time (s)")
-    axes.set_ylabel("node")
-    axes.set_title(title)
+    axes.set(xlabel="time (s)", ylabel="node", title=title)
     if 0 < len(jobs) <= MOST_IN_LEGEND:
         columns = -(-len(jobs) // 24)
         legend = figure.legend(title="job", loc="outside right upper", ncols=columns)
@@ -535,18 +531,16 @@ def power_figure(histories: Mapping[str, History], title: str) -> Any:
     scale, unit = _power_unit(histories.values())
     for name, history in histories.items():
         _draw_power(axes, history, scale, label=name)
-    axes.set_xlabel("time (s)")
-    axes.set_ylabel(f"power of the cluster ({unit})")
-    axes.set_title(title)
+    axes.set(xlabel="time (s)", ylabel=f"power of the cluster ({unit})", title=title)
     axes.legend()
     return figure
 
 
 def side_by_side(runs: Sequence[tuple[str, History, float]], path: Path, power_source: str) -> None:
-    """Draw the nodes over time and the power of the cluster beside them, a row for each run.
+    """Draw the nodes over time and the power of the cluster beside them, one row a run.
 
     Args:
-        runs: title, history and the cluster's energy (J) of each run.
+        runs: title, history and the cluster's energy (J) of the runs.
         power_source: ``model``, or the names of meters.
     """
     figure, all_axes = _axes(12.0, 1.2 + 1.5 * len(runs), columns=2, rows=len(runs))
@@ -587,9 +581,7 @@ def lines(
         axes.plot(xs, ys, marker=marker, label=name)
     if linear_to is not None:
         axes.set_yscale("symlog", linthresh=linear_to)
-    axes.set_xlabel(labels[0])
-    axes.set_ylabel(labels[1])
-    axes.set_title(labels[2])
+    axes.set(xlabel=labels[0], ylabel=labels[1], title=labels[2])
     axes.grid(alpha=0.3)
     axes.legend()
     _save(figure, path)
@@ -619,11 +611,9 @@ class Panel:
             axes.legend(fontsize=8)
         axes.set_xlabel(self.x_label)
         axes.set_title(self.title, fontsize=10)
-        axes.set_ylim(bottom=0, top=1.1 * max(self._values(), default=0.0) or 1.0)
+        highest = max((y for _, ys in self.series.values() for y in ys), default=0.0)
+        axes.set_ylim(bottom=0, top=1.1 * highest or 1.0)
         axes.grid(alpha=0.3)
-
-    def _values(self) -> list[float]:
-        return [y for _, ys in self.series.values() for y in ys]
 
 
 def draw_panels(panels: Sequence[Panel], path: Path, title: str, columns: int = 5) -> None:
@@ -670,13 +660,7 @@ def _draw_bars(
     named: bool,
     longest_s: float | None = None,
 ) -> None:
-    """Draw a bar for each time a job held a node.
-
-    Args:
-        colors: of each job.
-        named: write the job's id on long bars.
-        longest_s: length of the axis, that of the history if None.
-    """
+    """Draw bars for the times in which jobs held nodes; if ``named``, long ones have their ids."""
     shown_s = history.end_s - history.start_s if longest_s is None else longest_s
     bars = history.bars()
     for job in history.jobs:
@@ -699,11 +683,7 @@ def _draw_bars(
 
 
 def _draw_power_states(axes: Any, history: History, *, named: bool) -> None:
-    """Draw the times in which nodes were off or booted, with patterns.
-
-    Args:
-        named: write ``off`` and ``boot`` on long bars.
-    """
+    """Draw the times in which nodes were off or booted, with patterns."""
     bars = history.bars(of_power=True)
     shown_s = axes.get_xlim()[1]
     for kind, style in PATTERNS.items():

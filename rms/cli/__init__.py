@@ -1,1 +1,1 @@
-"""The command line: what each command takes and prints."""
+"""The command line: options and output of all commands."""

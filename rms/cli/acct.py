@@ -22,11 +22,8 @@ from rms.formats.prices import Cost, Prices, PricesAnswer, read_prices
 from rms.wire.terminal import CommandError, clock, columns, duration, publish, refuse_on
 from rms.wire.users import AcctAnswer, EnergyRow, JobRow, JobSelection
 
-HEADS = [
-    *("JOBID", "NAME", "STATE", "MODE", "SUBMITTED", "WAITED", "RAN", "RESIZES", "ENERGY"),
-    "SOURCE",
-]
-ROW_HEADS = ["OWNER", "WORLD", "NODE", "DEVICE", "ENERGY_J", "SOURCE"]
+HEADS = "JOBID NAME STATE MODE SUBMITTED WAITED RAN RESIZES ENERGY SOURCE"
+ROW_HEADS = "OWNER WORLD NODE DEVICE ENERGY_J SOURCE"
 LEAST_J = 1e-6
 """Rows with less energy are left out: the model has none where everything is measured."""
 
@@ -34,33 +31,22 @@ PARTS = ("jobs", "tasks", "idle", "off", "boot")
 
 
 def add_acct(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms acct``."""
     add_filters(command)
-    command.add_argument(
-        "--energy", action="store_true", help="by job, world, node, device and source too"
-    )
-    command.add_argument("--cost", action="store_true", help="what the energy costs and emits")
-    command.add_argument(
-        "--prices", type=Path, metavar="FILE", help="with --cost (default: that of rms serve)"
-    )
+    add = command.add_argument
+    add("--energy", action="store_true", help="by job, world, node, device and source too")
+    add("--cost", action="store_true", help="cost and emissions of the energy")
+    add("--prices", type=Path, metavar="FILE", help="with --cost (default: that of rms serve)")
 
 
 @dataclass(frozen=True)
 class Result:
-    """The jobs and energies that ``rms acct`` shows.
-
-    Attributes:
-        answer: jobs, sums and rows of the daemon.
-        owners: energy of each job, of each program with tasks, and of idle, off and boot.
-        prices: prices of the costs, None without costs.
-    """
+    """The daemon's answer, the energy by owner, and the prices, None without costs."""
 
     answer: AcctAnswer
     owners: Mapping[str, OwnerEnergy]
     prices: Prices | None
 
     def of(self, owner: str) -> OwnerEnergy:
-        """Return the energy of an owner."""
         return self.owners.get(owner, OwnerEnergy())
 
     @property
@@ -81,18 +67,20 @@ class Result:
 
 
 def acct(arguments: argparse.Namespace) -> int:
-    """``rms acct``: every job, its times, energy and cost; 1 if the books do not balance."""
+    """``rms acct``: times, energy and cost of jobs; 1 if the books do not balance."""
     server = server_address(arguments.server, os.environ)
     if arguments.prices is not None and not arguments.cost:
         raise CommandError("expected --cost with --prices")
     prices = _prices(server, arguments.prices) if arguments.cost else None
     wanted = selection(arguments)
     whole = wanted == JobSelection()
-    answer = ask(AcctAnswer, server, "GET", "/acct" if whole else f"/acct?{_query(wanted)}")
+    path = "/acct" if whole else f"/acct?{urlencode(msgspec.to_builtins(wanted))}"
+    answer = ask(AcctAnswer, server, "GET", path)
     result = Result(answer, owner_energies(answer.rows, prices), prices)
-    lines = columns(*_jobs(result))
+    heads = [*HEADS.split(), *([] if prices is None else _cost_heads(prices))]
+    lines = columns(heads, [_job_row(job, result) for job in answer.jobs])
     if arguments.energy:
-        lines += ["", *columns(*_rows(answer.rows))]
+        lines += ["", *columns(ROW_HEADS.split(), _rows(answer.rows))]
         if tasks := _tasks(result):
             lines += ["", *columns(["TASKS OF", "PID", "ENERGY_J", "SOURCE"], tasks)]
         by_slurm = [(job.id, slurm_words(job.slurm)) for job in answer.jobs]
@@ -107,17 +95,8 @@ def acct(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _query(wanted: JobSelection) -> str:
-    fields: dict[str, str | None] = msgspec.to_builtins(wanted)
-    return urlencode({key: text for key, text in fields.items() if text is not None})
-
-
 def _prices(server: str, path: Path | None) -> Prices:
-    """Return the prices of a file, else those of the daemon.
-
-    Raises:
-        CommandError: the file is invalid, or there are no prices.
-    """
+    """Return the prices of a file, else those of the daemon."""
     if path is not None:
         with refuse_on(FileError):
             return read_prices(path)
@@ -130,13 +109,7 @@ def _prices(server: str, path: Path | None) -> Prices:
 # --- tables ------------------------------------------------------------------------------------
 
 
-def _jobs(result: Result) -> tuple[list[str], list[list[str]]]:
-    heads = HEADS if result.prices is None else [*HEADS, *_cost_heads(result.prices)]
-    return heads, [_job_row(job, result) for job in result.answer.jobs]
-
-
 def _job_row(job: JobRow, result: Result) -> list[str]:
-    """Return the cells of a job: local times, and durations in words."""
     energy, prices, now_s = result.of(job.id), result.prices, result.answer.energy.at_s
     end_s = now_s if job.end_s is None else job.end_s
     started_s = end_s if job.start_s is None else job.start_s
@@ -156,7 +129,6 @@ def _job_row(job: JobRow, result: Result) -> list[str]:
 
 
 def _length(begin_s: float | None, end_s: float | None) -> str:
-    """Return a duration in words, "" without begin or end."""
     return "" if begin_s is None or end_s is None else duration(max(0.0, end_s - begin_s))
 
 
@@ -170,19 +142,17 @@ def _cost_cells(cost: Cost, prices: Prices) -> list[str]:
     return [*cells, amount(cost.co2_g)] if prices.carbon is not None else cells
 
 
-def _rows(rows: Sequence[EnergyRow]) -> tuple[list[str], list[list[str]]]:
-    """Return a table of the energy by owner, world, node, device and source."""
+def _rows(rows: Sequence[EnergyRow]) -> list[list[str]]:
     sums: dict[tuple[str, ...], OwnerEnergy] = {}
     for row in rows:
         world = "-" if row.world is None else str(row.world)
         key = row.owner, world, row.node, row.device, row.source
         sums.setdefault(key, OwnerEnergy()).add(row)
     shown = [(key, energy) for key, energy in sums.items() if abs(energy.joules) > LEAST_J]
-    return ROW_HEADS, [[*key[:-1], *energy.cells] for key, energy in shown]
+    return [[*key[:-1], *energy.cells] for key, energy in shown]
 
 
 def _tasks(result: Result) -> list[list[str]]:
-    """Return a row for each program with tasks."""
     rows = []
     for owner, energy in result.owners.items():
         if is_task(owner):
@@ -192,7 +162,6 @@ def _tasks(result: Result) -> list[list[str]]:
 
 
 def _sums(result: Result) -> list[str]:
-    """Return lines about the energy of the cluster: owners, sources and cost."""
     parts = result.parts
     whole = parts.pop("cluster")
     owned = " + ".join(f"{name} {part.joules:.1f}" for name, part in parts.items())
@@ -214,9 +183,6 @@ def _notes(cost: Cost, prices: Prices) -> list[str]:
             when = "before their first time, after their last or in a gap"
             lines.append(f"{joules:.1f} J {when} have no {name} and are not in these sums")
     return lines
-
-
-# --- JSON --------------------------------------------------------------------------------------
 
 
 def _as_json(result: Result, arguments: argparse.Namespace, *, whole: bool) -> Any:

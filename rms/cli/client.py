@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
+import socket
 import sys
+from functools import partial
+from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
@@ -13,9 +17,22 @@ from rms.cli.queue import add_filters, add_ids, selection
 from rms.client.commands import follow, jobs, requeue_words, wait_for
 from rms.client.connection import ServerError, ask, server_address
 from rms.client.status import DECISION_HEADS, decision_cells
+from rms.formats.jobscript import ScriptError, parse_power_cap
 from rms.formats.values import fold_ids, fold_slots
+from rms.kernels.scheduler import STRATEGIES as TASK_STRATEGIES
+from rms.wire.live import LIVE_PATH, Live, LiveQuery
 from rms.wire.messages import STRATEGIES
-from rms.wire.terminal import NODE_NAMES, at_least, columns, completed_by, publish, tell
+from rms.wire.terminal import (
+    NODE_NAMES,
+    CommandError,
+    at_least,
+    columns,
+    completed_by,
+    printable,
+    publish,
+    refuse_on,
+    tell,
+)
 from rms.wire.users import (
     OVER,
     HistoryEntry,
@@ -26,9 +43,14 @@ from rms.wire.users import (
     NodePattern,
     NodeRow,
     Nothing,
+    PolicyName,
+    PowerCap,
+    PowerCapRow,
     ResizeAnswer,
     ResizeCommand,
 )
+
+PAGE_HOST = "127.0.0.1"
 
 
 def _server(arguments: argparse.Namespace) -> str:
@@ -42,17 +64,8 @@ def _show(
     return 0
 
 
-# --- waiting -------------------------------------------------------------------
-
-
-def add_attach(command: argparse.ArgumentParser) -> None:
-    """Add the argument of ``rms attach``, and of other commands that take one id."""
-    add_ids(command)
-
-
-def add_wait(command: argparse.ArgumentParser) -> None:
-    """Add the argument of ``rms wait``."""
-    add_ids(command, "+")
+add_wait = partial(add_ids, nargs="+")
+add_attach = add_ids
 
 
 def wait(arguments: argparse.Namespace) -> int:
@@ -69,10 +82,7 @@ def attach(arguments: argparse.Namespace) -> int:
     return status
 
 
-# --- tables of jobs ----------------------------------------------------------------------------
-
-
-add_explain = add_attach
+add_explain = add_ids
 
 
 def explain(arguments: argparse.Namespace) -> int:
@@ -99,33 +109,13 @@ def _explain_several(arguments: argparse.Namespace, rows: list[JobRow]) -> int:
 # --- changing jobs -----------------------------------------------------------------------------
 
 
-def add_cancel(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``rms cancel``, and of all that changes several jobs."""
-    add_filters(command)
-
-
-add_hold = add_release = add_requeue = add_cancel
-
-
-def cancel(arguments: argparse.Namespace) -> int:
-    """``rms cancel``: jobs by ids and filters."""
-    return _change(arguments, "/cancel", "CANCELLED")
-
-
-def hold(arguments: argparse.Namespace) -> int:
-    """``rms hold``: jobs that wait do not start until they are released."""
-    return _change(arguments, "/hold", "HELD")
-
-
-def release(arguments: argparse.Namespace) -> int:
-    """``rms release``: held jobs."""
-    return _change(arguments, "/release", "RELEASED")
+add_cancel = add_hold = add_release = add_requeue = add_filters
 
 
 def requeue(arguments: argparse.Namespace) -> int:
     """``rms requeue``: running jobs end, at a checkpoint where they can, and wait again.
 
-    The progress that each job loses is printed before the request.
+    The progress that the jobs lose is printed before the request.
     """
     wanted = selection(arguments)
     if wanted != JobSelection():
@@ -162,9 +152,13 @@ def _change(arguments: argparse.Namespace, path: str, head: str) -> int:
     return 0
 
 
+cancel = partial(_change, path="/cancel", head="CANCELLED")
+hold = partial(_change, path="/hold", head="HELD")
+release = partial(_change, path="/release", head="RELEASED")
+
+
 def add_resize(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms resize``."""
-    add_attach(command)
+    add_ids(command)
     command.add_argument(
         "nodes", type=_size, metavar="NODES", help="a number, or auto: as the policy chooses again"
     )
@@ -198,8 +192,81 @@ def resize(arguments: argparse.Namespace) -> int:
 # --- the cluster -------------------------------------------------------------------------------
 
 
+def top(arguments: argparse.Namespace) -> int:
+    """``rms top``: a live view on a terminal, else a table of the present."""
+    from rms.client.monitor import JOB_HEADS, present_jobs, snapshot, summary
+
+    server = _server(arguments)
+    interactive = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    if arguments.json is None and interactive:
+        from rms.cli.screen import Top
+
+        ask(Live, server, "POST", LIVE_PATH, LiveQuery())  # fails before the screen opens
+        Top(server).run()
+        return 0
+    now = snapshot(server)
+    lines = [printable(summary(now)), *columns(JOB_HEADS.split(), present_jobs(now))]
+    publish(arguments.json, msgspec.to_builtins(now), lines)
+    return 0
+
+
+def add_web(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--port",
+        type=at_least(0, 65535),
+        default=0,
+        metavar="P",
+        help="of 127.0.0.1 (default: any that is free)",
+    )
+
+
+def web(arguments: argparse.Namespace) -> int:
+    """``rms web``: serve the live page to browsers of this machine until interrupted."""
+    import uvicorn
+
+    from rms.daemon.ask.http import BACKLOG, REQUEST_S, bounded
+    from rms.daemon.store.private import raise_open_files
+    from rms.web.app import Bridge
+
+    server = _server(arguments)
+    ask(Live, server, "POST", LIVE_PATH, LiveQuery())
+    try:
+        listening = socket.create_server((PAGE_HOST, arguments.port))
+    except OSError as error:
+        why = str(error.strerror).partition(" (")[0]  # which names the address again
+        raise CommandError(f"cannot listen on {PAGE_HOST}:{arguments.port}: {why}") from None
+    with listening:
+        port, token = listening.getsockname()[1], secrets.token_urlsafe(18)
+        address = f"http://{PAGE_HOST}:{port}/#token={token}"
+        lines = [address]
+        if over_ssh := os.environ.get("SSH_CONNECTION", ""):
+            lines.append(_tunnel(over_ssh, port))
+        publish(arguments.json, {"address": address, "port": port}, lines)
+        sys.stdout.flush()  # a program may wait for the address
+        config = uvicorn.Config(
+            Bridge(server, token).app(),
+            http=bounded(raise_open_files() * 3 // 4),
+            ws="none",
+            timeout_keep_alive=int(REQUEST_S),
+            backlog=BACKLOG,
+            log_level="critical",
+            lifespan="off",
+            access_log=False,
+            timeout_graceful_shutdown=1,
+        )
+        uvicorn.Server(config).run(sockets=[listening])
+    return 0
+
+
+def _tunnel(connection: str, port: int) -> str:
+    words = connection.split()
+    host = words[2] if len(words) == 4 else socket.gethostname()
+    login = os.environ.get("USER", "")
+    where = f"{login}@{host}" if login else host
+    return f"from the machine you are logged in from: ssh -L {port}:{PAGE_HOST}:{port} {where}"
+
+
 def nodes(arguments: argparse.Namespace) -> int:
-    """``rms nodes``: like sinfo."""
     rows = ask(list[NodeRow], _server(arguments), "GET", "/nodes")
     with_reasons = any(node.reason for node in rows)
     table = [
@@ -226,7 +293,6 @@ def _allocated(node: NodeRow) -> str:
 
 
 def add_drain(command: argparse.ArgumentParser) -> None:
-    """Add the argument of ``rms drain`` and ``rms resume``."""
     node = command.add_argument("node", metavar="NODE", help="like n1 or n[1-3]")
     completed_by(node, NODE_NAMES)
 
@@ -234,22 +300,92 @@ def add_drain(command: argparse.ArgumentParser) -> None:
 add_resume = add_drain
 
 
-def drain(arguments: argparse.Namespace) -> int:
-    """``rms drain NODE``: running jobs stay on the node."""
-    return _drain(arguments, "/drain", "DRAINED")
-
-
-def resume(arguments: argparse.Namespace) -> int:
-    """``rms resume NODE``."""
-    return _drain(arguments, "/resume", "RESUMED")
-
-
 def _drain(arguments: argparse.Namespace, path: str, head: str) -> int:
     names = ask(NodeNames, _server(arguments), "POST", path, NodePattern(arguments.node))
     return _show(arguments, names, [head], [[name] for name in names.nodes])
 
 
+drain = partial(_drain, path="/drain", head="DRAINED")
+resume = partial(_drain, path="/resume", head="RESUMED")
+
+
 def shutdown(arguments: argparse.Namespace) -> int:
-    """``rms shutdown``."""
     ask(Nothing, _server(arguments), "POST", "/shutdown", Nothing())
     return 0
+
+
+# --- policy and power cap ------------------------------------------------------------------------
+
+
+def add_policy(command: argparse.ArgumentParser) -> None:
+    name = command.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME|FILE",
+        help="of jobs: a policy or FILE.toml; of tasks: short-term, long-term, banking, constraint "
+        "or FILE.py (default: show the present ones)",
+    )
+    completed_by(name, _policies)
+    command.add_argument(
+        "--governor",
+        metavar="high|low|price[:LIMIT]|co2[:LIMIT]|cap",
+        help="how much of the machine tasks may use: always high or low, or low while the price or "
+        "the g of CO2 per kWh (of rms serve --prices) are above a limit, by default their mean, or "
+        "while the power cap leaves less than tasks would take",
+    )
+
+
+def _policies() -> list[str]:
+    from rms.core.policies import POLICIES
+
+    return [*POLICIES, *TASK_STRATEGIES]
+
+
+def policy(arguments: argparse.Namespace) -> int:
+    """``rms policy [NAME|FILE]``: files are read here, FILE.py is run by a daemon's process."""
+    name, governor = arguments.name or "", arguments.governor or ""
+    body = PolicyName(name, "", governor)
+    if name in TASK_STRATEGIES:
+        body = PolicyName("", name, governor)
+    elif name.endswith(".py"):
+        body = PolicyName("", str(Path(name).absolute()), governor, _strategy_text(Path(name)))
+    elif name.endswith(".toml"):
+        from rms.core.policies import PolicyError, read_policy
+
+        with refuse_on(PolicyError):
+            body = PolicyName(read_policy(Path(name)).text, "", governor)
+    request = ("POST", "/policy", body) if name or governor else ("GET", "/policy")
+    present = ask(PolicyName, _server(arguments), *request)
+    by = f" (by {present.governor_rule})" if present.governor_rule else ""
+    heads = ["POLICY", "TASKS", "GOVERNOR"]
+    row = [present.name, present.strategy, f"{present.governor}{by}"]
+    shown = 3 if present.strategy else 1
+    return _show(arguments, present, heads[:shown], [row[:shown]])
+
+
+def _strategy_text(path: Path) -> str:
+    if not path.is_file():
+        raise CommandError(f"expected a strategy's file, got {path}, which does not exist")
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"expected a strategy's file, got {path}: {error}") from None
+
+
+def add_power_cap(command: argparse.ArgumentParser) -> None:
+    command.add_argument("watts", nargs="?", metavar="W|none", help="the cap (default: show it)")
+
+
+def power_cap(arguments: argparse.Namespace) -> int:
+    """``rms power-cap [W|none]``: show or set the power cap of the cluster."""
+    server = _server(arguments)
+    if arguments.watts is None:
+        cap = ask(PowerCapRow, server, "GET", "/power-cap")
+    else:
+        with refuse_on(ScriptError):
+            body = PowerCap(parse_power_cap(arguments.watts))
+        cap = ask(PowerCapRow, server, "POST", "/power-cap", body)
+    watts = (cap.cap_w, cap.expected_w, cap.idle_w, cap.measured_w)
+    row = ["none" if value is None else f"{value:.1f}" for value in watts]
+    heads = ["CAP_W", "EXPECTED_W", "IDLE_W", "MEASURED_W"]
+    return _show(arguments, cap, heads, [row])

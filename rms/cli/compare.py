@@ -25,13 +25,11 @@ from rms.wire.terminal import (
 
 
 def add_compare(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms compare``."""
     command.description = (
-        "Run scripts for real in each mode, by turns in several rounds, each on a fresh embedded "
-        "RMS, and print the paper's table: medians with their ranges, and which modes differ. "
-        "Before the first round each script runs once (of an array its first task), counted "
-        "nowhere, so that every mode starts with the same caches; a script that fails there ends "
-        "the comparison."
+        "Run scripts for real in every mode, by turns in several rounds on fresh embedded RMSs, "
+        "and print the paper's table: medians with their ranges, and which modes differ. Before "
+        "the first round every script runs once (of an array its first task), counted nowhere, so "
+        "that all modes start with the same caches; a script that fails there ends the comparison."
     )
     add = command.add_argument
     add("scripts", type=Path, nargs="+", metavar="SCRIPT", help="job scripts, submitted in order")
@@ -71,7 +69,7 @@ def add_compare(command: argparse.ArgumentParser) -> None:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """``rms compare SCRIPT...``: run the scripts in each mode; exit 1 if a job failed."""
+    """``rms compare SCRIPT...``: run the scripts in every mode; exit 1 if a job failed."""
     from rms.launch.slurm.commands import Slurm, SlurmError
     from rms.studies import compare as study
 
@@ -94,20 +92,18 @@ def compare(arguments: argparse.Namespace) -> int:
         os.environ,
         arguments.listen,
     )
-    modes = [_mode(name) for name in arguments.modes.split(",")]
+    modes = arguments.modes.split(",")
+    for name in modes:
+        if name not in list(Mode):
+            raise CommandError(f"expected modes of {', '.join(Mode)}, got {name!r}")
     if len(set(modes)) < len(modes):
         raise CommandError(f"expected different modes, got {arguments.modes}")
     with (
         refuse_on(FileError, PolicyError, ScriptError),
         refuse_on(study.CompareError, SlurmError, exit_code=1),
     ):
-        result = study.compare(
-            [path.absolute() for path in arguments.scripts],
-            modes,
-            setup,
-            say,
-            arguments.times,
-        )
+        scripts = [path.absolute() for path in arguments.scripts]
+        result = study.compare(scripts, list(map(Mode, modes)), setup, say, arguments.times)
         if not local:
             result["oversubscribed"] = Slurm(os.environ, getpass.getuser()).oversubscribed()
     if arguments.figure is not None:
@@ -115,9 +111,3 @@ def compare(arguments: argparse.Namespace) -> int:
     wrong = study.problems(result)
     publish(arguments.json, result, [*study.table(result), *wrong])
     return 1 if wrong else 0
-
-
-def _mode(name: str) -> Mode:
-    if name not in list(Mode):
-        raise CommandError(f"expected modes of {', '.join(Mode)}, got {name!r}")
-    return Mode(name)

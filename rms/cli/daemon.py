@@ -10,7 +10,6 @@ import os
 import sys
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,6 @@ from rms.wire.users import PowerCap
 
 
 def add_serve(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms serve``."""
     add = command.add_argument
     add(
         "--cluster",
@@ -68,17 +66,12 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         type=Path,
         const=Path(),
         metavar="FILE.toml",
-        help="start nothing, but say what would be served with these options (and this cluster "
+        help="start nothing; print the nodes and settings of these options (and this cluster "
         "file); with Slurm's engines, what this site allows",
     )
     add("--reach", metavar="NAME", help="how mpiexec reaches nodes (-launcher, default: slurm)")
     add("--partition", default="", metavar="NAME", help="of engine slurm (default: Slurm's own)")
-    add(
-        "--ntasks-per-node",
-        type=at_least(1),
-        metavar="N",
-        help="slots of a node (default: its CPUs)",
-    )
+    add("--ntasks-per-node", type=at_least(1), metavar="N", help="slots of a node (default: CPUs)")
     add_policy(add)
     add(
         "--policy-modules",
@@ -109,14 +102,13 @@ def add_serve(command: argparse.ArgumentParser) -> None:
     )
     add(
         "--with-parent", nargs="?", type=at_least(1), const=os.getppid(), metavar="PID",
-        help="end when the parent ends; PID: which that is, as it may have ended by now",
+        help="end when the parent ends; PID: of the parent, which may have ended by now",
     )  # fmt: skip
     add(
         "--assumed-time",
         default="1:00:00",
         metavar="TIME",
-        help="run time that the policy assumes for a job without --time, no limit (default "
-        "1:00:00; UNLIMITED: no estimate)",
+        help="run time assumed for a job without --time; no limit (default 1:00:00, or UNLIMITED)",
     )
     add(
         "--state",
@@ -128,7 +120,7 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         "--log-level",
         choices=tuple(LEVELS),
         default="info",
-        help="what is said on standard error: debug (each event and decision), info, warning",
+        help="lines on standard error: debug (all events and decisions), info, warning",
     )
     add(
         "--listen",
@@ -141,8 +133,7 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         type=_number_kept,
         default=KEEP,
         metavar="N|all",
-        help="how many of the journal's events are kept at least, for rms replay and rms report "
-        f"(default {KEEP})",
+        help=f"events that the journal keeps, at least, for replay and report (default {KEEP})",
     )
     _add_energy(command)
 
@@ -168,18 +159,17 @@ def _number_kept(text: str) -> int | None:
 
 
 def _add_energy(command: argparse.ArgumentParser) -> None:
-    """Add the options about energy and power."""
     add = command.add_argument_group("energy and power").add_argument
     add(
         "--meters",
         default="auto",
         metavar="auto|none|NAME[,NAME]",
-        help="what energy is read by: rapl, nvml, nvidia-smi, replay:FILE (default: all there are)",
+        help="meters of energy: rapl, nvml, nvidia-smi, replay:FILE (default: all there are)",
     )
     add(
         "--meter-command",
         metavar="CMD",
-        help="a program that prints a line such as node 4711 J or node 61.7 W for each reading",
+        help="a program that prints a line for every reading, such as node 4711 J or node 61.7 W",
     )
     add(
         "--meter-limit",
@@ -190,7 +180,7 @@ def _add_energy(command: argparse.ArgumentParser) -> None:
     add(
         "--power-cap",
         metavar="W|none",
-        help="power that the cluster is not to pass (default: as before a restart, else none)",
+        help="power cap of the cluster (default: as before a restart, else none)",
     )
     add(
         "--power-off",
@@ -235,7 +225,7 @@ def _add_energy(command: argparse.ArgumentParser) -> None:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """``rms serve``: run the daemon until it is told to stop."""
+    """``rms serve``: run the daemon until it receives a signal or ``rms shutdown``."""
     if arguments.engine != ON_DEMAND:
         check_engine(arguments.engine)
         _check_options(arguments)
@@ -284,12 +274,12 @@ def serve(arguments: argparse.Namespace) -> int:
         else:
             check_start(state, engine, settings)
             result = _checked(state, engine, settings)
-            publish(arguments.json, result, columns(*_rows(result)))
+            rows = [[name, f"{value}"] for name, value in result.items()]
+            publish(arguments.json, result, columns(["WHAT", "FOUND"], rows))
     return 0
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
-    """Refuse options that the engine does not have."""
     for option, having in OPTIONS_OF.items():
         value = getattr(arguments, option.replace("-", "_"))
         if value not in (None, "") and arguments.engine not in having:
@@ -298,7 +288,6 @@ def _check_options(arguments: argparse.Namespace) -> None:
 
 
 def _checked(state: Path, engine: local.JobEngine, settings: Settings) -> dict[str, Any]:
-    """Return the nodes and settings of the daemon that ``--check`` does not start."""
     cluster, goes_on = engine.cluster, (state / "journal.sqlite").exists()
     return {
         "nodes": len(cluster.hosts),
@@ -313,11 +302,7 @@ def _checked(state: Path, engine: local.JobEngine, settings: Settings) -> dict[s
 
 
 def _assumed_s(text: str) -> float | None:
-    """Return the seconds of ``--assumed-time``, None for UNLIMITED.
-
-    Raises:
-        ScriptError: the text is not a time.
-    """
+    """Return the seconds of ``--assumed-time``, None for UNLIMITED."""
     try:
         seconds = parse_time(text)
     except ScriptError as error:
@@ -325,35 +310,20 @@ def _assumed_s(text: str) -> float | None:
     return None if seconds == math.inf else seconds
 
 
-def _rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    return ["WHAT", "FOUND"], [[name, f"{value}"] for name, value in result.items()]
-
-
 def _governor(arguments: argparse.Namespace, prices: Prices | None) -> str:
-    """Return the rule for the governor of tasks.
-
-    Raises:
-        CommandError: it is not a rule, or needs prices that are not known.
-    """
     if not arguments.governor:
         return ""
     if arguments.engine == "slurm":
         raise CommandError("expected --governor with --engine local or slurm-pilot, got slurm")
-    try:
+    with refuse_on(ValueError):
         GovernorRule.parse(arguments.governor).check(prices)
-    except ValueError as error:
-        raise CommandError(str(error)) from None
     return str(arguments.governor)
 
 
-def _policy_modules(given: str) -> frozenset[str]:
-    """Import a user's modules; return their names.
-
-    Raises:
-        PolicyError: a module cannot be imported.
-    """
+def _policy_modules(text: str) -> frozenset[str]:
+    """Import a user's modules; return their names."""
     names = set()
-    for word in filter(None, given.split(",")):
+    for word in filter(None, text.split(",")):
         name = word
         if word.endswith(".py"):
             sys.path.append(str(Path(word).absolute().parent))
@@ -368,7 +338,7 @@ def _policy_modules(given: str) -> frozenset[str]:
 
 
 def _policy(arguments: argparse.Namespace, goes_on: bool, say: StderrLog) -> Policy:
-    """Return the policy; the default if the policy of a daemon that goes on is gone."""
+    """Return the policy; the default if the policy of a restarted daemon no longer exists."""
     try:
         return placing(arguments.policy)
     except MissingPartError as error:
@@ -380,7 +350,6 @@ def _policy(arguments: argparse.Namespace, goes_on: bool, say: StderrLog) -> Pol
 
 
 def _power_commands(arguments: argparse.Namespace) -> PowerCommands | None:
-    """Return the commands that power nodes off and on."""
     off, on, deadline_s = arguments.power_off, arguments.power_on, arguments.power_on_deadline
     if (off or on) and arguments.engine != "local":
         got = f"--engine {arguments.engine}, whose nodes Slurm itself powers off"
@@ -392,7 +361,6 @@ def _power_commands(arguments: argparse.Namespace) -> PowerCommands | None:
 
 
 def _engine(arguments: argparse.Namespace, *, shared: bool) -> local.JobEngine:
-    """Return the engine."""
     meters = MeterChoice.parse(arguments.meters, arguments.meter_command, arguments.meter_limit)
     if arguments.engine == "local":
         meters.check_command()
@@ -403,31 +371,24 @@ def _engine(arguments: argparse.Namespace, *, shared: bool) -> local.JobEngine:
         )
         engine = local.local_engine(cluster, meters)
         return engine if arguments.cluster is None else engine.first(arguments.nodes)
-    if arguments.engine == ON_DEMAND:
-        who, options = (os.environ, getpass.getuser()), _options(arguments, meters)
-        return engines.on_demand(*who, options, arguments.limits, arguments.margin)
-    kind = (
-        partial(engines.site, partition=arguments.partition)
-        if arguments.engine == "slurm"
-        else partial(engines.pilot, margin_s=arguments.margin)
-    )
-    options = _options(arguments, meters)
-    return kind(os.environ, getpass.getuser(), options).first(arguments.nodes)
-
-
-def _options(arguments: argparse.Namespace, meters: MeterChoice) -> engines.EngineOptions:
-    """Return the options of Slurm's engines."""
-    return engines.EngineOptions(
+    options = engines.EngineOptions(
         arguments.reach or "slurm",
         arguments.grace,
         arguments.ntasks_per_node,
         arguments.cluster,
         meters,
     )
+    user = getpass.getuser()
+    if arguments.engine == ON_DEMAND:
+        return engines.on_demand(os.environ, user, options, arguments.limits, arguments.margin)
+    if arguments.engine == "slurm":
+        engine = engines.site(os.environ, user, options, partition=arguments.partition)
+    else:
+        engine = engines.pilot(os.environ, user, options, margin_s=arguments.margin)
+    return engine.first(arguments.nodes)
 
 
 def _check_site(arguments: argparse.Namespace) -> int:
-    """Print what this site's Slurm allows; exit 1 if the engine cannot work."""
     if arguments.cluster is not None:
         with refuse_on(FileError, OSError):
             read_cluster(arguments.cluster)
@@ -440,7 +401,6 @@ def _check_site(arguments: argparse.Namespace) -> int:
 
 
 def add_replay(command: argparse.ArgumentParser) -> None:
-    """Add the argument of ``rms replay``."""
     command.add_argument(
         "journal", type=Path, metavar="JOURNAL", help="journal.sqlite of a daemon's state folder"
     )
@@ -460,14 +420,10 @@ def replay(arguments: argparse.Namespace) -> int:
     return 1 if result.differing else 0
 
 
-# --- rms pilot -----------------------------------------------------------------------------------
-
-
 def add_pilot(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms pilot``: its own, and those of ``rms serve``."""
     command.epilog = "Options of sbatch for its allocations (--account=x) may follow after --."
     add = command.add_argument_group("allocations").add_argument
-    add("--on-demand", action="store_true", help="ask for nodes while jobs wait for them")
+    add("--on-demand", action="store_true", help="request nodes while jobs wait for them")
     add("--keep", type=at_least(0), default=0, metavar="N", help="hold N nodes whatever waits")
     add(
         "--max-nodes",
@@ -481,7 +437,7 @@ def add_pilot(command: argparse.ArgumentParser) -> None:
         type=seconds,
         default=60.0,
         metavar="S",
-        help="how long a node is kept that nobody needs (default 60)",
+        help="how long an unused node is kept (default 60)",
     )
     add(
         "--backlog",
@@ -494,35 +450,24 @@ def add_pilot(command: argparse.ArgumentParser) -> None:
 
 
 def pilot(arguments: argparse.Namespace) -> int:
-    """``rms pilot``: serve until told to stop."""
+    """``rms pilot``: serve on nodes that the daemon requests from Slurm."""
     if arguments.engine != "local":
         raise CommandError(f"expected no --engine for rms pilot, got {arguments.engine}")
     if arguments.nodes is not None:
         raise CommandError(f"expected --max-nodes for rms pilot, got --nodes {arguments.nodes}")
-    arguments.limits, arguments.engine = limits(arguments), ON_DEMAND
-    return serve(arguments)
-
-
-def limits(arguments: argparse.Namespace) -> PilotLimits:
-    """Return the user's limits.
-
-    Raises:
-        CommandError: they contradict each other.
-    """
     keep, most = arguments.keep, arguments.max_nodes
     if not (arguments.on_demand or keep):
         raise CommandError("expected --on-demand, --keep N or both, got neither")
     if most is not None and most < keep:
         raise CommandError(f"expected --max-nodes of at least {keep}, got {most}")
-    try:
+    with refuse_on(ScriptError):
         time_s = parse_time(arguments.time)
-    except ScriptError as error:
-        raise CommandError(str(error)) from None
-    if time_s == float("inf"):
+    if time_s == math.inf:
         raise CommandError("expected a --time at which allocations end, got none")
     if most is None:
         most = 0 if arguments.on_demand else keep
-    return PilotLimits(
+    arguments.engine = ON_DEMAND
+    arguments.limits = PilotLimits(
         on_demand=arguments.on_demand,
         keep=keep,
         most=most,
@@ -532,3 +477,4 @@ def limits(arguments: argparse.Namespace) -> PilotLimits:
         partition=arguments.partition,
         options=tuple(arguments.command_line),
     )
+    return serve(arguments)

@@ -1,4 +1,4 @@
-"""The command ``rms``: which module has the options and the function of each command.
+"""The command ``rms``: the table of its commands and their modules.
 
 A module is loaded only when its command is used: ``rms launch`` runs for every launcher line of
 every job, and is to start fast.
@@ -12,41 +12,41 @@ from collections.abc import Sequence
 
 from rms.wire.terminal import COMPLETION, Parser, add_common, parser, run_command
 
-CLIENT, DAEMON, POLICY = "rms.cli.client", "rms.cli.daemon", "rms.cli.policy"
+CLIENT, DAEMON = "rms.cli.client", "rms.cli.daemon"
 
 COMMANDS = {
     "serve": (DAEMON, "run the daemon"),
-    "pilot": ("rms.cli.daemon", "run the daemon; it asks Slurm for nodes by what waits"),
-    "submit": ("rms.cli.submit", "hand in a job script or a command"),
-    "launch": ("rms.client.launch", "what a job script's launcher line becomes"),
-    "queue": ("rms.cli.queue", "jobs that wait or run"),
-    "nodes": (CLIENT, "nodes and who is on them"),
-    "show": ("rms.cli.queue", "all that is known of a job"),
+    "pilot": (DAEMON, "run the daemon on nodes that it requests from Slurm"),
+    "submit": ("rms.cli.submit", "submit a job script or a command"),
+    "launch": ("rms.client.launch", "run a launcher line of a job script"),
+    "queue": ("rms.cli.queue", "pending and running jobs"),
+    "nodes": (CLIENT, "nodes, their states and their jobs"),
+    "show": ("rms.cli.queue", "all facts about a job"),
     "cancel": (CLIENT, "end jobs"),
-    "hold": (CLIENT, "let jobs that wait not start"),
-    "release": (CLIENT, "let held jobs start again"),
-    "requeue": (CLIENT, "end running jobs and let them wait again"),
+    "hold": (CLIENT, "keep pending jobs from starting"),
+    "release": (CLIENT, "let held jobs start"),
+    "requeue": (CLIENT, "end running jobs and queue them again"),
     "wait": (CLIENT, "wait for jobs; ends with their exit status"),
     "attach": (CLIENT, "a job's output as it grows; ends with its exit status"),
     "acct": ("rms.cli.acct", "times, energy and cost of jobs"),
     "resize": (CLIENT, "change the size of a running job"),
-    "policy": (POLICY, "show or swap what decides on jobs, and on tasks"),
-    "power-cap": (POLICY, "show or set the power that the cluster is not to pass"),
+    "policy": (CLIENT, "show or change the policy of jobs, and of tasks"),
+    "power-cap": (CLIENT, "show or set the power cap of the cluster"),
     "shutdown": (CLIENT, "end all jobs at checkpoints, then the daemon"),
-    "explain": (CLIENT, "why a job is where it is"),
-    "top": ("rms.cli.top", "a live view of the daemon"),
-    "web": ("rms.cli.web", "a live page of the daemon, for a browser of this machine"),
+    "explain": (CLIENT, "decisions about a job, with their reasons"),
+    "top": (CLIENT, "a live view of the daemon"),
+    "web": (CLIENT, "a live page of the daemon, for a browser of this machine"),
     "report": ("rms.cli.report", "a page with figures: of all jobs, or of a result"),
-    "drain": (CLIENT, "give nodes to no more jobs"),
-    "resume": (CLIENT, "give drained nodes to jobs again"),
+    "drain": (CLIENT, "start no more jobs on nodes"),
+    "resume": (CLIENT, "start jobs on drained nodes again"),
     "simulate": ("rms.cli.simulate", "run a workload on a virtual clock"),
     "reproduce": ("rms.cli.reproduce", "a published experiment, paper against ours"),
-    "compare": ("rms.cli.compare", "run scripts for real in each mode, by turns"),
-    "profile": ("rms.cli.profile", "time, power and energy of a command at each size"),
+    "compare": ("rms.cli.compare", "run scripts for real in all modes, by turns"),
+    "profile": ("rms.cli.profile", "time, power and energy of a command by size"),
     "replay": (DAEMON, "run a journal through the engine again"),
 }
-"""Of each command the module that has a function of its name (``_`` for ``-``), and one that adds
-its options (``add_NAME``) where it has any; and what ``rms --help`` says."""
+"""Module and help of the commands. A module has a function of the command's name (``_`` for ``-``),
+and ``add_NAME`` for its options, if there are any."""
 
 WITH_COMMAND_LINE = ("submit", "launch", "profile", "pilot")
 """Commands that end with ``-- COMMAND``, or options of another one."""
@@ -56,8 +56,10 @@ WITHOUT_SERVER = ("serve", "pilot", "reproduce", "compare", "profile", "replay")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    words, command_line = _split_command(words)
+    words, command_line = list(sys.argv[1:] if argv is None else argv), []
+    if words and words[0] in WITH_COMMAND_LINE and "--" in words:
+        at = words.index("--")
+        words, command_line = words[:at], words[at + 1 :]
     top = _parser(words[0] if words else "")
     if not words:
         top.print_help()
@@ -68,20 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command("rms", arguments, getattr(_module(name), name.replace("-", "_")))
 
 
-def _split_command(words: list[str]) -> tuple[list[str], list[str]]:
-    """Split ``submit ... -- COMMAND`` and ``launch ... -- COMMAND`` at the first ``--``."""
-    if words and words[0] in WITH_COMMAND_LINE and "--" in words:
-        at = words.index("--")
-        return words[:at], words[at + 1 :]
-    return words, []
-
-
 def _module(name: str) -> object:
     return importlib.import_module(COMMANDS[name][0])
 
 
 def _parser(wanted: str) -> Parser:
-    """Return the parser of one command; of all, for help and what is no command."""
+    """Return the parser of one command; for help and unknown commands that of all."""
     top = parser("rms", "Resource manager for malleable jobs.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     whole = wanted.startswith(COMPLETION)  # of every command all options are wanted

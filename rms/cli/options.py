@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,13 +27,11 @@ ON_DEMAND = "pilot on demand"
 
 
 def add_engine(add: Callable[..., argparse.Action]) -> None:
-    """Add the option ``--engine``."""
     text = f"source of the nodes: {', '.join(ENGINES)} (default: local, this machine)"
     completed_by(add("--engine", default="local", metavar="NAME", help=text), lambda: ENGINES)
 
 
 def add_policy(add: Callable[..., argparse.Action]) -> None:
-    """Add the option ``--policy``."""
     text = f"scheduling policy: {', '.join(POLICIES)} or a file (default: {DEFAULT})"
     policy = add("--policy", default=DEFAULT, metavar="NAME|FILE.toml", help=text)
     completed_by(policy, lambda: POLICIES)
@@ -57,19 +56,12 @@ def local_nodes(nodes: int | None) -> int:
 
 # --- Inputs of rms simulate: a workload, a trace, or a cluster's accounting -----------------------
 
-SAID_FROM = 0.05
+SHARED_FROM = 0.05
 """Share of jobs with a part of a node from which a line reports that nodes seem to be shared."""
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """Jobs, and the cluster they are for.
-
-    Attributes:
-        name: the name of their file.
-        notes: remarks of the result, beside the figures.
-        log: their log, if they come from one.
-        names: names of jobs, if their workload file states them.
-    """
+    """Jobs of a file, and their cluster; ``notes`` are printed with the figures of the result."""
 
     name: str
     specs: Sequence[JobSpec]
@@ -87,12 +79,9 @@ def read_inputs(
     Args:
         mode: the mode of all jobs; None for those of the files.
         shared: whether jobs share nodes, so that sizes count slots.
-
-    Raises:
-        FileError: options do not go together, or a file does not parse.
     """
     inputs = [arguments.trace, arguments.sacct, arguments.workload]
-    if sum(each is not None for each in inputs) != 1:
+    if sum(value is not None for value in inputs) != 1:
         raise FileError(
             "expected one of --trace FILE.swf, --sacct FILE and --workload FILE.toml or FILE.csv"
         )
@@ -116,7 +105,8 @@ def read_inputs(
         processors = processors or trace.processors
     else:
         base = folder(os.environ, state_folder(os.environ))
-        specs = read_workload(arguments.workload, mode, _say, base, names)
+        note = partial(print, file=sys.stderr)
+        specs = read_workload(arguments.workload, mode, note, base, names)
     if arguments.cluster is not None:
         file = read_cluster(arguments.cluster)
         site = Site(len(file.power), file.power, levels=file.levels)
@@ -135,16 +125,8 @@ def read_inputs(
     return Workload(name, specs, site, notes, log, names)
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
 def candidates(text: str | None, work: Workload) -> frozenset[JobId] | None:
-    """Return the jobs that ``--malleable-jobs`` selects, None for all.
-
-    Raises:
-        FileError: it does not parse, uses labels that a trace lacks, or selects no job.
-    """
+    """Return the jobs that ``--malleable-jobs`` selects, None for all."""
     if text is None:
         return None
     criteria = parse_criteria(text)
@@ -152,22 +134,21 @@ def candidates(text: str | None, work: Workload) -> frozenset[JobId] | None:
         if criteria.labels:
             names = " and ".join(criteria.labels)
             raise FileError(f"expected --sacct with {names} in --malleable-jobs, got a trace")
-        jobs = frozenset(
-            spec.id for spec in work.specs if criteria.match(spec.preferred, spec.run_s or 0.0, {})
-        )
+        match = criteria.match
+        jobs = [spec.id for spec in work.specs if match(spec.preferred, spec.run_s or 0.0, {})]
     else:
-        jobs = frozenset(
-            JobId(job.id)
-            for job in work.log.jobs
-            if criteria.match(job.size, job.run_s, {kind: getattr(job, kind) for kind in LABELS})
-        )
+        jobs = []
+        for job in work.log.jobs:
+            labels = {kind: getattr(job, kind) for kind in LABELS}
+            if criteria.match(job.size, job.run_s, labels):
+                jobs.append(JobId(job.id))
     if not jobs:
         raise FileError(f"expected --malleable-jobs that some jobs match, got {text!r}")
-    return jobs
+    return frozenset(jobs)
 
 
 def log_lines(figures: dict[str, Any]) -> list[str]:
-    """Return :meth:`JobLog.figures` in words, as lines of text."""
+    """Return :meth:`JobLog.figures` as lines of text."""
     by, size, most = figures["sizes"], figures["cluster"], figures["largest_held_at_once"]
     lines = [
         f"the log: {figures['jobs']} jobs that ran, the first submitted at {figures['begin']}; "
@@ -185,7 +166,7 @@ def log_lines(figures: dict[str, Any]) -> list[str]:
         "which are not in it: compare simulations with one another"
     )
     part = figures["share_of_jobs_on_parts_of_nodes"]
-    if by == "nodes" and part > SAID_FROM:
+    if by == "nodes" and part > SHARED_FROM:
         node_time = figures["share_of_node_time_on_parts_of_nodes"]
         lines.append(
             f"  {100 * part:.0f} % of the jobs ({100 * node_time:.0f} % of the node time) had less "
@@ -197,17 +178,17 @@ def log_lines(figures: dict[str, Any]) -> list[str]:
 _WORDS = {
     "steps": "steps of jobs (.batch, .extern, .0) left out",
     "cut_short_lines": "last lines without an end left out",
-    "repeated": "records found again, as in overlapping files, taken once",
+    "repeated": "records that occur twice, as in overlapping files, taken once",
     "waiting": "jobs that were still waiting left out",
     "cancelled_before_start": "jobs that never started left out",
     "still_running": "jobs that were still running left out",
     "ended_before_they_started": "records with an end before their start left out",
-    "heterogeneous": "heterogeneous jobs taken as one each, of all their nodes",
-    "resizes_in_the_log": "resizes in the log: such a job is given its mean size",
-    "requeued": "attempts of requeued jobs, each taken as a job",
+    "heterogeneous": "heterogeneous jobs taken as one job, of all their nodes",
+    "resizes_in_the_log": "resizes in the log: such a job gets its mean size",
+    "requeued": "attempts of requeued jobs, all taken as jobs",
     "clock_changes": "run times across a change of clocks, taken as stated in Elapsed",
     "suspended": "jobs that were suspended: the time suspended is no run time",
     "held_back": "jobs held back by a dependency, hold or begin time: they wait from then on",
-    "without_a_limit": "jobs without a time limit: given the longest of their partition",
+    "without_a_limit": "jobs without a time limit: they get the longest of their partition",
     "raised_limits": "jobs beyond their limit: the limit raised to the run time",
 }

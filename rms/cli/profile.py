@@ -1,4 +1,4 @@
-"""``rms profile``: time, power and energy of a command at each size, kept for planning."""
+"""``rms profile``: time, power and energy of a command by size, kept for planning."""
 
 from __future__ import annotations
 
@@ -40,18 +40,17 @@ from rms.wire.terminal import (
 
 
 def add_profile(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms profile``."""
     command.description = (
-        "Run a command on 1, 2, 4, ... nodes of a fresh embedded RMS each, after one run that is "
-        "counted nowhere, and keep time, power and energy at each size for rms submit, rms "
-        "simulate (speedup = {profile = NAME}) and the policies. A profile holds for the same "
+        "Run a command on 1, 2, 4, ... nodes, always of a fresh embedded RMS, after one run that "
+        "is counted nowhere, and keep time, power and energy by size for rms submit, rms simulate "
+        "(speedup = {profile = NAME}) and the policies. A profile holds for the same "
         "words, the same program file and the same machine (see rms submit --help). With --mode "
         "malleable the program (one on dmr) runs once and is resized from size to size."
     )
     add = command.add_argument
     add("name", nargs="?", metavar="NAME", help="with --show: a profile, or its file")
     add("--nodes", metavar="1,2,4", help="sizes (default: doublings, and all nodes there are)")
-    add("--repeat", type=at_least(1), default=1, metavar="K", help="runs at each size (default 1)")
+    add("--repeat", type=at_least(1), default=1, metavar="K", help="runs at every size (default 1)")
     add("--mode", choices=WAYS, default=SEPARATE, help="how it is measured (default: separate)")
     add(
         "--bandwidth",
@@ -61,7 +60,7 @@ def add_profile(command: argparse.ArgumentParser) -> None:
         "rounds (or --repeat, if more)",
     )
     add("--window", type=positive, default=5.0, metavar="S", help="at a size of a malleable run")
-    add("--show", action="store_true", help="print what is known, run nothing")
+    add("--show", action="store_true", help="print kept profiles, run nothing")
     add("--slowdown", type=positive, default=1.1, metavar="X", help="bound of an operating point")
     add_engine(add)
     add("--cluster", type=Path, metavar="FILE.toml", help="nodes of rms serve, GPUs for instance")
@@ -72,8 +71,8 @@ def add_profile(command: argparse.ArgumentParser) -> None:
         "--mhz",
         default="auto",
         metavar="auto|none|F[,F...]",
-        help="clocks of separate runs beside those found: auto takes lowest, middle and highest, "
-        "where this user may set them",
+        help="clocks of separate runs beside the present ones: auto takes lowest, middle and "
+        "highest, where this user may set them",
     )
     add("--save-as", metavar="NAME", help="how the profile is called (default: as the program)")
     add("--out", type=Path, metavar="FILE.json", help="keep it there instead")
@@ -95,7 +94,7 @@ def profile(arguments: argparse.Namespace) -> int:
     with refuse_on(ProfileError):
         if arguments.show and arguments.name is None and not arguments.command_line:
             return _list(arguments, base)
-        shown = _known(arguments, base) if arguments.show else _measure(arguments, base)
+        shown = _kept(arguments, base) if arguments.show else _measure(arguments, base)
     if arguments.figure is not None:
         study.draw(shown, arguments.figure)
     slowdown = arguments.slowdown
@@ -104,44 +103,35 @@ def profile(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# --- Measuring -----------------------------------------------------------------------------------
-
-
 def _measure(arguments: argparse.Namespace, base: Path | None) -> Profile:
-    """Run the command, and keep its profile."""
     program = _program(arguments)
     if arguments.name is not None:
         raise CommandError(f"expected -- COMMAND, got {arguments.name!r} before it")
+    kept = profiles.find(base, program, hardware)
+    default = profiles.name_of(program.words) if kept is None else kept.name
+    name = profiles.check_name(arguments.save_as or default)
     target = arguments.out
-    known = profiles.find(base, program, hardware)
-    name = profiles.check_name(
-        arguments.save_as or (known.name if known is not None else profiles.name_of(program.words))
-    )
-    if target is None and base is None:
-        raise CommandError("expected a folder in RMS_PROFILES, or --out FILE.json, got neither")
     if target is None:
-        assert base is not None
+        if base is None:
+            raise CommandError("expected a folder in RMS_PROFILES, or --out FILE.json, got neither")
         target = profiles.path_of(base, name, program, hardware())
     old = profiles.read(target) if target.exists() else None
     setup = _setup(arguments, program)
     shared = None
     with refuse_on(study.ProfilingError, FrequencyError, ServerError, exit_code=1):
         points, steps = _points_of(setup, arguments)
-        if arguments.bandwidth:
-            shared = bandwidth.measure(_one_a_core(setup))
+        if arguments.bandwidth:  # one copy on every core, without energy
+            options = ["--meters", "none"]
+            copies = replace(setup, sizes=(local_nodes(None),), serve=options, metered=False)
+            shared = bandwidth.measure(copies)
     date = time.strftime("%Y-%m-%d %H:%M")
     new = Profile(name, program, hardware(), tuple(points), steps, date)
-    kept = profiles.merged(old, profiles.with_bandwidth(new, shared))
-    profiles.write(target, kept)
-    return kept
+    merged = profiles.merged(old, profiles.with_bandwidth(new, shared))
+    profiles.write(target, merged)
+    return merged
 
 
 def _setup(arguments: argparse.Namespace, program: Program) -> study.ProfilingSetup:
-    """Return the command and the settings of its runs.
-
-    Raises:
-        CommandError: options that cannot be.
-    """
     check_engine(arguments.engine)
     if arguments.bandwidth and (arguments.engine != "local" or arguments.cluster is not None):
         got = "--cluster" if arguments.engine == "local" else f"--engine {arguments.engine}"
@@ -175,12 +165,6 @@ def _setup(arguments: argparse.Namespace, program: Program) -> study.ProfilingSe
     )
 
 
-def _one_a_core(setup: study.ProfilingSetup) -> study.ProfilingSetup:
-    """Return the setup of copies: one on each core, without energy."""
-    options = ["--meters", "none"]
-    return replace(setup, sizes=(local_nodes(None),), serve=options, metered=False)
-
-
 def _points_of(
     setup: study.ProfilingSetup, arguments: argparse.Namespace
 ) -> tuple[list[Point], int]:
@@ -201,11 +185,7 @@ def _points_of(
 def _clocks(
     arguments: argparse.Namespace, tell: Callable[[str], None]
 ) -> tuple[list[frequency.Domain], list[int]]:
-    """Return the devices and their clocks: GPUs where the nodes have any, else processors.
-
-    Raises:
-        CommandError: the clocks cannot be set.
-    """
+    """Return the devices and their clocks: GPUs where the nodes have any, else processors."""
     wanted = arguments.mhz
     if wanted == "none":
         return [], []
@@ -223,8 +203,8 @@ def _clocks(
         return domains, sorted({common[0], common[len(common) // 2], common[-1]})
     chosen = [int(part) if part.isdecimal() else -1 for part in wanted.split(",")]
     if not set(chosen) <= set(common):
-        known = ", ".join(map(str, common))
-        raise CommandError(f"expected --mhz auto, none or some of {known}, got {wanted!r}")
+        choices = ", ".join(map(str, common))
+        raise CommandError(f"expected --mhz auto, none or some of {choices}, got {wanted!r}")
     return domains, chosen
 
 
@@ -241,11 +221,7 @@ def _program(arguments: argparse.Namespace) -> Program:
 
 
 def _sizes(text: str | None, nodes: int | None) -> tuple[int, ...]:
-    """Read ``1,2,4``; by default doublings up to all nodes there are, and those.
-
-    Args:
-        nodes: the number of nodes of the machine, None with Slurm.
-    """
+    """Read ``1,2,4``; by default doublings up to all nodes, None with Slurm, and all nodes."""
     if text is None:
         if nodes is None:
             raise CommandError("expected --nodes with an engine of Slurm, got none")
@@ -262,10 +238,7 @@ def _sizes(text: str | None, nodes: int | None) -> tuple[int, ...]:
     return sizes
 
 
-# --- Kept profiles -------------------------------------------------------------------------------
-
-
-def _known(arguments: argparse.Namespace, base: Path | None) -> Profile:
+def _kept(arguments: argparse.Namespace, base: Path | None) -> Profile:
     """Return a profile by its name, file or program."""
     name = arguments.name
     if name is not None:
@@ -281,7 +254,6 @@ def _known(arguments: argparse.Namespace, base: Path | None) -> Profile:
 
 
 def _list(arguments: argparse.Namespace, base: Path | None) -> int:
-    """Print the profiles there are."""
     rows, result = [], []
     for path in sorted(base.glob("*.json")) if base is not None else []:
         shown = profiles.read(path)

@@ -1,4 +1,4 @@
-"""``rms queue``, as squeue shows jobs, and ``rms show``, with all facts about a job."""
+"""``rms queue``, in the format of squeue, and ``rms show``, with all facts about a job."""
 
 from __future__ import annotations
 
@@ -33,20 +33,18 @@ ME = "--me"
 
 
 def add_queue(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms queue``."""
     add_filters(command)
     fields = ", ".join(f"%%{letter} {head}" for letter, (head, _) in FIELDS.items())
     command.add_argument(
         "-o",
         "--format",
         metavar="TEXT",
-        help=f"a line of each job, as squeue's: {fields}; %%8i is 8 wide, %%.8i to the right",
+        help=f"format of a line, as of squeue: {fields}; %%8i is 8 wide, %%.8i to the right",
     )
     command.add_argument("--noheader", action="store_true", help="omit the header line")
 
 
 def add_ids(command: argparse.ArgumentParser, nargs: str | None = None) -> None:
-    """Add the argument ``ID``."""
     ids = command.add_argument("id", nargs=nargs, metavar="ID", help="like 7, 7_3 or 7_[1-3]")
     completed_by(ids, JOB_IDS)
 
@@ -80,11 +78,13 @@ def selection(arguments: argparse.Namespace) -> JobSelection:
 def queue(arguments: argparse.Namespace) -> int:
     """``rms queue``: pending and running jobs; pending tasks of an array share a row."""
     form = arguments.format
-    _check(form or "")
+    for place in _PLACE.finditer(form or ""):
+        if place[3] not in FIELDS:
+            fields = ", ".join(f"%{letter}" for letter in FIELDS)
+            raise CommandError(f"--format: expected fields of {fields}, got {place[0]!r}")
     server = server_address(arguments.server, os.environ)
     wanted = selection(arguments)
-    state = ALIVE if wanted.state is None else wanted.state
-    rows = jobs(server, wanted.id, state=state, name=wanted.name, user=wanted.user)
+    rows = jobs(server, wanted.id, state=wanted.state or ALIVE, name=wanted.name, user=wanted.user)
     waiting: dict[tuple[str, str], list[JobRow]] = {}
     shown: list[tuple[str, JobRow]] = []
     for job in rows:
@@ -106,13 +106,13 @@ def queue(arguments: argparse.Namespace) -> int:
     return 0
 
 
+# --- fields and formats --------------------------------------------------------------------------
+
+
 def _where(job: JobRow) -> str:
     if job.state == "RUNNING":
         return fold_slots(job.nodes)
     return f"({job.reason})" if job.reason else ""
-
-
-# --- fields and formats --------------------------------------------------------------------------
 
 
 def _date(at_s: float | None) -> str:
@@ -120,7 +120,6 @@ def _date(at_s: float | None) -> str:
 
 
 def _run_s(job: JobRow) -> float:
-    """Return the run time of a job."""
     if job.start_s is None:
         return 0.0
     return (time.time() if job.end_s is None else job.end_s) - job.start_s
@@ -159,13 +158,6 @@ FIELDS: dict[str, tuple[str, Callable[[str, JobRow], str]]] = {
 _PLACE = re.compile(r"%(?:(\.?)([0-9]{1,3}))?(.|$)")
 
 
-def _check(form: str) -> None:
-    for place in _PLACE.finditer(form):
-        if place[3] not in FIELDS:
-            fields = ", ".join(f"%{letter}" for letter in FIELDS)
-            raise CommandError(f"--format: expected fields of {fields}, got {place[0]!r}")
-
-
 def _fill(form: str, values: Mapping[str, str]) -> str:
     """Return a format with values in the places of its fields."""
 
@@ -179,22 +171,14 @@ def _fill(form: str, values: Mapping[str, str]) -> str:
     return _PLACE.sub(put, form)
 
 
-# --- rms show -----------------------------------------------------------------------------------
-
-
-def add_show(command: argparse.ArgumentParser) -> None:
-    """Add the argument of ``rms show``."""
-    add_ids(command)
+add_show = add_ids
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """``rms show ID``: the facts about each job, and a table of its resizes."""
+    """``rms show ID``: the facts about one or several jobs, and their resizes."""
     rows = jobs(server_address(arguments.server, os.environ), arguments.id)
-    lines: list[str] = []
-    for job in rows:
-        lines += [""] if lines else []
-        lines += job_lines(job)
-    publish(arguments.json, msgspec.to_builtins(rows), lines)
+    lines = [line for job in rows for line in ("", *job_lines(job))]
+    publish(arguments.json, msgspec.to_builtins(rows), lines[1:])
     return 0
 
 

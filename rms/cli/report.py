@@ -17,20 +17,19 @@ from rms.client.connection import server_address
 from rms.client.report import Report, watts_of
 from rms.plots import History
 from rms.wire.terminal import CommandError, publish, refuse_on
-from rms.wire.users import NodeSpan, Snapshot
+from rms.wire.users import NodeSpan
 
 Row = dict[str, Any]
 Heads = Sequence[str]
 
 
 def add_report(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms report``."""
     command.add_argument("folder", type=Path, metavar="DIR", help="where report.html is written")
     command.add_argument(
         "--journal",
         type=Path,
         metavar="FILE",
-        help="of a daemon's journal (journal.sqlite in its state folder), which nobody may use now",
+        help="journal.sqlite of the state folder of a daemon that does not run now",
     )
     command.add_argument(
         "--from",
@@ -58,7 +57,7 @@ def report(arguments: argparse.Namespace) -> int:
     if not is_folder or not os.access(existing, os.W_OK):
         raise CommandError(f"expected a folder that can be written, got {folder}")
     if arguments.source is None:
-        return _of_jobs(arguments)
+        return _report_jobs(arguments)
     try:
         page = _of_result(_read(arguments.source), arguments.source)
         target = page.write(folder)
@@ -74,13 +73,19 @@ def report(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _of_jobs(arguments: argparse.Namespace) -> int:
+def _report_jobs(arguments: argparse.Namespace) -> int:
     from rms.client.monitor import full_snapshot, imbalance, write_report
 
-    if arguments.journal is not None:
-        now = _of_journal(arguments.journal)
-    else:
+    if arguments.journal is None:
         now = full_snapshot(server_address(arguments.server, os.environ))
+    else:
+        from rms.daemon.ask.views import past
+        from rms.daemon.store.journal import JournalError
+
+        if not arguments.journal.is_file():
+            raise CommandError(f"expected a journal, got {arguments.journal}, which does not exist")
+        with refuse_on(JournalError):
+            now = past(arguments.journal)
     target = write_report(now, arguments.folder)
     publish(arguments.json, msgspec.to_builtins(now), [str(target)])
     wrong = imbalance(now)
@@ -89,22 +94,7 @@ def _of_jobs(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _of_journal(path: Path) -> Snapshot:
-    from rms.daemon.ask.views import past
-    from rms.daemon.store.journal import JournalError
-
-    if not path.is_file():
-        raise CommandError(f"expected a journal, got {path}, which does not exist")
-    with refuse_on(JournalError):
-        return past(path)
-
-
 def _read(path: Path) -> dict[str, Any]:
-    """Read a result.
-
-    Raises:
-        CommandError: the file is missing, or is not the JSON of simulate or compare.
-    """
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -117,7 +107,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _of_result(result: dict[str, Any], source: Path) -> Report:
-    """Return the report of a result of simulate or compare."""
     page = Report(f"rms: {source.name}")
     if result.get("study") == "malleability":
         page.say(f"What would malleability bring to {result['trace']}?")
@@ -136,7 +125,6 @@ def _of_result(result: dict[str, Any], source: Path) -> Report:
 
 
 def _heading(name: str) -> str:
-    """Return the heading of a table."""
     headings = {
         "": "Result",
         "rows": "Modes",
@@ -176,7 +164,7 @@ def _simulation(page: Report, result: dict[str, Any]) -> None:
 
 
 def _comparison(page: Report, result: dict[str, Any]) -> None:
-    """Enter charts of the modes, then the nodes over time in each median run."""
+    """Add charts of the modes, then the nodes over time in the median runs."""
     from rms.studies.compare import table as modes_table
 
     rows = result["rows"]
@@ -245,7 +233,7 @@ def _rows(rows: Sequence[Row]) -> tuple[Heads, list[list[str]]]:
 
 
 def _flat(row: Row) -> Row:
-    """Return a row in which each number of a group (``energy_j``) is a column."""
+    """Return a row in which the numbers of a group (``energy_j``) are columns."""
     flat: Row = {}
     for key, value in row.items():
         if _plain(value):

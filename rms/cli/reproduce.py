@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +13,14 @@ from rms.formats.config import FileError
 from rms.studies.chauhan import chauhan
 from rms.studies.chiesi import chiesi
 from rms.studies.cirrus import cirrus
-from rms.studies.experiment import (
-    STATUSES,
-    Result,
-    counts,
-    make_folder,
-    statements,
-    studies,
-)
+from rms.studies.experiment import STATUSES, Result, counts, make_folder, statements, studies
 from rms.studies.guim import VARIANTS, Grid, guim
 from rms.studies.iserte_rojek import iserte_rojek
 from rms.studies.posner import posner
 from rms.studies.varysched import varysched
 from rms.wire.terminal import CommandError, at_least, columns, completed_by, publish, refuse_on
 
-Experiment = Callable[[argparse.Namespace], Result]
-"""A function of the options."""
-
-EXPERIMENTS: Mapping[str, Experiment] = {
+EXPERIMENTS: Mapping[str, Callable[[argparse.Namespace], Result]] = {
     "iserte-rojek": lambda options: iserte_rojek(options.figures),
     "chiesi": lambda options: chiesi(options.figures),
     "chauhan": lambda options: chauhan(options.figures),
@@ -53,7 +43,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     ),
     "statements": lambda options: recorded(),
 }
-"""All but the last one run an experiment; that one counts the recorded statuses of all."""
+"""Functions of the options. The last one runs nothing: it counts recorded statuses."""
 
 
 def _names(text: str) -> list[str]:
@@ -63,47 +53,22 @@ def _names(text: str) -> list[str]:
     return names
 
 
-OPTIONS: Mapping[str, tuple[Sequence[str], Callable[[str], Any], str, str]] = {
-    "seeds": (["posner"], _names, "S0[,S1...]", "of posner's workloads (default: S0)"),
-    "jobs": (
-        ["posner", "guim"],
-        at_least(1),
-        "N",
-        "simulations of posner and guim at once (default: cores)",
-    ),
-    "logs": (["guim"], _names, "L[,L...]", "of guim: ctc, sdsc, blue (default: all)"),
-    "mixes": (["guim"], _names, "M[,M...]", "of guim: mem, hybrid, comp, equip (default: all)"),
-    "errors": (
-        ["guim"],
-        _names,
-        "PCT[,PCT...]",
-        "of guim's expected bandwidth (default: 10,50,100)",
-    ),
-    "keep": (
-        ["guim"],
-        Path,
-        "FILE",
-        "of guim: keep each simulation that is over there, and do not run those again",
-    ),
-    "first": (
-        ["guim"],
-        at_least(0),
-        "N",
-        f"jobs of each of guim's logs, the first ones; 0 for all (default: {Grid().first})",
-    ),
-    "variants": (
-        ["guim"],
-        _names,
-        "V[,V...]",
-        "assumptions of guim that are simulated beside the default one:"
-        f" {', '.join(VARIANTS)} (default: all)",
-    ),
+ASSUMPTIONS = f"simulated assumptions beside the default one: {', '.join(VARIANTS)} (default: all)"
+
+OPTIONS: Mapping[str, tuple[str, Callable[[str], Any], str, str]] = {
+    "seeds": ("posner", _names, "S0[,S1...]", "workloads (default: S0)"),
+    "jobs": ("posner guim", at_least(1), "N", "simulations at once (default: cores)"),
+    "logs": ("guim", _names, "L[,L...]", "ctc, sdsc, blue (default: all)"),
+    "mixes": ("guim", _names, "M[,M...]", "mem, hybrid, comp, equip (default: all)"),
+    "errors": ("guim", _names, "PCT[,PCT...]", "errors of bandwidth (default: 10,50,100)"),
+    "keep": ("guim", Path, "FILE", "keep finished simulations there, and do not repeat them"),
+    "first": ("guim", at_least(0), "N", f"first jobs of a log; 0: all (default: {Grid().first})"),
+    "variants": ("guim", _names, "V[,V...]", ASSUMPTIONS),
 }
-"""Options of some experiments: their names, the type, the value in the help, and the help."""
+"""Options of some experiments: names of these, type, value in the help, and help."""
 
 
 def add_reproduce(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms reproduce``."""
     add = command.add_argument
     name = add(
         "name", metavar="|".join(EXPERIMENTS), help="the experiment, by its authors or system"
@@ -112,8 +77,9 @@ def add_reproduce(command: argparse.ArgumentParser) -> None:
     text = "data of studies that the project does not ship (default: MALLEABLE_DATA)"
     add("--data", type=Path, metavar="DIR", help=text)
     add("--figures", type=Path, metavar="DIR", help="draw its figures there")
-    for option, (_, kind, metavar, text) in OPTIONS.items():
-        add(f"--{option}", type=kind, metavar=metavar, help=text)
+    for option, (names, kind, metavar, text) in OPTIONS.items():
+        words = f"of {' and '.join(names.split())}: {text}"
+        add(f"--{option}", type=kind, metavar=metavar, help=words)
 
 
 def reproduce(arguments: argparse.Namespace) -> int:
@@ -122,7 +88,8 @@ def reproduce(arguments: argparse.Namespace) -> int:
         raise CommandError(
             f"expected an experiment of {', '.join(EXPERIMENTS)}, got {arguments.name!r}"
         )
-    for option, (names, *_) in OPTIONS.items():
+    for option, row in OPTIONS.items():
+        names = row[0].split()
         if arguments.name not in names and getattr(arguments, option) is not None:
             raise CommandError(
                 f"expected --{option} with {' or '.join(names)} only, got it with {arguments.name}"
@@ -135,11 +102,6 @@ def reproduce(arguments: argparse.Namespace) -> int:
 
 
 def grid(options: argparse.Namespace) -> Grid:
-    """Return the simulations of guim by the options.
-
-    Raises:
-        CommandError: a name or an error is not one of the paper's.
-    """
     whole = Grid()
     for option in ("logs", "mixes", "variants"):
         names, choices = getattr(options, option) or (), getattr(whole, option)
@@ -160,7 +122,7 @@ def grid(options: argparse.Namespace) -> Grid:
 
 
 def recorded() -> Result:
-    """Return the number of statements of each paper by recorded status; nothing runs."""
+    """Return the number of statements by paper and recorded status; nothing runs."""
     numbers = {study: counts(statements(study)) for study in studies()}
     numbers["all"] = {
         status: sum(of_study.get(status, 0) for of_study in numbers.values()) for status in STATUSES
@@ -174,11 +136,6 @@ def recorded() -> Result:
 
 
 def data_folder(options: argparse.Namespace) -> Path:
-    """Return the folder of external data.
-
-    Raises:
-        FileError: none is named, or it is none.
-    """
     folder = options.data or os.environ.get("MALLEABLE_DATA")
     if folder is None:
         raise FileError(

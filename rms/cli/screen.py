@@ -1,8 +1,7 @@
 """The screen of ``rms top``: the cluster in two lines, a table of jobs, and actions on a job.
 
-Requests to the daemon are made in threads, so that keys work while it does not answer. The table
-holds only the rows in sight of a list that may have a hundred thousand; textual's ``DataTable``
-holds them all.
+Requests to the daemon run in threads, so that keys work while it does not answer. The table holds
+only the visible rows of a list of up to a hundred thousand; textual's ``DataTable`` holds them all.
 """
 
 from __future__ import annotations
@@ -11,9 +10,12 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 from urllib.parse import quote
 
 from rich.cells import set_cell_size
@@ -46,7 +48,7 @@ from rms.wire.users import HistoryEntry
 
 
 class Confirmation(ModalScreen[int]):
-    """Asks for confirmation of an action: returns -1 for no, else a number of nodes or 0."""
+    """A question whether to carry out an action; its result is -1 for no, else 0 or the nodes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,n", "no", "No"),
@@ -65,7 +67,6 @@ class Confirmation(ModalScreen[int]):
         self._action = action
 
     def compose(self) -> ComposeResult:
-        """Yield the effect, an input if the action needs a number, and the buttons."""
         with Vertical():
             yield Static(Text(printable(self._action.say)))
             if self._action.nodes:
@@ -75,12 +76,10 @@ class Confirmation(ModalScreen[int]):
                 yield Button("No (n)", id="no")
 
     def on_mount(self) -> None:
-        """Focus the input, or the button that does nothing."""
         self.query_one("Input" if self._action.nodes else "#no").focus()
 
     @on(Button.Pressed, "#no")
     def action_no(self) -> None:
-        """Do nothing."""
         self.dismiss(-1)
 
     @on(Button.Pressed, "#yes")
@@ -98,7 +97,7 @@ class Confirmation(ModalScreen[int]):
 
 
 class Reader(ModalScreen[None]):
-    """Shows lines of text."""
+    """A window with lines of text."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "close", "Close")]
     DEFAULT_CSS = """
@@ -112,18 +111,15 @@ class Reader(ModalScreen[None]):
         self._title, self._lines, self._end = title, lines, end
 
     def compose(self) -> ComposeResult:
-        """Yield the lines."""
         with VerticalScroll() as scroll:
             scroll.border_title = Text(f"{printable(self._title)} (Esc closes)").markup
             yield Static(Text("\n".join(map(printable, self._lines))))
 
     def on_mount(self) -> None:
-        """Show the end first, if ``end`` is set."""
         if self._end:
             self.query_one(VerticalScroll).scroll_end(animate=False)
 
     def action_close(self) -> None:
-        """Go back to the table."""
         self.dismiss()
 
 
@@ -159,7 +155,7 @@ LAST = "NODELIST(REASON)"
 
 
 def widths(whole: int) -> list[int]:
-    """Return the width of each column on a terminal; the last has the rest."""
+    """Return the widths of the columns on a terminal; the last has the rest."""
     share = min(1.0, max(0.0, (whole - 80) / 40))
     wide = [round(column.narrow + share * (column.wide - column.narrow)) for column in COLUMNS]
     return [*wide, max(0, whole - sum(wide) - len(wide))]
@@ -176,16 +172,11 @@ def heads(whole: int, sort: str) -> str:
 
 def head_at(x: int, whole: int) -> str:
     """Return the sort key of the column at a place, "" if it has none."""
-    end = 0
-    for column, width in zip(COLUMNS, widths(whole), strict=False):
-        end += width + 1
-        if x < end:
-            return column.sort
-    return ""
+    ends = accumulate(width + 1 for width in widths(whole))
+    return next((column.sort for column, end in zip(COLUMNS, ends, strict=False) if x < end), "")
 
 
 def cells(line: JobLine, now_s: float) -> list[str]:
-    """Return the cells of a row."""
     job = line.job
     since_s = job.submit_s if job.start_s is None else job.start_s
     return [
@@ -201,7 +192,7 @@ def cells(line: JobLine, now_s: float) -> list[str]:
 
 
 def _fit(words: list[str], wide: list[int]) -> list[str]:
-    """Return each text at the width of its column; a text that is too long ends with ``…``."""
+    """Return the texts at the widths of their columns; too long ones are cut, with ``…``."""
     parts = []
     right = [column.right for column in COLUMNS] + [False]
     for word, width, to_right in zip(words, wide, right, strict=False):
@@ -216,7 +207,7 @@ def _fit(words: list[str], wide: list[int]) -> list[str]:
 
 
 class JobTable(ScrollView):
-    """Rows of jobs, one of them selected; the table tells which rows it needs."""
+    """Rows of jobs, one of them selected; :meth:`wanted` are the rows that the table needs."""
 
     can_focus = True
     DEFAULT_CSS = "JobTable { overflow-x: hidden; scrollbar-size-vertical: 1; }"
@@ -248,9 +239,7 @@ class JobTable(ScrollView):
 
     @property
     def width(self) -> int:
-        """Width of the rows."""
-        width: int = self.scrollable_content_region.width
-        return width
+        return int(self.scrollable_content_region.width)
 
     def wanted(self) -> tuple[int, int]:
         """Return the rows that it needs: the first one and their number."""
@@ -267,7 +256,7 @@ class JobTable(ScrollView):
         self._row = max(0, min(self._row, page.total - 1))
         self.virtual_size = Size(self.width, page.total)
         if self._row != before:
-            self._see()
+            self._scroll_to_selected()
         self._choose()
         self.refresh()
 
@@ -287,18 +276,16 @@ class JobTable(ScrollView):
         self.post_message(self.Moved())
 
     def render_line(self, y: int) -> Strip:
-        """Return a visible line."""
         row, width = self.scroll_offset.y + y, self.width
         at = row - self._page.offset
         if not 0 <= at < len(self._page.lines):
             text = " …" if row < self._page.total else ""
             return Strip([Segment(text.ljust(width), self.rich_style)], width)
         line = self._page.lines[at]
+        parts = _fit(cells(line, self._now_s), widths(width))
         if row == self._row:
             style = self.rich_style + Style(reverse=True, bold=self.has_focus)
-            words = " ".join(_fit(cells(line, self._now_s), widths(width)))
-            return Strip([Segment(words, style)]).adjust_cell_length(width, style)
-        parts = _fit(cells(line, self._now_s), widths(width))
+            return Strip([Segment(" ".join(parts), style)]).adjust_cell_length(width, style)
         segments = []
         for n, word in enumerate(parts):
             colour = COLOURS.get(line.job.state) if n == 2 else None
@@ -307,12 +294,10 @@ class JobTable(ScrollView):
         return Strip(segments).adjust_cell_length(width, self.rich_style)
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """Request the visible rows."""
         super().watch_scroll_y(old_value, new_value)
         self._need()
 
     def on_resize(self) -> None:
-        """Request the visible rows."""
         self.virtual_size = Size(self.width, self._page.total)
         self._need()
 
@@ -322,24 +307,20 @@ class JobTable(ScrollView):
         if first < held[0] or min(last, self._page.total) > held[1]:
             self.post_message(self.Unloaded())
 
-    def _see(self) -> None:
-        """Scroll to the selected row."""
+    def _scroll_to_selected(self) -> None:
         region = Region(0, self._row, self.size.width, 1)
         self.scroll_to_region(region, animate=False, force=True, immediate=True)
 
     def action_move(self, rows: int) -> None:
-        """Select a row further down, or up."""
         self._row = max(0, min(self._row + rows, self._page.total - 1))
-        self._see()
+        self._scroll_to_selected()
         self._choose()
         self.refresh()
 
     def action_leaf(self, pages: int) -> None:
-        """Select a row a page further down, or up."""
         self.action_move(pages * max(1, self.size.height - 1))
 
     def action_open(self) -> None:
-        """Open the selected row."""
         self.post_message(self.RowOpened())
 
     def on_click(self, event: events.Click) -> None:
@@ -364,36 +345,21 @@ T = TypeVar("T")
 
 async def in_thread(call: Callable[[], T]) -> T:
     """Call a function in a thread that does not delay the end of the program."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def deliver(error: BaseException | None, result: Any) -> None:
-        if future.cancelled():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
+    future = Future[T]()
+    future.set_running_or_notify_cancel()  # the end of the program does not cancel it
 
     def run() -> None:
-        error, result = None, None
         try:
-            result = call()
-        except Exception as failed:  # it is raised where it is awaited
-            error = failed
-        with contextlib.suppress(RuntimeError):  # the loop is over
-            loop.call_soon_threadsafe(deliver, error, result)
+            future.set_result(call())
+        except Exception as error:  # it is raised where it is awaited
+            future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)
 
 
 class Top(App[None]):
-    """``rms top``.
-
-    Args:
-        server: the daemon's address.
-    """
+    """``rms top``, of the daemon at an address."""
 
     TITLE = "rms top"
     ENABLE_COMMAND_PALETTE = False
@@ -431,7 +397,6 @@ class Top(App[None]):
         self._field = Input(placeholder="text in an id or a name", id="find")
 
     def compose(self) -> ComposeResult:
-        """Yield the parts of the screen from the top."""
         yield self._summary
         yield self._heads
         yield self.table
@@ -440,7 +405,6 @@ class Top(App[None]):
         yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Start to follow the daemon."""
         self.table.focus()
         self._follow()
 
@@ -461,12 +425,13 @@ class Top(App[None]):
 
     @work
     async def _follow(self) -> None:
-        """Show the daemon's answer, every second and when other rows become visible."""
+        """Show the daemon's answer every second, and when other rows become visible."""
         while True:
             self._wake.clear()
             query = self._query()
             try:
-                live = await in_thread(lambda q=query: self._ask(q))  # type: ignore[misc]
+                answer = partial(ask, Live, self._server, "POST", LIVE_PATH, query)
+                live = await in_thread(answer)
             except ServerError as error:
                 text = f"no daemon: {error}; next attempt in {REFRESH_S:g} s"
                 self._summary.update(Text(printable(text), style="bold red"))
@@ -477,9 +442,6 @@ class Top(App[None]):
                     continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), REFRESH_S)
-
-    def _ask(self, query: LiveQuery) -> Live:
-        return ask(Live, self._server, "POST", LIVE_PATH, query)
 
     def _show(self, live: Live) -> None:
         text = Text(summary(live), no_wrap=True)
@@ -497,12 +459,10 @@ class Top(App[None]):
 
     @on(JobTable.Unloaded)
     def refresh_rows(self) -> None:
-        """Request the visible rows."""
         self._wake.set()
 
     @on(JobTable.Moved)
     def show_details(self) -> None:
-        """Show details of the selected row."""
         line, is_active = self.table.chosen(), self._list == "active"
         nothing = f"No {'pending or running' if is_active else 'completed'} jobs."
         text = (nothing if not self._find else "") if line is None else details(line)
@@ -514,7 +474,6 @@ class Top(App[None]):
     # --- keys ------------------------------------------------------------------------------------
 
     def on_resize(self) -> None:
-        """Fit the heads to the new width of the table."""
         self.call_after_refresh(self._show_heads)
 
     @on(events.Click, "#heads")
@@ -530,7 +489,6 @@ class Top(App[None]):
         self._sort_by(orders[(orders.index(self._sort.removeprefix("-")) + 1) % len(orders)])
 
     def action_turn(self) -> None:
-        """Reverse the order."""
         if self._sort:
             by = self._sort.removeprefix("-")
             self._sort_by(by if self._sort.startswith("-") else f"-{by}")
@@ -549,7 +507,6 @@ class Top(App[None]):
         self._restart()
 
     def action_find(self) -> None:
-        """Open the input of a text in ids or names."""
         self._field.display = True
         self._field.focus()
 
@@ -561,7 +518,6 @@ class Top(App[None]):
         self._restart()
 
     def action_leave_find(self) -> None:
-        """Go back to the table."""
         self._field.display = False
         self.table.focus()
 
@@ -599,7 +555,6 @@ class Top(App[None]):
         self.push_screen(Confirmation(can[0]), then)
 
     def action_hold(self) -> None:
-        """Hold the selected job; release one on hold."""
         self.action_act("hold", "release")
 
     @work
@@ -614,7 +569,6 @@ class Top(App[None]):
 
     @work
     async def action_explain(self) -> None:
-        """Show the decisions about the selected job."""
         line = self.table.chosen()
         if line is None:
             return
@@ -673,12 +627,9 @@ def curve(watts: list[float]) -> str:
 def details(line: JobLine) -> str:
     """Return two lines about a row: the job, and its nodes or the reason that it is pending."""
     job = line.job
-    low, high = job.nodes_min, job.nodes_max
-    may = f"{low}" if low == high else f"{low} to {high}"
     tasks = f", {line.tasks:,} tasks" if line.tasks > 1 else ""
-    first = (
-        f"{line.ids} {job.name}{tasks}, {job.mode}, nodes {may}, submitted {clock(job.submit_s)}"
-    )
+    first = f"{line.ids} {job.name}{tasks}, {job.mode}, nodes {job.range_words}, submitted "
+    first += clock(job.submit_s)
     second = fold_slots(job.nodes) or job.reason
     if job.expected_start_s is not None:
         second = f"expected to start at {clock(job.expected_start_s)}: {second}"

@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 
-from rms.cli.options import Workload, add_policy, candidates, log_lines, read_inputs
+from rms.cli.options import add_policy, candidates, log_lines, read_inputs
 from rms.client.connection import ask, server_address
 from rms.core.model.events import NodeDown, NodeUp
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Site
@@ -28,17 +28,10 @@ from rms.formats.joblog import COMMAND, Unit
 from rms.formats.jobscript import ScriptError, parse_power_cap
 from rms.formats.swf import write_trace
 from rms.kernels.model import ChoiceError, Governor, Resource
-from rms.kernels.record import (
-    RecordEntry,
-    StrategyOutcome,
-    TaskRecord,
-    as_it_was,
-    past_tasks,
-    tried,
-)
+from rms.kernels.record import RecordEntry, TaskRecord, as_it_was, past_tasks, tried
 from rms.kernels.scheduler import STRATEGIES, Strategy
 from rms.sim.classes import by_class, class_lines
-from rms.sim.run import COLUMNS, chosen, failing, figures, rows, simulated, write_rows
+from rms.sim.run import COLUMNS, chosen, failing, figures, rows, simulated
 from rms.sim.simulator import Passes
 from rms.wire.files import csv_text, write_output
 from rms.wire.terminal import (
@@ -61,7 +54,6 @@ SACCT_HELP = f"""for --sacct, on a login node (add --partition where partitions 
 
 
 def add_simulate(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms simulate``."""
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.epilog = SACCT_HELP
     add = command.add_argument
@@ -105,7 +97,7 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
         "--per-job",
         type=Path,
         metavar="OUT.csv",
-        help="a row for each job; the last column is its name, where a workload file names jobs",
+        help="a row by job; the last column is its name, where a workload file names jobs",
     )
     add(
         "--malleable",
@@ -116,7 +108,7 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
         "--malleable-jobs",
         metavar="CRITERIA",
         help="only jobs like 'user=alice,name=wrf*,nodes=4-64,hours=1-' (also account, partition; "
-        "a key given twice: either)",
+        "a repeated key: either)",
     )
     add(
         "--serial",
@@ -124,29 +116,19 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
         help="part of a run time that is not parallel; the first is used, the others are tried "
         "(default: 0.05,0.01,0.2)",
     )
-    add("--mtbf", type=positive, metavar="H", help="each node fails that often")
+    add("--mtbf", type=positive, metavar="H", help="mean time between failures of a node")
     add("--repair", type=seconds, default=1.0, metavar="H", help="and is back after")
-    add("--power-cap", metavar="W", help="power that the cluster is not to pass")
+    add("--power-cap", metavar="W", help="power cap of the cluster")
     add("--seed", type=int, default=1, metavar="X", help="of the failures")
     add("--figure", type=Path, metavar="FILE.png", help="of --malleable")
     add("--out", type=Path, metavar="OUT.swf", help="the schedule as a trace")
 
 
+@refuse_on(FileError, PolicyError)
 def simulate(arguments: argparse.Namespace) -> int:
     """``rms simulate``: a workload or a trace on a virtual clock."""
-    with refuse_on(FileError, PolicyError):
-        return _simulate(arguments)
-
-
-def _simulate(arguments: argparse.Namespace) -> int:
-    targets = (
-        (arguments.json, "--json"),
-        (arguments.per_job, "--per-job"),
-        (arguments.out, "--out"),
-        (arguments.figure, "--figure"),
-    )
-    for target, option in targets:
-        problem = check_writable(target, option)
+    for option in ("json", "per_job", "out", "figure"):
+        problem = check_writable(getattr(arguments, option), f"--{option.replace('_', '-')}")
         if problem is not None:
             raise FileError(problem)
     if arguments.strategy is not None:
@@ -160,7 +142,10 @@ def _simulate(arguments: argparse.Namespace) -> int:
     policy = named(arguments.policy)
     shared = policy.placement.pooled or (policy.placement.shared and arguments.cluster is not None)
     work = read_inputs(arguments, modes[0] if modes else None, shared=shared)
-    _refuse_on_shared(arguments, work)
+    if work.site.host and arguments.mtbf is not None:
+        raise FileError("expected nodes that stay up (no --mtbf) where jobs share them, got --mtbf")
+    if work.site.contended and arguments.passes == "per-timestamp":
+        raise FileError("expected --passes per-event on nodes of a bandwidth, got per-timestamp")
     specs, site = work.specs, _capped(arguments.power_cap, work.site, work.specs)
     policy = chosen(
         policy,
@@ -173,14 +158,10 @@ def _simulate(arguments: argparse.Namespace) -> int:
     if site.power_cap_w is not None or policy.placement.caps_nodes:
         _warn_unknown(site, specs)
     failures = _failures(arguments, site, specs)
-    with ProgressBar(len(specs), quiet=arguments.json == "-") as progress:
+    passes = arguments.passes
+    with _progress_bar(len(specs), quiet=arguments.json == "-") as progress:
         simulation, wall_s = simulated(
-            specs,
-            site,
-            policy,
-            passes=arguments.passes,
-            progress=progress,
-            failures=failures,
+            specs, site, policy, passes=passes, progress=progress, failures=failures
         )
     result = figures(simulation, specs, policy, wall_s) | work.notes
     resizable = {spec.id for spec in specs if spec.mode.resizable}
@@ -197,30 +178,12 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 def _write_rows(path: Path, rows: Sequence[dict[str, Any]], names: Mapping[JobId, str]) -> None:
     """Write the rows per job, with the names of jobs in a last column if any has one."""
-    if not names:
-        write_rows(path, rows)
-        return
-    table = [[*(row[name] for name in COLUMNS), names.get(row["job"], "")] for row in rows]
-    write_output(path, csv_text([[*COLUMNS, "name"], *table]))
-
-
-def _refuse_on_shared(arguments: argparse.Namespace, work: Workload) -> None:
-    """Refuse options that have no simulation on nodes that jobs share.
-
-    Raises:
-        FileError: there is one.
-    """
-    site = work.site
-    if site.host and arguments.mtbf is not None:
-        raise FileError("expected nodes that stay up (no --mtbf) where jobs share them, got --mtbf")
-    if not site.contended:
-        return
-    if arguments.passes == "per-timestamp":
-        raise FileError("expected --passes per-event on nodes of a bandwidth, got per-timestamp")
+    heads = [*COLUMNS, "name"] if names else COLUMNS
+    named = [row | {"name": names.get(row["job"], "")} for row in rows]
+    write_output(path, csv_text([heads, *([row[head] for head in heads] for row in named)]))
 
 
 def _capped(text: str | None, site: Site, specs: Sequence[JobSpec]) -> Site:
-    """Return the cluster under the power cap of ``--power-cap``."""
     if text is None:
         return site
     with refuse_on(ScriptError):
@@ -236,7 +199,6 @@ def _capped(text: str | None, site: Site, specs: Sequence[JobSpec]) -> Site:
 
 
 def _warn_unknown(site: Site, specs: Sequence[JobSpec]) -> None:
-    """Write to standard error how many jobs count as 0 W under a power cap."""
     unknown = sum(is_unknown(site.power or (NodePower(),), spec) for spec in specs)
     if unknown:
         say(
@@ -248,17 +210,15 @@ def _warn_unknown(site: Site, specs: Sequence[JobSpec]) -> None:
 def _failures(
     arguments: argparse.Namespace, site: Site, specs: Sequence[JobSpec]
 ) -> list[NodeDown | NodeUp]:
-    """Return the failures of ``--mtbf``."""
     if arguments.mtbf is None:
         return []
     if arguments.cluster is None:
         raise FileError("expected --cluster FILE.toml with --mtbf: counted processors do not fail")
-    horizon_s = max(spec.submit_s for spec in specs) + 3600.0 * 24 * 365
     return failing(
         site.nodes,
         mtbf_s=3600.0 * arguments.mtbf,
         repair_s=3600.0 * arguments.repair,
-        horizon_s=horizon_s,
+        horizon_s=max(spec.submit_s for spec in specs) + 3600.0 * 24 * 365,
         seed=arguments.seed,
     )
 
@@ -273,11 +233,6 @@ def _modes(text: str | None) -> tuple[Mode, ...]:
 
 
 def _refuse_unused(arguments: argparse.Namespace) -> None:
-    """Refuse options that would have no effect.
-
-    Raises:
-        FileError: there is one.
-    """
     for option in ("journal", "hours", "governor", "server"):
         if getattr(arguments, option) is not None:
             raise FileError(f"expected --strategy with --{option}, which is of what tasks did")
@@ -294,33 +249,24 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
         raise FileError(f"expected --malleable with --passes per-event, got {arguments.passes}")
 
 
-class ProgressBar:
-    """A progress bar on standard error, where that is a terminal."""
+@contextlib.contextmanager
+def _progress_bar(total: int, *, quiet: bool) -> Iterator[Callable[[int], None] | None]:
+    """Show a progress bar on a terminal; yield a function of the number of ended jobs, or None."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
 
-    def __init__(self, total: int, *, quiet: bool = False) -> None:
-        self._total, self._quiet = total, quiet or not sys.stderr.isatty()
-
-    def __enter__(self) -> Callable[[int], None] | None:
-        """Return a function of the number of jobs that are over, or None."""
-        if self._quiet:
-            return None
-        from rich.console import Console
-        from rich.progress import Progress
-
-        self._bar = Progress(console=Console(stderr=True), transient=True)
-        self._bar.start()
-        task = self._bar.add_task("jobs", total=self._total)
-        every = max(1, self._total // 200)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("jobs", total=total)
+        every = max(1, total // 200)
 
         def show(done: int) -> None:
             if done % every == 0:
-                self._bar.update(task, completed=done)
+                bar.update(task, completed=done)
 
-        return show
-
-    def __exit__(self, *_: object) -> None:
-        if not self._quiet:
-            self._bar.stop()
+        yield show
 
 
 def _table(result: dict[str, Any]) -> list[str]:
@@ -349,7 +295,6 @@ def _asks_study(arguments: argparse.Namespace) -> bool:
 
 
 def _malleable(arguments: argparse.Namespace) -> int:
-    """Run the study of malleable shares on a log or a trace."""
     from rms.studies.malleability import MODES, SERIALS, MalleabilityQuestion, answer, draw, table
 
     if arguments.workload is not None:
@@ -396,16 +341,15 @@ def _numbers(text: str, what: str, most: float) -> tuple[float, ...]:
 
 # --- ``--strategy``: strategies of tasks on the record of a daemon ---------------------------
 
-OF_JOBS = (
-    *("workload", "trace", "sacct", "cluster", "processors", "mode", "order", "estimates"),
-    *("malleable", "malleable_jobs", "per_job", "out", "mtbf", "figure", "power_cap"),
-)
+OF_JOBS = """
+    workload trace sacct cluster processors mode order estimates malleable malleable_jobs per_job
+    out mtbf figure power_cap
+"""
 """Options of simulations of jobs, which ``--strategy`` refuses."""
 
 
 def _try_strategies(arguments: argparse.Namespace) -> int:
-    """Print the figures of a record, and those of strategies on its tasks."""
-    for name in OF_JOBS:
+    for name in OF_JOBS.split():
         if getattr(arguments, name) is not None:
             raise FileError(f"expected --strategy or --{name.replace('_', '-')}, got both")
     record = _record(arguments)
@@ -414,11 +358,11 @@ def _try_strategies(arguments: argparse.Namespace) -> int:
     governor = None if arguments.governor is None else Governor(arguments.governor)
     decided = [name for name in record.strategies[-1:] if name in STRATEGIES]
     names = list(dict.fromkeys([*decided, *arguments.strategy]))
-    rows = [_row("as it happened", as_it_was(record))]
+    rows = [{"strategy": "as it happened", **asdict(as_it_was(record))}]
     for name in names:
         with _loaded(name) as strategy:
             try:
-                rows.append(_row(name, tried(record, strategy, governor)))
+                rows.append({"strategy": name, **asdict(tried(record, strategy, governor))})
             except (ChoiceError, ValueError) as error:
                 words = str(error) if str(error).startswith(name) else f"{name}: {error}"
                 raise CommandError(words, 1) from None
@@ -433,7 +377,6 @@ def _try_strategies(arguments: argparse.Namespace) -> int:
 
 
 def _record(arguments: argparse.Namespace) -> TaskRecord:
-    """Read the record of a journal, or else of a running daemon."""
     if arguments.journal is None:
         server = server_address(arguments.server, os.environ)
         entries = ask(list[RecordEntry], server, "GET", "/tasks/record")
@@ -448,7 +391,7 @@ def _record(arguments: argparse.Namespace) -> TaskRecord:
             entries = journal.recorded()
     since_s = 0.0
     if arguments.hours is not None:
-        since_s = max((each.at_s for each in entries), default=0.0) - 3600.0 * arguments.hours
+        since_s = max((entry.at_s for entry in entries), default=0.0) - 3600.0 * arguments.hours
     return past_tasks(entries, since_s)
 
 
@@ -469,10 +412,6 @@ def _loaded(name: str) -> Iterator[Strategy]:
         yield strategy
     finally:
         strategy.close()
-
-
-def _row(name: str, outcome: StrategyOutcome) -> dict[str, Any]:
-    return {"strategy": name, **asdict(outcome)}
 
 
 def _strategy_table(summary: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
@@ -501,7 +440,7 @@ def _strategy_table(summary: dict[str, Any], rows: list[dict[str, Any]]) -> list
     for row in rows[1:]:
         times = row["times"]
         lines.append(
-            f"{row['strategy']}: run times as seen {times.get('seen', 0)}, of tasks alike "
+            f"{row['strategy']}: run times measured {times.get('seen', 0)}, of tasks alike "
             f"{times.get('alike', 0)}, by affinity {times.get('affinity', 0)}"
         )
         if row["unfinished"]:

@@ -1,4 +1,4 @@
-"""``rms submit``: a job script or a command, with what its job is to have."""
+"""``rms submit``: a job script or a command, with the options of its job."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from rms.wire.users import Options
 
 
 def add_submit(command: Parser) -> None:
-    """Add the options of ``rms submit``."""
     command.description = (
-        "Hand in a job script or a command. One whose program was measured by rms profile on this "
-        "machine needs no table of run times: it is found by all words of the command (of a "
+        "Submit a job script or a command. One whose program was measured by rms profile on this "
+        "machine needs no table of run times: its profile has all words of the command (of a "
         "script, of its one launcher line), the contents of the program's file (of an interpreter, "
         "its script's too) and the machine (processor, cores, GPUs). Under a policy whose jobs "
         "share nodes (placement less-consume, first-fit-shared, consolidate) --nodes counts "
-        "slots, of one process each."
+        "slots, of one process."
     )
     add = command.add_argument
     add(
@@ -97,13 +96,11 @@ def _script(arguments: argparse.Namespace) -> tuple[str, str]:
             got = f"{script}, which does not exist; for a command: rms submit -- {command}"
             raise ScriptError(f"expected a job script, got {got}")
         return commands.read_script(script), printable(script.name)
-    return commands.script_of(arguments.command_line), printable(
-        Path(arguments.command_line[0]).name
-    )
+    name = Path(arguments.command_line[0]).name
+    return commands.script_of(arguments.command_line), printable(name)
 
 
 def _standard_input() -> str:
-    """Return the text of a script on standard input."""
     if sys.stdin is None or sys.stdin.isatty():
         raise ScriptError("expected a SCRIPT or -- COMMAND, got neither")
     expected = "a SCRIPT, -- COMMAND or a script in standard input"
@@ -135,7 +132,7 @@ def _with_slurm_options(text: str, arguments: argparse.Namespace) -> str:
     """Insert the options that only Slurm reads as an ``#SBATCH`` line before the first command."""
     words = []
     for option in OPTIONS:
-        value = getattr(arguments, _dest(option), None) if option.of_slurm else None
+        value = getattr(arguments, option.name.replace("-", "_"), None) if option.of_slurm else None
         if value is not None:
             words.append(f"--{option.name}" if option.is_flag else f"--{option.name}={value}")
     words = [shlex.quote(word) for word in words]
@@ -149,16 +146,11 @@ def _with_slurm_options(text: str, arguments: argparse.Namespace) -> str:
     return "\n".join([*lines[:at], f"#SBATCH {' '.join(words)}", *lines[at:]])
 
 
-def _dest(option: Option) -> str:
-    return option.name.replace("-", "_")
-
-
 def _options(arguments: argparse.Namespace) -> Options:
-    """Return the options of the command line."""
     own = [*arguments.arguments, *(arguments.command_line if arguments.script else [])]
     options = Options(arguments=tuple(own) or None)
     for option in OPTIONS:
-        value = getattr(arguments, _dest(option), None)
+        value = getattr(arguments, option.name.replace("-", "_"), None)
         if value is not None and not option.of_slurm:
             name = f"no-{option.name}" if value is False else option.name
             options = read_option(name, str(value)).over(options)

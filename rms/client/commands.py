@@ -19,6 +19,7 @@ from rms.client.launch import strip_options
 from rms.formats.jobscript import ScriptError, parse_script, parse_text
 from rms.formats.profiles import Program, read
 from rms.formats.values import fold_ids
+from rms.wire.mpiexec import LAUNCHERS
 from rms.wire.users import (
     OVER,
     WAIT_PATH,
@@ -48,9 +49,6 @@ SUMMARY_S = 10.0
 
 COPY_BYTES = 1 << 16
 
-LAUNCHERS = ("srun", "mpirun", "mpiexec")
-"""Commands that start a parallel program in a script."""
-
 _QUOTED = re.compile(r"""\\.|'[^']*'|"[^"$`\\]*\"""")
 """Quoted words without expansion by a shell."""
 
@@ -79,7 +77,7 @@ class Action:
 
 
 def actions(job: JobRow, ids: str) -> list[Action]:
-    """Return the actions on a job; ``ids`` are all jobs of its row, as ``8_[3-10]``."""
+    """Return the actions on a job; ``ids`` are all jobs of its row, such as ``8_[3-10]``."""
     if job.state in OVER:
         return []
     runs = job.state == "RUNNING"
@@ -111,19 +109,12 @@ def actions(job: JobRow, ids: str) -> list[Action]:
 
 def requeue_words(job: JobRow) -> str:
     """Return the effect of requeueing a job."""
-    end = (
-        "it ends at a checkpoint and waits again" if job.restartable else "it ends and waits again"
-    )
-    where = restart_words(job.restartable, job.step, job.steps)
-    return f"{end}; {where}"
+    end = "it ends at a checkpoint" if job.restartable else "it ends"
+    return f"{end} and waits again; {restart_words(job.restartable, job.step, job.steps)}"
 
 
 def act(server: str, do: str, ids: str, nodes: int) -> str:
-    """Carry out an action; return the daemon's answer in words.
-
-    Raises:
-        ServerError: the daemon does not answer, or refuses.
-    """
+    """Carry out an action; return the daemon's answer in words."""
     if do == "resize":
         answer = ask(ResizeAnswer, server, "POST", "/resize", ResizeCommand(ids, nodes))
         if answer.decision in ("Resize", "Waits"):
@@ -138,11 +129,7 @@ def act(server: str, do: str, ids: str, nodes: int) -> str:
 
 
 def read_script(path: Path) -> str:
-    """Return the text of a job script after a check.
-
-    Raises:
-        ScriptError: the file is no job script.
-    """
+    """Return the text of a job script after a check."""
     if path.is_dir():
         raise ScriptError(f"expected a job script, got {path}, which is a directory")
     parse_script(path)
@@ -208,11 +195,6 @@ def submit(
 
 
 def _profile_text(path: Path) -> str:
-    """Return the text of a profile.
-
-    Raises:
-        ScriptError: it cannot be read, or is invalid.
-    """
     try:
         read(path)
         return path.read_text()
@@ -256,7 +238,7 @@ def wait_for(
     The status of a job that did not complete is its script's, or 1 if that is 0 or missing.
 
     Args:
-        say: called with the result of each job.
+        say: called with the results of the jobs, in words.
         only_failed: report only jobs that did not complete.
     """
     while unfinished(server, wanted, HOLD_S):
@@ -284,9 +266,6 @@ def follow(
 
     Args:
         say: called with the reason if the job has not started.
-
-    Raises:
-        ServerError: the id is not that of one job, or its output cannot be read here.
     """
     rows = jobs(server, wanted)
     if len(rows) != 1:

@@ -50,14 +50,6 @@ def ask(
     Raises:
         ServerError: the daemon does not answer, refuses, or its answer has another type.
     """
-    content = _exchange(server, method, path, body, token)
-    try:
-        return msgspec.json.decode(content, type=answer)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ServerError(f"{path}: expected an answer of this version, got {error}") from None
-
-
-def _exchange(server: str, method: str, path: str, body: object, token: str) -> bytes:
     if not token and not server.startswith("unix:"):
         token = _server_token(os.environ)
         if not token:
@@ -76,11 +68,13 @@ def _exchange(server: str, method: str, path: str, body: object, token: str) -> 
     if status != 200:
         # 503: the daemon cannot write its journal now.
         raise ServerError(_refusal(content, status, path), 1 if status == 503 else 2)
-    return content
+    try:
+        return msgspec.json.decode(content, type=answer)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ServerError(f"{path}: expected an answer of this version, got {error}") from None
 
 
 def _refusal(content: bytes, status: int, path: str) -> str:
-    """Return the daemon's sentence, or the answer of another server."""
     try:
         answer = json.loads(content or b"null")
     except ValueError:
@@ -91,7 +85,6 @@ def _refusal(content: bytes, status: int, path: str) -> str:
 
 
 def _server_token(env: Mapping[str, str]) -> str:
-    """Return the token for a server on TCP: RMS_TOKEN, or the file in the state folder."""
     if TOKEN_VARIABLE in env:
         return env[TOKEN_VARIABLE]
     with contextlib.suppress(OSError):

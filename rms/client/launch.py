@@ -1,7 +1,7 @@
-"""``rms launch``, to which srun, mpirun and mpiexec of a job script lead.
+"""``rms launch``, the command behind srun, mpirun and mpiexec of a job script.
 
-Runs on compute nodes for each launcher line, so it imports :mod:`rms.wire` and
-:mod:`rms.client.connection` only.
+It runs on compute nodes for every launcher line, so it imports only :mod:`rms.wire` and
+:mod:`rms.client.connection`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rms.client.connection import ServerError, ask, sendable, server_address
-from rms.wire.messages import (
-    JOB_VARIABLE,
-    TOKEN_VARIABLE,
-    LaunchRequest,
-    StepNumber,
-    StepState,
-)
+from rms.wire.messages import JOB_VARIABLE, TOKEN_VARIABLE, LaunchRequest, StepNumber, StepState
 from rms.wire.mpiexec import is_program
 
 T = TypeVar("T")

@@ -17,29 +17,14 @@ from rms.formats.values import fold_slots
 from rms.plots import History, mark_words
 from rms.wire.live import Mark
 from rms.wire.terminal import clock
-from rms.wire.users import (
-    OVER,
-    AcctAnswer,
-    Books,
-    BooksAnswer,
-    HistoryEntry,
-    JobRow,
-    NodeRow,
-    Snapshot,
-)
+from rms.wire.users import OVER, AcctAnswer, BooksAnswer, HistoryEntry, JobRow, NodeRow, Snapshot
 
-JOB_HEADS = (
-    *("JOBID", "NAME", "STATE", "MODE", "NODES", "STEP", "ENERGY_J", "SOURCE"),
-    "NODELIST(REASON)",
-)
+JOB_HEADS = "JOBID NAME STATE MODE NODES STEP ENERGY_J SOURCE NODELIST(REASON)"
 MODE_HEADS = (
     *("MODE", "JOBS", "COMPLETED", "MEAN WAIT", "95 % WAIT", "SLOWDOWN", "MEAN RUN", "RESIZES"),
     *("ENERGY", "A JOB"),
 )
-RESIZE_HEADS = (
-    *("JOBID", "AT", "STEP", "RANKS", "STRATEGY", "BOOT", "STALL", "MOVE", "MOVED", "RATE"),
-    *("TOOK", "SAVES"),
-)
+RESIZE_HEADS = "JOBID AT STEP RANKS STRATEGY BOOT STALL MOVE MOVED RATE TOOK SAVES"
 BOUND_S = 10.0
 """Shortest run time in a bounded slowdown."""
 
@@ -50,21 +35,11 @@ MOST_BARS = 20
 MOST_HISTORIES = 1000
 """Number of the newest jobs with their decisions in a report."""
 
-END_HEADS = (
-    *("JOBID", "NAME", "STATE", "MODE", "WAIT_S", "RUN_S", "RESIZES", "ENERGY_J", "SOURCE"),
-    "REASON",
-)
-
-
-# --- a snapshot ---------------------------------------------------------------------------------
+END_HEADS = "JOBID NAME STATE MODE WAIT_S RUN_S RESIZES ENERGY_J SOURCE REASON"
 
 
 def snapshot(server: str) -> Snapshot:
-    """Return jobs, nodes and books of a daemon.
-
-    Raises:
-        ServerError: the daemon does not answer, or refuses.
-    """
+    """Return jobs, nodes and books of a daemon."""
     return Snapshot(
         ask(list[JobRow], server, "GET", "/jobs"),
         ask(list[NodeRow], server, "GET", "/nodes"),
@@ -73,11 +48,7 @@ def snapshot(server: str) -> Snapshot:
 
 
 def full_snapshot(server: str) -> Snapshot:
-    """Return a snapshot with decisions, and energy by owner, node, device and source.
-
-    Raises:
-        ServerError: the daemon does not answer, or refuses.
-    """
+    """Return a snapshot with decisions, and energy by owner, node, device and source."""
     now = snapshot(server)
     accounting = ask(AcctAnswer, server, "GET", "/acct")  # jobs, sums and rows of one time
     books = msgspec.structs.replace(now.books, energy=accounting.energy)
@@ -106,17 +77,18 @@ def summary(now: Snapshot) -> str:
     return (
         f"Policy {status.policy}, nodes {status.nodes_words} allocated, {status.jobs_words}, "
         f"power {status.power_w:.0f} W, energy {energy.cluster_j:.0f} J, "
-        f"of which jobs {energy.busy_j:.0f} J{tasks}{shared} ({energy_source(energy)})"
+        f"of which jobs {energy.busy_j:.0f} J{tasks}{shared} ({_source(now)})"
     )
 
 
-def energy_source(energy: Books) -> str:
+def _source(now: Snapshot) -> str:
     """Return the source of the cluster's energy, with shares if there are several."""
+    energy = now.books.energy
     return OwnerEnergy.of(energy.sources).sources if energy.sources else energy.power_source
 
 
 def present_jobs(now: Snapshot) -> list[list[str]]:
-    """Return a row, as ``JOB_HEADS``, for each unfinished job, running ones first."""
+    """Return the rows of unfinished jobs under :data:`JOB_HEADS`, running ones first."""
     alive = [job for job in now.jobs if job.state not in OVER]
     alive.sort(key=lambda job: job.state == "PENDING")
     return [
@@ -139,11 +111,7 @@ def present_jobs(now: Snapshot) -> list[list[str]]:
 
 
 def write_report(now: Snapshot, folder: Path) -> Path:
-    """Write a report of all jobs into a folder; return the path of its page.
-
-    Raises:
-        ServerError: it cannot be written.
-    """
+    """Write a report of all jobs into a folder; return the path of its page."""
     try:
         return _report(now).write(folder)
     except OSError as error:
@@ -171,14 +139,18 @@ def _report(now: Snapshot) -> Report:
         )
         rows = [row for row in now.rows if row.end_s > first]
         points = watts_by_owner(rows, first, books.now_s) if rows else watts_of(history)
-        marks = {job.id: _marks(job) for job in now.jobs if job.resizes}
+        marks = {
+            job.id: [(row.at_s, mark_words(Mark.of(job.id, row))) for row in job.resizes]
+            for job in now.jobs
+            if job.resizes
+        }
         report.over_time(history, points, marks)
     _by_mode(report, now.jobs)
     _arrays(report, now.jobs)
     _energy(report, now)
     _resizes(report, now.jobs)
     report.head("Jobs")
-    report.table("jobs", END_HEADS, [_ended(job) for job in now.jobs])
+    report.table("jobs", END_HEADS.split(), [_ended(job) for job in now.jobs])
     _decisions(report, now)
     return report
 
@@ -197,13 +169,8 @@ def _ended(job: JobRow) -> list[str]:
     ]
 
 
-def _marks(job: JobRow) -> list[tuple[float, str]]:
-    """Return a job's resizes in words."""
-    return [(row.at_s, mark_words(Mark.of(job.id, row))) for row in job.resizes]
-
-
 def _by_mode(report: Report, jobs: Sequence[JobRow]) -> None:
-    """Enter waits, slowdowns and energy of completed jobs, by mode."""
+    """Add waits, slowdowns and energy of completed jobs, by mode."""
     by_mode: dict[str, list[JobRow]] = {}
     for job in jobs:
         if job.start_s is not None and job.end_s is not None:
@@ -262,7 +229,7 @@ def _energy(report: Report, now: Snapshot) -> None:
         ("boot", energy.boot_j),
         ("cluster", energy.cluster_j),
     ]
-    report.head(f"Energy (J, {energy_source(energy)})")
+    report.head(f"Energy (J, {_source(now)})")
     report.table("energy", ("of", "J"), [(name, f"{joules:.1f}") for name, joules in sums])
     _sources(report, now)
     most = sorted(now.jobs, key=lambda job: -job.energy_j)[:MOST_BARS]
@@ -272,7 +239,6 @@ def _energy(report: Report, now: Snapshot) -> None:
 
 
 def _sources(report: Report, now: Snapshot) -> None:
-    """Enter the energy of owners by source, if rows of energy are there."""
     if not now.rows:
         return
     jobs = {job.id for job in now.jobs}
@@ -282,14 +248,12 @@ def _sources(report: Report, now: Snapshot) -> None:
         owners[name] = owners.get(name, OwnerEnergy()) + energy
     wrong = imbalance(now)
     agree = f"Jobs, tasks, idle, off and boot are the cluster's energy to {BALANCE:g} of it."
-    report.table(
-        "sources", ("", "energy, source"), [(name, own.words) for name, own in owners.items()]
-    )
+    rows = [(name, own.words) for name, own in owners.items()]
+    report.table("sources", ("", "energy, source"), rows)
     report.say(f"The books do not balance: {wrong}" if wrong else agree)
 
 
 def _resizes(report: Report, jobs: Sequence[JobRow]) -> None:
-    """Enter all resizes, with their cost and saving."""
     rows = [
         [
             job.id,
@@ -310,22 +274,15 @@ def _resizes(report: Report, jobs: Sequence[JobRow]) -> None:
     ]
     if rows:
         report.head("Resizes")
-        report.table("resizes", RESIZE_HEADS, rows)
+        report.table("resizes", RESIZE_HEADS.split(), rows)
 
 
 def _decisions(report: Report, now: Snapshot) -> None:
-    rows = [
-        [
-            clock(entry.at_s, day=True),
-            job,
-            entry.kind,
-            str(entry.size or ""),
-            entry.code,
-            entry.reason,
-        ]
-        for job, entries in now.decisions.items()
-        for entry in entries
-    ]
+    rows = []
+    for job, entries in now.decisions.items():
+        for entry in entries:
+            at, size = clock(entry.at_s, day=True), str(entry.size or "")
+            rows.append([at, job, entry.kind, size, entry.code, entry.reason])
     if rows:
         report.head("Decisions")
         rows.sort(key=lambda row: row[0])

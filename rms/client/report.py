@@ -19,23 +19,12 @@ from typing import Any
 
 from rms import plots
 from rms.core.books.spans import BOOT, OFF
-from rms.plots import (
-    History,
-    Panel,
-    TimeWindow,
-    draw_panels,
-    folded,
-    gantt,
-    lanes_of,
-    power_over_time,
-)
 from rms.wire.files import csv_text, write_whole
 from rms.wire.users import EnergyRow
 
 STYLE = Path(__file__).with_name("report.css")
 SCRIPT = Path(__file__).with_name("report.js")
 NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?([eE][-+]?\d+)?( ?(s|J|kJ|MJ|GJ|W|%|MB|GB/s))?")
-
 
 MOST_ROWS = 1000
 """Rows of a table on the page; the CSV file has all."""
@@ -110,15 +99,15 @@ class Report:
         self.parts.append(_pieces().heading(text, level))
 
     def say(self, text: str) -> None:
-        """Enter a paragraph."""
+        """Add a paragraph."""
         self.parts.append(_pieces().paragraph(text))
 
     def preformatted(self, lines: Iterable[str]) -> None:
-        """Enter lines as a terminal shows them."""
+        """Add lines as a terminal shows them."""
         self.parts.append(_pieces().preformatted("\n".join(lines)))
 
     def picture(self, name: str, draw: Callable[[Path], None]) -> None:
-        """Enter a picture, of which the page has the PNG file."""
+        """Add a picture, of which the page has the PNG file."""
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / f"{name}.png"
             draw(path)
@@ -127,7 +116,7 @@ class Report:
         self.figures[f"{name}.png"] = lambda path: write_whole(path, png)
 
     def table(self, name: str, heads: Sequence[str], rows: Rows) -> None:
-        """Enter a table, and its CSV file of this name."""
+        """Add a table, and its CSV file of this name."""
         self.files[f"{name}.csv"] = csv_text([heads, *rows] if heads else rows)
         self.parts.append(_pieces().table(heads, rows[:MOST_ROWS]))
         if len(rows) > MOST_ROWS:
@@ -160,14 +149,14 @@ class Report:
 
     def over_time(
         self,
-        history: History,
+        history: plots.History,
         points: Sequence[tuple[float, Sequence[float]]],
         marks: Mapping[str, Sequence[tuple[float, str]]],
         name: str = "",
         *,
         relative: bool = False,
     ) -> None:
-        """Enter the jobs on the nodes over time, and the power below.
+        """Add the jobs on the nodes over time, and the power below.
 
         Args:
             points: of the power, as :func:`rms.plots.power` takes them.
@@ -176,7 +165,7 @@ class Report:
             relative: times are seconds since the start instead of times of day.
         """
         end_s = max(history.end_s, history.start_s + 1e-3)
-        window = TimeWindow(history.start_s, end_s, history.start_s)
+        window = plots.TimeWindow(history.start_s, end_s, history.start_s)
         curve = plots.power(points, window).replace("<svg ", '<svg class="curve" ', 1)
         if not any(HINT in part for part in self.parts):
             self.say(HINT)
@@ -192,8 +181,10 @@ class Report:
         )
         if any(sum(watts[1:]) for _, watts in points):
             self.parts.append(_pieces().owners(plots.OWNERS))
-        self.figures[f"{name}nodes.png"] = lambda path: gantt(history, path, "nodes over time")
-        self.figures[f"{name}power.png"] = lambda path: power_over_time(
+        self.figures[f"{name}nodes.png"] = lambda path: plots.gantt(
+            history, path, "nodes over time"
+        )
+        self.figures[f"{name}power.png"] = lambda path: plots.power_over_time(
             {"cluster": history}, path, "power of the cluster"
         )
         spans = [*history.spans, *history.power_spans]
@@ -202,7 +193,7 @@ class Report:
         self.files[f"{name}power.csv"] = csv_text([("at_s", "watts"), *history.power_w])
 
     def tasks(self, array: str, states: Mapping[int, str]) -> None:
-        """Enter the tasks of an array as cells."""
+        """Add the tasks of an array as cells."""
         self.head(f"Array {array}, {len(states):,} tasks", 3)
         firsts = sorted({at - at % plots.CELLS for at in states})
         self.parts.append(
@@ -216,16 +207,16 @@ class Report:
         )
 
     def bars(self, name: str, rows: Sequence[tuple[str, float]], unit: str) -> None:
-        """Enter a bar for each figure."""
-        panel = Panel(name, {"": ([label for label, _ in rows], [v for _, v in rows])}, unit)
+        """Add a bar chart of figures."""
+        panel = plots.Panel(name, {"": ([label for label, _ in rows], [v for _, v in rows])}, unit)
         self.parts.append(plots.rates(rows, unit))
-        self.figures[f"{name}.png"] = lambda path: draw_panels([panel], path, name)
+        self.figures[f"{name}.png"] = lambda path: plots.draw_panels([panel], path, name)
 
 
 def watts_by_owner(
     rows: Iterable[EnergyRow], begin_s: float, end_s: float
 ) -> list[tuple[float, tuple[float, float, float, float]]]:
-    """Return the mean power of jobs (and tasks), idle, off and boot in each part of a time.
+    """Return the mean power of jobs (and tasks), idle, off and boot in all parts of a time.
 
     The joules of all parts are those of the rows that lie in the time.
     """
@@ -249,7 +240,7 @@ def watts_by_owner(
 
 
 def watts_of(
-    history: History,
+    history: plots.History,
 ) -> list[tuple[float, tuple[float, float, float, float]]]:
     """Return the power of the cluster as that of jobs, where its owners are unknown."""
     times, watts = history.power()
@@ -264,11 +255,13 @@ def watts_of(
 
 
 def _lanes(
-    history: History, marks: Mapping[str, Sequence[tuple[float, str]]], window: TimeWindow
+    history: plots.History,
+    marks: Mapping[str, Sequence[tuple[float, str]]],
+    window: plots.TimeWindow,
 ) -> Iterator[tuple[str, str]]:
-    """Yield name and SVG of each lane."""
+    """Yield names and SVG of the lanes."""
     nodes, spans = history.rows, [*history.spans, *history.power_spans]
     most = MOST_LANES if len(spans) <= MOST_BARS else -(-len(nodes) // 2)
-    groups = folded(nodes, min(MOST_LANES, most))
-    for lane in lanes_of(nodes, groups, spans, window):
+    groups = plots.folded(nodes, min(MOST_LANES, most))
+    for lane in plots.lanes_of(nodes, groups, spans, window):
         yield lane.name, plots.lane_svg(lane, plots.marks_on(lane.spans, marks), window)

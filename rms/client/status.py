@@ -71,7 +71,7 @@ class ClusterStatus:
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """Name and value of each number."""
+        """Names and values."""
         return [
             ("Nodes allocated", self.nodes_words),
             ("Running", f"{self.running}"),
@@ -82,11 +82,8 @@ class ClusterStatus:
         ]
 
 
-# --- jobs ---------------------------------------------------------------------------------------
-
-
 def job_facts(job: JobRow) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each fact about a job.
+    """Yield the facts about a job: name and text.
 
     A node failure also requeues a job, so a running job shows the cost of a requeue.
     """
@@ -115,8 +112,8 @@ def job_facts(job: JobRow) -> Iterator[tuple[str, str]]:
     if job.start_s is not None and job.end_s is None:
         yield "if requeued", restart_words(job.restartable, job.step, job.steps)
     if job.seen:
-        speeds = [f"{s.steps / s.seconds:.4g} on {s.nodes}" for s in job.seen if s.seconds > 0.0]
-        yield "steps a second", ", ".join(speeds)
+        rates = [f"{s.steps / s.seconds:.4g} on {s.nodes}" for s in job.seen if s.seconds > 0.0]
+        yield "steps a second", ", ".join(rates)
     yield "energy", OwnerEnergy.of(job.energy).words
     if by_slurm := slurm_words(job.slurm):
         yield "by Slurm", by_slurm
@@ -134,12 +131,11 @@ def job_facts(job: JobRow) -> Iterator[tuple[str, str]]:
 
 def _nodes(job: JobRow) -> str:
     """Return the number of nodes of a job, and its range."""
-    low, high = job.nodes_min, job.nodes_max
-    may = f"{low}" if low == high else f"{low} to {high}"
     if not job.size:
-        return f"wants {may}, {job.mode}"
+        return f"wants {job.range_words}, {job.mode}"
     names = f" ({fold_slots(job.nodes)})" if job.nodes else ""
-    return f"{job.size}{names}, {job.mode}" + ("" if low == high else f", may have {may}")
+    may = "" if job.nodes_min == job.nodes_max else f", may have {job.range_words}"
+    return f"{job.size}{names}, {job.mode}{may}"
 
 
 def resize_cells(row: ResizeRow) -> list[str]:

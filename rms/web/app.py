@@ -1,6 +1,6 @@
 """Server of the live page, on this machine only, between browsers and the daemon's socket.
 
-It has no state: it queries the daemon for each update. A page that has lost its connection sends
+It has no state: it queries the daemon for every update. A page that has lost its connection sends
 the number of its newest journal entry as ``Last-Event-ID``.
 """
 
@@ -24,8 +24,7 @@ from starlette.routing import Route
 from rms import plots
 from rms.client.connection import ServerError, ask
 from rms.daemon.ask.http import PEER, Peer
-from rms.web.content import PageQuery, PageState, query
-from rms.web.views import content
+from rms.web.views import PageQuery, PageState, content, query
 from rms.wire.live import LIVE_PATH, Live
 from rms.wire.terminal import clock
 from rms.wire.users import (
@@ -66,6 +65,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 
+STATIC = Path(__file__).parent / "static"
 FILES = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
@@ -87,12 +87,7 @@ ACTIONS: Mapping[str, tuple[str, Any, Any]] = {
 
 @dataclass
 class Bridge:
-    """Connects pages to a daemon.
-
-    Args:
-        server: the daemon's address.
-        token: the token of the pages.
-    """
+    """The connection of pages, which have a token, to a daemon at an address."""
 
     server: str
     token: str
@@ -104,7 +99,8 @@ class Bridge:
     def app(self) -> Starlette:
         """Return the application."""
         files = [
-            Route(path, partial(_file, _static(name), kind)) for path, (name, kind) in FILES.items()
+            Route(path, partial(_file, (STATIC / name).read_bytes(), kind))
+            for path, (name, kind) in FILES.items()
         ]
         style = Route("/drawings.css", partial(_file, plots.STYLE.encode(), "text/css"))
         own = [
@@ -133,7 +129,6 @@ class Bridge:
         return answer
 
     async def _ask(self, *words: Any) -> Any:
-        """Ask the daemon, on a thread."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, partial(ask, *words))
 
     async def stream(self, request: Request) -> Response:
@@ -178,7 +173,7 @@ class Bridge:
             self.pages -= 1
 
     async def act(self, request: Request) -> Response:
-        """Carry out an action of the user, as the commands do."""
+        """Carry out an action of the user."""
         what = request.path_params["what"]
         if what not in ACTIONS:
             raise ValueError(f"expected one of {', '.join(ACTIONS)}, got {what[:60]!r}")
@@ -192,10 +187,6 @@ class Bridge:
         except ServerError as error:
             return _error(409, str(error))
         return Response(msgspec.json.encode(result), 200, HEADERS, "application/json")
-
-
-def _static(name: str) -> bytes:
-    return (Path(__file__).parent / "static" / name).read_bytes()
 
 
 async def _file(data: bytes, kind: str, request: Request) -> Response:
@@ -213,18 +204,16 @@ def _error(status: int, sentence: str) -> Response:
 
 
 def _news(live: Live) -> dict[str, Any]:
-    """Return the events since the last update, for the page's script."""
-    entries = [
-        {
-            "n": entry.seq,
-            "at": clock(entry.at_s) if entry.at_s else "",
-            "say": entry.words[:300],
-        }
-        for entry in live.news
-    ]
     news: dict[str, Any] = {"seq": live.seq}
-    if entries:
-        news["news"] = entries
+    if live.news:
+        news["news"] = [
+            {
+                "n": entry.seq,
+                "at": clock(entry.at_s) if entry.at_s else "",
+                "say": entry.words[:300],
+            }
+            for entry in live.news
+        ]
     if live.missed:
         news["missed"] = live.missed
     return news

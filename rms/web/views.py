@@ -1,16 +1,19 @@
-"""Views of the live page: each makes frame and pieces of the daemon's answer.
+"""The live page: the query in its address, its views, and the updates that keep a page current.
 
-``templates/views.html`` has a macro for each frame and each kind of piece.
+A view is a frame with places, pieces of HTML for these places, and lists of pieces. A piece has a
+key; an update has the pieces that differ from those sent under the same key before, in messages of
+limited length. ``templates/views.html`` has the macros of the frames and of the pieces.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from markupsafe import Markup
 
@@ -29,11 +32,122 @@ from rms.core.policies import POLICIES
 from rms.formats.energy import energy_words
 from rms.formats.values import fold_slots
 from rms.plots import TimeWindow
-from rms.web.content import ROWS, Content, PageQuery, words
 from rms.wire.files import tail
-from rms.wire.live import JobLine, Lane, Live
-from rms.wire.terminal import clock, duration
+from rms.wire.live import JobLine, Lane, Live, LiveQuery
+from rms.wire.terminal import clock, duration, printable
 from rms.wire.users import OVER, JobRow
+
+MOST_BYTES = 10_000
+"""Length of a message; the rest is in the next one."""
+
+LONGEST_WORD = 120
+
+
+def words(text: object, most: int = LONGEST_WORD) -> str:
+    """Return a text in one line: cut to a length, with control characters escaped."""
+    line = str(text)
+    return printable(line if len(line) <= most else f"{line[:most]}...")
+
+
+# --- query --------------------------------------------------------------------------------------
+
+ROWS = 25
+
+
+@dataclass(frozen=True)
+class PageQuery:
+    """The view of a page, and the choices in it.
+
+    Attributes:
+        id: of a job or an array.
+        jobs, find, offset: as in :class:`rms.wire.live.LiveQuery`.
+        span_s: length of the time shown, s.
+        back_s: time from its end to the present, s.
+    """
+
+    view: str = "overview"
+    id: str = ""
+    jobs: str = "active"
+    find: str = ""
+    offset: int = 0
+    span_s: float = 600.0
+    back_s: float = 0.0
+
+    @classmethod
+    def parse(cls, parameters: Mapping[str, str]) -> PageQuery:
+        """Return the query of an address."""
+        view, jobs = parameters.get("view", "overview"), parameters.get("jobs", "active")
+        if view not in VIEWS:
+            raise ValueError(f"expected a view of {', '.join(VIEWS)}, got {view[:60]!r}")
+        if jobs not in ("active", "over"):
+            raise ValueError(f"expected jobs active or over, got {jobs[:60]!r}")
+        return cls(
+            view=view,
+            id=parameters.get("id", "")[:100],
+            jobs=jobs,
+            find=parameters.get("find", "")[:200],
+            offset=int(_number(parameters, "offset", 0, 10**9)),
+            span_s=max(1.0, _number(parameters, "span", 600, 10**9)),
+            back_s=_number(parameters, "back", 0, 10**11),
+        )
+
+    def link(self, **changes: object) -> str:
+        """Return the fragment of the address of this query with some changes."""
+        options: dict[str, object] = {
+            "view": self.view,
+            "id": self.id,
+            "jobs": self.jobs,
+            "find": self.find,
+            "offset": self.offset,
+            "span": f"{self.span_s:g}",
+            "back": f"{self.back_s:g}",
+        }
+        defaults = {"id": "", "jobs": "active", "find": "", "offset": 0, "span": "600", "back": "0"}
+        options |= changes
+        return "#" + urlencode(
+            {key: value for key, value in options.items() if str(value) != str(defaults.get(key))}
+        )
+
+    def moved(self, spans: float) -> str:
+        """Return the link to an earlier time, by a number of spans, or to a later one."""
+        return self.link(back=f"{max(0.0, self.back_s + spans * self.span_s):g}")
+
+
+def _number(parameters: Mapping[str, str], name: str, default: float, most: float) -> float:
+    text = parameters.get(name, "")
+    try:
+        number = float(text or default)
+    except ValueError:
+        number = -1.0
+    if not 0.0 <= number <= most:
+        raise ValueError(f"expected a number of at most {most:g} for {name}, got {text[:60]!r}")
+    return number
+
+
+def query(page: PageQuery, after: int, hold_s: float, now_s: float) -> LiveQuery:
+    """Return the query to the daemon for a view.
+
+    Args:
+        now_s: the daemon's time in its last answer.
+    """
+    end_s = now_s - page.back_s if page.back_s and now_s else 0.0
+    return LiveQuery(
+        after=after,
+        hold_s=hold_s,
+        jobs=page.jobs if page.view in ("overview", "jobs") else "",
+        find=page.find,
+        offset=page.offset,
+        limit=ROWS,
+        lanes=32 if page.view in ("overview", "nodes") else 0,
+        end_s=end_s,
+        span_s=page.span_s,
+        power=page.view == "power",
+        array=page.id if page.view == "array" else "",
+        job=page.id if page.view == "job" else "",
+    )
+
+
+# --- views --------------------------------------------------------------------------------------
 
 SPANS_S = (60, 600, 3600, 6 * 3600, 86400, 7 * 86400)
 """Lengths of time to choose from."""
@@ -49,10 +163,7 @@ def _size(job: JobRow) -> str:
     """Return the number of nodes of a job and the target of a resize, or the requested range."""
     if job.size and job.resize_to is not None:
         return f"{job.size} -> {job.resize_to}{'' if job.resizing else ' pending'}"
-    if job.size:
-        return str(job.size)
-    low, high = job.nodes_min, job.nodes_max
-    return str(high) if low == high else f"{low} to {high}"
+    return str(job.size or job.range_words)
 
 
 def _templates() -> Any:
@@ -79,6 +190,31 @@ PIECES: Any = _templates()
 """The macros of ``views.html``."""
 
 
+@dataclass
+class Content:
+    """A view.
+
+    Attributes:
+        frame: HTML with places for pieces, ``data-part="KEY"``, and for lists,
+            ``data-list="NAME"``.
+        parts: pieces by key.
+        lists: keys of the pieces by list, ``NAME/...``, in order.
+        window: begin and end of charts over time, s after their origin.
+    """
+
+    frame: str
+    parts: dict[str, str] = field(default_factory=dict)
+    lists: dict[str, list[str]] = field(default_factory=dict)
+    window: tuple[float, float] | None = None
+
+    def fill(self, name: str, pieces: Iterable[tuple[str, str]]) -> None:
+        """Set a list of pieces ``(key, HTML)``."""
+        self.lists[name] = []
+        for key, piece in pieces:
+            self.lists[name].append(f"{name}/{key}")
+            self.parts[f"{name}/{key}"] = piece
+
+
 def content(page: PageQuery, live: Live) -> Content:
     """Return the content of a view."""
     view = VIEWS[page.view](page, live)
@@ -93,11 +229,7 @@ def window_of(live: Live, begin_s: float, end_s: float) -> TimeWindow:
     return TimeWindow(begin_s, end_s, live.start_s or 0.0)
 
 
-# --- nodes --------------------------------------------------------------------------------------
-
-
-def overview(page: PageQuery, live: Live) -> Content:
-    """Return the nodes over time and the list of jobs."""
+def _overview(page: PageQuery, live: Live) -> Content:
     view = Content(PIECES.over_time(page) + PIECES.jobs(page))
     _show_lanes(view, page, live)
     _show_jobs(view, page, live)
@@ -145,8 +277,7 @@ def _held(lane: Lane) -> str:
     return words(spans, 400)
 
 
-def nodes(page: PageQuery, live: Live) -> Content:
-    """Return the policy, and the nodes with their actions."""
+def _nodes(page: PageQuery, live: Live) -> Content:
     effect = (
         f"Change the policy from {live.policy} to another one: {', '.join(POLICIES)}. "
         "Running jobs continue."
@@ -159,7 +290,6 @@ def nodes(page: PageQuery, live: Live) -> Content:
 
 
 def _policy_parts(text: str) -> Iterator[tuple[str, str]]:
-    """Yield a row for each part of a policy, with its parameters."""
     composition = json.loads(text) if text else {}
     for name, part in composition.items():
         if isinstance(part, dict):
@@ -180,25 +310,21 @@ def _node_button(lane: Lane) -> Markup:
     return Markup(PIECES.button("drain", host, "Drain", effect))
 
 
-# --- jobs ---------------------------------------------------------------------------------------
-
-
-def jobs(page: PageQuery, live: Live) -> Content:
-    """Return the list of jobs."""
+def _jobs(page: PageQuery, live: Live) -> Content:
     view = Content(PIECES.jobs(page))
     _show_jobs(view, page, live)
     return view
 
 
 def _show_jobs(view: Content, page: PageQuery, live: Live) -> None:
-    found = live.jobs
-    if found is None:
+    jobs = live.jobs
+    if jobs is None:
         return
-    rows = [(line.job.id, _job_row(line, live.now_s)) for line in found.lines]
+    rows = [(line.job.id, _job_row(line, live.now_s)) for line in jobs.lines]
     view.fill("jobs", rows or [("none", PIECES.no_jobs(page))])
-    last = found.offset + len(found.lines)
-    text = f"{found.offset + 1} to {last} of {found.total}" if found.total else ""
-    view.parts["pages"] = PIECES.pages(page, text, ROWS, found.offset, last < found.total)
+    last = jobs.offset + len(jobs.lines)
+    text = f"{jobs.offset + 1} to {last} of {jobs.total}" if jobs.total else ""
+    view.parts["pages"] = PIECES.pages(page, text, ROWS, jobs.offset, last < jobs.total)
 
 
 def _job_row(line: JobLine, now_s: float) -> str:
@@ -219,7 +345,6 @@ def _about(at_s: float, now_s: float) -> str:
 
 
 def _ended(job: JobRow) -> str:
-    """Return the end of a job, its run time and its wait."""
     end_s = job.end_s or 0.0
     if job.start_s is None:
         return f"{clock(end_s)}, never started. {job.reason}"
@@ -227,11 +352,7 @@ def _ended(job: JobRow) -> str:
     return f"{clock(end_s)}, ran {ran}, waited {waited}. {job.reason}"
 
 
-# --- one job ------------------------------------------------------------------------------------
-
-
-def job(page: PageQuery, live: Live) -> Content:
-    """Return the facts, resizes, decisions and output of a job."""
+def _job(page: PageQuery, live: Live) -> Content:
     view, row = Content(PIECES.job(page.id)), live.job
     if row is None:
         view.parts["facts"] = PIECES.text(f"There is no job {words(page.id)}.")
@@ -265,9 +386,9 @@ def _facts(job: JobRow, now_s: float) -> Iterator[tuple[str, str]]:
 
 def _rates(job: JobRow) -> str:
     rows = [
-        (f"{seen.nodes} node{'s' if seen.nodes != 1 else ''}", seen.steps / seen.seconds)
-        for seen in job.seen
-        if seen.seconds > 0
+        (f"{run.nodes} node{'s' if run.nodes != 1 else ''}", run.steps / run.seconds)
+        for run in job.seen
+        if run.seconds > 0
     ]
     if not rows:
         return str(PIECES.text("Not measured for long enough at any size."))
@@ -283,11 +404,7 @@ def _output(job: JobRow) -> str:
     return str(PIECES.output(job.output, lines))
 
 
-# --- arrays -------------------------------------------------------------------------------------
-
-
-def array(page: PageQuery, live: Live) -> Content:
-    """Return the tasks of an array as a grid of cells."""
+def _array(page: PageQuery, live: Live) -> Content:
     view, tasks = Content(PIECES.array(page.id)), dict(live.tasks)
     view.parts["states"] = PIECES.states(Counter(tasks.values()))
     left = sum(state not in OVER for state in tasks.values())
@@ -307,26 +424,22 @@ def array(page: PageQuery, live: Live) -> Content:
     return view
 
 
-# --- power --------------------------------------------------------------------------------------
-
-
-def power(page: PageQuery, live: Live) -> Content:
-    """Return the curve of power, and the energy so far."""
-    view, found = Content(PIECES.power(page)), live.power
-    if found is None:
+def _power(page: PageQuery, live: Live) -> Content:
+    view, power = Content(PIECES.power(page)), live.power
+    if power is None:
         return view
-    window = window_of(live, found.begin_s, found.end_s)
+    window = window_of(live, power.begin_s, power.end_s)
     points = [
         (at_s, (max(0.0, watts - idle_w - off_w - boot_w), idle_w, off_w, boot_w))
-        for at_s, watts, idle_w, off_w, boot_w in found.points
+        for at_s, watts, idle_w, off_w, boot_w in power.points
     ]
-    cap = "no power cap" if found.cap_w is None else f"power cap {found.cap_w:g} W"
+    cap = "no power cap" if power.cap_w is None else f"power cap {power.cap_w:g} W"
     view.parts |= {
-        "curve": plots.power(points, window, found.cap_w),
+        "curve": plots.power(points, window, power.cap_w),
         "axis": plots.axis(window),
-        "source": PIECES.plain(f"power by {words(found.sources)}; {cap}"),
+        "source": PIECES.plain(f"power by {words(power.sources)}; {cap}"),
     }
-    energy = found.energy
+    energy = power.energy
     rows = [("jobs", energy.busy_j), ("tasks", energy.tasks_j), ("idle", energy.idle_j)]
     rows += [("off", energy.off_j), ("boot", energy.boot_j), ("cluster", energy.cluster_j)]
     rows += [(f"by {part.source}", part.joules) for part in energy.sources]
@@ -348,10 +461,67 @@ def power(page: PageQuery, live: Live) -> Content:
 
 
 VIEWS: Mapping[str, Callable[[PageQuery, Live], Content]] = {
-    "overview": overview,
-    "jobs": jobs,
-    "job": job,
-    "array": array,
-    "power": power,
-    "nodes": nodes,
+    "overview": _overview,
+    "jobs": _jobs,
+    "job": _job,
+    "array": _array,
+    "power": _power,
+    "nodes": _nodes,
 }
+
+
+# --- updates ------------------------------------------------------------------------------------
+
+
+class PageState:
+    """The pieces that one page has."""
+
+    def __init__(self) -> None:
+        self._frame: str | None = None
+        self._parts: dict[str, str] = {}
+        self._lists: dict[str, list[str]] = {}
+
+    def update(self, content: Content, news: Mapping[str, Any]) -> Iterator[bytes]:
+        """Yield the messages (JSON) that make a page show a view.
+
+        Args:
+            news: other fields; the list ``news`` may be divided, the rest is in the last message.
+        """
+        message: dict[str, Any] = {}
+        length = 0
+        for section, key, value in [*self._changes(content), *_news(news)]:
+            more = len(_encoded([section, key, value]))
+            if message and length + more > MOST_BYTES - 20:
+                yield _encoded(message)
+                message, length = {}, 0
+            if section in ("parts", "lists"):
+                message.setdefault(section, {})[key] = value
+            elif section == "news":
+                message.setdefault(section, []).append(value)
+            else:
+                message[section] = value
+            length += more
+        yield _encoded(message)
+
+    def _changes(self, content: Content) -> list[tuple[str, str, Any]]:
+        changes: list[tuple[str, str, Any]] = []
+        if content.frame != self._frame:
+            changes.append(("frame", "", content.frame))
+            self._parts, self._lists = {}, {}
+        parts, lists = self._parts, self._lists
+        changes += [("parts", k, v) for k, v in content.parts.items() if parts.get(k) != v]
+        changes += [("lists", k, v) for k, v in content.lists.items() if lists.get(k) != v]
+        self._frame, self._parts, self._lists = content.frame, content.parts, content.lists
+        if content.window is not None:
+            changes.append(("window", "", content.window))
+        return changes
+
+
+def _news(news: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+    return [("news", "", entry) for entry in news.get("news", ())] + [
+        (key, "", value) for key, value in news.items() if key != "news"
+    ]
+
+
+def _encoded(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -25,7 +25,6 @@ def write_whole(path: Path, content: str | bytes, *, sync: bool = False, mode: i
     """Replace a file by new content; readers get the old or the new one, whole.
 
     Args:
-        content: text is written as UTF-8.
         sync: return only once the content is on the disk.
         mode: of the file, less the umask.
 
@@ -47,26 +46,21 @@ def write_whole(path: Path, content: str | bytes, *, sync: bool = False, mode: i
 
 
 def check_finite(value: object, where: str = "") -> None:
-    """Refuse infinite numbers and NaN in nested lists and dicts.
-
-    Raises:
-        ValueError: there is one; the sentence names its place.
-    """
+    """Refuse infinite numbers and NaN in nested lists and dicts."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"expected a finite number in {where}, got {value}")
     if isinstance(value, dict):
-        for key, each in value.items():
-            check_finite(each, f"{where}.{key}" if where else key)
+        for key, item in value.items():
+            check_finite(item, f"{where}.{key}" if where else key)
     if isinstance(value, list | tuple):
-        for at, each in enumerate(value):
-            check_finite(each, f"{where}[{at}]")
+        for at, item in enumerate(value):
+            check_finite(item, f"{where}[{at}]")
 
 
 class OutputError(OSError):
-    """A file that a user names cannot be written; one sentence."""
+    """A file that a user names cannot be written; its text is one sentence."""
 
     def __str__(self) -> str:
-        """Return the sentence."""
         return f"cannot write {self.filename}: {self.strerror}"
 
 
@@ -74,9 +68,6 @@ def regular_file(path: Path) -> Path | None:
     """Return the file of a path, which may not exist yet; None for a device or pipe.
 
     Symbolic links are followed.
-
-    Raises:
-        OSError: the path cannot be followed.
     """
     if descriptor_of(path) is not None:
         return None  # even of a regular file: the shell may have opened it to append
@@ -116,11 +107,7 @@ def write_output(path: Path, content: str | bytes, *, sync: bool = False) -> Non
 
 
 def remove_output(path: Path) -> None:
-    """Delete the regular file of a path, if there is one.
-
-    Raises:
-        OutputError: it cannot be deleted.
-    """
+    """Delete the regular file of a path, if there is one."""
     try:
         file = regular_file(path)
         if file is not None:
@@ -147,11 +134,7 @@ def _without_formula(cell: object) -> object:
 
 
 def tail(path: Path, most_bytes: int) -> list[str]:
-    """Return the last lines of a file.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return the last lines of a file."""
     with path.open("rb") as file:
         file.seek(0, 2)
         file.seek(max(0, file.tell() - most_bytes))
@@ -159,11 +142,7 @@ def tail(path: Path, most_bytes: int) -> list[str]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Write a folder's list of files to the disk.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a folder's list of files to the disk."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(file)

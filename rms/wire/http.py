@@ -14,15 +14,7 @@ import time
 from hmac import compare_digest
 from urllib.parse import urlsplit
 
-from rms.wire.signing import (
-    ANSWER_HEADER,
-    HELLO,
-    HELLO_PATH,
-    Session,
-    digest,
-    nonce,
-    token_name,
-)
+from rms.wire.signing import ANSWER_HEADER, HELLO, HELLO_PATH, Session, digest, nonce, token_name
 
 RETRY_S = 0.02
 """Time until the next attempt if the daemon's backlog is full."""
@@ -56,13 +48,12 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _check_owner(connected: socket.socket, path: str) -> None:
-    """Check that the listening process is of this user, on systems that tell."""
+    """Check that the listening process is of this user, on systems with ``SO_PEERCRED``."""
     if not hasattr(socket, "SO_PEERCRED"):
         return
     size = struct.calcsize("3i")
-    _, uid, _ = struct.unpack(
-        "3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    )
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _, uid, _ = struct.unpack("3i", credentials)
     if uid != os.geteuid():
         connected.close()
         raise OSError(f"expected a daemon of user {os.geteuid()} at {path}, got one of user {uid}")
@@ -72,8 +63,8 @@ class Connection:
     """A connection to ``unix:PATH`` or ``http://HOST:PORT`` that is kept between requests.
 
     One thread may use it. The first request opens it, and a later one opens it again if the server
-    has closed it; a request may then arrive twice. Over TCP each side proves that it has the token
-    (:mod:`rms.wire.signing`), the daemon before the first request; the token is never sent.
+    has closed it; a request may then arrive twice. Over TCP both sides prove that they have the
+    token (:mod:`rms.wire.signing`), the daemon before the first request; the token is never sent.
 
     Raises:
         ValueError: an address of another form.
@@ -88,7 +79,7 @@ class Connection:
     def request(
         self, method: str, path: str, body: bytes = b"", token: str = ""
     ) -> tuple[int, bytes]:
-        """Send a request; return status and body, as :func:`request` does.
+        """Send a request; return status and body.
 
         Raises:
             UnreachableError: no connection, the connection broke, or the other side has not proven
@@ -180,13 +171,7 @@ def request(
     token: str = "",
     timeout_s: float = 30.0,
 ) -> tuple[int, bytes]:
-    """Send a request over a new :class:`Connection`; return status and body.
-
-    Raises:
-        UnreachableError: no connection, the connection broke, or the other side has not proven that
-            it has the token.
-        ValueError: an address of another form.
-    """
+    """Send one request over a :class:`Connection`; return status and body."""
     connection = Connection(server, timeout_s)
     try:
         return connection.request(method, path, body, token)

@@ -35,11 +35,11 @@ class LiveQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         end_s: end of the window of lanes and curves, 0 for the present.
         span_s: length of the window, s.
         power: whether the answer has the curve of power.
-        array: the answer has the states of its tasks.
-        job: the answer has its row and its history.
+        array: array whose tasks the answer has, with their states.
+        job: job whose row and history the answer has.
         sort: order of pending and running jobs, one of :data:`SORTS`, with ``-`` before it for the
             largest first; "" for running jobs, then pending ones in the order of the queue.
-        unfold: arrays whose pending tasks have a row each.
+        unfold: arrays whose pending tasks have rows of their own.
     """
 
     after: int = -1
@@ -110,7 +110,7 @@ class Lane(msgspec.Struct, frozen=True):
     Attributes:
         name: the node's, or the first one's and the last one's (``n1 - n40``).
         nodes: number of nodes.
-        state: in the words of sinfo; of several nodes, the number in each state.
+        state: in the words of sinfo; of several nodes, the numbers by state.
         spans: of jobs, off and boot, by rising begin; empty for several nodes.
         held: ``(time, share of the nodes that jobs hold from then on)``; empty for one node.
     """

@@ -73,7 +73,7 @@ class ProtocolError(ValueError):
     """A message that does not follow the protocol."""
 
 
-class Resize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ResizeReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One world replaced by the next, as observed.
 
     ``boot_s`` runs from the launch of the new world until it is ready, ``stall_s`` is the time
@@ -94,8 +94,8 @@ class Resize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class CompletionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The end of a job, written by its last world.
 
-    mpiexec's exit status cannot tell: once the first world has left, a spawned rank that dies
-    still gives 0. A job is COMPLETED only if this record says so; no record means it died.
+    The exit status of mpiexec is no evidence: once the first world has left, it is 0 even if a
+    spawned rank dies. A job is COMPLETED only by this record; a job without a record has died.
     """
 
     state: EndState
@@ -110,11 +110,7 @@ class CompletionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def write_completion(path: Path, record: CompletionRecord) -> None:
-    """Write the record so that a reader sees all of it or none.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the record so that a reader sees all of it or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = record.message.encode("utf-8", "backslashreplace").decode()
     record = msgspec.structs.replace(record, message=text)
@@ -126,7 +122,7 @@ def read_completion(path: Path) -> CompletionRecord:
 
     Raises:
         FileNotFoundError: there is none; the job has not ended, or died before it could write it.
-        ProtocolError: the file is not a record of a format known here.
+        ProtocolError: the file is not a record of this format.
     """
     data = path.read_bytes()
     try:
@@ -140,17 +136,17 @@ def read_completion(path: Path) -> CompletionRecord:
     return record
 
 
-# --- what a running job and its daemon say to each other -------------------------------------
+# --- messages between a running job and its daemon -----------------------------------------------
 
 SERVER_VARIABLE = "RMS_SERVER"
 JOB_VARIABLE = "RMS_JOB_ID"
 TOKEN_VARIABLE = "RMS_TOKEN"
 SLOTS_VARIABLE = "DMR_SLOTS"
-"""Set for the ranks of a world: one slot each, in rank order, such as ``cpu:0 cpu:1``."""
+"""Set for the ranks of a world: their slots, in rank order, such as ``cpu:0 cpu:1``."""
 
 PROCESSORS_VARIABLE = "RMS_PROCESSORS"
-"""Set for scripts and for the ranks of a world where processors are of several kinds: the kind of
-each slot, in rank order, such as ``cpu cpu gpu``."""
+"""Set for scripts and for the ranks of a world where processors are of several kinds: the kinds of
+the slots, in rank order, such as ``cpu cpu gpu``."""
 
 STRATEGIES = ("warm", "spawn", "merge", "restart")
 """Ways to replace a world; a job states its own."""
@@ -166,7 +162,7 @@ WORLD_VARIABLE = "DMR_WORLD"
 """Number of the launch that started these ranks, among all launches of the job's step."""
 
 LAUNCHES_VARIABLE = "DMR_LAUNCHES"
-"""In a job's environment ``node``: it starts as a launch for each node, so that it can give up
+"""In a job's environment ``node``: the job starts as one launch a node, so that it can give up
 nodes without a new world. Set for the ranks of such a start: ``LAUNCH:RANKS ...``, in order."""
 
 PER_NODE = "node"
@@ -190,10 +186,10 @@ class BootedWorld(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Daemon to job: go over to these slots, one rank on each, at your next resize point.
+    """Daemon to job: go over to these slots, one rank a slot, at the next resize point.
 
-    ``worlds`` are those that were booted for it, in rank order; none where the job starts the
-    new ranks itself, or only lets some go.
+    ``worlds`` are the worlds booted for the request, in rank order; none where the job starts the
+    new ranks itself, or only gives up ranks.
     """
 
     number: int
@@ -203,13 +199,13 @@ class ResizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Job to daemon: how far it is, and ``known``, the number of the newest resize request it has.
+    """Job to daemon: its progress, and in ``known`` the number of its newest resize request.
 
     Answered by a :class:`PollAnswer`: at once if there is a newer request, else after a while.
-    ``strategy`` is how it wants to be resized, ``launches`` the launches its ranks come from and
-    how many ranks each holds, in rank order. ``cooldown_s`` is the time after the end of a resize
-    in which it is not to be asked for another. ``restartable`` says that it would go on from a
-    checkpoint if its script were run again.
+    ``strategy`` is the job's choice for resizes, ``launches`` the launches of its ranks and their
+    numbers of ranks, in rank order. ``cooldown_s`` is the time after the end of a resize in which
+    the daemon sends no other request. A ``restartable`` job resumes from a checkpoint when its
+    script runs again.
     """
 
     step: Steps
@@ -222,14 +218,14 @@ class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PollAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Daemon to job: the newest resize request, or None, and how long to wait before polling."""
+    """Daemon to job: the newest resize request, or None, and the time until the next poll."""
 
     request: ResizeRequest | None = None
     pause_s: float = 0.0
 
 
 class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """New world to daemon: it is booted and its control channel and MPI port are these."""
+    """New world to daemon: it is booted; addresses of its control channel and its MPI port."""
 
     number: Count
     launch: Count
@@ -238,7 +234,7 @@ class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """New world to daemon: it cannot take over, and why."""
+    """New world to daemon: it cannot take over, and the reason."""
 
     number: Count
     launch: Count
@@ -260,12 +256,12 @@ class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """
 
     number: Count
-    resize: Resize
+    resize: ResizeReport
     launches: tuple[Count, ...] = ()
 
 
 class RolledBack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Job to daemon: the old world goes on; ``strategy`` is how it wants to be resized now."""
+    """Job to daemon: the old world goes on; ``strategy`` is its choice from now on."""
 
     number: Count
     reason: str
@@ -273,7 +269,7 @@ class RolledBack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=Tr
 
 
 class ApplicationResizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Job to daemon: its application would have so many ranks; a request follows if it may."""
+    """Job to daemon: the application wants this number of ranks; a request follows if permitted."""
 
     ranks: Count
 
@@ -288,7 +284,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Launcher line to daemon: boot a world from this command.
 
     ``output`` and ``errors`` are the files that the line's own go to, None for the job's.
-    ``key`` marks the line: asked again with it, a daemon that was away answers the same step.
+    ``key`` identifies the line: a repeated request with the same key gets the same step.
     """
 
     command: Annotated[list[str], msgspec.Meta(min_length=1)]
@@ -306,7 +302,7 @@ class StepNumber(msgspec.Struct, frozen=True):
 
 
 class StepState(msgspec.Struct, frozen=True):
-    """Daemon to launcher line: how its step ended; ``exit_code`` is None while it runs."""
+    """Daemon to launcher line: the end of its step; ``exit_code`` is None while it runs."""
 
     exit_code: int | None
     message: str
@@ -326,8 +322,7 @@ class DeviceEnergy(msgspec.Struct, frozen=True):
         source: which meter: ``rapl``, ``rapl-dram``, ``nvml-counter``, ``nvml-power``,
             ``nvidia-smi``, ``command``, ``replay``.
         joules: since it was first read; never falls, and holds only what was measured.
-        unseen_s: how much of the time since then nothing was measured (a gap, a reset): no joules
-            are in it, s.
+        unseen_s: part of the time since then without measurements (a gap, a reset) and joules, s.
         uncertainty_j: half-width of ``joules``, about 95 %, J.
         counter: the device's own counter at that time, J, from which a later agent may go on.
     """
@@ -346,8 +341,8 @@ class Metered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         node: its name; "" for the daemon's own machine, whose cores and devices are nodes.
         agent: a random id of this run of the agent.
-        number: rises with each report of this agent, so that a repeated one counts once; 0 is its
-            first message, which has no devices and asks for the booked sums.
+        number: rises with every report of this agent, so that a repeated one counts once; 0 is its
+            first message, which has no devices and requests the booked sums.
         at_s: time of the readings, wall clock, s since the epoch.
         boot: the kernel's id of this boot: counters begin anew with it.
         devices: those that can be read now; for others the last report holds.
@@ -367,16 +362,13 @@ class MeterAnswer(msgspec.Struct, frozen=True):
     """The daemon to an agent; after its first message with the sums booked last for its node.
 
     Attributes:
-        known: the devices of the last report that was booked.
+        known: devices of the last booked report.
         boot, at_s: of that report.
     """
 
     known: list[DeviceEnergy] = []
     boot: str = ""
     at_s: float = 0.0
-
-
-# --- the frequencies of a node ---------------------------------------------------------------
 
 
 class ClockReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -394,8 +386,8 @@ class ClockOrders(msgspec.Struct, frozen=True):
     """The frequencies of a node's slots.
 
     Attributes:
-        shares: the frequency of each slot over the highest; None for unused slots.
-        highest_mhz: the frequency of a share of 1; 0 for the highest of each device itself.
+        shares: frequencies of slots over the highest; None for unused slots.
+        highest_mhz: the frequency of a share of 1; 0 for the device's own highest.
     """
 
     shares: dict[str, float | None] = {}

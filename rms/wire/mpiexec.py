@@ -33,17 +33,13 @@ def mpiexec_command(
     Args:
         where: options for the nodes.
     """
-    return [mpiexec, *_needed(mpiexec), *where, "-n", str(ranks), *command]
+    needed = ["--oversubscribe"] if is_open_mpi(mpiexec) else []
+    if needed and os.geteuid() == 0:
+        needed.append("--allow-run-as-root")
+    return [mpiexec, *needed, *where, "-n", str(ranks), *command]
 
 
 def is_open_mpi(mpiexec: str) -> bool:
     """Return whether a mpiexec is Open MPI's, whose launches cannot connect."""
     places = {Path(mpiexec).parent, Path(mpiexec).resolve().parent}
     return any((place / "ompi_info").exists() for place in places)
-
-
-def _needed(mpiexec: str) -> list[str]:
-    """Return the options that Open MPI needs; MPICH's mpiexec needs none."""
-    if not is_open_mpi(mpiexec):
-        return []
-    return ["--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]

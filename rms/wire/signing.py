@@ -11,8 +11,8 @@ daemon proves by it that it has the token::
 
     K = HMAC-SHA256(token, "connection" NAME HOST PORT C S)        PROOF = HMAC-SHA256(K, "daemon")
 
-``HOST`` and ``PORT`` are the daemon's address as each side's socket has it: a process at another
-address cannot pass the messages on to the daemon. From then on the ``N``-th request of the
+``HOST`` and ``PORT`` are the daemon's address as the sockets of both sides have it: a process at
+another address cannot pass the messages on to the daemon. From then on the ``N``-th request of the
 connection and its answer, whatever the status, are signed::
 
     Authorization: RMS-HMAC DIGEST HMAC-SHA256(K, "request" N METHOD TARGET DIGEST)

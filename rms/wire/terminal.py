@@ -183,7 +183,7 @@ class _PrintCompletion(argparse.Action):
 
 
 def _complete(parser: argparse.ArgumentParser, shtab: Any) -> None:
-    """Set how a shell completes each argument: by words, or by names of files or folders."""
+    """Set how a shell completes arguments: by words, or by names of files or folders."""
     for action in parser._actions:
         completion = None
         if isinstance(action, argparse._SubParsersAction):
@@ -324,7 +324,7 @@ def printable(text: str) -> str:
 
 
 def columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table of text, each column as wide as its widest cell."""
+    """Return the lines of a table of text; a column is as wide as its widest cell."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     return [
@@ -339,11 +339,7 @@ def say(text: str) -> None:
 
 
 def emit_json(target: str, result: Any) -> None:
-    """Write a result to a file, whole or not at all, or to standard output for ``-``.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
+    """Write a result to a file, whole or not at all, or to standard output for ``-``."""
     text = json.dumps(result, indent=2) + "\n"
     if target == "-":
         sys.stdout.write(text)
@@ -373,11 +369,9 @@ def check_writable(target: str | Path | None, option: str, *, regular: bool = Fa
             return f"expected a regular file for {option}, got {target}"
         # A descriptor may be open to write into what this user could not open.
         mode = os.W_OK if descriptor_of(Path(target)) is None else os.F_OK
-        return (
-            None
-            if os.access(target, mode)
-            else f"expected a writable file for {option}, got {target}"
-        )
+        if os.access(target, mode):
+            return None
+        return f"expected a writable file for {option}, got {target}"
     folder = file.parent
     if not folder.is_dir():
         return f"expected an existing folder for {option}, got {target}"

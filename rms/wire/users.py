@@ -1,4 +1,4 @@
-"""Messages between users' commands and the daemon: one Struct for each message.
+"""Messages between users' commands and the daemon, one Struct for a message.
 
 ``--json`` of a command prints these Structs under these names (see the command-line contract).
 """
@@ -15,7 +15,7 @@ from rms.wire.messages import (
     Name,
     Nodes,
     Priority,
-    Resize,
+    ResizeReport,
     Script,
     Seconds,
     Selection,
@@ -55,13 +55,13 @@ class Nothing(msgspec.Struct, frozen=True):
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Options of a job, as a script or a command line states them; None where it does not.
+    """Options of a job in a script or on a command line; None for those that are not there.
 
     Attributes:
         time_s: 0 for no limit.
         arguments: of the script itself.
-        memory_mib: on each node; 0 for all of a node.
-        ntasks: ranks, one on each slot of the job's nodes.
+        memory_mib: of a node; 0 for all of it.
+        ntasks: ranks, one on every slot of the job's nodes.
     """
 
     array: Selection | None = None
@@ -133,10 +133,10 @@ class JobIds(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class JobSelection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Jobs that match all filters; each filter is a comma-separated list.
+    """Jobs that match all filters; a filter is a comma-separated list.
 
     Attributes:
-        id: as ``7,8_3,9_[1-3]``.
+        id: such as ``7,8_3,9_[1-3]``.
         state: Slurm's names, long or short, or ``ALL``.
         user: owners; all jobs belong to the daemon's owner.
     """
@@ -151,11 +151,9 @@ WAIT_PATH = "/wait"
 
 
 class WaitQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Request that the daemon holds until jobs have ended, or for a while.
+    """Request that the daemon holds until jobs have ended, or for ``hold_s``.
 
-    Attributes:
-        lines: a job counts as unfinished until the last line of its output is written.
-        hold_s: longest time to hold the request.
+    If ``lines``, a job counts as unfinished until the last line of its output is written.
     """
 
     id: Selection
@@ -196,7 +194,7 @@ class ResizeAnswer(msgspec.Struct, frozen=True):
 
 
 class ResizeRow(msgspec.Struct, frozen=True):
-    """A completed resize: its end, and the fields of :class:`rms.wire.messages.Resize`.
+    """A completed resize: its end, and the fields of :class:`rms.wire.messages.ResizeReport`.
 
     Attributes:
         number: of the decision among the job's resizes, 0 if unknown.
@@ -220,7 +218,7 @@ class ResizeRow(msgspec.Struct, frozen=True):
     saved_j: float | None = None
 
     @classmethod
-    def of(cls, at_s: float, resize: Resize, number: int) -> ResizeRow:
+    def of(cls, at_s: float, resize: ResizeReport, number: int) -> ResizeRow:
         """Return the row of a resize that ended at this time."""
         return msgspec.structs.replace(cls(at_s, *msgspec.structs.astuple(resize)), number=number)
 
@@ -304,28 +302,21 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
         size: number of nodes that it holds, or held last; ``nodes`` are their names while it
             runs. On shared nodes both are slots (``n1/0``).
         reason: reason that it is pending, or of the last decision.
-        step, steps: progress of its program.
         restartable: whether it resumes from a checkpoint when its script runs again; None until
             its program reports that.
         energy_source: ``model``, or the names of meters.
         energy: by source; the sum is ``energy_j``.
-        answer: the application's statement of its result.
         resizing: state of the resize in flight, or "".
         resize_to: target size of a requested or running resize, in the unit of ``size``.
-        output: file of its standard output.
         summary: the last line of the output of an ended job; "" until it is written, None if there
             will be none.
-        seen: measured speed at each size.
+        seen: measured speed by size.
         profile: the measured profile for planning, and its date; or "".
         frequency: lowest frequency of its nodes, relative to the highest possible; None if not set.
         exit_code: of its script, 128 plus the number of the signal that ended it; None before the
             end, or if it never started.
-        account: account for the usage of nodes.
-        user: name of its owner.
-        limit_s: time limit, or None.
         nodelist, exclude: names of the only permitted nodes, and of the excluded ones.
         priority: ``--priority``; for a pending job in the order ``multifactor`` the sum.
-        expected_start_s: expected start of a pending job, or None.
     """
 
     id: str
@@ -372,6 +363,12 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
             return str(self.size) + ("" if self.resize_to is None else f"->{self.resize_to}")
         low, high = self.nodes_min, self.nodes_max
         return str(high) if low == high else f"{low}-{high}"
+
+    @property
+    def range_words(self) -> str:
+        """Range of its number of nodes: ``3``, or ``2 to 4``."""
+        low, high = self.nodes_min, self.nodes_max
+        return str(low) if low == high else f"{low} to {high}"
 
 
 def restart_words(restartable: bool | None, step: int, steps: int) -> str:
@@ -517,7 +514,7 @@ class NodeSpan(msgspec.Struct):
 
 
 class BooksAnswer(msgspec.Struct, frozen=True):
-    """Energy so far, the spans in which jobs held nodes, and the power after each event.
+    """Energy so far, the spans in which jobs held nodes, and the power after the events.
 
     ``closed`` are the books at the end of the last job; ``power_spans`` are the spans in which
     nodes were off or booted.

@@ -40,8 +40,15 @@ from rms.launch.slurm import commands
 from rms.launch.slurm.commands import Executor, Slurm
 from rms.launch.slurm.jobs import SlurmJobs
 from rms.launch.slurm.launcher import SlurmLauncher
-from rms.wire.messages import Begun, CompletionRecord, Done, Poll, Ready, write_completion
-from rms.wire.messages import Resize as Moved
+from rms.wire.messages import (
+    Begun,
+    CompletionRecord,
+    Done,
+    Poll,
+    Ready,
+    ResizeReport,
+    write_completion,
+)
 from rms.wire.users import Options, Submission
 
 BOOT_S, MOVE_S, LEAVE_S, SCRIPT_S = 0.9, 0.03, 0.3, 0.2
@@ -293,7 +300,7 @@ class Site:
         new = job.running_step.worlds[launch]
         assert isinstance(new, World)
         ranks.world, ranks.since_s = new, time.perf_counter()
-        moved = Moved(1, old.ranks, new.ranks, "warm", BOOT_S, MOVE_S, MOVE_S, 1, 1.0)
+        moved = ResizeReport(1, old.ranks, new.ranks, "warm", BOOT_S, MOVE_S, MOVE_S, 1, 1.0)
         self._running(ranks.job, "resize")
         self.ask("report", self.daemon.worlds.report, job, Done(number, moved, (launch,)))
         self.later(LEAVE_S, lambda: setattr(old, "code", 0))

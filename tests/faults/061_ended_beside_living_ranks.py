@@ -14,7 +14,7 @@ from rms.daemon.ask import views
 from rms.daemon.jobs.machine import MOVE_S
 from rms.daemon.jobs.worlds import LAST_REPORT_S
 from rms.launch.base import LaunchCommand
-from rms.wire.messages import LAUNCHES_VARIABLE, PER_NODE, Begun, Done, Poll, Ready, Resize
+from rms.wire.messages import LAUNCHES_VARIABLE, PER_NODE, Begun, Done, Poll, Ready, ResizeReport
 
 ONE = JobId("1")
 
@@ -54,7 +54,7 @@ def test_new_ranks_may_be_silent_while_they_live(bench: Bench) -> None:
     assert not ended(bench, 4 * LAST_REPORT_S)
     assert bench.machine.of("1", 1)
     bench.daemon.worlds.report(
-        bench.daemon.jobs[ONE], Done(1, Resize(5, 1, 2, "warm", 1.0, 0.5, 0.1, 8, 1.0), (1,))
+        bench.daemon.jobs[ONE], Done(1, ResizeReport(5, 1, 2, "warm", 1.0, 0.5, 0.1, 8, 1.0), (1,))
     )
     assert not ended(bench, 4 * LAST_REPORT_S)
     assert [row.size for row in views.jobs(bench.daemon.context)] == [2]

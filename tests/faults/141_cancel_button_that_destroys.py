@@ -9,8 +9,7 @@ import msgspec
 from processes import ROOT
 from routed import routed
 
-from rms.web.content import PageQuery, query
-from rms.web.views import content
+from rms.web.views import PageQuery, content, query
 from rms.wire.live import Live
 
 

@@ -9,8 +9,7 @@ from routed import Routed, routed
 
 from rms.cli.queue import job_lines
 from rms.cli.screen import cells
-from rms.web.content import PageQuery, query
-from rms.web.views import content
+from rms.web.views import PageQuery, content, query
 from rms.wire.live import JobLine, Live
 
 

@@ -15,14 +15,14 @@ from rms.core.model.events import Ended
 from rms.core.model.jobs import JobId
 from rms.daemon.jobs.scripts import end_words
 from rms.formats.jobscript import ScriptError, read_option
-from rms.wire.messages import Resize
+from rms.wire.messages import ResizeReport
 from rms.wire.users import ResizeRow
 
 
 def resized(number: int, old: int, new: int) -> ResizeRow:
-    values: dict[str, Any] = dict.fromkeys(Resize.__struct_fields__, 0)
+    values: dict[str, Any] = dict.fromkeys(ResizeReport.__struct_fields__, 0)
     values |= {"from_ranks": old, "to_ranks": new, "strategy": "warm"}
-    return ResizeRow.of(0.0, Resize(**values), number)
+    return ResizeRow.of(0.0, ResizeReport(**values), number)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 import uvicorn
 
-from rms.cli import web
+from rms.cli.client import web
 from rms.daemon.ask.http import bounded
 
 DEADLINE_S = 120.0
@@ -45,12 +45,12 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[uvic
     def few(most: int, **options: Any) -> Any:
         return partial(bounded, MOST, answer_s=ANSWER_S)(**options)
 
-    monkeypatch.setattr(web, "ask", lambda *_: None)
-    monkeypatch.setattr(web, "bounded", few)
+    monkeypatch.setattr("rms.cli.client.ask", lambda *_: None)
+    monkeypatch.setattr("rms.daemon.ask.http.bounded", few)
     monkeypatch.setattr(uvicorn, "Server", Server)
     file = tmp_path / "web.json"
     given = Namespace(server=f"unix:{tmp_path / 'none'}", port=0, json=str(file))
-    thread = threading.Thread(target=web.web, args=(given,))
+    thread = threading.Thread(target=web, args=(given,))
     thread.start()
     try:
         until(lambda: servers and servers[0].started)

@@ -33,7 +33,7 @@ from rms.wire.messages import (
     PollAnswer,
     Ready,
     Report,
-    Resize,
+    ResizeReport,
     write_completion,
 )
 from rms.wire.users import OVER
@@ -296,7 +296,7 @@ class Modelled:
         step(lambda: self._report(job, token, Ready(number, launch, "127.0.0.1:1:t", "port")))
         step(lambda: self._told(job, token, number))
         step(lambda: self._report(job, token, Begun(number)))
-        row = Resize(5, known.size, size, "warm", 0.5, 0.2, 0.1, 8, 1.0)
+        row = ResizeReport(5, known.size, size, "warm", 0.5, 0.2, 0.1, 8, 1.0)
         step(lambda: self._report(job, token, Done(number, row, (launch,))))
         for pid in self._ranks(job, old) if old is not None else ():
             with contextlib.suppress(ProcessLookupError):

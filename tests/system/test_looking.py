@@ -124,7 +124,7 @@ def test_the_view_in_a_terminal_outlives_its_daemon() -> None:
             await asyncio.to_thread(rms.end, signal.SIGKILL)
             await until("#summary", "no daemon: no answer")
             await asyncio.to_thread(rms.start)
-            await until("#summary", "1 run, 0 wait")
+            await until("#summary", "Running 1, Pending 0")
             await until("#details", "1 <b>long</b>, fixed")
 
     with served(1) as rms:

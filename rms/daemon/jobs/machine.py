@@ -21,8 +21,16 @@ from rms.core.model.events import ResizeBegun, Resized, ResizeRolledBack
 from rms.daemon.store.context import BOOT_S, GRACE_S
 from rms.daemon.store.record import JobRuntime, NewLaunches, PendingResize, ResizeState, Step
 from rms.launch.base import cores_of, hosts_of
-from rms.wire.messages import Begun, BootedWorld, CompletionRecord, Done, Failed, Ready, RolledBack
-from rms.wire.messages import Resize as ResizeReport
+from rms.wire.messages import (
+    Begun,
+    BootedWorld,
+    CompletionRecord,
+    Done,
+    Failed,
+    Ready,
+    ResizeReport,
+    RolledBack,
+)
 from rms.wire.users import ResizeRow
 
 READY_S, MOVE_S, LEAVE_S = 1800.0, 180.0, 10.0

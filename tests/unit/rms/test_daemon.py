@@ -19,8 +19,7 @@ from rms.daemon.store.context import Settings
 from rms.daemon.store.journal import Journal
 from rms.launch.base import LaunchCommand, ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import LocalLauncher
-from rms.wire.messages import Begun, DeviceEnergy, Done, Metered, Poll
-from rms.wire.messages import Resize as ResizeReport
+from rms.wire.messages import Begun, DeviceEnergy, Done, Metered, Poll, ResizeReport
 
 ONE, WALL = JobId("1"), JobId("2")
 COMMAND = LaunchCommand(["a.out"], "/", {}, "/dev/null", "/dev/null")

@@ -20,10 +20,10 @@ from rms.daemon.store.file import checksum
 from rms.daemon.store.journal import Seen
 from rms.launch.base import LaunchCommand, LaunchError, ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import LocalLauncher
-from rms.wire.messages import ApplicationResizeRequest, Done, Poll, Report, Resize
+from rms.wire.messages import ApplicationResizeRequest, Done, Poll, Report, ResizeReport
 
 ONE, TWO = JobId("1"), JobId("2")
-RESIZE = Resize(5, 2, 1, "warm", 1.0, 0.5, 0.1, 8, 1.0)
+RESIZE = ResizeReport(5, 2, 1, "warm", 1.0, 0.5, 0.1, 8, 1.0)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from rms.wire.messages import (
     Poll,
     Ready,
     Report,
-    Resize,
+    ResizeReport,
     write_completion,
 )
 
@@ -76,7 +76,7 @@ def reports(make: Callable[[int, tuple[int, ...]], list[Report]]) -> Step:
 
 def moved(size: int) -> list[Step]:
     """Return the steps of a resize."""
-    row = Resize(5, 2, size, "warm", 1.0, 0.5, 0.1, 8, 1.0)
+    row = ResizeReport(5, 2, size, "warm", 1.0, 0.5, 0.1, 8, 1.0)
     return [
         wants(size),
         looks,

@@ -18,7 +18,7 @@ from rms.wire.messages import (
     COMPLETION_FORMAT,
     CompletionRecord,
     ProtocolError,
-    Resize,
+    ResizeReport,
     read_completion,
     write_completion,
 )
@@ -170,7 +170,7 @@ def test_what_is_not_a_record_is_refused_in_one_sentence(tmp_path: Path, content
         read_completion(path)
 
 
-RESIZE = Resize(
+RESIZE = ResizeReport(
     step=5,
     from_ranks=2,
     to_ranks=4,

@@ -33,7 +33,7 @@ from rms.wire.messages import (
     Done,
     Failed,
     Ready,
-    Resize,
+    ResizeReport,
     RolledBack,
 )
 
@@ -42,7 +42,7 @@ HAVE, WANTED = ("n1/core:0",), ("n1/core:0", "n2/core:0")
 MACHINE = ResizeMachine(boot_s=60.0, grace_s=10.0)
 COMMAND = LaunchCommand(["a.out"], "/", {}, "out", "out")
 OBSERVED = machine.Observed({}, frozenset())
-RESIZE = Resize(5, 1, 2, "warm", 1.0, 0.5, 0.1, 8, 1.0)
+RESIZE = ResizeReport(5, 1, 2, "warm", 1.0, 0.5, 0.1, 8, 1.0)
 STATES = (
     "requested",
     "granting",

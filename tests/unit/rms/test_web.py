@@ -20,13 +20,11 @@ from hypothesis import strategies as st
 from routed import SCRIPT, Routed, routed
 
 from rms import plots
-from rms.cli import web
 from rms.cli.main import main
 from rms.client.connection import ServerError
 from rms.web import app
 from rms.web.app import Bridge
-from rms.web.content import MOST_BYTES, VIEWS, Content, PageQuery, PageState, query, words
-from rms.web.views import content
+from rms.web.views import MOST_BYTES, VIEWS, Content, PageQuery, PageState, content, query, words
 from rms.wire.live import Lane, Live
 from rms.wire.users import NodeSpan
 
@@ -275,7 +273,7 @@ def test_charts_place_what_has_a_time() -> None:
 def test_the_command_says_where_the_page_is_and_how_to_get_there(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web, "ask", lambda *_: None)
+    monkeypatch.setattr("rms.cli.client.ask", lambda *_: None)
     monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: None)
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 50000 10.0.0.2 22")
     monkeypatch.setenv("USER", "me")
