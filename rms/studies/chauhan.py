@@ -1,20 +1,10 @@
 """``rms reproduce chauhan``: jobs moved together at their optimal operating points, hosts off.
 
 LINPACK, STREAM and NPB on four nodes of twelve cores, with and without the algorithm of Chauhan et
-al. The paper does not state the jobs and their times, the power of its nodes, or the meaning of
-execution time: jobs are drawn by lot, and :func:`chauhan` prints the effect of each assumption. Its
-statements are in ``data/statements/chauhan.toml``; figures 8 to 12 are computed by the policies of
-rms.
-
-Time and power of a program over frequency and voltage (its PET matrix): t(f) = a f_max / f + 1 - a
-with a part a bounded by arithmetic, and power above idle in proportion to V^2 f for its cores,
-without it for its memory. Everything that the paper leaves open is in ``data/chauhan.toml`` or a
-:class:`Unstated`.
-
-The paper migrates unmodified programs by checkpoints, so every job here can be migrated. Live, rms
-migrates only programs that use dmr: LINPACK, STREAM and NPB as they are cannot be moved, and run
-here as models only. Voltages are part of the study alone: cpufreq sets frequencies, and no part of
-rms lowers a voltage.
+al. The paper states neither its jobs and their times nor the power of its nodes. All that it leaves
+open is in ``data/chauhan.toml`` or an :class:`Unstated`, and :data:`NOTES` explains it;
+:func:`chauhan` prints the effect of each assumption. The statements of figures 8 to 12 are computed
+by the policies of rms.
 """
 
 from __future__ import annotations
@@ -51,10 +41,10 @@ from rms.wire.terminal import columns
 
 @dataclass(frozen=True)
 class Unstated:
-    """Assumptions that the paper leaves open, where they differ from ``data/chauhan.toml``.
+    """Assumptions that differ from ``data/chauhan.toml``.
 
     Attributes:
-        load, move_s, idle_w, boot_s: instead of those there, None for these.
+        load, move_s, idle_w, boot_s: None for the value of the file.
         spread: jobs start with one process on each host in turn, as in figure 8, else on the
             lowest free cores.
         linear: voltage in proportion to frequency.
@@ -97,14 +87,11 @@ WITH = Way(off=True, move=True, slowdown=inf)
 
 @dataclass(frozen=True)
 class StreamOutcome:
-    """The outcome of one stream of jobs.
+    """The outcome of one stream of jobs; ``run_s`` and ``wait_s`` are sums over all jobs.
 
     Attributes:
-        makespan_s: from the first submission to the last end.
-        run_s, wait_s: of all jobs, summed.
-        energy_j: of the cluster in that time.
         moves, boots: numbers of jobs moved or narrowed, and of hosts booted.
-        power: times at which the power of the cluster changes, and the power from each on.
+        power: times at which the power of the cluster changes, and the power from then on.
     """
 
     makespan_s: float
@@ -115,14 +102,16 @@ class StreamOutcome:
     boots: int
     power: tuple[tuple[float, float], ...] = ()
 
+    @property
+    def turnaround_s(self) -> float:
+        """The run times and waits of all jobs."""
+        return self.run_s + self.wait_s
+
 
 class Cell(NamedTuple):
     """A cell of a PET matrix (figures 2 to 7), of a node with all cores busy.
 
-    Attributes:
-        ghz, vid: frequency and voltage identification.
-        time, power, energy: run time, power above idle and energy of the node, over those at the
-            highest frequency and its own voltage.
+    Time, power above idle and energy are over those at the highest frequency and its own voltage.
     """
 
     ghz: float
@@ -141,11 +130,7 @@ def volts(data: Data, vid: int) -> float:
 def levels(
     data: Data, variant: Unstated, *, undervolt: bool = False
 ) -> tuple[tuple[float, float], ...]:
-    """Return frequencies (GHz) and voltages (V), rising.
-
-    Args:
-        undervolt: each frequency at the lowest VID, else at its own.
-    """
+    """Return frequencies (GHz) and voltages (V), rising; undervolted, all at the lowest VID."""
     if variant.linear:
         return tuple((ghz, ghz / data["levels"][-1][0]) for ghz, _ in data["levels"])
     lowest = min(vid for _, vid in data["levels"])
@@ -155,7 +140,11 @@ def levels(
 def point(
     program: Mapping[str, float], ghz: float, volt: float, top: tuple[float, float]
 ) -> OperatingPoint:
-    """Return time and power of a program at a frequency and voltage, over those at ``top``."""
+    """Return time and power of a program at a frequency and voltage, over those at ``top``.
+
+    Time is a f_max / f + 1 - a, with a part a bounded by arithmetic. Power above idle is in
+    proportion to V^2 f for the cores, and constant for the memory.
+    """
     part, cores_w, memory_w = (program[key] for key in ("arithmetic", "cores_w", "memory_w"))
     return OperatingPoint(
         ghz,
@@ -167,11 +156,7 @@ def point(
 def pet(
     program: Mapping[str, float], rising: tuple[tuple[float, float], ...]
 ) -> tuple[OperatingPoint, ...]:
-    """Return time and power of a program over frequency.
-
-    Args:
-        rising: frequencies and voltages, see :func:`levels`.
-    """
+    """Return time and power of a program at frequencies and voltages, see :func:`levels`."""
     return tuple(point(program, ghz, volt, rising[-1]) for ghz, volt in rising)
 
 
@@ -193,7 +178,7 @@ def matrix(data: Data, program: Mapping[str, float]) -> list[Cell]:
 
 
 def own_voltages(data: Data, cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells at which each frequency has its own VID, rising."""
+    """Return the cells of the frequencies at their own VIDs, rising."""
     own = {(ghz, vid) for ghz, vid in data["levels"]}
     return [cell for cell in cells if (cell.ghz, cell.vid) in own]
 
@@ -335,9 +320,9 @@ def run(data: Data, way: Way, variant: Unstated, seed: int) -> StreamOutcome:
         energy_j=ledger.cluster_j,
         moves=simulation.resized,
         boots=sum(
-            len({state.site.host[node] for node in each.nodes})
-            for _, each in simulation.decisions
-            if isinstance(each, PowerOn)
+            len({state.site.host[node] for node in decision.nodes})
+            for _, decision in simulation.decisions
+            if isinstance(decision, PowerOn)
         ),
         power=tuple(drawn_w),
     )
@@ -388,11 +373,7 @@ NOTES = (
 
 
 def chauhan(figures: Path | None) -> Result:
-    """Run the study.
-
-    Args:
-        figures: folder of its figures, or None.
-    """
+    """Run the study; draw its figures in a folder, if there is one."""
     data = experiment.settings("chauhan")
     seeds = range(1, data["stream"]["seeds"] + 1)
 
@@ -485,11 +466,7 @@ def by_load(data: Data) -> dict[float, dict[str, float]]:
 
 
 def computed(data: Data, loads: Mapping[float, Mapping[str, float]]) -> dict[str, float]:
-    """Return the values of all statements by key.
-
-    Args:
-        loads: the effects of the algorithm by load, see :func:`by_load`.
-    """
+    """Return the values of all statements by key, with the effects of :func:`by_load`."""
     where, algorithm = site(data, Unstated()), loads[data["stream"]["load"]]
     rising = levels(data, Unstated())
     low, high = min(loads), max(loads)
@@ -498,10 +475,9 @@ def computed(data: Data, loads: Mapping[float, Mapping[str, float]]) -> dict[str
         "cores": float(where.nodes / len(where.power)),
         "highest frequency": rising[-1][0],
         "lowest frequency": rising[0][0],
-        "lowest vid": float(min(vid for _, vid in data["levels"])),
-        "highest vid": float(max(vid for _, vid in data["levels"])),
-        "frequency of vid 12": _frequency(data, 12),
-        "frequency of vid 13": _frequency(data, 13),
+        "lowest vid": float(data["levels"][0][1]),
+        "highest vid": float(data["levels"][-1][1]),
+        **{f"frequency of vid {vid}": float(ghz) for ghz, vid in data["levels"][:2]},
         "voltage of the next vid": min(
             volts(data, vid + 1) / volts(data, vid) for _, vid in data["levels"]
         ),
@@ -538,11 +514,6 @@ def _note_loads(rows: Sequence[dict[str, Any]], loads: Mapping[float, Mapping[st
                 got = [row[column] for row in loads.values()]
                 over = f"{min(got):.1f} to {max(got):.1f} % over the loads below"
                 row["note"] = f"{over}; {row.get('note', '')}"
-
-
-def _frequency(data: Data, vid: int) -> float:
-    """Return the frequency that has a VID as its own."""
-    return next(float(ghz) for ghz, own in data["levels"] if own == vid)
 
 
 def _square(data: Data) -> dict[str, float]:
@@ -608,8 +579,8 @@ def _figure_8() -> dict[str, float]:
     jobs_ = (other, (0, 1, 2, 3)), (four, (4, 5, 8, 9))
     state = experiment.running(_example_site(2, 8), jobs_)
     after = {job.spec.id: job.nodes for job in state.running.values()}
-    for each in Consolidate().migrations(state, state.free, (), None):
-        after[each.job] = each.nodes
+    for resize in Consolidate().migrations(state, state.free, (), None):
+        after[resize.job] = resize.nodes
     busy = {node // 8 for nodes in after.values() for node in nodes}
     return {
         "figure 8 processes on node 1": float(sum(node < 8 for node in after[four.id])),
@@ -657,8 +628,8 @@ def _figure_10() -> dict[str, float]:
     points = tuple(pet({"arithmetic": 0.5, "cores_w": 1.0, "memory_w": 1.0}, rising))
     slow, fast = (structs.replace(_only_moved(name, 1), operating_points=points) for name in "12")
     state = experiment.running(_example_site(1, 2, rising), ((slow, (0,)), (fast, (1,))))
-    for name, asked in (("1", 0.5), ("2", 1.0)):
-        state.running[JobId(name)].asked = (asked,)
+    for name, clock in (("1", 0.5), ("2", 1.0)):
+        state.running[JobId(name)].asked = (clock,)
     set_clocks(state)
     shares = [min(job.frequencies, default=1.0) for job in state.running.values()]
     return {
@@ -704,9 +675,9 @@ def _figure_12() -> dict[str, float]:
     simulation = Simulation(specs, _example_site(2, 4), made, hooks=Hooks(record=True))
     simulation.run()
     switched = [
-        (at_s, type(each))
-        for at_s, each in simulation.decisions
-        if at_s >= 50.0 and isinstance(each, PowerOff | PowerOn | Resize)
+        (at_s, type(decision))
+        for at_s, decision in simulation.decisions
+        if at_s >= 50.0 and isinstance(decision, PowerOff | PowerOn | Resize)
     ]
     first = {kind: at_s for at_s, kind in reversed(switched)}
     start_s = simulation.engine.state.ended[JobId("4")].start_s or 0.0
@@ -729,25 +700,25 @@ def compared(
     ``saved_low_pct`` and ``saved_high_pct`` are the least and the most that one stream saves.
     """
 
-    def ratio(key: str) -> float:
-        before: float = sum(getattr(each, key) for each in without)
-        after: float = sum(getattr(each, key) for each in outcomes)
-        return 100.0 * (after / before - 1.0)
+    def total(streams: Sequence[StreamOutcome], key: str) -> float:
+        return float(sum(getattr(stream, key) for stream in streams))
 
-    turnaround_s = [sum(o.run_s + o.wait_s for o in each) for each in (without, outcomes)]
+    def longer_pct(key: str) -> float:
+        return 100.0 * (total(outcomes, key) / total(without, key) - 1.0)
+
     saved = [
         100.0 * (1.0 - own.energy_j / old.energy_j)
         for old, own in zip(without, outcomes, strict=True)
     ]
     return {
-        "saved_pct": -ratio("energy_j"),
-        "longer_pct": ratio("run_s"),
-        "makespan_pct": ratio("makespan_s"),
-        "turnaround_pct": 100.0 * (turnaround_s[1] / turnaround_s[0] - 1.0),
+        "saved_pct": -longer_pct("energy_j"),
+        "longer_pct": longer_pct("run_s"),
+        "makespan_pct": longer_pct("makespan_s"),
+        "turnaround_pct": longer_pct("turnaround_s"),
         "saved_low_pct": min(saved),
         "saved_high_pct": max(saved),
-        "moves": float(sum(each.moves for each in outcomes)),
-        "boots": float(sum(each.boots for each in outcomes)),
+        "moves": total(outcomes, "moves"),
+        "boots": total(outcomes, "boots"),
     }
 
 

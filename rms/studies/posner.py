@@ -4,14 +4,12 @@ J. Posner, F. Hupfeld, P. Finnerty: Enhancing Supercomputer Performance with Mal
 Scheduling Strategies, Euro-Par 2023 workshops (PECS). Their strategies stand beside the results of
 their artifact (github ProjectWagomu/ArtefactPECS23), and our policies beside them on the same jobs.
 
-The strategies are compositions of parts. A waiting job that does not fit is promised nodes that
-running jobs give up, and starts when it has them. The state does not tell to which job a free node
-is promised, so a strategy remembers its promises from pass to pass. A policy must not: a restarted
-daemon could not repeat its decisions. So a strategy is made for one simulation, and ``rms serve``
-has none of them. The rules are the published ones, with what follows from their program:
+A waiting job that does not fit is promised nodes that running jobs give up, and starts when it has
+them. A strategy remembers its promises from pass to pass, as the state does not contain them, so it
+is made for one simulation. A policy must not, since a restarted daemon could not repeat its
+decisions: ``rms serve`` has none of these strategies. The rules follow the published program:
 
-- Only the first waiting job without a promise starts, and only if it fits: the test whether another
-  one would delay it compares an estimate in flop with a time in seconds, so all would.
+- Only the first waiting job without a promise starts, and only if it fits (:data:`NOTES`).
 - A promise is made only if shrinking alone covers it; free nodes are not counted.
 - A job that gives nodes up may receive free ones in the same pass.
 """
@@ -20,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
@@ -88,8 +87,8 @@ the last may be rounded otherwise, as utilization has; a makespan has six digits
 DIFFER = {("0-0-100", "S1", "average_common_pool"), ("50-0-50", "S3", "min_common_pool")}
 """Those of their 145 results on seeds S0 to S4 that are not ours (by 0.48 and 0.002 %).
 
-The cause was not found. It is neither which promise is dropped for a free node, nor the order of
-events that SimGrid takes for one instant because less than 1e-5 of an activity is left.
+The choice of the promise that is dropped for a free node is not the cause, nor the order of events
+that SimGrid takes for one instant because less than 1e-5 of an activity is left.
 """
 
 DIFFER_NOTE = "not their schedule, though the other 143 results are: the cause was not found"
@@ -129,11 +128,11 @@ def read_jobs(data: Path, mix: str, seed: str) -> list[JobSpec]:
     """Return the jobs of a mix, as ``50-0-50``: per cent rigid, moldable and malleable.
 
     A job of W flop, a share p of it parallel, takes W ((1 - p) + p / n) / 1e12 s on n nodes. A
-    malleable one can be resized between two of its equal iterations, at no cost, and starts at any
-    size. The time requested is the run time at the preferred size.
+    malleable one is resized between two of its equal iterations, at no cost, and starts at any
+    size. The requested time is the run time at the preferred size.
 
     Raises:
-        FileError: no such file in ``data``, or not one of jobs.
+        FileError: the file is missing, or holds something else.
     """
     path = data / FOLDER / f"{mix}_{seed}.csv.gz"
     specs = []
@@ -175,16 +174,9 @@ def _spec(row: _JobRow) -> JobSpec:
 Size = Callable[[Job], int]
 
 
-def _least(job: Job) -> int:
-    return job.spec.nodes_min
-
-
-def _preferred(job: Job) -> int:
-    return job.spec.preferred
-
-
-def _most(job: Job) -> int:
-    return job.spec.nodes_max
+_least: Size = attrgetter("spec.nodes_min")
+_preferred: Size = attrgetter("spec.preferred")
+_most: Size = attrgetter("spec.nodes_max")
 
 
 @dataclass(frozen=True)
@@ -193,13 +185,12 @@ class Rule:
 
     Attributes:
         start: the size at which the first waiting job starts, if that many nodes are free.
-        above: the distance of a job of a size from the size that it should have. The job with
-            the largest gives up nodes first, that with the least gets free ones first; of equals
-            the first submitted.
+        above: the distance of a job of a size from its target size. The job with the largest gives
+            up nodes first, that with the least gets free ones first; of equals the first submitted.
         promises: tried in turn for a waiting job: the number of its nodes, and of those that a
             running job keeps.
-        expands: tried in turn: the size up to which a running job is given free nodes.
-        at_once: the number of jobs that are given free nodes in one pass, or None.
+        expands: tried in turn: the size up to which a running job is expanded.
+        at_once: the number of jobs that are expanded in one pass, or None.
     """
 
     start: Size
@@ -231,11 +222,11 @@ class Promises:
     """Nodes promised to waiting jobs.
 
     Attributes:
-        keeping: the nodes on which a promised job starts. ``agreement``: exactly those promised to
-            it; ``steal_agreement``: as many of all promised ones; ``common_pool``: as many of all
-            free ones, promised ones first; for each other one the latest promise is dropped.
+        keeping: the nodes on which a promised job starts. ``agreement``: exactly its own promised
+            ones; ``steal_agreement``: as many of all promised ones; ``common_pool``: as many of all
+            free ones, promised ones first; the latest promise is dropped for any other node.
         counts: the number of nodes promised to a job.
-        nodes: the job of each promised node, in the order of the promises.
+        nodes: the job of a promised node, in the order of the promises.
     """
 
     def __init__(self, keeping: Keeping) -> None:
@@ -271,7 +262,7 @@ class Promises:
         return kept
 
     def _for(self, job: JobId, free: list[Node]) -> list[Node]:
-        """Return the free nodes that a promised job may start on, the first to be taken first."""
+        """Return the free nodes of a promised job, in the order in which it takes them."""
         promised = self.nodes
         if self.keeping == "agreement":
             return [node for node in free if promised.get(node) == job]
@@ -283,11 +274,7 @@ class Promises:
 
 @dataclass
 class _Plan:
-    """The decisions of a pass.
-
-    Attributes:
-        held: the future nodes of jobs that are resized.
-    """
+    """The starts of a pass, and the future nodes of the jobs that it resizes."""
 
     starts: list[Start] = field(default_factory=list)
     held: dict[Job, list[Node]] = field(default_factory=dict)
@@ -318,10 +305,10 @@ class _Plan:
 
 
 class Sharing(Sizing):
-    """Part ``sizing`` of the malleable strategies, for one simulation.
+    """Part ``sizing`` of the malleable strategies.
 
     Attributes:
-        changes: shrinks, one for each job that is promised the nodes, and expansions so far.
+        changes: number of expansions, and of shrinks for a promised job, so far.
     """
 
     def __init__(self, rule: Rule, promises: Promises) -> None:
@@ -403,8 +390,7 @@ class AsPreferred(Sizing):
 
     Attributes:
         overtake: first fit without a reservation, else only the first waiting job starts. Their
-            first fit takes a job that starts off the list it goes through, so the next one is
-            passed over.
+            first fit removes a starting job from the list it iterates over, which skips the next.
     """
 
     def __init__(self, *, overtake: bool) -> None:
@@ -435,16 +421,7 @@ class StrategyPasses:
     """
 
     every_s: float | None = 60.0
-
-    @property
-    def triggers(self) -> frozenset[type]:
-        """Events after which it decides."""
-        return frozenset((Submitted, Ended, Withdrawn, ResizePoint, Ticked))
-
-    @property
-    def start_triggers(self) -> frozenset[type]:
-        """Events after which it starts jobs: all."""
-        return self.triggers
+    triggers = start_triggers = frozenset((Submitted, Ended, Withdrawn, ResizePoint, Ticked))
 
 
 class AsPlanned(Admission):
@@ -567,9 +544,8 @@ def _priced(spec: JobSpec, price_s: float) -> JobSpec:
     """Return a malleable job with priced resizes and resize points at regular times."""
     if not spec.mode.resizable:
         return spec
-    every_s = PRICED_EVERY_S
     return msgspec.structs.replace(
-        spec, resize_parts=None, resize_every_s=every_s, resize_price_s=price_s
+        spec, resize_parts=None, resize_every_s=PRICED_EVERY_S, resize_price_s=price_s
     )
 
 
@@ -591,9 +567,6 @@ def posner(
         workers: the number of simulations at once.
         figures: folder of the figures, or None.
         progress: called with a line after each simulation.
-
-    Raises:
-        FileError: a file of the study is missing, or has something else.
     """
     published = published_results(data)
     specs = {(mix, seed): read_jobs(data, mix, seed) for mix in MIXES for seed in seeds}
@@ -606,11 +579,14 @@ def posner(
         outcomes[case] = outcome
         text = f"{case.mix} {case.seed} {case.mode}: {outcome['turnaround_s']:.0f} s"
         progress(f"{text} ({len(outcomes)} of {len(todo)})")
-    resizable = {
-        key: sum(spec.mode.resizable for spec in specs_of) for key, specs_of in specs.items()
-    }
     rows = [
-        row_of(case, outcomes[case], published, resizable[case.mix, case.seed]) for case in todo
+        row_of(
+            case,
+            outcomes[case],
+            published,
+            sum(spec.mode.resizable for spec in specs[case.mix, case.seed]),
+        )
+        for case in todo
     ]
     report = StudyReport("posner", computed(rows), stated(seeds))
     report.wrong += [text for row in rows for text in _disagreements(row)]
@@ -623,11 +599,7 @@ def posner(
 
 
 def published_results(data: Path) -> dict[tuple[str, str, str], _Published]:
-    """Return the results of the artifact by mix, seed and strategy.
-
-    Raises:
-        FileError: the file is missing, or does not have them.
-    """
+    """Return the results of the artifact by mix, seed and strategy."""
     rows = read_rows(data / FOLDER / "published.csv", _Published, SOURCE)
     return {(row.mix, row.seed, row.strategy): row for row in rows}
 
@@ -645,8 +617,7 @@ def stated(seeds: Sequence[str]) -> list[Statement]:
 def computed(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the values of the statements by key, from the rows of the study.
 
-    Those are the mean turnaround of each strategy, and for each seed the number of results all of
-    whose columns are the published ones.
+    Those are mean turnarounds, and by seed the number of results whose columns all agree.
     """
     values = {"nodes": float(SITE.nodes), "every_s": strategy(MALLEABLE[0]).passes.every_s or 0.0}
     for row in rows:
@@ -690,11 +661,8 @@ def row_of(
         means = (paper.turnaround, paper.wait, paper.run)
         whole = (paper.makespan, paper.utilisation)
         theirs = dict(zip(AGREES, (*means, per_job, *whole), strict=True))
-    nine = [
-        result.turnaround
-        for name in MALLEABLE
-        if (result := published.get((case.mix, case.seed, name))) is not None
-    ]
+    keys = [(case.mix, case.seed, name) for name in MALLEABLE]
+    nine = [published[key].turnaround for key in keys if key in published]
     note = DIFFER_NOTE if case[:3] in DIFFER else ""
     more = {
         "mix": case.mix,
