@@ -12,7 +12,7 @@ import argparse
 import os
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from math import inf, isnan, nan
@@ -42,14 +42,14 @@ BASELINE = "easy"
 
 
 class StreamLog(NamedTuple):
-    """A log, and the machine it is from.
+    """A log, and its machine.
 
     Attributes:
         file: its name, in the folder of traces; one that ends with ``.csv.gz`` in the other folder.
         nodes: of the machine, in units of ``unit`` processors.
         jobs: the default slice, as the number of its first job, from 0, and of its jobs.
         held_out: no parameter of the default policy was set on it.
-        unit: processors that jobs have together: all sizes are multiples.
+        unit: all sizes are multiples of so many processors.
         begin_s, end_s: only jobs submitted from the first time on and before the second.
     """
 
@@ -80,12 +80,7 @@ INTREPID = "public logs of ALCF (github gaganmangat/MTech-Thesis, JobLogs)"
 
 
 class StreamPlan(NamedTuple):
-    """The simulations of each log.
-
-    Attributes:
-        policies, shares, serials, seeds: all combinations.
-        jobs: the slice of each log, None for its default.
-    """
+    """The simulations of a log: all combinations, on a slice of the jobs (None for its default)."""
 
     policies: tuple[str, ...] = (DEFAULT, "easy", "conservative", "easy-share")
     shares: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -109,11 +104,7 @@ class Stream(NamedTuple):
 
 
 class StreamCase(NamedTuple):
-    """One simulation.
-
-    Attributes:
-        mirrored: other jobs are malleable than without, see :func:`malleable`.
-    """
+    """One simulation; ``mirrored`` as for :func:`malleable`."""
 
     stream: str
     policy: str
@@ -129,12 +120,9 @@ class StreamCase(NamedTuple):
 
 
 class StreamRun(NamedTuple):
-    """The result of a case.
+    """The row of a case; times of its jobs (nan if never started), and whether one is malleable.
 
-    Attributes:
-        row: its figures.
-        starts_s, ends_s: of each job of the stream, nan where it never started.
-        resizable: of each job, whether it was malleable.
+    Jobs are in the order of the stream.
     """
 
     row: Row
@@ -157,13 +145,15 @@ class _Record(msgspec.Struct):
 
 
 def read_stream(name: str, traces: Path, external: Path, jobs: tuple[int, int] | None) -> Stream:
-    """Read the slice of a log.
-
-    Raises:
-        FileError: its file is missing, or has no job there.
-    """
+    """Read the slice of a log, which must have jobs."""
     log = LOGS[name]
-    specs = _read_specs(log, traces, external)
+    if log.file.endswith(".csv.gz"):
+        specs = [
+            experiment.job(row.id, row.nodes, row.submit_s, run_s=row.run_s)
+            for row in read_rows(external / log.file, _Record, INTREPID)
+        ]
+    else:
+        specs = read_trace(traces / log.file).specs
     specs = [spec for spec in specs if log.begin_s <= spec.submit_s < log.end_s]
     specs.sort(key=attrgetter("submit_s"))
     first, count = jobs or log.jobs
@@ -171,15 +161,6 @@ def read_stream(name: str, traces: Path, external: Path, jobs: tuple[int, int] |
     if not part:
         raise FileError(f"expected --jobs from 0 to {len(specs) - 1} of {name}, got {first}")
     return Stream(name, log.nodes, [_in_units(spec, log.unit) for spec in part], first, len(specs))
-
-
-def _read_specs(log: StreamLog, traces: Path, external: Path) -> list[JobSpec]:
-    if not log.file.endswith(".csv.gz"):
-        return read_trace(traces / log.file).specs
-    return [
-        experiment.job(row.id, row.nodes, row.submit_s, run_s=row.run_s)
-        for row in read_rows(external / log.file, _Record, INTREPID)
-    ]
 
 
 def _in_units(spec: JobSpec, unit: int) -> JobSpec:
@@ -243,11 +224,10 @@ def run(case: StreamCase, stream: Stream) -> StreamRun:
 
 
 def later_than(run: StreamRun, base: StreamRun, specs: Sequence[JobSpec], margin_s: float) -> Row:
-    """Compare the start of each job with that in another run.
+    """Compare the starts of jobs with those in another run.
 
     Returns:
-        The largest excess in s, which job has it, and the share of jobs whose excess is above the
-        margin.
+        The largest excess in s and its job, and the share of jobs whose excess is above the margin.
     """
     excesses = [
         (own - other, spec.id)
@@ -256,7 +236,7 @@ def later_than(run: StreamRun, base: StreamRun, specs: Sequence[JobSpec], margin
     ]
     if not excesses:
         return {"worst_excess_s": 0.0, "worst_job": None, "later": 0.0}
-    worst_s, job = max(excesses, key=lambda each: each[0])
+    worst_s, job = max(excesses, key=lambda excess: excess[0])
     later = sum(excess_s > margin_s for excess_s, _ in excesses)
     return {"worst_excess_s": worst_s, "worst_job": job, "later": later / len(excesses)}
 
@@ -279,16 +259,8 @@ def pays(
 ) -> Row | None:
     """Compare malleable jobs with the same jobs, rigid, while as many others are malleable.
 
-    Up to a share of a half, two runs have no malleable job in common. Above, no two such sets
-    exist: the jobs are those that are malleable by one draw and rigid by the next one, and the
-    reverse.
-
-    Args:
-        case: its policy, share and serial part count.
-
-    Returns:
-        Mean turnarounds, their ratio, and of the jobs the share that is over sooner; None without
-        two such runs.
+    See :data:`NOTES`; above a share of a half, the draws of two successive seeds are compared. Of
+    the case, its policy, share and serial part count. None without two such runs.
     """
     pairs: list[tuple[float, float]] = []
     if _splits(case.share):
@@ -298,11 +270,11 @@ def pays(
     elif 0.0 < case.share < 1.0:
         nexts = [*seeds[1:], seeds[0]] if len(seeds) > 2 else seeds[1:]
         for seed, following in zip(seeds, nexts, strict=False):
-            one, other = (runs[case._replace(seed=each)] for each in (seed, following))
-            pairs += paired(one, other, specs)
+            first, second = (runs[case._replace(seed=number)] for number in (seed, following))
+            pairs += paired(first, second, specs)
     if not pairs:
         return None
-    malleable_s, rigid_s = (fmean(each) for each in zip(*pairs, strict=True))
+    malleable_s, rigid_s = map(fmean, zip(*pairs, strict=True))
     return {
         "pairs": len(pairs),
         "malleable_turnaround_s": malleable_s,
@@ -323,7 +295,7 @@ def over_seeds(rows: Sequence[Row]) -> Row:
             continue
         if isinstance(value, dict):
             merged[name] = over_seeds(values)
-        elif all(each == value for each in values):
+        elif values.count(value) == len(values):
             merged[name] = value
         else:
             merged[name] = (max if name.startswith(("max_", "worst_")) else fmean)(values)
@@ -338,7 +310,7 @@ def over_seeds(rows: Sequence[Row]) -> Row:
 
 
 def _classes(several: Sequence[Mapping[str, Sequence[Row]]]) -> dict[str, Row]:
-    """Return one row of each class over draws."""
+    """Return a row of means by class over draws."""
     by_name: dict[str, list[Row]] = {}
     for classes in several:
         for rows in classes.values():
@@ -348,16 +320,18 @@ def _classes(several: Sequence[Mapping[str, Sequence[Row]]]) -> dict[str, Row]:
 
 
 def study(stream: Stream, plan: StreamPlan, runs: Runs) -> Row:
-    """Return the JSON of a stream: a row for each policy, share and serial part, over all draws."""
+    """Return the JSON of a stream: rows by policy, share and serial part, over all draws."""
     base, change = runs[_baseline(stream.name, plan)], MalleableChange()
     margin_s = change.every_s + change.price_s
     groups: dict[tuple[str, float, float], list[Row]] = {}
-    for case, each in runs.items():
+    for case, result in runs.items():
         if case.policy in plan.policies and case.share in plan.shares and not case.mirrored:
-            row = each.row | later_than(each, base, stream.specs, margin_s)
+            row = result.row | later_than(result, base, stream.specs, margin_s)
             groups.setdefault((case.policy, case.share, case.serial), []).append(row)
     rows = []
-    for policy, share, serial in sorted(groups, key=lambda key: _place(plan, *key)):
+    for policy, share, serial in sorted(
+        groups, key=lambda key: (plan.policies.index(key[0]), key[1], plan.serials.index(key[2]))
+    ):
         case = StreamCase(stream.name, policy, share, serial, plan.seeds[0])
         merged = over_seeds(groups[policy, share, serial])
         rows.append(merged | {"pays": pays(case, runs, stream.specs, plan.seeds)})
@@ -374,17 +348,12 @@ def study(stream: Stream, plan: StreamPlan, runs: Runs) -> Row:
     }
 
 
-def _place(plan: StreamPlan, policy: str, share: float, serial: float) -> tuple[int, float, int]:
-    return plan.policies.index(policy), share, plan.serials.index(serial)
-
-
 def rises(rows: Sequence[Row], serials: Sequence[float]) -> list[Row]:
-    """Return where the mean turnaround rises from one share of malleable jobs to the next."""
+    """Return the steps of the share of malleable jobs at which the mean turnaround rises."""
     steps = []
     for policy in dict.fromkeys(row["policy"] for row in rows):
         for serial in serials:
-            own = by_share(rows, policy, serial)
-            for before, after in pairwise(own):
+            for before, after in pairwise(by_share(rows, policy, serial)):
                 by_s = after["mean_turnaround_s"] - before["mean_turnaround_s"]
                 if by_s > 0.0:
                     shares = [before["share"], after["share"]]
@@ -554,9 +523,8 @@ _CURVES: Mapping[str, Callable[[Row], float | None]] = {
 def _curve(
     rows: Sequence[Row], value: Callable[[Row], float | None]
 ) -> tuple[list[float], list[float]]:
-    points = [(100.0 * row["share"], value(row)) for row in rows]
-    known = [(share, each) for share, each in points if each is not None]
-    return [share for share, _ in known], [each for _, each in known]
+    points = [(100.0 * row["share"], number) for row in rows if (number := value(row)) is not None]
+    return [share for share, _ in points], [number for _, number in points]
 
 
 # --- The command ---------------------------------------------------------------------------------
@@ -627,8 +595,7 @@ def options(argv: Sequence[str], description: str) -> argparse.Namespace:
     return command.parse_args(argv)  # type: ignore[no-any-return]
 
 
-def _of(known: Iterable[str], kind: str) -> Callable[[str], tuple[str, ...]]:
-    names = tuple(known)
+def _of(names: Collection[str], kind: str) -> Callable[[str], tuple[str, ...]]:
 
     def read(text: str) -> tuple[str, ...]:
         parts = tuple(text.split(","))
@@ -689,12 +656,7 @@ def folders(data: Path | None, beside: Path) -> tuple[Path, Path]:
 
 
 def command(arguments: argparse.Namespace, beside: Path) -> int:
-    """Read the logs, run the study and print it.
-
-    Args:
-        arguments: see :func:`options`.
-        beside: the folder of data where no other is named.
-    """
+    """Read the logs, run the study and print it; data are ``beside`` where no folder is named."""
     traces, external = folders(arguments.data, beside)
     plan = StreamPlan(
         arguments.policies, arguments.shares, arguments.serials, arguments.seeds, arguments.jobs

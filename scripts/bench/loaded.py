@@ -134,10 +134,10 @@ class Ranks:
             reader, writer = await self._connected()
         try:
             writer.write(head.encode() + sent)
-            said = await reader.readuntil(b"\r\n\r\n")
-            if not said.startswith(b"HTTP/1.1 200"):
-                raise OSError(said.partition(b"\r\n")[0].decode())
-            length = said.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
+            head = await reader.readuntil(b"\r\n\r\n")
+            if not head.startswith(b"HTTP/1.1 200"):
+                raise OSError(head.partition(b"\r\n")[0].decode())
+            length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
             answer = await reader.readexactly(int(length))
         except BaseException:
             writer.close()
@@ -160,19 +160,19 @@ class Ranks:
 
     async def poll(self, job: str, token: str, first_s: float) -> None:
         """Poll again and again, the first time after a while."""
-        step = known = 0
+        step = number = 0
         await asyncio.sleep(first_s)
         while (begun := time.monotonic()) < self.until_s:
             step += 1
-            poll = Poll(step, 1_000_000, known, launches=((0, 1),))
+            poll = Poll(step, 1_000_000, number, launches=((0, 1),))
             try:
-                said = await self.post(job, token, "poll", poll)
+                body = await self.post(job, token, "poll", poll)
             except (OSError, asyncio.IncompleteReadError):
                 self.failed += 1
                 continue
-            answer = msgspec.json.decode(said, type=PollAnswer)
+            answer = msgspec.json.decode(body, type=PollAnswer)
             if answer.request is not None:
-                known = answer.request.number
+                number = answer.request.number
             if answer.pause_s:
                 await asyncio.sleep(answer.pause_s)
             self.waited_s.append(time.monotonic() - begun - self._hold_s)
@@ -192,13 +192,13 @@ async def ask(path: str, jobs: Sequence[tuple[str, str]], hold_s: float, for_s: 
     spread = hold_s / max(1, len(jobs))
     polls = (ranks.poll(*job, first_s=n * spread) for n, job in enumerate(jobs))
     await asyncio.gather(*polls)
-    found = {
+    figures = {
         "seconds": time.monotonic() - begun,
         "cpu_s": time.process_time() - cpu,
         "failed": ranks.failed,
         "waited_s": sorted(ranks.waited_s),
     }
-    print(json.dumps(found), flush=True)
+    print(json.dumps(figures), flush=True)
     await asyncio.to_thread(sys.stdin.readline)  # connections that end together ask nothing
 
 

@@ -32,8 +32,9 @@ from rms.core.model.jobs import JobId
 from rms.daemon.ask.routes import WATCH_S, holding_s
 from rms.daemon.heart import Daemon
 from rms.daemon.restart.recover import resume
-from rms.daemon.store.context import Context, Notes, Settings
+from rms.daemon.store.context import Context, Settings
 from rms.daemon.store.journal import Journal
+from rms.daemon.store.notes import Note
 from rms.launch.base import LaunchCommand, ManagedProcess, WorldLaunch
 from rms.launch.slurm import commands
 from rms.launch.slurm.commands import Executor, Slurm
@@ -93,7 +94,7 @@ class Counted(Daemon):
         self.refused: Counter[str] = Counter()
         super().__init__(context)
 
-    def _enter(self, event: Event, notes: Notes, number: int | None) -> list[Decision]:
+    def _enter(self, event: Event, notes: Sequence[Note], number: int | None) -> list[Decision]:
         self.events[type(event).__name__] += 1
         if isinstance(event, ResizeRolledBack):
             self.refused[event.reason[:60]] += 1
@@ -118,7 +119,7 @@ class Ranks:
     work: float
     world: World | None = None
     since_s: float = 0.0
-    known: int = 0
+    request: int = 0
     question: int = 0
     over: bool = False
 
@@ -152,7 +153,7 @@ class Site:
         cluster = Cluster(
             names, tuple((f"{n}/core:0",) for n in names), (NodePower(2.0, 2.0, 8.0),) * nodes
         )
-        self.said: Counter[str] = Counter()
+        self.messages: Counter[str] = Counter()
         settings = Settings(policy="array-share", now=time.time, say=self._count_words)
         journal = Journal.open(folder / "journal.sqlite")
         self.daemon = resume(cluster, journal, self.launcher, settings, Counted)
@@ -178,7 +179,7 @@ class Site:
             self.own_s += time.thread_time() - begun
 
     def _count_words(self, words: str) -> None:
-        self.said[words.partition(": ")[2][:60] or words[:60]] += 1
+        self.messages[words.partition(": ")[2][:60] or words[:60]] += 1
 
     def ask(self, what: str, method: Callable[..., Any], *words: Any) -> Any:
         """Have the daemon do something; note how long it took it."""
@@ -271,7 +272,7 @@ class Site:
             self._end(ranks)
             return
         groups = ((world.launch, world.ranks),)
-        poll = Poll(int(1e6 - ranks.work), 10**6, ranks.known, "warm", groups)
+        poll = Poll(int(1e6 - ranks.work), 10**6, ranks.request, "warm", groups)
         job = self.daemon.jobs[JobId(ranks.job)]
         request = self.ask("poll", self.daemon.worlds.poll, job, poll)
         if request is None:
@@ -279,7 +280,7 @@ class Site:
             left_s = max(0.0, ranks.end_s() - now)
             self.later(min(hold_s, left_s), lambda: self._poll(ranks, question))
             return
-        ranks.known = request.number
+        ranks.request = request.number
         self.ask("report", self.daemon.worlds.report, job, Begun(request.number))
         self.later(MOVE_S, lambda: self._moved(ranks, request.number, request.worlds[0].launch))
 
@@ -321,7 +322,7 @@ def scale(nodes: int, run_s: float, folder: Path) -> dict[str, Any]:
     wall_s, cpu_s = time.perf_counter() - begun, time.process_time() - cpu
     thread_s = time.thread_time() - thread
     controller, daemon = site.controller, site.daemon
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "nodes": nodes,
         "seconds": wall_s,
         "jobs": len(site.ranks),
@@ -341,7 +342,7 @@ def scale(nodes: int, run_s: float, folder: Path) -> dict[str, Any]:
         "events_per_s": sum(daemon.events.values()) / wall_s,
         "events": dict(daemon.events),
         "rolled_back": dict(daemon.refused),
-        "said": dict(site.said.most_common(8)),
+        "said": dict(site.messages.most_common(8)),
         "took": {
             kind: {
                 "count": len(values),
@@ -357,7 +358,7 @@ def scale(nodes: int, run_s: float, folder: Path) -> dict[str, Any]:
     }
     site.launcher.executor.close()
     daemon.journal.close()
-    return found
+    return figures
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:

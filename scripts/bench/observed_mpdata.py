@@ -15,17 +15,17 @@ def observe(folder: Path) -> None:
     from mpdata.parallel.app import Advection
 
     step = Advection.step
-    seen: list[tuple[float, float]] = []
+    spans: list[tuple[float, float]] = []
 
     def observed(self, run) -> None:  # type: ignore[no-untyped-def]
         begun = time.monotonic()
         step(self, run)
-        seen.append((begun, time.monotonic()))
+        spans.append((begun, time.monotonic()))
 
     def leave() -> None:
-        if seen:
-            lines = "".join(f"{begun!r} {ended!r}\n" for begun, ended in seen)
-            (folder / f"steps-{seen[0][0]:.6f}").write_text(lines)
+        if spans:
+            lines = "".join(f"{begun!r} {ended!r}\n" for begun, ended in spans)
+            (folder / f"steps-{spans[0][0]:.6f}").write_text(lines)
 
     Advection.step = observed  # type: ignore[method-assign]
     atexit.register(leave)
