@@ -2,7 +2,7 @@
 
 LINPACK, STREAM and NPB on four nodes of twelve cores, with and without the algorithm of Chauhan et
 al. The paper states neither its jobs and their times nor the power of its nodes. All that it leaves
-open is in ``data/chauhan.toml`` or an :class:`Unstated`, and :data:`NOTES` explains it;
+open is in ``data/chauhan.toml``, with notes, or an :class:`Unstated`;
 :func:`chauhan` prints the effect of each assumption. The statements of figures 8 to 12 are computed
 by the policies of rms.
 """
@@ -328,8 +328,6 @@ def run(data: Data, way: Way, variant: Unstated, seed: int) -> StreamOutcome:
     )
 
 
-# --- The study ------------------------------------------------------------------------------------
-
 WAYS = {
     "hosts off when idle": Way(off=True),
     "operating points": Way(slowdown=inf),
@@ -357,19 +355,6 @@ VARIANTS = {
 BOUNDS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.5)
 COLUMNS = ("saved_pct", "longer_pct", "makespan_pct", "turnaround_pct")
 HEADS = ("energy saved", "run times", "makespan", "turnaround")
-NOTES = (
-    "The paper's 14.4 % are an increase in execution time, it does not say of what: of run times,",
-    "or until the last job has ended. Both stand above, and run times with waits (turnaround).",
-    "Time over frequency is a f_max / f + 1 - a, power of cores as V^2 f; a, watts, jobs and",
-    "when they come are assumed (data/chauhan.toml). Of contention for memory between jobs that",
-    "are moved together nothing is known, and none is assumed. A job is moved ten times at most.",
-    "How much is idle decides the energy; how voltage goes with frequency the run times; how long",
-    "a boot takes the waits. Narrowed to half, a job takes twice as long unless that is said.",
-    "In the model an optimal operating point of LINPACK at its own voltages costs no time: idle",
-    "power makes time dear. The arithmetic of LINPACK and STREAM was chosen so (figures 2 and 5).",
-    "Every job here can be migrated. Live only programs that use dmr can: LINPACK, STREAM and NPB",
-    "as they are cannot. Nor does any part of rms set a voltage: cpufreq sets frequencies alone.",
-)
 
 
 def chauhan(figures: Path | None) -> Result:
@@ -425,7 +410,7 @@ def chauhan(figures: Path | None) -> Result:
         _print_matrix(data),
         _table("what the algorithm brings, assumed", tried),
         _table("slowdown at most", {f"{bound:g}": row for bound, row in curve.items()}),
-        NOTES,
+        data["notes"],
     ]
     result = {
         "values": values,
@@ -439,7 +424,7 @@ def chauhan(figures: Path | None) -> Result:
         },
         "sensitivity": [{"assumed": name, **row} for name, row in tried.items()],
         "curve": [{"slowdown": bound, **row} for bound, row in curve.items()],
-        "notes": NOTES,
+        "notes": data["notes"],
     }
 
     def draw(folder: Path) -> None:
@@ -529,9 +514,8 @@ def _over_voltage(data: Data, name: str) -> dict[str, float]:
     """Return the values of figures 2 to 7 for a program, by two readings of their VIDs.
 
     As voltages: the highest frequency at its own VID over the same at the lowest VID, and at the
-    lowest VID the largest value over all frequencies over the least. As clocks (1.596 GHz is 12
-    and 2.394 GHz is 18 times 133 MHz, so that a VID may have been the multiplier of the clock):
-    the highest level over the lowest one, each at its own voltage.
+    lowest VID the largest value over all frequencies over the least. As multipliers of the clock:
+    the highest level over the lowest one, at their own voltages.
     """
     cells = matrix(data, data["programs"][name])
     own, lowest = own_voltages(data, cells), min(cell.vid for cell in cells)
@@ -552,7 +536,6 @@ def _over_voltage(data: Data, name: str) -> dict[str, float]:
 
 
 def _only_moved(name: str, size: int, run_s: float = 1000.0, at_s: float = 0.0) -> JobSpec:
-    """Return a job of one size that can be moved."""
     return experiment.job(
         name,
         size,
@@ -741,7 +724,6 @@ def _best(data: Data, name: str) -> dict[str, float]:
 def _must_hold(
     ways: Mapping[str, Mapping[str, float]], tried: Sequence[Mapping[str, float]]
 ) -> list[str]:
-    """Return a sentence for each violated invariant, which holds under all assumptions."""
     wrong = []
     parts = "hosts off when idle", "hosts off, jobs moved", "the algorithm"
     for part, name in pairwise(parts):

@@ -215,7 +215,6 @@ def _domains(site: Site, per: str) -> Sequence[int]:
 
 
 def _idle_w(site: Site, domain: Sequence[int]) -> list[float]:
-    """Return the idle power of each domain."""
     watts = [0.0] * (max(domain) + 1)
     for host, at in enumerate(domain):
         watts[at] += site.power[host].idle_w if site.power else 0.0
@@ -604,7 +603,6 @@ def _time(indices: Mapping[str, float]) -> float:
 
 
 def _placed(where: Site, busy: Sequence[Sequence[float]]) -> State:
-    """Return a state in which jobs of these powers run, host by host."""
     per = where.nodes // len(where.power)
     jobs = [
         (_one(watts, f"{host}-{at}"), (per * host + at,))
@@ -615,7 +613,6 @@ def _placed(where: Site, busy: Sequence[Sequence[float]]) -> State:
 
 
 def _one(watts: float, name: str = "new") -> JobSpec:
-    """Return a job of one GPU."""
     return experiment.job(name, 1, run_s=1.0, power_w=watts)
 
 
@@ -666,22 +663,14 @@ def _slots_left(data: Data, example: Data) -> float:
     return slots[node] - min(slot for slot in slots.values() if slot >= 0.0)
 
 
-# --- What no workload can meet --------------------------------------------------------------------
-
-
 def bounds(data: Data) -> dict[str, Any]:
     """Return the demands of the published ranges on a workload, by arithmetic on equation 1.
 
-    All jobs need the sum of P d joules by equation 1 and get hosts x (cap - idle) watts, so
-    T >= gpus x mean_w / (cap - idle) - 1 where all GPUs are busy without a cap. The peak under a
-    cap is at most the cap, so that PR bounds the peak without a cap, and MD the average power.
-    Jobs need the same energy with and without a cap, so that E / T is idle over average power
-    where nodes end together; the workload with the highest published E has at most the highest T,
-    the one with the lowest T at least the lowest E.
-
-    Returns:
-        ``rows`` by policy and cap, whose columns :func:`_print_bounds` names; ``mean_w``, ``gpu_w``
-        and ``peak_w`` that meet all rows; ``mix_w``, the mean power of the assumed mix.
+    The jobs' sum of P d joules needs hosts x (cap - idle) watts for T. The peak under a cap is at
+    most the cap, so that PR bounds the peak without a cap, and MD the average power. The workload
+    with the highest published E has at most the highest T, the one with the lowest T at least the
+    lowest E. :func:`_print_bounds` has the formulas, and names the columns of ``rows``; beside them
+    are the values that meet all rows, and ``mix_w``, the mean power of the assumed mix.
     """
     paper = published()
     idle_w, gpus = data["idle_w"], data["gpus"]
@@ -729,9 +718,6 @@ def _least_time(data: Data, cap_w: float) -> dict[int, float]:
     return least
 
 
-# --- Other workloads ------------------------------------------------------------------------------
-
-
 def variants(data: Data) -> dict[str, Any]:
     """Return the number of means of table 3 inside the published range under other assumptions.
 
@@ -762,7 +748,6 @@ def variants(data: Data) -> dict[str, Any]:
 def _schedules(
     data: Data, specs: Mapping[int, list[JobSpec]]
 ) -> dict[tuple[str, float, int], CappedSchedule]:
-    """Return the schedules by policy, cap (infinite for none) and seed."""
     where, caps = site(data), [cap_w for cap_w in data["caps_w"] if cap_w < data["worst_w"]]
     return {
         (policy, cap_w, seed): schedule(jobs, where, policy, None if cap_w == inf else cap_w)
@@ -830,7 +815,6 @@ def _means(indices: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _indices(aware: CappedOutcome, unaware: CappedOutcome, worst_w: float) -> dict[str, float]:
-    """Return the indices of section 4.3, in per cent."""
     return {
         "PR": 100.0 * (unaware.peak_w - aware.peak_w) / unaware.peak_w,
         "T": 100.0 * (aware.time_s - unaware.time_s) / unaware.time_s,
@@ -857,7 +841,6 @@ def _row(policy: str, cap_w: float, indices: list[dict[str, float]]) -> dict[str
 
 
 def _must_hold(data: Data, runs: Runs) -> list[str]:
-    """Return a sentence for each violated invariant, which holds for any workload."""
     wrong = [
         f"{policy}, {cap_w:g} W: expected the cap to hold, got {aware.scheduled_w:g} W"
         for (policy, cap_w, _), aware in runs.aware.items()

@@ -284,14 +284,12 @@ def _moldable(log: CirrusLog) -> tuple[list[dict[str, Any]], list[str]]:
 def _row(
     case: str, mode: Mode, paper: tuple[float, int], ours: tuple[float, int], note: str
 ) -> dict[str, Any]:
-    """Return a row of the JSON from the mean wait and the number of starts as published."""
     theirs = dict(zip(PUBLISHED, paper, strict=True))
     values = dict(zip(PUBLISHED, ours, strict=True))
     return experiment.row(case, str(mode), values, theirs, note, against="published schedule")
 
 
 def _equal(log: CirrusLog, schedule: CoreSchedule) -> int:
-    """Return the number of starts that are those of the rigid schedule."""
     return sum(a == job.start_rigid for a, job in zip(schedule.starts, log.jobs, strict=True))
 
 
@@ -327,9 +325,6 @@ def _drawn(jobs: Sequence[JobSpec], seed: int) -> CoreSchedule:
 
 def _pct(ours: float, paper: float) -> float:
     return 100.0 * (ours / paper - 1.0)
-
-
-# --- Our policies and the real log ---------------------------------------------------------------
 
 
 def against_the_log(

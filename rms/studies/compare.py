@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
@@ -86,11 +87,11 @@ class ComparisonSetup:
     env: Mapping[str, str]
     listen: str = ""
 
-    @property
-    def serve(self) -> list[str]:
-        """The options of ``rms serve``."""
+    def daemon(self, folder: Path) -> AbstractContextManager[str]:
+        """Run the embedded RMS."""
         nodes = [] if self.nodes is None else ["--nodes", str(self.nodes)]
-        return ["--engine", self.engine, "--policy", self.policy, *nodes]
+        options = ["--engine", self.engine, "--policy", self.policy, *nodes]
+        return embedded_daemon(options, folder, local=self.engine == "local", listen=self.listen)
 
 
 def compare(
@@ -259,9 +260,8 @@ def _warm_up(
         _refuse_failed(rows)
         progress(rows)
 
-    folder, local = setup.folder / WARM_UP, setup.engine == "local"
-    begun = time.monotonic()
-    with embedded_daemon(setup.serve, folder, local=local, listen=setup.listen) as server:
+    folder, begun = setup.folder / WARM_UP, time.monotonic()
+    with setup.daemon(folder) as server:
         nodes = len(ask(list[NodeRow], server, "GET", "/nodes"))
         for script in dict.fromkeys(scripts):
             stated = parse_script(script).options
@@ -290,24 +290,19 @@ def _one_mode(
         turn: number of the round, and of all rounds.
     """
     progress = _Progress(f"round {turn[0]} of {turn[1]}, mode {mode}", say)
-    folder, local = place(setup.folder, mode, turn[0]), setup.engine == "local"
-    with embedded_daemon(setup.serve, folder, local=local, listen=setup.listen) as server:
+    folder = place(setup.folder, mode, turn[0])
+    with setup.daemon(folder) as server:
         nodes = len(ask(list[NodeRow], server, "GET", "/nodes"))
         for number, script in enumerate(scripts):
             if number:
                 time.sleep(setup.delay_s)
-            options = _fitting(script, mode, nodes)
+            low, high = parse_script(script).options.sizes
+            options = Options(mode=mode, nodes=(min(low, nodes), min(high, nodes)))
             submit(server, read_script(script), script.stem, options, setup.env, folder)
         jobs = wait_until_over(server, progress)
         _trace_resizes(server, jobs)
         run = _run(mode, jobs, ask(BooksAnswer, server, "GET", "/books"))
         return {"round": turn[0], **run}
-
-
-def _fitting(script: Path, mode: Mode, nodes: int) -> Options:
-    """Return the mode, and sizes within the nodes of the cluster: all modes run the same jobs."""
-    low, high = parse_script(script).options.sizes
-    return Options(mode=mode, nodes=(min(low, nodes), min(high, nodes)))
 
 
 def _trace_resizes(server: str, jobs: Sequence[JobRow]) -> None:
@@ -358,7 +353,6 @@ def _run(mode: Mode, jobs: Sequence[JobRow], books: BooksAnswer) -> dict[str, An
 
 
 def _shifted(spans: Sequence[NodeSpan], first: float, last: float) -> list[dict[str, Any]]:
-    """Return spans as JSON, times since the first submit."""
     return [
         {
             "node": span.node,
@@ -371,7 +365,6 @@ def _shifted(spans: Sequence[NodeSpan], first: float, last: float) -> list[dict[
 
 
 def _job(job: JobRow, first: float) -> dict[str, Any]:
-    """Return the part of a row that is about one job."""
     return {
         "id": job.id,
         "name": job.name,
@@ -446,7 +439,6 @@ def table(result: Mapping[str, Any]) -> list[str]:
 
 
 def _spread(values: Mapping[str, float], decimals: int) -> str:
-    """Return a median with its range, without the range where it is one value."""
     least, median, most = (f"{values[key]:.{decimals}f}" for key in ("least", "median", "most"))
     return median if least == most else f"{median} ({least}-{most})"
 
@@ -536,17 +528,14 @@ def causes(result: Mapping[str, Any]) -> list[str]:
 
 
 def _power(result: Mapping[str, Any]) -> list[str]:
-    """Return the limits of the times and energies on this machine."""
-    lines = []
-    if result.get("oversubscribed"):
-        lines.append("Several nodes are one machine here: states and books count, times do not.")
-    lines.append(
-        "Power is modelled, not measured: a busy core draws its static and dynamic power at "
-        "efficiency 1, an idle one its idle power."
-        if result["power_source"] == "model"
-        else f"Power is from {result['power_source']}."
-    )
-    return lines
+    shared = "Several nodes are one machine here: states and books count, times do not."
+    power = f"Power is from {result['power_source']}."
+    if result["power_source"] == "model":
+        power = (
+            "Power is modelled, not measured: a busy core draws its static and dynamic power at "
+            "efficiency 1, an idle one its idle power."
+        )
+    return [shared, power] if result.get("oversubscribed") else [power]
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:

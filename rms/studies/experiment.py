@@ -193,7 +193,6 @@ def compare(
 
 
 def _differences(statement: Statement, number: float) -> list[str]:
-    """Return sentences on differences from the recorded status and value."""
     name, recorded = f"{statement.where}, {statement.says}", statement.ours
     status, wrong = statement.computed(number), []
     if status != statement.status:
@@ -247,9 +246,6 @@ def _text(value: float | Sequence[float | None] | None, unit: str) -> str:
     if isinf(low):
         return f"at most {high:,.6g} {unit}".strip()
     return f"{low:,.6g} to {high:,.6g} {unit}".strip()
-
-
-# --- Rows and tables -----------------------------------------------------------------------------
 
 
 def value(paper: float | None, ours: float, note: str = "") -> dict[str, Any]:
@@ -437,9 +433,6 @@ def _begin(function: Callable[[Any], Any]) -> None:
 
 def _run(case: Any) -> Any:
     return _function(case)
-
-
-# --- Result --------------------------------------------------------------------------------------
 
 
 class StudyReport:

@@ -42,23 +42,6 @@ TRIED = 2000
 _Place = tuple[str, str, str, int]
 """Policy, log, mix, and error in per cent."""
 
-NOTES = (
-    "bsld is wait and run time over the run time, 10 s at least (Feitelson and Rudolph, reference",
-    "12 of the paper); bsld_log divides by the run time in the log. The paper does not define it.",
-    "Where contention stretches run times, bsld falls by that alone: see run time / log and waits.",
-    "Energy is c V^2 f t of each process with table I. The paper prints (T-k) x T for its time; by",
-    "the formula it cites that is the time T-k of a process, which draws nothing while it waits.",
-    "Its factor for the bandwidth of a faster process, penalties over the critical one's, is 0",
-    "for one without penalty: its run time over the critical one's is used instead.",
-    "Section III-C sets the GPU socket of the evaluated architecture to a ninth of the node's",
-    "bandwidth; its example has 4 of 18 GB/s. The default is the ninth.",
-    "Mix equip sums to 99.6 %: all are normalised. The paper's SDSC log is another one (416",
-    "processors, the Paragon); here it is SDSC-SP2. Its CTC counts 512 processors, ours 338.",
-    "Expected bandwidth is off by the error, up or down at random. LessConsume works out the",
-    "penalties of an allocation from the demand at its start; with forecast, until expected ends.",
-    "The paper has no results of LessConsume-Threshold, and names no threshold.",
-)
-
 
 POLICIES = ("easy-reg", "easy-pa", "lc-pa")
 BOUND_S = 10.0
@@ -76,7 +59,7 @@ class Assumptions:
             come on top. ``cores``: GPU cores count too, 48 for a pair.
         nodes: multiplier of the number of nodes.
         socket: bandwidth of the GPU socket: ``stated`` for the evaluated architecture, as in the
-            ``example`` (see :data:`NOTES`), or ``none``, no limit beside the node's.
+            ``example`` (see the notes), or ``none``, no limit beside the node's.
         fastest_first: first fit takes fast processors first; default: in the order of the
             reservation table, which lists processors by node (section III-A-1).
         whole_demand: see :class:`rms.core.model.contention.SharedNode`. Default: run times take
@@ -104,39 +87,8 @@ class Assumptions:
 
 
 VARIANTS: Mapping[str, tuple[Assumptions, str]] = {
-    "default": (
-        Assumptions(),
-        "node by node, socket of a ninth, as many plain processors as the log",
-    ),
-    "fastest-first": (Assumptions(fastest_first=True), "first fit takes fast processors first"),
-    "socket-2/9": (Assumptions(socket="example"), "GPU socket of 2/9, as in the paper's example"),
-    "socket-2/9-fastest-first": (
-        Assumptions(socket="example", fastest_first=True),
-        "both of the above",
-    ),
-    "no-socket": (Assumptions(socket="none"), "no limit of the GPU socket"),
-    "no-socket-fastest-first": (
-        Assumptions(socket="none", fastest_first=True),
-        "no limit of the GPU socket, fast processors first",
-    ),
-    "twice-nodes": (Assumptions(nodes=2.0), "twice as many nodes"),
-    "twice-nodes-no-socket": (
-        Assumptions(nodes=2.0, socket="none"),
-        "twice as many nodes, no limit of the GPU socket",
-    ),
-    "four-times-nodes": (Assumptions(nodes=4.0), "four times as many nodes"),
-    "whole-demand": (Assumptions(whole_demand=True), "an overload adds demand over capacity"),
-    "forecast": (Assumptions(forecast=True), "LessConsume looks ahead to expected ends"),
-    "exact-pa": (Assumptions(exact_pa=True), "EASY-PA sets frequencies by real bandwidths"),
-    "biased": (Assumptions(biased=True), "all bandwidths are expected too high"),
-    "cores": (Assumptions(size="cores"), "GPU cores count as processors of the log"),
-    "threshold-2": (Assumptions(threshold=2.0), "LessConsume-Threshold, 2"),
-    "threshold-1.25": (Assumptions(threshold=1.25), "LessConsume-Threshold, 1.25"),
-    "slow-arrivals": (Assumptions(load=0.01), "submissions a hundredth as fast"),
-    "slow-arrivals-no-socket-fastest-first": (
-        Assumptions(load=0.01, socket="none", fastest_first=True),
-        "submissions a hundredth as fast, no limit of the GPU socket, fast processors first",
-    ),
+    name: (msgspec.convert(variant, Assumptions), variant["says"])
+    for name, variant in experiment.settings("guim")["variants"].items()
 }
 """Variants by name, in words; the default one comes first."""
 
@@ -170,7 +122,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Results of one simulation.
 
     Attributes:
-        bsld, bsld_p95: mean and 95th percentile of the bounded slowdown, see :data:`NOTES`.
+        bsld, bsld_p95: mean and 95th percentile of the bounded slowdown, see the notes.
         bsld_log, bsld_log_p95: the same over the run time in the log.
         energy: seconds of a processor at the highest level.
         stretch: sum of run times over the sum of those in the log.
@@ -218,11 +170,7 @@ def site(data: Data, processors: int, variant: Assumptions) -> Site:
 
 
 def read_log(folder: Path, file: str) -> list[JobSpec]:
-    """Return the jobs of a log in a folder of data or in ``traces`` in it.
-
-    Raises:
-        FileError: it is in neither.
-    """
+    """Return the jobs of a log in a folder of data or in ``traces`` in it."""
     paths = [path for path in (folder / "traces" / file, folder / file) if path.is_file()]
     if not paths:
         raise FileError(f"expected {file} in {folder} or in {folder / 'traces'}, got neither")
@@ -302,7 +250,6 @@ def run(case: PlacementCase, data: Data, specs: Sequence[JobSpec]) -> Figures:
 
 
 def _bounded_slowdown(span: JobTimes, run_s: float) -> float:
-    """Return wait and run time over a run time of 10 s at least."""
     return max(1.0, span.turnaround_s / max(run_s, BOUND_S))
 
 
@@ -352,14 +299,7 @@ def guim(
 
     Args:
         data: folder with the logs, or with a folder ``traces`` of them.
-        grid: the simulations.
-        workers: number of simulations at once.
-        figures: folder for figures 3 and 4, or None.
-        progress: called with a line after each simulation.
         keep: file of the finished simulations, which are not run again.
-
-    Raises:
-        FileError: a log is missing, or ``keep`` holds something else.
     """
     paper = experiment.settings("guim")
     logs = {log: read_log(data, paper["logs"][log]["file"]) for log in grid.logs}
@@ -414,7 +354,10 @@ def guim(
         _queue_table(shown),
         _cases_table("default", main, specs),
         *(_cases_table(name, view, fewer) for name, view in list(views.items())[1:]),
-        [*NOTES, f"{len(all_results)} simulations took {spent_s:,.0f} s of processor time."],
+        [
+            *paper["notes"],
+            f"{len(all_results)} simulations took {spent_s:,.0f} s of processor time.",
+        ],
     ]
     json = {
         "jobs_of_each_log": grid.first,
@@ -428,13 +371,12 @@ def guim(
             for name, view in views.items()
         },
         "cpu_s": spent_s,
-        "notes": NOTES,
+        "notes": paper["notes"],
     }
     return report.result(json, parts, lambda folder: _draw(main, folder), figures, under)
 
 
 def _cases(grid: Grid, errors: Iterable[int], variant: Assumptions) -> list[PlacementCase]:
-    """Return the simulations of a variant under all policies, each once."""
     cases = [
         _of_policy(PlacementCase(name, log, mix, error, variant))
         for log in grid.logs
@@ -463,7 +405,6 @@ def _name(case: PlacementCase) -> str:
 def _must_hold(
     results: Mapping[PlacementCase, Figures], specs: Mapping[str, Sequence[JobSpec]]
 ) -> list[str]:
-    """Return a sentence for each violated invariant, which holds under all assumptions."""
     wrong = []
     for case, result in results.items():
         name, jobs = _name(case), len(specs[case.log])
@@ -668,7 +609,6 @@ def values(
 
 
 def _plain(paper: Data, log: str, variant: Assumptions) -> float:
-    """Return the number of plain processors of the cluster for a log."""
     where = site(paper, paper["logs"][log]["processors"], variant)
     kinds = [kind for node in where.shared for kind in node.processors]
     return sum(kind.number for kind in kinds if kind.factor == 1.0)
@@ -821,7 +761,6 @@ def _example(paper: Data) -> dict[str, float]:
 
 
 def _published(stated: Iterable[Statement]) -> dict[tuple[_Place, str], float]:
-    """Return the published numbers by case and column."""
     numbers = {}
     for statement in stated:
         key, value = statement.key, statement.paper
@@ -835,7 +774,6 @@ def _published(stated: Iterable[Statement]) -> dict[tuple[_Place, str], float]:
 
 
 def _rows(view: VariantView, stated: Sequence[Statement]) -> list[dict[str, Any]]:
-    """Return the JSON of all cases of a variant."""
     published: dict[_Place, dict[str, float]] = {}
     for (place, column), number in _published(stated).items():
         published.setdefault(place, {})[column] = number
@@ -872,7 +810,6 @@ def _orderings_table(views: Mapping[str, VariantView], jobs: int) -> list[str]:
 def _published_table(
     views: Mapping[str, VariantView], stated: Sequence[Statement], jobs: int
 ) -> list[str]:
-    """Return the published numbers beside those of all variants."""
     view = views["default"]
     shown = [
         (case, column, value)
@@ -898,7 +835,6 @@ def _published_table(
 
 
 def _queue_table(views: Mapping[str, VariantView]) -> list[str]:
-    """Return the shares of waiting jobs."""
     heads = ["medians of the cases, least error"]
     heads += [f"{name}: time with a queue, waiting halfway, at the end" for name in POLICIES]
     cells = []
@@ -922,7 +858,6 @@ def _queue_table(views: Mapping[str, VariantView]) -> list[str]:
 
 
 def _cases_table(name: str, view: VariantView, specs: Mapping[str, Sequence[JobSpec]]) -> list[str]:
-    """Return slowdowns by both definitions, savings, run times and waits of all cases."""
     heads = ["log, mix, error"]
     for column in (*SLOWDOWNS, *(f"{column}_p95" for column in SLOWDOWNS)):
         heads += [f"{column} {POLICIES[0]}", *POLICIES[1:]]

@@ -123,7 +123,6 @@ class PaperPlan:
 
 
 def _powers(job: Job) -> list[int]:
-    """Return the job's sizes that are powers of two, rising."""
     return [n for n in job.spec.sizes() if n & (n - 1) == 0]
 
 
@@ -293,7 +292,6 @@ def scaling(speedup: Speedup) -> dict[str, float]:
 
 
 def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
-    """Return slope and intercept of the line of least squares."""
     mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
     spread = sum((x - mean_x) ** 2 for x in xs)
     slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
@@ -319,7 +317,7 @@ def intervals(run: Recording) -> list[tuple[float, float, dict[str, int]]]:
 
 
 def _held(run: Recording) -> dict[str, float]:
-    """Return values of the shares of nodes: jobs at once, their sizes then, shrinks, resizes."""
+    """Return values on the shares of nodes: jobs at once, their sizes then, shrinks, resizes."""
     parts = intervals(run)
     most = max(len(held) for _, _, held in parts)
     sizes = [sorted(held.values()) for _, _, held in parts if len(held) == most][-1]
@@ -352,7 +350,6 @@ def _held(run: Recording) -> dict[str, float]:
 
 
 def _ratios(rows: Mapping[Mode, Mapping[str, float]]) -> dict[str, float]:
-    """Return the ratios of times and of cluster energies of two modes."""
     result = {
         f"{one}/{other} {column}": rows[one][column] / rows[other][column]
         for one in Mode
@@ -400,7 +397,6 @@ def _example(example: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _modes(data: Data, runs: Mapping[tuple[str, Mode], Recording]) -> list[dict[str, Any]]:
-    """Return the four modes under ``array-share``, and resizes by a factor of two only."""
     result = []
     for cluster in CLUSTERS:
         for mode in Mode:
@@ -454,11 +450,7 @@ def _print_modes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _billed(data: Data, runs: Mapping[tuple[str, Mode], Recording]) -> list[dict[str, Any]]:
-    """Return the power of a busy node that follows from the rows of tables 3 and 4.
-
-    Busy node-seconds follow from the allocation of a row, and again from its idle energy. Beside
-    them those of the model.
-    """
+    """Return the power of a busy node that follows from the rows of tables 3 and 4, and ours."""
     result = []
     for cluster in CLUSTERS:
         figures = data[cluster]
@@ -539,7 +531,6 @@ def _nodes(number: int) -> str:
 
 
 def _weights(data: Data) -> list[dict[str, Any]]:
-    """Return array-share on flexible jobs, as time and energy are weighed and resizes priced."""
     rows = []
     for cluster in CLUSTERS:
         for energy, price_s in ((0.0, 10.0), (0.0, 0.0), (0.5, 10.0), (1.0, 10.0)):
@@ -571,7 +562,6 @@ def _print_weights(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _sensitivity(data: Data) -> list[dict[str, Any]]:
-    """Return the times of the fitted model against the interval of resize points."""
     rows = []
     for cluster in CLUSTERS:
         for mode in (Mode.MALLEABLE, Mode.FLEXIBLE):
@@ -748,9 +738,6 @@ def _print_fits(result: Mapping[str, Any]) -> list[str]:
             cells.append([*words, *(f"{off[name]:+.1f} %" for name in COLUMNS)])
         lines += columns(heads, cells)
     return lines
-
-
-# --- Figures --------------------------------------------------------------------------------------
 
 
 def draw(

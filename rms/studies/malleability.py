@@ -292,7 +292,6 @@ def _rows(title: str, rows: Sequence[Row]) -> list[str]:
 
 
 def _by_class(before: Row, after: Row) -> list[str]:
-    """Return waits, turnarounds, slowdowns and energy by class at two shares."""
     shares = f"{100 * before['malleable']:.0f} % and {100 * after['malleable']:.0f} % malleable"
     lines = [
         f"by class of job ({shares}; sizes and run times as in the log):",

@@ -9,7 +9,7 @@ them. A strategy remembers its promises from pass to pass, as the state does not
 is made for one simulation. A policy must not, since a restarted daemon could not repeat its
 decisions: ``rms serve`` has none of these strategies. The rules follow the published program:
 
-- Only the first waiting job without a promise starts, and only if it fits (:data:`NOTES`).
+- Only the first waiting job without a promise starts, and only if it fits (see the notes).
 - A promise is made only if shrinking alone covers it; free nodes are not counted.
 - A job that gives nodes up may receive free ones in the same pass.
 """
@@ -92,24 +92,6 @@ that SimGrid takes for one instant because less than 1e-5 of an activity is left
 """
 
 DIFFER_NOTE = "not their schedule, though the other 143 results are: the cause was not found"
-NOTES = (
-    "rigid_easy_backfill is not EASY: whether a job would delay the first, it tests by the nodes",
-    "that the job itself needs, which are free, so the first is taken to start now, and that time",
-    "in s is compared with an estimate in flop. So nobody overtakes and one job starts in a pass:",
-    "it is slower than fifo, and gains claimed against it overstate. All nine start jobs by the",
-    "same test, so on rigid jobs alone they give what it gives. easy is EASY.",
-    "",
-    "Below the bound no schedule can be, even if all jobs are known before: each job holds at",
-    "least the node-seconds of its smallest size and runs at least as long as at its largest. The",
-    "bound is the larger of two: that of one machine of the speed of all nodes that serves the job",
-    "with the shortest remaining time first and can interrupt jobs, and that of mean busy times,",
-    "by which a job ends at least half its shortest run time after the mean time of its work",
-    "(rms/studies/bounds.py).",
-)
-"""Text below the tables."""
-
-
-# --- Jobs ----------------------------------------------------------------------------------------
 
 
 class _JobRow(msgspec.Struct):
@@ -339,7 +321,6 @@ class Sharing(Sizing):
         return plan
 
     def _promise(self, state: State, plan: _Plan, waiting: Iterable[Job]) -> None:
-        """Promise waiting jobs nodes that running ones give up."""
         donors = [job for _, _, job in state.shrinkable]
         left = sum(job.size - _least(job) for job in donors)
         for job in waiting:
@@ -541,7 +522,6 @@ def _printed(seconds: float) -> float:
 
 
 def _priced(spec: JobSpec, price_s: float) -> JobSpec:
-    """Return a malleable job with priced resizes and resize points at regular times."""
     if not spec.mode.resizable:
         return spec
     return msgspec.structs.replace(
@@ -559,15 +539,7 @@ def posner(
     figures: Path | None,
     progress: Callable[[str], None],
 ) -> Result:
-    """Run the study.
-
-    Args:
-        data: folder that holds ``posner_2023``.
-        seeds: of the workloads, as ``S0``.
-        workers: the number of simulations at once.
-        figures: folder of the figures, or None.
-        progress: called with a line after each simulation.
-    """
+    """Run the study of some seeds, as ``S0``, with the files of ``posner_2023`` in ``data``."""
     published = published_results(data)
     specs = {(mix, seed): read_jobs(data, mix, seed) for mix in MIXES for seed in seeds}
     todo, outcomes = cases(seeds), dict[StrategyCase, dict[str, float]]()
@@ -593,7 +565,8 @@ def posner(
     bounds = {
         f"{mix} {seed}": turnaround_bound_s(jobs, SITE.nodes) for (mix, seed), jobs in specs.items()
     }
-    parts = [[*_tables(rows, bounds), *_over_seeds(rows), *NOTES]]
+    notes = experiment.settings("posner")["notes"]
+    parts = [[*_tables(rows, bounds), *_over_seeds(rows), *notes]]
     values = {"rows": rows, "bounds": bounds}
     return report.result(values, parts, lambda folder: _draw(rows, folder), figures)
 
@@ -636,7 +609,6 @@ def _off(row: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _disagreements(row: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each unexpected difference from the paper."""
     return [
         f"{row['case']} {row['mode']}: expected {column} of {value['paper']:.4f}, got "
         f"{value['ours']:.4f}"
@@ -689,7 +661,6 @@ FORM = (
 
 
 def _tables(rows: Sequence[Mapping[str, Any]], bounds: Mapping[str, float]) -> list[str]:
-    """Return a table for each mix and seed."""
     lines = [
         "Mean turnaround in s, published and ours, and ours over that of the best of their nine;",
         "mean wait and run time in s and resizes per malleable job of ours",
@@ -705,7 +676,6 @@ def _tables(rows: Sequence[Mapping[str, Any]], bounds: Mapping[str, float]) -> l
 
 
 def _printed_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a line of the table."""
     time = row["values"]["turnaround_s"]
     paper, off = time["paper"], time["deviation_pct"]
     return {

@@ -210,7 +210,6 @@ def _uncertainty_j(row: JobRow) -> float:
 
 
 def _run(setup: ProfilingSetup, server: str, size: int, name: str) -> JobRow:
-    """Run the command once at a size; return its row after its end."""
     fixed = Options(nodes=(size, size), preferred=size, mode=Mode.FIXED)
     number = setup.submit(server, fixed, name)
     row = next(row for row in wait_until_over(server) if row.id == number)
@@ -359,7 +358,6 @@ def _until(look: Callable[[], Answer | None], what: str) -> Answer:
 
 
 def _go_to(server: str, number: str, size: int) -> None:
-    """Resize a job, unless it has that size."""
     _until(lambda: _row(server, number).step > 0, "a program on dmr, that tells of its steps")
 
     def resized() -> bool:
@@ -532,7 +530,6 @@ def lines_of(shown: Profile, slowdown: float) -> list[str]:
 
 
 def _bandwidth(shared: Bandwidth) -> list[str]:
-    """Return the lines on memory bandwidth, with the runs behind them."""
     alone_s = next(run.time_s for run in shared.runs if (run.copies, run.probes) == (1, 0))
     rows = [
         [

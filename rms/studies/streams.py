@@ -13,7 +13,7 @@ import os
 import sys
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from math import inf, isnan, nan
 from operator import attrgetter
@@ -41,7 +41,7 @@ BASELINE = "easy"
 """The policy that starts are compared with, all jobs rigid."""
 
 
-class StreamLog(NamedTuple):
+class StreamLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A log, and its machine.
 
     Attributes:
@@ -62,18 +62,9 @@ class StreamLog(NamedTuple):
     end_s: float = inf
 
 
-MIDDLE_S = datetime(2022, 7, 1, tzinfo=UTC).timestamp()
-LOGS: Mapping[str, StreamLog] = {
-    "KTH-SP2": StreamLog("KTH-SP2.recon-input.swf.gz", 100, (8000, 3000), held_out=False),
-    "Theta-2022-h1": StreamLog(
-        "Theta-2022.swf.gz", 4392, (3000, 3000), held_out=False, end_s=MIDDLE_S
-    ),
-    "Theta-2022-h2": StreamLog("Theta-2022.swf.gz", 4392, (3000, 3000), begin_s=MIDDLE_S),
-    "CTC-SP2": StreamLog("CTC-SP2.recon-input.swf.gz", 338, (20000, 3000)),
-    "SDSC-BLUE": StreamLog("SDSC-BLUE.recon-input.swf.gz", 1152, (60000, 3000)),
-    "SDSC-SP2": StreamLog("SDSC-SP2-1998-4.2-cln.swf.gz", 128, (15000, 3000)),
-    "LANL-CM5": StreamLog("LANL-CM5-1994-4.1-cln.swf.gz", 32, (30000, 3000), unit=32),
-    "Intrepid": StreamLog("alcf_intrepid.csv.gz", 40960, (0, 3000)),
+LOGS = {
+    name: msgspec.convert(log, StreamLog)
+    for name, log in experiment.settings("streams")["logs"].items()
 }
 SET_ON = "KTH-SP2, Theta-2022-h1 and the streams of rms reproduce posner, seeds S0 to S4"
 INTREPID = "public logs of ALCF (github gaganmangat/MTech-Thesis, JobLogs)"
@@ -134,9 +125,6 @@ class StreamRun(NamedTuple):
 Runs = Mapping[StreamCase, StreamRun]
 
 
-# --- Streams -------------------------------------------------------------------------------------
-
-
 class _Record(msgspec.Struct):
     id: int
     submit_s: float
@@ -164,7 +152,6 @@ def read_stream(name: str, traces: Path, external: Path, jobs: tuple[int, int] |
 
 
 def _in_units(spec: JobSpec, unit: int) -> JobSpec:
-    """Return a job whose sizes count units of processors."""
     if unit == 1:
         return spec
     size = -(-spec.preferred // unit)
@@ -259,7 +246,7 @@ def pays(
 ) -> Row | None:
     """Compare malleable jobs with the same jobs, rigid, while as many others are malleable.
 
-    See :data:`NOTES`; above a share of a half, the draws of two successive seeds are compared. Of
+    See the notes; above a share of a half, the draws of two successive seeds are compared. Of
     the case, its policy, share and serial part count. None without two such runs.
     """
     pairs: list[tuple[float, float]] = []
@@ -310,7 +297,6 @@ def over_seeds(rows: Sequence[Row]) -> Row:
 
 
 def _classes(several: Sequence[Mapping[str, Sequence[Row]]]) -> dict[str, Row]:
-    """Return a row of means by class over draws."""
     by_name: dict[str, list[Row]] = {}
     for classes in several:
         for rows in classes.values():
@@ -396,18 +382,6 @@ FORM = (
     ("resizes", "{resizes:.0f}"),
     ("decisions/s", "{decisions_per_s:.0f}"),
 )
-NOTES = (
-    "Times in s. of bound: mean turnaround over the largest bound of rms/studies/bounds.py, which",
-    "no schedule can be below. draws: least and most mean turnaround of the draws. slowdown:",
-    "bounded, by the run time a job has; by class: turnaround over the run time in the log, of at",
-    "least 10 s. of rigid: node hours over those of the jobs at their preferred sizes. worst: of",
-    "all draws.",
-    "later: share of the jobs that start later than under EASY with all jobs rigid by more than a",
-    "resize interval and the price of a resize.",
-    "pays: mean turnaround of malleable jobs over that of the same jobs, rigid, while as many",
-    "others are malleable. Up to 50 % no job is malleable in both runs. Above, no two such sets",
-    "exist: the jobs are those that are malleable by one draw and rigid by the next, or reversely.",
-)
 
 
 def table(name: str, result: Row) -> list[str]:
@@ -451,7 +425,6 @@ def _name(row: Row) -> list[str]:
 
 
 def _derived(row: Row) -> Row:
-    """Return a row with the further values of its table."""
     _, percent, serial = _name(row)
     low, high = row["range_turnaround_s"]
     ratio = row["mean_turnaround_s"] / row["bound_s"] if row["bound_s"] else None
@@ -554,14 +527,13 @@ def streams(
         lines += [*table(stream.name, rows), ""]
         if figures is not None:
             draw(stream.name, rows, plan, figures / f"streams-{stream.name}.png")
-    lines += NOTES
+    lines += experiment.settings("streams")["notes"]
     if figures is not None:
         lines.append(f"figures in {figures}")
     return result, lines
 
 
 def _assumed(stream: Stream) -> list[str]:
-    """Return the assumptions that are the same for all streams."""
     speedup, *others = assumptions(MalleableChange(), Site(stream.nodes))
     return [
         f"Parameters of {DEFAULT} were set on {SET_ON}.",
@@ -586,7 +558,13 @@ def options(argv: Sequence[str], description: str) -> argparse.Namespace:
     add("--logs", type=_of(LOGS, "logs"), default=tuple(LOGS), metavar="NAME[,...]")
     add("--policies", type=_of(POLICIES, "policies"), default=plan.policies, metavar="NAME[,...]")
     add("--shares", type=_shares, default=plan.shares, metavar="PCT[,...]", help="malleable jobs")
-    add("--serials", type=_serials, default=plan.serials, metavar="F[,...]", help="serial parts")
+    add(
+        "--serials",
+        type=partial(_numbers, what="serial parts of a run time", most=1.0),
+        default=plan.serials,
+        metavar="F[,...]",
+        help="serial parts",
+    )
     add("--seeds", type=_seeds, default=plan.seeds, metavar="N[,...]", help="of the draws")
     add("--jobs", type=_slice, metavar="FIRST:COUNT", help="of each log (default: by log)")
     add("--workers", type=at_least(1), default=os.cpu_count() or 1, metavar="N")
@@ -609,7 +587,6 @@ def _of(names: Collection[str], kind: str) -> Callable[[str], tuple[str, ...]]:
 
 
 def _numbers(text: str, what: str, most: float) -> tuple[float, ...]:
-    """Read numbers from 0 to ``most``, each once."""
     try:
         numbers = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -625,10 +602,6 @@ def _numbers(text: str, what: str, most: float) -> tuple[float, ...]:
 def _shares(text: str) -> tuple[float, ...]:
     numbers = _numbers(text, "shares in per cent", 100.0)
     return tuple(number / 100.0 for number in sorted(numbers))
-
-
-def _serials(text: str) -> tuple[float, ...]:
-    return _numbers(text, "serial parts of a run time", 1.0)
 
 
 def _seeds(text: str) -> tuple[int, ...]:

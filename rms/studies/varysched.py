@@ -160,21 +160,6 @@ VARIANTS: Mapping[str, Strategy] = {
     "long-term, run times known": LongTerm(),
     "constraint, 9 credits pay for the GPU": Constraint(gpu_when_low=True),
 }
-NOTES = (
-    "The paper draws figures 6 to 9 and prints two factors of them. The times above depend on six",
-    "run times that were chosen so that its text holds (data/varysched.toml).",
-    "With governor low, 9 credits pay for the GPU alone (section 4.4), but sections 5.1 and 5.2",
-    "let constraint use the CPU only, as it does here; gpu_when_low is the other reading.",
-    "Long-term takes a kernel to be twice as fast as one of the next affinity. The paper states",
-    "that its factors are inaccurate, but prints none.",
-)
-ENERGY_NOTES = (
-    "The paper prints no times: those of the first four rows are its energy over its mean power.",
-    "Powers are fitted to the first three rows: idle 41.0 W, processor 32.13 W as soon as one",
-    "thread works and 6.97 W for each thread, GPU 9.58 W. The row of GPU and 2 cores checks them,",
-    "the row VarySched the scheduler too. There, kernels share six threads, and copying takes",
-    "neither time nor a thread, as far as run times of one device do not contain it.",
-)
 Results = Mapping[tuple[str, Governor, str], SimulatedTasks]
 """Outcomes by application, governor and strategy."""
 
@@ -208,14 +193,14 @@ def varysched(figures: Path | None) -> Result:
         "moved": kept,
         "instances": numbers,
         "times_s": data["applications"],
-        "notes": NOTES,
+        "notes": data["notes"],
     }
     parts = (
         *(_print_outcomes(name, results) for name in data["applications"]),
-        NOTES,
+        data["notes"],
         _print_moved(data, kept),
         _print_instances(numbers),
-        _print_energy(energy),
+        [*_print_energy(energy), *data["energy_notes"]],
         _print_saving(shares),
         _print_hashes(hashes),
     )
@@ -225,9 +210,6 @@ def varysched(figures: Path | None) -> Result:
         _draw_section_6(shares, hashes, folder)
 
     return report.result(result, parts, draw, figures)
-
-
-# --- Section 5: the four strategies on a Jetson TK1 -----------------------------------------------
 
 
 def outcomes(
@@ -257,7 +239,6 @@ def outcomes(
 
 
 def _of_strategies(results: Results) -> dict[str, float]:
-    """Return the values of the statements of figures 6 to 9 by key."""
     names = list(dict.fromkeys(name for name, *_ in results))
 
     def makespans(name: str, governor: Governor) -> dict[str, float]:
@@ -338,9 +319,6 @@ def _inputs(data: Data, results: Results) -> dict[str, float]:
     return values
 
 
-# --- How much of section 5 depends on the six run times -------------------------------------------
-
-
 def moved(data: Data, compared: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Multiply the six run times by random factors and count the statements that still hold.
 
@@ -407,9 +385,6 @@ def instances(data: Data) -> dict[str, dict[str, float]]:
     return by_number
 
 
-# --- Table 1 --------------------------------------------------------------------------------------
-
-
 def _energy(data: Data) -> dict[str, dict[str, dict[str, float]]]:
     """Return table 1: energy, mean power and time of ten runs by column.
 
@@ -457,7 +432,6 @@ def _busy_w(data: Data, devices: Sequence[str]) -> float:
 
 
 def _of_energy(data: Data, energy: Energy) -> dict[str, float]:
-    """Return the values of the statements of section 6.2.2 by key."""
     ours = {name: column["ours"] for name, column in energy.items()}
     values = {
         f"table 1 {name} {key}": column[key] for name, column in ours.items() for key, _ in ENERGY
@@ -474,9 +448,6 @@ def _of_energy(data: Data, energy: Energy) -> dict[str, float]:
     table1 = data["table1"]
     values |= {f"table 1 {key}": float(table1[key]) for key in ("runs", "cores", "idle_w", "gpu_w")}
     return values
-
-
-# --- Figure 12: time saved where slower devices help ----------------------------------------------
 
 
 def saving(data: Data) -> dict[str, dict[str, list[float]]]:
@@ -506,7 +477,6 @@ def saving(data: Data) -> dict[str, dict[str, list[float]]]:
 
 
 def _of_saving(data: Data, by_times: Saving) -> dict[str, float]:
-    """Return the values of the statements of section 6.2.1 by key."""
     machine = data["figure12"]
     lists = by_times[next(iter(machine["times"]))]
     saved = [a - b for a, b in zip(lists["sequential"], lists["shares"], strict=True)]
@@ -519,9 +489,6 @@ def _of_saving(data: Data, by_times: Saving) -> dict[str, float]:
         ),
         "figure 12 least rise of saving": min(b / a for a, b in pairwise(saved)),
     }
-
-
-# --- Figure 14: hashes on a CPU, on a GPU, on both ------------------------------------------------
 
 
 def hash_rates(data: Data) -> dict[str, list[float]]:
@@ -541,7 +508,6 @@ def hash_rates(data: Data) -> dict[str, list[float]]:
 
 
 def _of_hashes(by_device: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return the values of the statements of section 6.2.3 by key."""
     every = list(zip(by_device["cpu"], by_device["gpu"], by_device["both"], strict=True))
     return {
         "figure 14 least both over sum": min(both / (cpu + gpu) for cpu, gpu, both in every),
@@ -554,7 +520,6 @@ def _of_hashes(by_device: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def _rows(results: Results, energy: Energy) -> list[dict[str, Any]]:
-    """Return a row of JSON for each simulation of section 5 and each column of table 1."""
     rows = []
     for (name, governor, title), outcome in results.items():
         ours = {"makespan_s": outcome.makespan_s, "median_s": outcome.median_s}
@@ -612,7 +577,7 @@ def _print_energy(energy: Energy) -> list[str]:
     kinds = ("system, J", "application, J", "mean power, W", "time, s")
     heads = [f"{kind} ({side})" for kind in kinds for side in ("paper", "ours")]
     title = "table 1: energy of ten runs of LAMA's CG"
-    return [title, *columns(["", *heads], cells), *ENERGY_NOTES]
+    return [title, *columns(["", *heads], cells)]
 
 
 def _print_saving(by_times: Saving) -> list[str]:

@@ -109,9 +109,6 @@ def serve(
     run() if profile is None else cProfile.runctx("run()", {}, {"run": run}, profile)
 
 
-# --- ranks ---------------------------------------------------------------------------------------
-
-
 class Ranks:
     """The rank 0s of all jobs, until a time is up; each keeps its connection."""
 
