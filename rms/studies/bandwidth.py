@@ -86,11 +86,7 @@ def cases(cores: int) -> list[Case]:
 
 
 def measure(setup: ProfilingSetup) -> Bandwidth:
-    """Run copies and probes on the cores of the setup's largest size.
-
-    Raises:
-        ProfilingError: the command failed, or ended too soon.
-    """
+    """Run copies and probes on the cores of the setup's largest size."""
     cores, rounds = setup.sizes[-1], max(ROUNDS, setup.repeat)
     measured: list[Round] = []
     with setup.daemon("bandwidth") as server:
@@ -269,8 +265,7 @@ def estimate(rounds: Sequence[Round]) -> Bandwidth:
 def _process(case: Round, copies: int, probes: int, capacity: int) -> tuple[float, float]:
     """Return the demand of a process by one round, GB/s, and the slowdown behind it.
 
-    Args:
-        capacity: the number of probes that measure the capacity.
+    So many probes as ``capacity`` measure the capacity of the node.
     """
     capacity_gb_s, alone = capacity * case[0, capacity][1], case[0, 1][1]
     if not probes:

@@ -65,14 +65,11 @@ class Unstated:
 
 @dataclass(frozen=True)
 class Way:
-    """The parts of the algorithm that are used.
+    """The parts of the algorithm that are used: power idle nodes off, move jobs together.
 
     Attributes:
-        off: idle nodes are powered off.
-        move: jobs are moved together.
-        slowdown: each job at its optimal operating point, of those at which it is no slower; None
-            for the highest frequency.
-        undervolt: of the voltages of a frequency the one with least energy, not its own.
+        slowdown: of a job at its optimal operating point at most; None for the highest frequency.
+        undervolt: at the voltage with least energy, not at that of the frequency.
     """
 
     off: bool = False

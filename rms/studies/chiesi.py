@@ -264,8 +264,7 @@ class CappedOutcome:
     """The outcome of one workload.
 
     Attributes:
-        time_s: until the last job has ended.
-        energy_j: of each node until its own last job has ended (equation 10).
+        energy_j: of the nodes until their own last jobs have ended (equation 10).
         node_s: those times, summed (denominator of equation 12).
         peak_w: highest real power of a node.
         scheduled_w: highest power of a node by equation 1, which the scheduler uses.
@@ -342,11 +341,7 @@ def energy_share(profile: Profile) -> float:
 
 
 def weights(powers: Sequence[float], mean_w: float) -> list[float]:
-    """Return shares of kernels whose mix has a mean power and the largest entropy.
-
-    Raises:
-        ValueError: no mix has such a mean.
-    """
+    """Return shares of kernels whose mix has a mean power and the largest entropy."""
     if not min(powers) < mean_w < max(powers):
         raise ValueError(
             f"expected a mean power between {min(powers):g} and {max(powers):g} W, got {mean_w:g}"
@@ -454,14 +449,10 @@ def _simulated(specs: list[JobSpec], where: Site, policy: str, cap_w: float | No
 
 @dataclass(frozen=True)
 class Runs:
-    """All runs of the study.
+    """All runs of the study: by policy, cap (W) and seed; ``plain`` ones do not know of power.
 
-    Attributes:
-        plain: outcome without knowledge of power, by policy and seed.
-        aware: outcome by policy, cap (W) and seed.
-        indices: of each workload, by policy and cap, in per cent.
-        means: of all workloads, by policy, cap and index, in per cent.
-        supply: rows of section 5.1.
+    ``indices`` of the workloads and their ``means`` are in per cent; ``supply`` has the rows of
+    section 5.1.
     """
 
     plain: dict[tuple[str, int], CappedOutcome]

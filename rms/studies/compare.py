@@ -106,11 +106,6 @@ def compare(
     ``rounds`` has the order of the modes by round, ``rows`` the rows of :func:`middle`, ``differs``
     those of :func:`relations`.
 
-    Args:
-        modes: the modes, in the order of the table.
-        say: called with each progress line.
-        times: number of rounds, at least 1.
-
     Raises:
         ScriptError: a script that cannot be run; nothing has run.
         CompareError: no daemon started, a job of the warm-up failed, or the energy books do not
@@ -249,11 +244,7 @@ def _last_line(job: JobRow) -> str:
 def _warm_up(
     scripts: Sequence[Path], setup: ComparisonSetup, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Run the scripts once, of an array its first task, at the largest size, which is the fastest.
-
-    Raises:
-        CompareError: a job failed.
-    """
+    """Run the scripts once, of an array its first task, at the largest size, the fastest."""
     progress = _Progress("warm-up", say)
 
     def report(rows: Sequence[JobRow]) -> None:
@@ -284,11 +275,7 @@ def _one_mode(
     setup: ComparisonSetup,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Run the scripts in a mode; return the run.
-
-    Args:
-        turn: number of the round, and of all rounds.
-    """
+    """Run the scripts in a mode and round (its number, and that of all); return the run."""
     progress = _Progress(f"round {turn[0]} of {turn[1]}, mode {mode}", say)
     folder = place(setup.folder, mode, turn[0])
     with setup.daemon(folder) as server:
@@ -320,11 +307,7 @@ def _trace_resizes(server: str, jobs: Sequence[JobRow]) -> None:
 
 
 def _run(mode: Mode, jobs: Sequence[JobRow], books: BooksAnswer) -> dict[str, Any]:
-    """Return the figures of one run; the horizon is first submit to last end.
-
-    Raises:
-        BalanceError: the energies of jobs, owners and nodes do not add up.
-    """
+    """Return the figures of one run, whose books must balance, from first submit to last end."""
     energy = books.closed
     assert energy is not None, "the books are closed when the last job has ended"
     first, last = min(job.submit_s for job in jobs), max(map(_end_s, jobs))

@@ -70,10 +70,7 @@ def settings(study: str) -> dict[str, Any]:
 def read_rows(path: Path, row: type[Record], source: str) -> list[Record]:
     """Read a CSV file of published data, compressed or not, with the columns that ``row`` names.
 
-    Args:
-        path: the file, which the project does not ship.
-        row: the type of a line.
-        source: origin of the file, for the message about a missing one.
+    The project does not ship the file; the message about a missing one names its ``source``.
     """
     rows: list[Record] = []
     try:
@@ -174,8 +171,7 @@ def compare(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Compare statements with the values of a study by key; a missing key was not run.
 
-    Returns:
-        Rows of JSON, and sentences on statuses and values that differ from the recorded ones.
+    Return rows of JSON, and sentences on differences from the recorded statuses and values.
     """
     rows, wrong = [], []
     for statement in stated:
@@ -262,14 +258,7 @@ def row(
     note: str = "",
     **more: Any,
 ) -> dict[str, Any]:
-    """Return a row of the JSON: a case (workload or cluster) in a mode, policy or strategy.
-
-    Args:
-        ours: the columns.
-        paper: published columns, if there are any.
-        note: of all values.
-        more: further entries of the row.
-    """
+    """Return a row of the JSON: a case (workload or cluster) in a mode, policy or strategy."""
     theirs = paper or {}
     values = {column: value(theirs.get(column), number, note) for column, number in ours.items()}
     return {"case": case, "mode": mode, **more, "values": values}
@@ -292,11 +281,7 @@ def job(
     least: int | None = None,
     **more: Any,
 ) -> JobSpec:
-    """Return a job that prefers its largest size; by default it has no smaller one.
-
-    Args:
-        more: further attributes of :class:`JobSpec`.
-    """
+    """Return a job that prefers its largest size; by default it has no smaller one."""
     return JobSpec(JobId(str(name)), submit_s, least or size, size, size, mode, **more)
 
 
@@ -352,14 +337,7 @@ class Kept(Generic[Case, Outcome]):
     def __init__(
         self, study: str, path: Path | None, case: type[Case], outcome: type[Outcome]
     ) -> None:
-        """Read the file of a study, which is made if it does not exist; None keeps nothing.
-
-        Args:
-            case, outcome: their types.
-
-        Raises:
-            FileError: the file holds something else.
-        """
+        """Read the file of a study, which is made if it does not exist; None keeps nothing."""
         self._path = path
         self.outcomes: dict[Case, Outcome] = {}
         if path is None:

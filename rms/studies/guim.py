@@ -1,11 +1,9 @@
 """``rms reproduce guim``: placement by bandwidth and power on nodes with GPUs (Guim et al.).
 
 Three EASY policies on three logs, four mixes of memory-bound and compute-bound jobs, and three
-errors of the expected bandwidth. The paper prints neither the number of nodes nor its definition
-of bounded slowdown, and contradicts itself in the bandwidth of the GPU socket, so all cases are
-simulated under all :data:`VARIANTS`, and slowdowns are given by both definitions
-(:class:`Figures`). The statements of the paper are compared with the default variant, which
-follows from its text.
+errors of the expected bandwidth. The paper leaves much open, so all cases are simulated under all
+:data:`VARIANTS`, with two definitions of slowdown (:class:`Figures`). Its statements are compared
+with the default variant, which follows from its text.
 """
 
 from __future__ import annotations
@@ -53,24 +51,20 @@ class Assumptions:
     """Assumptions that the paper leaves open or contradicts itself in.
 
     Attributes:
-        size: ``plain``: the cluster has as many plain processors as the log's machine, 16 for a
-            pair of nodes (one of either kind). The run time of a log is that on a plain processor
-            (section III-A-3), and section VI asks whether GPU cores improve the system, so they
-            come on top. ``cores``: GPU cores count too, 48 for a pair.
+        size: processors of the log's machine that the cluster has: ``plain`` ones, as the run times
+            of a log are those on a plain processor (section III-A-3) and GPU cores come on top
+            (section VI), or all ``cores``. A pair of nodes has 16 and 48.
         nodes: multiplier of the number of nodes.
         socket: bandwidth of the GPU socket: ``stated`` for the evaluated architecture, as in the
             ``example`` (see the notes), or ``none``, no limit beside the node's.
         fastest_first: first fit takes fast processors first; default: in the order of the
-            reservation table, which lists processors by node (section III-A-1).
+            reservation table, by node (section III-A-1).
         whole_demand: see :class:`rms.core.model.contention.SharedNode`. Default: run times take
-            demand over capacity times as long; section IV-A-1 has a factor of 1 for no penalty,
-            and the example of section III-C one of 10/4 where 10 of 4 GB/s are in demand.
+            demand over capacity times as long (section IV-A-1, and the example of III-C).
         exact_pa: EASY-PA sets frequencies by real bandwidths, as section VI states that the error
             does not change its slowdowns; default: by expected ones, as in section IV-A-2.
-        threshold: of LessConsume, or None.
-        forecast: LessConsume looks ahead to the expected ends of neighbours.
-        biased: all estimates of bandwidth are too high by the error; default: too high or too low
-            at random.
+        threshold, forecast: of LessConsume.
+        biased: all estimates of bandwidth are too high by the error; default: at random.
         load: multiplier of the rate of submissions.
     """
 
@@ -126,12 +120,10 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         bsld_log, bsld_log_p95: the same over the run time in the log.
         energy: seconds of a processor at the highest level.
         stretch: sum of run times over the sum of those in the log.
-        queued_pct: share of the time between the first and the last submission in which at least
-            one job waits.
+        queued_pct: share of the time of submissions in which a job waits.
         waiting_half_pct, waiting_end_pct: jobs that wait at the middle and the last submission, in
             per cent of the jobs submitted by then.
-        gpu_gb_s, plain_gb_s: mean bandwidth of the processes on GPU cores and on plain processors
-            (of the demand on a plain processor); 0 if there is none.
+        gpu_gb_s, plain_gb_s: mean demand of the processes on GPU cores and on plain processors.
         wall_s, cpu_s: wall and processor time of the simulation.
     """
 
@@ -715,8 +707,8 @@ def _inputs(paper: Data, view: VariantView) -> dict[str, float]:
 def _example(paper: Data) -> dict[str, float]:
     """Return the slowdowns of the example of section III-C.
 
-    A job has 8 processes on GPU cores and two on plain processors of a node with 18 GB/s, 4 GB/s
-    of them for the socket; a process needs 4 GB/s on a plain processor.
+    A job has 8 processes on GPU cores and two on plain processors, with 4 GB/s on a plain one, on
+    a node with 18 GB/s, 4 GB/s of them for the socket.
     """
     factor = paper["gpu_factor"]
     gpu_gb_s, plain_gb_s = 8 * 4.0 / factor, 2 * 4.0

@@ -586,13 +586,9 @@ def _print_sensitivity(rows: Iterable[Mapping[str, Any]], fitted_s: float) -> li
 
 @dataclass(frozen=True)
 class Setting:
-    """Free parameters of the model.
+    """Free parameters of the model, the last three as in :class:`PaperShare`.
 
-    Attributes:
-        resize_every_s: interval of resize points, s.
-        resize_price_s: time for which a resize stops a job, s.
-        starts: the most starts in one scheduling pass, 0 for any number.
-        flexible, malleable, expand: as in :class:`PaperShare`.
+    ``starts`` is the most starts in one scheduling pass, 0 for any number.
     """
 
     resize_every_s: float
@@ -774,11 +770,7 @@ def draw(
 
 
 def steps(data: Data, cluster: str, *, whole: bool) -> dict[str, tuple[list[float], list[float]]]:
-    """Return a constant power (W) over the run time (s) of a size, and 0 afterwards, by size.
-
-    Args:
-        whole: of all nodes of the job, not of one.
-    """
+    """Return a constant power (W) of a node, or of the ``whole`` job, over its time, by size."""
     figures = data[cluster]
     rows = zip(figures["nodes"], figures["time_s"], figures["power_w_per_node"], strict=True)
     return {

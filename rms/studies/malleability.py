@@ -80,9 +80,7 @@ def malleable(
 ) -> list[JobSpec]:
     """Return the jobs of a trace, a share of the candidates (all if None) malleable.
 
-    Args:
-        mirrored: take those of the largest draws instead of the smallest: up to a share of a half,
-            no job is malleable both ways.
+    They have the smallest draws, or ``mirrored`` the largest, which differ up to a share of a half.
     """
     random = Random(change.seed)
     draws = [1.0 - random.random() if mirrored else random.random() for _ in specs]

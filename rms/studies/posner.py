@@ -112,9 +112,6 @@ def read_jobs(data: Path, mix: str, seed: str) -> list[JobSpec]:
     A job of W flop, a share p of it parallel, takes W ((1 - p) + p / n) / 1e12 s on n nodes. A
     malleable one is resized between two of its equal iterations, at no cost, and starts at any
     size. The requested time is the run time at the preferred size.
-
-    Raises:
-        FileError: the file is missing, or holds something else.
     """
     path = data / FOLDER / f"{mix}_{seed}.csv.gz"
     specs = []
@@ -167,8 +164,8 @@ class Rule:
 
     Attributes:
         start: the size at which the first waiting job starts, if that many nodes are free.
-        above: the distance of a job of a size from its target size. The job with the largest gives
-            up nodes first, that with the least gets free ones first; of equals the first submitted.
+        above: the distance of a size of a job from its target. The job with the largest gives up
+            nodes first, that with the least gets free ones first; of equals the first submitted.
         promises: tried in turn for a waiting job: the number of its nodes, and of those that a
             running job keeps.
         expands: tried in turn: the size up to which a running job is expanded.
@@ -490,9 +487,8 @@ def cases(seeds: Sequence[str]) -> list[StrategyCase]:
 def run(case: StrategyCase, specs: Sequence[JobSpec]) -> dict[str, float]:
     """Run a case; return its columns.
 
-    Means are over values of six significant digits, as the paper's simulator prints them. A tick
-    comes before a submission of the same time. Resizes are counted when they are decided; a shrink
-    of theirs that serves two waiting jobs counts twice, as in the paper.
+    Means are over values of six significant digits, as the paper's simulator prints them. Decided
+    resizes count; a shrink of theirs that serves two waiting jobs counts twice, as in the paper.
     """
     malleable = sum(spec.mode.resizable for spec in specs)
     if case.name in (*RIGID, *MALLEABLE):

@@ -150,20 +150,12 @@ def _await_meters(server: str) -> None:
 
 
 def separate(setup: ProfilingSetup, mhz: float | None = None) -> list[Point]:
-    """Run the command at all sizes, at a clock of ``mhz`` (None for the default); return points.
-
-    Raises:
-        ProfilingError: a run failed.
-    """
+    """Run the command at all sizes, at a clock of ``mhz`` (None for the default); return points."""
     return [_point(setup, size, mhz) for size in setup.sizes]
 
 
 def warm_up(setup: ProfilingSetup) -> None:
-    """Run the command once, uncounted, at the largest size: caches are then the same for all.
-
-    Raises:
-        ProfilingError: it failed.
-    """
+    """Run the command once, uncounted, at the largest size: caches are then the same for all."""
     setup.say("warm-up ...")
     with setup.daemon("warm-up") as server:
         _run(setup, server, setup.sizes[-1], "warm-up")

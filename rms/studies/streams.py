@@ -81,11 +81,7 @@ class StreamPlan(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """A slice of a log: all jobs rigid, by their submissions.
-
-    Attributes:
-        first, of: the number of its first job, from 0, and the jobs of the whole log.
-    """
+    """A slice of a log from its job ``first`` on, ``of`` all: rigid jobs by their submissions."""
 
     name: str
     nodes: int
@@ -211,11 +207,7 @@ def run(case: StreamCase, stream: Stream) -> StreamRun:
 
 
 def later_than(run: StreamRun, base: StreamRun, specs: Sequence[JobSpec], margin_s: float) -> Row:
-    """Compare the starts of jobs with those in another run.
-
-    Returns:
-        The largest excess in s and its job, and the share of jobs whose excess is above the margin.
-    """
+    """Return the largest excess of starts over another run, and the share above the margin."""
     excesses = [
         (own - other, spec.id)
         for own, other, spec in zip(run.starts_s, base.starts_s, specs, strict=True)

@@ -98,9 +98,8 @@ def simulate(
 
     Args:
         allowed: the devices of :data:`NAMES` that a task has kernels for, task by task.
-        times: run time on each device, alone, in s.
-        machine: ``cores``, their number, and ``host``, how many of them a kernel of each device
-            keeps busy.
+        times: run time alone by device, in s.
+        machine: ``cores``, their number, and ``host``, the busy ones of a kernel by device.
         exact: the scheduler has the run times.
     """
     scheduler, now_s = TaskScheduler(DEVICES, strategy), 0.0

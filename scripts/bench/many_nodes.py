@@ -55,7 +55,7 @@ WAVE_S = 5.0
 
 
 class World(ManagedProcess):
-    """Ranks that are not there."""
+    """Ranks that do not exist."""
 
     def __init__(self, launch: int, ranks: int) -> None:
         super().__init__(0)
@@ -81,12 +81,12 @@ class StoodIn(SlurmLauncher):
         return world
 
     def members(self, job: str | None = None, launch: int | None = None) -> list[int]:
-        """Return none: there are no processes to be found."""
+        """Return none."""
         return []
 
 
 class Counted(Daemon):
-    """A daemon that notes when it decides."""
+    """A daemon that records its decisions."""
 
     def __init__(self, context: Context) -> None:
         self.decided: dict[str, tuple[float, str]] = {}
@@ -111,7 +111,7 @@ class Counted(Daemon):
 
 @dataclass
 class Ranks:
-    """Rank 0 of a job, and how far the job is."""
+    """Rank 0 of a job, and the work left."""
 
     job: str
     number: int
@@ -124,19 +124,19 @@ class Ranks:
     over: bool = False
 
     def progress(self, now: float) -> None:
-        """Work off what was done since."""
+        """Subtract the work since the last call."""
         if self.world is not None:
             self.work -= (now - self.since_s) * speed(self.world.ranks)
         self.since_s = now
 
     def end_s(self) -> float:
-        """Return when it will be done at this size."""
+        """Return the time of its end at this size."""
         assert self.world is not None
         return self.since_s + self.work / speed(self.world.ranks)
 
 
 def speed(ranks: int) -> float:
-    """Return how much faster a job is on so many ranks than on one (Amdahl)."""
+    """Return the speedup over one rank (Amdahl)."""
     return 1 / (SERIAL + (1 - SERIAL) / ranks)
 
 
@@ -170,7 +170,7 @@ class Site:
     def _run(
         self, command: Sequence[str], env: Mapping[str, str], deadline_s: float
     ) -> commands.CommandResult:
-        """Answer a command; a process is started for each, as the real ones are."""
+        """Answer a command; like a real one, it starts a process."""
         commands.run_command(["true"], {"PATH": os.environ["PATH"]}, deadline_s)
         begun = time.thread_time()
         try:
@@ -182,7 +182,7 @@ class Site:
         self.messages[words.partition(": ")[2][:60] or words[:60]] += 1
 
     def ask(self, what: str, method: Callable[..., Any], *words: Any) -> Any:
-        """Have the daemon do something; note how long it took it."""
+        """Call a method of the daemon; record its time."""
         begun, cpu = time.perf_counter(), time.thread_time()
         try:
             return method(*words)
@@ -191,7 +191,7 @@ class Site:
             self.cpu_s += time.thread_time() - cpu
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:
-        """Have something happen in a while."""
+        """Schedule a call."""
         heapq.heappush(self._due, (time.perf_counter() + seconds, next(self._tie), what))
 
     def submit(self, tasks: int) -> None:
@@ -201,7 +201,7 @@ class Site:
         self.ask("submit", asyncio.run, self.daemon.submissions.submit(body))
 
     def drive(self, run_s: float, wave: int) -> None:
-        """Let it run; every few seconds come more jobs."""
+        """Run the site; submit more jobs every few seconds."""
         begun = time.perf_counter()
         next_wave_s = WAVE_S
         while (now := time.perf_counter()) < begun + run_s:
@@ -314,7 +314,7 @@ class Site:
 
 
 def scale(nodes: int, run_s: float, folder: Path) -> dict[str, Any]:
-    """Run it at one size; return what it came to."""
+    """Run the site at one size; return its figures."""
     site = Site(nodes, folder)
     site.submit(nodes // 8)
     begun, cpu, thread = time.perf_counter(), time.process_time(), time.thread_time()
@@ -362,5 +362,5 @@ def scale(nodes: int, run_s: float, folder: Path) -> dict[str, Any]:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the value that this share of them does not exceed."""
+    """Return a quantile, None without values."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else None

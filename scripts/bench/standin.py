@@ -80,7 +80,7 @@ class Job:
 
 
 class _RefusedError(Exception):
-    """What a command says on standard error before it exits with 1."""
+    """A sentence on standard error, with exit status 1."""
 
 
 class Controller:
@@ -92,8 +92,7 @@ class Controller:
         now: seconds since the epoch.
 
     Attributes:
-        calls: how often each command was called; ``busy_s``: how long it took the callers in all.
-        rows: rows printed by the queue's listings, of how many of those.
+        calls, busy_s: numbers of calls by command, and their summed times.
         most_at_once: commands in flight, at most.
         held_s: how long all of it has waited for changes of jobs.
     """
@@ -147,7 +146,7 @@ class Controller:
 
     @staticmethod
     def _kind(name: str, command: Sequence[str]) -> str:
-        """Return what a call is counted as."""
+        """Return the kind of a call."""
         if name != "scontrol":
             return f"{name} --Node" if "--Node" in command else name
         if "update" in command:
@@ -172,9 +171,9 @@ class Controller:
     # --- the cluster's own life --------------------------------------------------------------
 
     def advance(self) -> list[Job]:
-        """Start what can start; return the batch jobs that were started since the last call."""
+        """Start jobs that fit; return the batch jobs that started since the last call."""
         if not self._lock.acquire(blocking=False):
-            return []  # it is at something; whoever asks is not to wait for that
+            return []  # a change is in progress; callers do not wait for it
         try:
             self._start()
             started, self._started = self._started, []
@@ -387,7 +386,7 @@ class Controller:
         self._held(self.costs.merge_held_s)
         target = self._running(str(donor.expands))
         donor.state, donor.end_s = "COMPLETED", self._now()
-        if target is None:  # success is said, and the nodes go back
+        if target is None:  # the command succeeds, and the nodes go back
             self._free.update(dict.fromkeys(donor.hosts, True))
         else:
             target.hosts = tuple(sorted((*target.hosts, *donor.hosts), key=self.nodes.index))
@@ -447,7 +446,7 @@ def _ranges(numbers: Iterable[str]) -> str:
 
 
 def _value(words: Sequence[str], option: str) -> str:
-    """Return what follows the ``=`` of an option, "" where it is not among the words."""
+    """Return the value of an option ``OPTION=VALUE``, "" if it is missing."""
     return next((w.partition("=")[2] for w in words if w.startswith(f"{option}=")), "")
 
 
