@@ -3,7 +3,7 @@
 LINPACK, STREAM and NPB on four nodes of twelve cores, with and without the algorithm of Chauhan et
 al. The paper states neither its jobs and their times nor the power of its nodes. All that it leaves
 open is in ``data/chauhan.toml``, with notes, or an :class:`Unstated`;
-:func:`chauhan` prints the effect of each assumption. The statements of figures 8 to 12 are computed
+:func:`chauhan` prints the effects of assumptions. The statements of figures 8 to 12 are computed
 by the policies of rms.
 """
 
@@ -45,7 +45,7 @@ class Unstated:
 
     Attributes:
         load, move_s, idle_w, boot_s: None for the value of the file.
-        spread: jobs start with one process on each host in turn, as in figure 8, else on the
+        spread: jobs start with one process on every host in turn, as in figure 8, else on the
             lowest free cores.
         linear: voltage in proportion to frequency.
         once: all jobs come at once.
@@ -158,7 +158,7 @@ def pet(
 
 
 def matrix(data: Data, program: Mapping[str, float]) -> list[Cell]:
-    """Return the PET matrix: each frequency at its own VID and at all lower ones (section III-A).
+    """Return the PET matrix: frequencies at their own VIDs and at all lower ones (section III-A).
 
     The time of a program does not depend on the voltage.
     """
@@ -186,7 +186,7 @@ def optimal(cells: Sequence[Cell]) -> Cell:
 
 
 def site(data: Data, variant: Unstated, *, undervolt: bool = False) -> Site:
-    """Return the cluster: cores are slots of hosts with a frequency each."""
+    """Return the cluster: cores are slots of hosts, which have a frequency."""
     node, hosts = data["node"], data["nodes"]
     idle_w = node["idle_w"] if variant.idle_w is None else variant.idle_w
     boot_s = node["boot_s"] if variant.boot_s is None else variant.boot_s
@@ -241,7 +241,7 @@ def jobs(data: Data, variant: Unstated, seed: int, *, undervolt: bool = False) -
 
 
 class _Spread(Lowest):
-    """Free slots, one of each host in turn; of hosts that are off last."""
+    """Free slots, one of every host in turn; of hosts that are off last."""
 
     def __init__(self, state: State) -> None:
         super().__init__(state)

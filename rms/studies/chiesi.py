@@ -8,7 +8,7 @@ the assumptions. M. Chiesi, L. Vanzolini, C. Mucci, E. Franchi Scarselli, R. Gue
 "Power-Aware Job Scheduling on Heterogeneous Multicore Architectures".
 
 :class:`PowerSlot` is the paper's placement, nodes under a power cap, and a part of the policies
-``p-fifo`` and ``p-bff``. A node counts with its idle power and the power of each job on it, all the
+``p-fifo`` and ``p-bff``. A node counts with its idle power and that of its jobs, all the
 time (equation 1): the power stated for the job, else the peak of its profile, else the power of a
 busy slot by the node's model. Tasks with kernels count as the latter. A job may start where that
 stays at or below the cap; of such nodes the one with the smallest power slot left takes it, so that
@@ -53,7 +53,7 @@ Profile = Sequence[tuple[float, float]]
 
 
 class PowerRoom(Room):
-    """Free slots during one pass, and the power of each node or rack by equation 1."""
+    """Free slots during one pass, and the power of nodes or racks by equation 1."""
 
     __slots__ = (
         "_cap_w",
@@ -185,7 +185,7 @@ class _Shares:
     """The power that a job adds to a slot by equation 1 (see the module), by kind of host.
 
     Attributes:
-        kind: kind of each host: hosts of one kind have the same power model and number of slots.
+        kind: kinds of the hosts: hosts of one kind have the same power model and number of slots.
     """
 
     def __init__(self, site: Site) -> None:
@@ -197,19 +197,19 @@ class _Shares:
         self._kinds = list(kinds)
 
     def of(self, spec: JobSpec, size: int) -> list[float]:
-        """Return the power that a job adds to each of its ``size`` slots, by kind of host, W."""
+        """Return the power that a job adds to any of its ``size`` slots, by kind of host, W."""
         if spec.power_w is not None:
             return [spec.power_w / max(1, size)] * len(self._kinds)
         return [model.slot_peak_w(spec, max(1, size), slots) for model, slots in self._kinds]
 
 
 def _hosts(site: Site) -> Sequence[int]:
-    """Return the host of each slot."""
+    """Return the hosts of the slots."""
     return site.host or range(site.nodes)
 
 
 def _domains(site: Site, per: str) -> Sequence[int]:
-    """Return the power domain of each host: its own, or its rack's."""
+    """Return the power domains of the hosts: their own, or their racks."""
     hosts = max(_hosts(site)) + 1
     return (site.rack or (0,) * hosts) if per == "rack" else range(hosts)
 
@@ -288,8 +288,8 @@ class CappedSchedule:
     """Times and places of all jobs; they do not depend on the real power of the jobs.
 
     Attributes:
-        jobs: host, start (s), end (s) and power of the kernel (W) of each job.
-        idle_w: idle power of each host.
+        jobs: host, start (s), end (s) and power of the kernel (W) of the jobs.
+        idle_w: idle power of the hosts.
     """
 
     jobs: tuple[tuple[int, float, float, float], ...]
@@ -697,7 +697,7 @@ def bounds(data: Data) -> dict[str, Any]:
 
 
 def _least_time(data: Data, cap_w: float) -> dict[int, float]:
-    """Return a lower bound of the time of each workload under a cap, in any order (s)."""
+    """Return a lower bound of the time of workloads under a cap, in any order (s)."""
     where, least = site(data), {}
     room_w = sum(cap_w - model.idle_w for model in where.power)
     for seed in range(1, data["workloads"] + 1):
@@ -862,7 +862,7 @@ def _must_hold(data: Data, runs: Runs) -> list[str]:
 
 
 def _supply(data: Data, specs: list[JobSpec]) -> list[dict[str, Any]]:
-    """Return the effects of more GPUs in each node, capped at its supply (section 5.1)."""
+    """Return the effects of more GPUs in the nodes, capped at its supply (section 5.1)."""
     rows: list[dict[str, Any]] = []
     most_w, supply_w = max(data["power_w"].values()), data["supply_w"]
     base_s = 0.0

@@ -116,7 +116,7 @@ class CirrusLog:
 
 @dataclass(frozen=True)
 class CoreSchedule:
-    """Start and end of each job of the log, in units.
+    """Starts and ends of the jobs of the log, in units.
 
     Attributes:
         busy: core-units used until the last submission.
@@ -314,7 +314,7 @@ def _shared_instants(log: CirrusLog, schedule: CoreSchedule) -> int:
 
 
 def _drawn(jobs: Sequence[JobSpec], seed: int) -> CoreSchedule:
-    """Run the jobs with each submission just before or just after the ends of its instant."""
+    """Run the jobs with submissions just before or just after the ends of their instants."""
     draw = Random(seed)
     moved = [
         msgspec.structs.replace(job, submit_s=max(0.0, job.submit_s + draw.choice((-NEAR, NEAR))))

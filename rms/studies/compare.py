@@ -1,8 +1,8 @@
 """``rms compare``: the same scripts for real in several modes, by turns, in several rounds.
 
-Each round runs every mode once, each on a fresh embedded RMS. The order of the modes changes from
+Each round runs every mode once, on a fresh embedded RMS. The order of the modes changes from
 round to round (:func:`orders`), so that a drift of the machine does not hit one mode alone. Before
-the first round each script runs once, counted nowhere: compiled code, imports and input files are
+the first round every script runs once, uncounted: compiled code, imports and input files are
 then in the caches for every mode alike.
 
 A difference between two modes counts only if their ranges, least to most over the rounds, do not
@@ -177,7 +177,7 @@ def relations(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return for all pairs of modes whether they differ in the quantities of :data:`COMPARED`.
 
     Two modes differ if their ranges do not overlap, in at least :data:`FEWEST_ROUNDS` rounds. Of n
-    runs of each of two equal modes, in any order alike, this is so in 2 of C(2 n, n) cases: 10 % of
+    runs of two equal modes each, in any order alike, this is so in 2 of C(2 n, n) cases: 10 % of
     three rounds, 0.8 % of five. ``ratio`` is the median of ``mode`` over that of ``than``; 1 if
     both are 0.
     """

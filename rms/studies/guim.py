@@ -460,7 +460,7 @@ class VariantView:
 
 
 def orderings(view: VariantView) -> list[dict[str, Any]]:
-    """Return the number of cases in which each ordering of section VI holds.
+    """Return the number of cases in which the orderings of section VI hold.
 
     Orderings of slowdowns are counted by either slowdown. One of waits, which no definition of
     slowdown changes, is not of the paper.

@@ -742,7 +742,7 @@ def draw(
     """Draw the cluster's power and nodes in four modes, and mean powers of one job by size.
 
     The paper's figures 9 and 10 are measured power profiles of one job; without its GPUs only the
-    means of tables 1 and 2 can be drawn, as a constant over the run time of each size.
+    means of tables 1 and 2 can be drawn, as a constant over the run time of a size.
     """
     for cluster in CLUSTERS:
         for policy, by_mode in runs.items():

@@ -2,7 +2,7 @@
 
 Jobs that are chosen get a speedup t(n) = f t + (1 - f) t s / n, where t is the run time on the
 s processors of the log and f the part that does not get faster (Amdahl), and may start or run on a
-quarter to four times their processors. No log states f, so the answer is given for several.
+quarter to four times their processors. No log states f, so the study takes several.
 The jobs are chosen among those that match criteria, or all: by a draw below the share, so that a
 larger share contains a smaller one.
 """
@@ -56,8 +56,8 @@ class MalleabilityQuestion(msgspec.Struct, frozen=True):
     """The cases of a comparison.
 
     Attributes:
-        shares: of the jobs that may be chosen, those that are malleable; of each a row.
-        modes, serials: the first of each is that of all rows; the others are tried at the largest
+        shares: shares of malleable jobs among those that may be chosen, in one row each.
+        modes, serials: the first ones are those of all rows; the others are tried at the largest
             share.
         candidates: ids of the jobs that may be chosen, None for all.
     """

@@ -146,7 +146,7 @@ def _await_meters(server: str) -> None:
         time.sleep(LOOK_S)
 
 
-# --- A run at each size ---------------------------------------------------------------------------
+# --- Separate runs --------------------------------------------------------------------------------
 
 
 def separate(setup: ProfilingSetup, mhz: float | None = None) -> list[Point]:

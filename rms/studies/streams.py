@@ -1,7 +1,7 @@
 """Streams of jobs from logs: policies by the share of malleable jobs, beside a lower bound.
 
 Jobs of a log become malleable as in :mod:`rms.studies.malleability`: a share of them by a draw, for
-several draws and several speedups. Of each policy there are means and tails, also by class of job,
+several draws and several speedups. There are means by policy and tails, also by class of job,
 and three comparisons: starts with those of EASY on the same jobs, all rigid; jobs that are
 malleable with the same jobs, rigid, while others are malleable; and means by the share.
 """

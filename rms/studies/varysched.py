@@ -1,7 +1,7 @@
 """``rms reproduce varysched``: statements of Süß et al. on strategies, and the simulated values.
 
-The tasks of both applications on the three devices of a Jetson TK1, under each strategy and
-governor, by the scheduler that decides live (section 5). The paper prints no run times of its
+The tasks of both applications on the three devices of a Jetson TK1, under all strategies and
+governors, by the scheduler that decides live (section 5). The paper prints no run times of its
 kernels. Six were chosen so that its text holds, so what depends on them is ``fitted``, and
 :func:`moved` counts how often the text still holds with other run times. Table 1 and figures 12
 and 14 (section 6) are simulated on the same devices.
@@ -65,9 +65,9 @@ class SimulatedTasks:
     Attributes:
         makespan_s: from the registration of all tasks to the end of the last one.
         median_s: median run time of a kernel.
-        tasks: number of tasks that each device ran.
+        tasks: number of tasks by device.
         last: device of the task that ended last.
-        spans: time and devices of each interval with the same devices in use, in order.
+        spans: intervals with the same devices in use, and these devices, in order.
     """
 
     makespan_s: float
@@ -414,7 +414,7 @@ def _energy(data: Data) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def cg_times(data: Data) -> dict[str, float]:
-    """Return the run time of a CG of table 1 on each device: energy over mean power, in s."""
+    """Return the run time of a CG of table 1 by device: energy over mean power, in s."""
     return {
         column["runs_on"][0]: column["system_j"] / column["mean_w"] / data["runs"]
         for column in data["columns"].values()

@@ -1,7 +1,7 @@
 """EASY backfilling on counted processors and nothing else: the yardstick of the engine.
 
-A plain loop over submissions and ends, by lists of numbers, with a pass after each: no placement,
-no resizes, no power, no checks, no books, one policy. It starts every job when ``rms simulate
+A plain loop over submissions and ends, by lists of numbers, with a pass after every one: no
+placement, resizes, power, checks or books, and one policy. It starts every job when ``rms simulate
 --policy easy`` does on a trace of fixed jobs; ``scripts/bench/scheduling`` checks that.
 """
 

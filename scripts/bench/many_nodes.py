@@ -1,7 +1,7 @@
 """The engine ``slurm`` at a size that no test bed has: real daemon, stood-in controller and ranks.
 
 Real are the daemon with its journal on disk, the policy, the launcher, its threads and watcher, the
-text that commands print and its parsing, and a process started for each command. Stood in are the
+text that commands print and its parsing, and a process for every command. Stood in are the
 controller (:mod:`standin`) and the ranks: a world is ready after the time that a real one took on
 the test bed, polls and reports as rank 0 does (by the same methods of the daemon, not over HTTP),
 and steps until its work is done.

@@ -1,4 +1,4 @@
-"""``mpdata`` as it is, noting when each step begins and ends: FOLDER, then mpdata's own words.
+"""``mpdata`` as it is, noting begins and ends of steps: FOLDER, then mpdata's own words.
 
 Every world appends to a file of its own, once, when it leaves; times are of the system's clock.
 """

@@ -87,7 +87,7 @@ class Controller:
     """One cluster's controller.
 
     Args:
-        nodes: names of the nodes, each of ``cpus`` CPUs, all in one partition.
+        nodes: names of the nodes, of ``cpus`` CPUs, all in one partition.
         pause: spends the time that a command takes.
         now: seconds since the epoch.
 
