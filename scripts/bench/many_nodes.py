@@ -196,7 +196,9 @@ class Site:
 
     def submit(self, tasks: int) -> None:
         """Hand in an array of flexible jobs."""
-        options = Options(array=f"1-{tasks}", nodes=(1, WIDEST), preferred=8, mode="flexible")
+        options = Options(
+            array=f"1-{tasks}", nodes=(1, WIDEST), preferred=8, mode="flexible", output="/dev/null"
+        )
         body = Submission("#!/bin/sh\nmpiexec x\n", "wide", str(self.folder), {}, options)
         self.ask("submit", asyncio.run, self.daemon.submissions.submit(body))
 
