@@ -1,1 +1,1 @@
-"""Published experiments, one file each, and comparisons."""
+"""Published experiments, one per file, and comparisons."""

@@ -1,22 +1,22 @@
 """Memory bandwidth that a process of a program asks for: ``rms profile --bandwidth``.
 
 Copies of the program run side by side on the cores of this machine, one a core, and one copy beside
-probes, which alone tell the bandwidth of the machine. All of it runs in rounds, one after the
-other, so that other work on the machine touches all alike; errors are from round to round.
+probes, which alone measure the bandwidth of the machine. All cases run in rounds, one after the
+other, so that other work on the machine affects all alike; errors are from round to round.
 
-The model is that of :mod:`rms.core.model.contention`: as long as processes ask for less than the
-capacity, none is slowed; else all are, by the demand over the capacity. So with C the capacity, p
-the rate of a probe alone, r that beside a copy, and k probes, a copy asks for C p / r - k p; and n
-copies that take T(n) for C T(n) / (n T(1)) each. Where none is slowed these are upper bounds.
-Whatever slows copies but not the probes beside them (shared caches, threads of one core) is not
-bandwidth.
+The model is that of :mod:`rms.core.model.contention`: as long as the demand of all processes is
+below the capacity, none is slowed; else all are, by the demand over the capacity. So with C the
+capacity, p the rate of a probe alone, r that beside a copy, and k probes, the demand of a copy is
+C p / r - k p; that of n copies that take T(n) is C T(n) / (n T(1)) per copy. If none is slowed,
+these are upper bounds. A slowdown of copies but not of the probes beside them (shared caches,
+threads of one core) is not due to bandwidth.
 
 A probe is this module as a program: ``python -m rms.studies.bandwidth MIB FILE`` moves data until
 its end. It computes a = a + s b over two arrays beyond the caches, as STREAM's triad, in blocks
-that stay in a cache with the values between its two operations. The sum is written where it was
-read, so no line is fetched only to be overwritten: exactly 24 bytes an element are moved. Ten times
-a second a line in the file tells the time, the processor time so far and the number of bytes moved
-so far: waiting for a processor is not waiting for memory.
+that stay in a cache with the values between its two operations. The sum replaces a, so no line is
+fetched only to be overwritten: exactly 24 bytes an element are moved. Ten times a second a line in
+the file has the time, the processor time and the number of bytes so far, as waiting for a processor
+is not waiting for memory.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ SHORTEST_S = 1.0
 """The least run time of a command: shorter runs are mostly start and end, with too few reports."""
 
 SLOWED = 0.02
-"""A smaller slowdown is none, however small the errors: runs differ that much for any reason."""
+"""The least slowdown that counts, however small the errors."""
 
 ERRORS = 2.0
-"""A difference of fewer standard errors is none; an upper bound has as many in it."""
+"""The least difference that counts, and the margin of an upper bound, in standard errors."""
 
 ROUNDING = 1e-9
-"""Relative difference of an estimate and a bound that rounding explains."""
+"""Relative difference of an estimate and a bound that is due to rounding."""
 
 Case = tuple[int, int]
 """The numbers of copies and of probes."""
@@ -86,15 +86,11 @@ def cases(cores: int) -> list[Case]:
 
 
 def measure(setup: ProfilingSetup) -> Bandwidth:
-    """Run copies and probes on the cores there are, those of the setup's largest size.
-
-    Raises:
-        ProfilingError: the command did not come to its end, or did so too soon.
-    """
+    """Run copies and probes on the cores of the setup's largest size."""
     cores, rounds = setup.sizes[-1], max(ROUNDS, setup.repeat)
     measured: list[Round] = []
     with setup.daemon("bandwidth") as server:
-        took_s, _, _ = _run(setup, server, (1, 0))  # counted nowhere
+        took_s, _, _ = _run(setup, server, (1, 0))  # a warm-up
         if took_s < SHORTEST_S:
             raise ProfilingError(
                 f"expected a command that takes at least {SHORTEST_S:g} s with --bandwidth, got "
@@ -107,7 +103,7 @@ def measure(setup: ProfilingSetup) -> Bandwidth:
 
 
 def _run(setup: ProfilingSetup, server: str, case: Case) -> Ran:
-    """Run copies beside probes; return the means of each."""
+    """Run copies beside probes; return their means."""
     copies, probes = case
     started = list(_start_probes(setup, server, probes))
     begin_s = time.time()
@@ -134,7 +130,7 @@ def _run(setup: ProfilingSetup, server: str, case: Case) -> Ran:
 
 
 def _start_probes(setup: ProfilingSetup, server: str, number: int) -> Iterator[tuple[str, Path]]:
-    """Start probes; yield the job and the file of each once it has begun."""
+    """Start probes; yield their jobs and files once all have begun."""
     folder = (setup.folder / "bandwidth").absolute()
     mib, paths, ids = arrays_mib(max(1, number)), [], []
     for at in range(number):
@@ -156,7 +152,7 @@ def _start_probes(setup: ProfilingSetup, server: str, number: int) -> Iterator[t
 
 
 def _run_copies(setup: ProfilingSetup, server: str, number: int) -> list[JobRow]:
-    """Run copies of the command; return their jobs once all are over."""
+    """Run copies of the command to their ends; return their jobs."""
     output = str((setup.folder / "bandwidth" / "copy-%A-%a.out").absolute())
     options = Options(nodes=(1, 1), mode=Mode.FIXED, array=f"1-{number}", output=output)
     text = script_of(setup.command)
@@ -210,11 +206,13 @@ class Value(NamedTuple):
 def estimate(rounds: Sequence[Round]) -> Bandwidth:
     """Return the demand of a process and the capacity of a node, by the model of the module."""
     alone = sorted(k for n, k in rounds[0] if n == 0)
-    probe = Value.of([each[0, 1][1] for each in rounds])
-    totals = {k: Value.of([k * each[0, k][1] for each in rounds]) for k in alone}
+    probe = Value.of([case[0, 1][1] for case in rounds])
+    totals = {k: Value.of([k * case[0, k][1] for case in rounds]) for k in alone}
     best = max(alone, key=lambda k: totals[k].mean)
     limits = {  # numbers of probes that slow one another: their demand is above the capacity
-        k for k in alone if k > 1 and _slowdown(rounds, k).exceeds(1.0, SLOWED)
+        k
+        for k in alone
+        if k > 1 and Value.of([r[0, 1][1] / r[0, k][1] for r in rounds]).exceeds(1.0, SLOWED)
     }
     estimates, most, notes = [], [probe.above], []
     for copies, probes in rounds[0]:
@@ -229,14 +227,18 @@ def estimate(rounds: Sequence[Round]) -> Bandwidth:
             most.append(value.above)
     bound = min(most)
     kept = [v for v in estimates if (1.0 - ROUNDING) * v.mean - ERRORS * v.error <= bound]
-    slow = [n for n, _ in rounds[0] if n > 1 and _copies(rounds, n).exceeds(1.0, SLOWED)]
+    slow = [
+        n
+        for n, _ in rounds[0]
+        if n > 1 and Value.of([r[n, 0][0] / r[1, 0][0] for r in rounds]).exceeds(1.0, SLOWED)
+    ]
     if slow and (len(kept) < len(estimates) or not limits):
         notes.append(
             "copies slow one another by more than memory bandwidth can: caches or cores are shared"
         )
     if not limits:
         notes.append("probes on all cores do not slow one another: no contention can be seen")
-    shares = [ran[2] for each in rounds for (_, probes), ran in each.items() if probes]
+    shares = [ran[2] for results in rounds for (_, probes), ran in results.items() if probes]
     if fmean(shares) < ALONE:
         notes.append(
             f"others used these cores too, probes had {100 * fmean(shares):.0f} % of theirs: "
@@ -252,39 +254,31 @@ def estimate(rounds: Sequence[Round]) -> Bandwidth:
         node_at_least=not limits,
         probe_gb_s=probe.mean,
         rounds=len(rounds),
-        runs=tuple(_means(rounds, case) for case in rounds[0]),
+        runs=tuple(
+            SideBySide(*case, *(fmean([ran[case][at] for ran in rounds]) for at in (0, 1)))
+            for case in rounds[0]
+        ),
         notes=tuple(notes),
     )
-
-
-def _slowdown(rounds: Sequence[Round], probes: int) -> Value:
-    """Return the slowdown of several probes over one."""
-    return Value.of([each[0, 1][1] / each[0, probes][1] for each in rounds])
-
-
-def _copies(rounds: Sequence[Round], copies: int) -> Value:
-    """Return the slowdown of several copies over one."""
-    return Value.of([each[copies, 0][0] / each[1, 0][0] for each in rounds])
 
 
 def _process(case: Round, copies: int, probes: int, capacity: int) -> tuple[float, float]:
     """Return the demand of a process by one round, GB/s, and the slowdown behind it.
 
-    Args:
-        capacity: the number of probes that measure the capacity.
+    So many probes as ``capacity`` measure the capacity of the node.
     """
-    there_is, alone = capacity * case[0, capacity][1], case[0, 1][1]
+    capacity_gb_s, alone = capacity * case[0, capacity][1], case[0, 1][1]
     if not probes:
         slowed = case[copies, 0][0] / case[1, 0][0]
-        return there_is * slowed / copies, slowed
+        return capacity_gb_s * slowed / copies, slowed
     slowed = alone / case[copies, probes][1]
-    return there_is * slowed - probes * alone, slowed
+    return capacity_gb_s * slowed - probes * alone, slowed
 
 
 def _combined(values: Sequence[Value]) -> Value | None:
-    """Return the mean of estimates, each with the weight of its error, which is not below theirs.
+    """Return the mean of estimates, weighted by their errors.
 
-    Where they differ by more than their errors, the error is that of their differences.
+    If they differ by more than their errors, the error is that of their differences.
     """
     if not values:
         return None
@@ -297,25 +291,20 @@ def _combined(values: Sequence[Value]) -> Value | None:
     return Value(mean, error)
 
 
-def _means(rounds: Sequence[Round], case: Case) -> SideBySide:
-    time_s, probe_gb_s = (fmean([each[case][at] for each in rounds]) for at in (0, 1))
-    return SideBySide(*case, time_s, probe_gb_s)
-
-
 # --- The probe ------------------------------------------------------------------------------------
 
 BLOCK = 1 << 14
-"""Elements of a block: 128 KiB of each array."""
+"""Elements of a block: 128 KiB of an array."""
 
 TELL_S = 0.1
 BYTES = 24
-"""Moved for an element: two are read, one is written."""
+"""Bytes moved per element: two values are read, one is written."""
 
 LEAST_MIB = 32
 
 
 def last_level_mib(cpus: Path = Path("/sys/devices/system/cpu")) -> float:
-    """Return the size of all caches of the last level, MiB; 0 where the kernel does not say."""
+    """Return the size of all caches of the last level, MiB; 0 if the kernel states none."""
     caches: dict[str, tuple[int, float]] = {}
     for cache in cpus.glob("cpu[0-9]*/cache/index*"):
         try:
@@ -333,9 +322,9 @@ def _mib(size: str) -> float:
 
 
 def arrays_mib(probes: int) -> int:
-    """Return the size of the arrays of one of several probes, together four times the caches.
+    """Return the size of an array of a probe, in MiB.
 
-    All take at most a quarter of the free memory.
+    All together are four times the caches, but at most a quarter of the free memory.
     """
     free_mib = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20
     wanted = max(LEAST_MIB, 4.0 * last_level_mib() / probes)
@@ -345,10 +334,7 @@ def arrays_mib(probes: int) -> int:
 def rate(lines: str, begin_s: float, end_s: float) -> tuple[float, float] | None:
     """Return the rate of a probe in a span of time, GB/s of processor time, and its share of that.
 
-    None with fewer than two reports.
-
-    Args:
-        lines: the file of the probe, whose last line may be incomplete.
+    The last line may be incomplete. None with fewer than two reports.
     """
     reports = [[float(word) for word in line.split()] for line in lines.split("\n")[:-1]]
     inside = [line for line in reports if begin_s <= line[0] <= end_s]

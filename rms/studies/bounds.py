@@ -6,8 +6,8 @@ share p of itself a second then has p <= 1 / T and holds at least W p nodes, wha
 over time, and what a resize costs only adds to that. Every schedule on N nodes is thus one of this
 relaxation: shares p_j(t) >= 0 from the submission r_j on, whose integral is 1, with p_j <= 1 / T_j
 and the sum of W_j p_j at most N. The bounds are optima of further relaxations of it, or values of
-feasible solutions of a dual; the largest holds. The largest for each job alone would not: the
-optima are of sums, and one that is small for a job may be so because it is large for others.
+feasible solutions of a dual; the largest holds. They are of sums: the largest of a single job would
+not hold, as it may be small for one job because it is large for others.
 
 - :func:`alone`: without the capacity N.
 - :func:`shortest_remaining`: without p <= 1 / T.
@@ -26,13 +26,7 @@ from rms.core.model.jobs import JobSpec
 
 
 class Work(NamedTuple):
-    """The least that a job takes.
-
-    Attributes:
-        submit_s: when it is submitted.
-        node_s: the least node-seconds over its sizes (W).
-        time_s: the least run time over its sizes (T).
-    """
+    """A job's submission, least node-seconds (W) and least run time (T) over its sizes."""
 
     submit_s: float
     node_s: float
@@ -40,12 +34,9 @@ class Work(NamedTuple):
 
 
 def turnaround_bound_s(specs: Sequence[JobSpec], nodes: int) -> float:
-    """Return the largest of the bounds on the mean turnaround, 0 where no job can start.
+    """Return the largest of the bounds on the mean turnaround, 0 if no job can start.
 
-    Jobs that the cluster is too small for are left out, as they never start.
-
-    Raises:
-        ValueError: a job has no run time.
+    Jobs that are too large for the cluster do not count, as they never start.
     """
     return max(turnaround_bounds_s(specs, nodes).values())
 
@@ -61,7 +52,7 @@ def turnaround_bounds_s(specs: Sequence[JobSpec], nodes: int) -> dict[str, float
 
 
 def least_works(specs: Sequence[JobSpec], nodes: int) -> list[Work]:
-    """Return the least that each job takes that can start, by their submissions."""
+    """Return the least work of the jobs that can start, by their submissions."""
     return sorted(_least_work(spec, nodes) for spec in specs if spec.smallest_start <= nodes)
 
 
@@ -89,7 +80,7 @@ def _extreme_sizes(spec: JobSpec, nodes: int) -> Collection[int]:
 
 
 def alone(works: Sequence[Work]) -> float:
-    """Return the mean turnaround as if each job had the cluster to itself: that of T."""
+    """Return the mean turnaround of jobs that have the cluster to themselves: that of T."""
     return fmean(work.time_s for work in works) if works else 0.0
 
 
@@ -118,7 +109,7 @@ def shortest_remaining(works: Sequence[Work], nodes: int) -> float:
 
 
 SPEEDS = (1.0, 1.1, 1.5)
-"""Of machines whose prices are tried, over the cluster's."""
+"""Speeds of the machines whose prices are tried, over the cluster's."""
 
 
 def mean_busy(works: Sequence[Work], nodes: int, speed: float = 1.0) -> float:
@@ -181,7 +172,7 @@ def _serve_least(works: Sequence[Work], nodes: float) -> dict[int, _End]:
     """Serve the job of the least W, which can be interrupted; return the ends in their order."""
     waiting: list[tuple[float, int]] = []
     left = [work.node_s for work in works]
-    moments = [0.0] * len(works)  # of each the integral of t p(t) so far
+    moments = [0.0] * len(works)  # integrals of t p(t) so far
     ends: dict[int, _End] = {}
     now = 0.0
     for at, work in enumerate(works):

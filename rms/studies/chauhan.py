@@ -1,20 +1,10 @@
 """``rms reproduce chauhan``: jobs moved together at their optimal operating points, hosts off.
 
 LINPACK, STREAM and NPB on four nodes of twelve cores, with and without the algorithm of Chauhan et
-al. The paper does not state the jobs and their times, the power of its nodes, or the meaning of
-execution time: jobs are drawn by lot, and :func:`chauhan` prints the effect of each assumption. Its
-statements are in ``data/statements/chauhan.toml``; figures 8 to 12 are computed by the policies of
-rms.
-
-Time and power of a program over frequency and voltage (its PET matrix): t(f) = a f_max / f + 1 - a
-with a part a bounded by arithmetic, and power above idle in proportion to V^2 f for its cores,
-without it for its memory. Everything that the paper leaves open is in ``data/chauhan.toml`` or a
-:class:`Unstated`.
-
-The paper migrates unmodified programs by checkpoints, so every job here can be migrated. Live, rms
-migrates only programs that use dmr: LINPACK, STREAM and NPB as they are cannot be moved, and run
-here as models only. Voltages are part of the study alone: cpufreq sets frequencies, and no part of
-rms lowers a voltage.
+al. The paper states neither its jobs and their times nor the power of its nodes. All that it leaves
+open is in ``data/chauhan.toml``, with notes, or an :class:`Unstated`;
+:func:`chauhan` prints the effects of assumptions. The statements of figures 8 to 12 are computed
+by the policies of rms.
 """
 
 from __future__ import annotations
@@ -51,11 +41,11 @@ from rms.wire.terminal import columns
 
 @dataclass(frozen=True)
 class Unstated:
-    """Assumptions that the paper leaves open, where they differ from ``data/chauhan.toml``.
+    """Assumptions that differ from ``data/chauhan.toml``.
 
     Attributes:
-        load, move_s, idle_w, boot_s: instead of those there, None for these.
-        spread: jobs start with one process on each host in turn, as in figure 8, else on the
+        load, move_s, idle_w, boot_s: None for the value of the file.
+        spread: jobs start with one process on every host in turn, as in figure 8, else on the
             lowest free cores.
         linear: voltage in proportion to frequency.
         once: all jobs come at once.
@@ -75,14 +65,11 @@ class Unstated:
 
 @dataclass(frozen=True)
 class Way:
-    """The parts of the algorithm that are used.
+    """The parts of the algorithm that are used: power idle nodes off, move jobs together.
 
     Attributes:
-        off: idle nodes are powered off.
-        move: jobs are moved together.
-        slowdown: each job at its optimal operating point, of those at which it is no slower; None
-            for the highest frequency.
-        undervolt: of the voltages of a frequency the one with least energy, not its own.
+        slowdown: of a job at its optimal operating point at most; None for the highest frequency.
+        undervolt: at the voltage with least energy, not at that of the frequency.
     """
 
     off: bool = False
@@ -97,14 +84,11 @@ WITH = Way(off=True, move=True, slowdown=inf)
 
 @dataclass(frozen=True)
 class StreamOutcome:
-    """The outcome of one stream of jobs.
+    """The outcome of one stream of jobs; ``run_s`` and ``wait_s`` are sums over all jobs.
 
     Attributes:
-        makespan_s: from the first submission to the last end.
-        run_s, wait_s: of all jobs, summed.
-        energy_j: of the cluster in that time.
         moves, boots: numbers of jobs moved or narrowed, and of hosts booted.
-        power: times at which the power of the cluster changes, and the power from each on.
+        power: times at which the power of the cluster changes, and the power from then on.
     """
 
     makespan_s: float
@@ -115,14 +99,16 @@ class StreamOutcome:
     boots: int
     power: tuple[tuple[float, float], ...] = ()
 
+    @property
+    def turnaround_s(self) -> float:
+        """The run times and waits of all jobs."""
+        return self.run_s + self.wait_s
+
 
 class Cell(NamedTuple):
     """A cell of a PET matrix (figures 2 to 7), of a node with all cores busy.
 
-    Attributes:
-        ghz, vid: frequency and voltage identification.
-        time, power, energy: run time, power above idle and energy of the node, over those at the
-            highest frequency and its own voltage.
+    Time, power above idle and energy are over those at the highest frequency and its own voltage.
     """
 
     ghz: float
@@ -141,11 +127,7 @@ def volts(data: Data, vid: int) -> float:
 def levels(
     data: Data, variant: Unstated, *, undervolt: bool = False
 ) -> tuple[tuple[float, float], ...]:
-    """Return frequencies (GHz) and voltages (V), rising.
-
-    Args:
-        undervolt: each frequency at the lowest VID, else at its own.
-    """
+    """Return frequencies (GHz) and voltages (V), rising; undervolted, all at the lowest VID."""
     if variant.linear:
         return tuple((ghz, ghz / data["levels"][-1][0]) for ghz, _ in data["levels"])
     lowest = min(vid for _, vid in data["levels"])
@@ -155,7 +137,11 @@ def levels(
 def point(
     program: Mapping[str, float], ghz: float, volt: float, top: tuple[float, float]
 ) -> OperatingPoint:
-    """Return time and power of a program at a frequency and voltage, over those at ``top``."""
+    """Return time and power of a program at a frequency and voltage, over those at ``top``.
+
+    Time is a f_max / f + 1 - a, with a part a bounded by arithmetic. Power above idle is in
+    proportion to V^2 f for the cores, and constant for the memory.
+    """
     part, cores_w, memory_w = (program[key] for key in ("arithmetic", "cores_w", "memory_w"))
     return OperatingPoint(
         ghz,
@@ -167,16 +153,12 @@ def point(
 def pet(
     program: Mapping[str, float], rising: tuple[tuple[float, float], ...]
 ) -> tuple[OperatingPoint, ...]:
-    """Return time and power of a program over frequency.
-
-    Args:
-        rising: frequencies and voltages, see :func:`levels`.
-    """
+    """Return time and power of a program at frequencies and voltages, see :func:`levels`."""
     return tuple(point(program, ghz, volt, rising[-1]) for ghz, volt in rising)
 
 
 def matrix(data: Data, program: Mapping[str, float]) -> list[Cell]:
-    """Return the PET matrix: each frequency at its own VID and at all lower ones (section III-A).
+    """Return the PET matrix: frequencies at their own VIDs and at all lower ones (section III-A).
 
     The time of a program does not depend on the voltage.
     """
@@ -193,7 +175,7 @@ def matrix(data: Data, program: Mapping[str, float]) -> list[Cell]:
 
 
 def own_voltages(data: Data, cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells at which each frequency has its own VID, rising."""
+    """Return the cells of the frequencies at their own VIDs, rising."""
     own = {(ghz, vid) for ghz, vid in data["levels"]}
     return [cell for cell in cells if (cell.ghz, cell.vid) in own]
 
@@ -204,7 +186,7 @@ def optimal(cells: Sequence[Cell]) -> Cell:
 
 
 def site(data: Data, variant: Unstated, *, undervolt: bool = False) -> Site:
-    """Return the cluster: cores are slots of hosts with a frequency each."""
+    """Return the cluster: cores are slots of hosts, which have a frequency."""
     node, hosts = data["node"], data["nodes"]
     idle_w = node["idle_w"] if variant.idle_w is None else variant.idle_w
     boot_s = node["boot_s"] if variant.boot_s is None else variant.boot_s
@@ -259,7 +241,7 @@ def jobs(data: Data, variant: Unstated, seed: int, *, undervolt: bool = False) -
 
 
 class _Spread(Lowest):
-    """Free slots, one of each host in turn; of hosts that are off last."""
+    """Free slots, one of every host in turn; of hosts that are off last."""
 
     def __init__(self, state: State) -> None:
         super().__init__(state)
@@ -334,15 +316,13 @@ def run(data: Data, way: Way, variant: Unstated, seed: int) -> StreamOutcome:
         energy_j=ledger.cluster_j,
         moves=simulation.resized,
         boots=sum(
-            len({state.site.host[node] for node in each.nodes})
-            for _, each in simulation.decisions
-            if isinstance(each, PowerOn)
+            len({state.site.host[node] for node in decision.nodes})
+            for _, decision in simulation.decisions
+            if isinstance(decision, PowerOn)
         ),
         power=tuple(drawn_w),
     )
 
-
-# --- The study ------------------------------------------------------------------------------------
 
 WAYS = {
     "hosts off when idle": Way(off=True),
@@ -371,27 +351,10 @@ VARIANTS = {
 BOUNDS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.5)
 COLUMNS = ("saved_pct", "longer_pct", "makespan_pct", "turnaround_pct")
 HEADS = ("energy saved", "run times", "makespan", "turnaround")
-NOTES = (
-    "The paper's 14.4 % are an increase in execution time, it does not say of what: of run times,",
-    "or until the last job has ended. Both stand above, and run times with waits (turnaround).",
-    "Time over frequency is a f_max / f + 1 - a, power of cores as V^2 f; a, watts, jobs and",
-    "when they come are assumed (data/chauhan.toml). Of contention for memory between jobs that",
-    "are moved together nothing is known, and none is assumed. A job is moved ten times at most.",
-    "How much is idle decides the energy; how voltage goes with frequency the run times; how long",
-    "a boot takes the waits. Narrowed to half, a job takes twice as long unless that is said.",
-    "In the model an optimal operating point of LINPACK at its own voltages costs no time: idle",
-    "power makes time dear. The arithmetic of LINPACK and STREAM was chosen so (figures 2 and 5).",
-    "Every job here can be migrated. Live only programs that use dmr can: LINPACK, STREAM and NPB",
-    "as they are cannot. Nor does any part of rms set a voltage: cpufreq sets frequencies alone.",
-)
 
 
 def chauhan(figures: Path | None) -> Result:
-    """Run the study.
-
-    Args:
-        figures: folder of its figures, or None.
-    """
+    """Run the study; draw its figures in a folder, if there is one."""
     data = experiment.settings("chauhan")
     seeds = range(1, data["stream"]["seeds"] + 1)
 
@@ -443,7 +406,7 @@ def chauhan(figures: Path | None) -> Result:
         _print_matrix(data),
         _table("what the algorithm brings, assumed", tried),
         _table("slowdown at most", {f"{bound:g}": row for bound, row in curve.items()}),
-        NOTES,
+        data["notes"],
     ]
     result = {
         "values": values,
@@ -457,7 +420,7 @@ def chauhan(figures: Path | None) -> Result:
         },
         "sensitivity": [{"assumed": name, **row} for name, row in tried.items()],
         "curve": [{"slowdown": bound, **row} for bound, row in curve.items()],
-        "notes": NOTES,
+        "notes": data["notes"],
     }
 
     def draw(folder: Path) -> None:
@@ -484,11 +447,7 @@ def by_load(data: Data) -> dict[float, dict[str, float]]:
 
 
 def computed(data: Data, loads: Mapping[float, Mapping[str, float]]) -> dict[str, float]:
-    """Return the values of all statements by key.
-
-    Args:
-        loads: the effects of the algorithm by load, see :func:`by_load`.
-    """
+    """Return the values of all statements by key, with the effects of :func:`by_load`."""
     where, algorithm = site(data, Unstated()), loads[data["stream"]["load"]]
     rising = levels(data, Unstated())
     low, high = min(loads), max(loads)
@@ -497,10 +456,9 @@ def computed(data: Data, loads: Mapping[float, Mapping[str, float]]) -> dict[str
         "cores": float(where.nodes / len(where.power)),
         "highest frequency": rising[-1][0],
         "lowest frequency": rising[0][0],
-        "lowest vid": float(min(vid for _, vid in data["levels"])),
-        "highest vid": float(max(vid for _, vid in data["levels"])),
-        "frequency of vid 12": _frequency(data, 12),
-        "frequency of vid 13": _frequency(data, 13),
+        "lowest vid": float(data["levels"][0][1]),
+        "highest vid": float(data["levels"][-1][1]),
+        **{f"frequency of vid {vid}": float(ghz) for ghz, vid in data["levels"][:2]},
         "voltage of the next vid": min(
             volts(data, vid + 1) / volts(data, vid) for _, vid in data["levels"]
         ),
@@ -539,11 +497,6 @@ def _note_loads(rows: Sequence[dict[str, Any]], loads: Mapping[float, Mapping[st
                 row["note"] = f"{over}; {row.get('note', '')}"
 
 
-def _frequency(data: Data, vid: int) -> float:
-    """Return the frequency that has a VID as its own."""
-    return next(float(ghz) for ghz, own in data["levels"] if own == vid)
-
-
 def _square(data: Data) -> dict[str, float]:
     """Return power over frequency times the square of voltage, the largest over the least."""
     program = {"arithmetic": 1.0, "cores_w": 1.0, "memory_w": 0.0}
@@ -557,9 +510,8 @@ def _over_voltage(data: Data, name: str) -> dict[str, float]:
     """Return the values of figures 2 to 7 for a program, by two readings of their VIDs.
 
     As voltages: the highest frequency at its own VID over the same at the lowest VID, and at the
-    lowest VID the largest value over all frequencies over the least. As clocks (1.596 GHz is 12
-    and 2.394 GHz is 18 times 133 MHz, so that a VID may have been the multiplier of the clock):
-    the highest level over the lowest one, each at its own voltage.
+    lowest VID the largest value over all frequencies over the least. As multipliers of the clock:
+    the highest level over the lowest one, at their own voltages.
     """
     cells = matrix(data, data["programs"][name])
     own, lowest = own_voltages(data, cells), min(cell.vid for cell in cells)
@@ -580,7 +532,6 @@ def _over_voltage(data: Data, name: str) -> dict[str, float]:
 
 
 def _only_moved(name: str, size: int, run_s: float = 1000.0, at_s: float = 0.0) -> JobSpec:
-    """Return a job of one size that can be moved."""
     return experiment.job(
         name,
         size,
@@ -607,8 +558,8 @@ def _figure_8() -> dict[str, float]:
     jobs_ = (other, (0, 1, 2, 3)), (four, (4, 5, 8, 9))
     state = experiment.running(_example_site(2, 8), jobs_)
     after = {job.spec.id: job.nodes for job in state.running.values()}
-    for each in Consolidate().migrations(state, state.free, (), None):
-        after[each.job] = each.nodes
+    for resize in Consolidate().migrations(state, state.free, (), None):
+        after[resize.job] = resize.nodes
     busy = {node // 8 for nodes in after.values() for node in nodes}
     return {
         "figure 8 processes on node 1": float(sum(node < 8 for node in after[four.id])),
@@ -656,8 +607,8 @@ def _figure_10() -> dict[str, float]:
     points = tuple(pet({"arithmetic": 0.5, "cores_w": 1.0, "memory_w": 1.0}, rising))
     slow, fast = (structs.replace(_only_moved(name, 1), operating_points=points) for name in "12")
     state = experiment.running(_example_site(1, 2, rising), ((slow, (0,)), (fast, (1,))))
-    for name, asked in (("1", 0.5), ("2", 1.0)):
-        state.running[JobId(name)].requested_frequencies = (asked,)
+    for name, clock in (("1", 0.5), ("2", 1.0)):
+        state.running[JobId(name)].requested_frequencies = (clock,)
     set_clocks(state)
     shares = [min(job.frequencies, default=1.0) for job in state.running.values()]
     return {
@@ -703,9 +654,9 @@ def _figure_12() -> dict[str, float]:
     simulation = Simulation(specs, _example_site(2, 4), made, record=True)
     simulation.run()
     switched = [
-        (at_s, type(each))
-        for at_s, each in simulation.decisions
-        if at_s >= 50.0 and isinstance(each, PowerOff | PowerOn | Resize)
+        (at_s, type(decision))
+        for at_s, decision in simulation.decisions
+        if at_s >= 50.0 and isinstance(decision, PowerOff | PowerOn | Resize)
     ]
     first = {kind: at_s for at_s, kind in reversed(switched)}
     start_s = simulation.engine.state.ended[JobId("4")].start_s or 0.0
@@ -728,25 +679,25 @@ def compared(
     ``saved_low_pct`` and ``saved_high_pct`` are the least and the most that one stream saves.
     """
 
-    def ratio(key: str) -> float:
-        before: float = sum(getattr(each, key) for each in without)
-        after: float = sum(getattr(each, key) for each in outcomes)
-        return 100.0 * (after / before - 1.0)
+    def total(streams: Sequence[StreamOutcome], key: str) -> float:
+        return float(sum(getattr(stream, key) for stream in streams))
 
-    turnaround_s = [sum(o.run_s + o.wait_s for o in each) for each in (without, outcomes)]
+    def longer_pct(key: str) -> float:
+        return 100.0 * (total(outcomes, key) / total(without, key) - 1.0)
+
     saved = [
         100.0 * (1.0 - own.energy_j / old.energy_j)
         for old, own in zip(without, outcomes, strict=True)
     ]
     return {
-        "saved_pct": -ratio("energy_j"),
-        "longer_pct": ratio("run_s"),
-        "makespan_pct": ratio("makespan_s"),
-        "turnaround_pct": 100.0 * (turnaround_s[1] / turnaround_s[0] - 1.0),
+        "saved_pct": -longer_pct("energy_j"),
+        "longer_pct": longer_pct("run_s"),
+        "makespan_pct": longer_pct("makespan_s"),
+        "turnaround_pct": longer_pct("turnaround_s"),
         "saved_low_pct": min(saved),
         "saved_high_pct": max(saved),
-        "moves": float(sum(each.moves for each in outcomes)),
-        "boots": float(sum(each.boots for each in outcomes)),
+        "moves": total(outcomes, "moves"),
+        "boots": total(outcomes, "boots"),
     }
 
 
@@ -769,7 +720,6 @@ def _best(data: Data, name: str) -> dict[str, float]:
 def _must_hold(
     ways: Mapping[str, Mapping[str, float]], tried: Sequence[Mapping[str, float]]
 ) -> list[str]:
-    """Return a sentence for each violated invariant, which holds under all assumptions."""
     wrong = []
     parts = "hosts off when idle", "hosts off, jobs moved", "the algorithm"
     for part, name in pairwise(parts):

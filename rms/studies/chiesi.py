@@ -1,14 +1,14 @@
 """``rms reproduce chiesi``: power capping on GPU nodes (Chiesi et al., sections 3 to 5).
 
 Ten workloads of 1,000 one-GPU jobs on four nodes of four GPUs, with and without knowledge of
-power, under several caps. The paper gives neither its Markov chain nor durations; those of
-``data/chiesi.toml`` are not fitted to its results, and most of its ranges are missed
-(``data/statements/chiesi.toml``). :func:`bounds` derives by arithmetic the values that no workload
-can meet, :func:`variants` varies the assumptions. M. Chiesi, L. Vanzolini, C. Mucci, E. Franchi
-Scarselli, R. Guerrieri: "Power-Aware Job Scheduling on Heterogeneous Multicore Architectures".
+power, under several caps. The paper states neither its Markov chain nor durations; those of
+``data/chiesi.toml`` are not fitted to its results, and most of its ranges are missed.
+:func:`bounds` derives by arithmetic the values that no workload can meet, :func:`variants` varies
+the assumptions. M. Chiesi, L. Vanzolini, C. Mucci, E. Franchi Scarselli, R. Guerrieri:
+"Power-Aware Job Scheduling on Heterogeneous Multicore Architectures".
 
 :class:`PowerSlot` is the paper's placement, nodes under a power cap, and a part of the policies
-``p-fifo`` and ``p-bff``. A node counts with its idle power and the power of each job on it, all the
+``p-fifo`` and ``p-bff``. A node counts with its idle power and that of its jobs, all the
 time (equation 1): the power stated for the job, else the peak of its profile, else the power of a
 busy slot by the node's model. Tasks with kernels count as the latter. A job may start where that
 stays at or below the cap; of such nodes the one with the smallest power slot left takes it, so that
@@ -53,7 +53,7 @@ Profile = Sequence[tuple[float, float]]
 
 
 class PowerRoom(Room):
-    """Free slots during one pass, and the power of each node or rack by equation 1."""
+    """Free slots during one pass, and the power of nodes or racks by equation 1."""
 
     __slots__ = (
         "_cap_w",
@@ -95,7 +95,7 @@ class PowerRoom(Room):
         self._refused_w = inf
 
     def fits(self, job: Job, size: int) -> bool:
-        """Return whether the job may start now: slots are free where its power fits."""
+        """Return whether slots are free where the power of the job fits."""
         shares = self._shares.of(job.spec, size)
         if size > self.free or min(shares) >= self._refused_w:
             return False
@@ -114,10 +114,7 @@ class PowerRoom(Room):
         return tuple(self._take(self._shares.of(job.spec, size), size))
 
     def resize(self, job: Job, size: int) -> tuple[Node, ...]:
-        """Return the slots of a job at its new size, its present ones first.
-
-        They are the present ones where the cap leaves too few.
-        """
+        """Return the slots of a job at its new size, the present ones if the cap leaves too few."""
         have = job.nodes
         if size <= len(have):
             return have[:size]
@@ -153,9 +150,9 @@ class PowerSlot(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
     Attributes:
         cap_w: power that no node (or rack) may pass.
-        per: whether the cap is that of each ``node`` or of each ``rack``.
-        shared: a daemon gives slots one by one, so that jobs share nodes, as the paper has it;
-            else, and on a cluster whose nodes are given whole, each node has one job.
+        per: the domain of the cap, a node or a rack.
+        shared: a daemon allocates single slots, so that jobs share nodes, as in the paper; else,
+            and on a cluster of whole nodes, a node has one job.
     """
 
     cap_w: float
@@ -185,14 +182,10 @@ class PowerSlot(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
 
 class _Shares:
-    """The power that jobs add to each of their slots by equation 1, on hosts of each kind.
-
-    That is the power stated for a job, shared out; else the peak of its measured profile, or the
-    power above idle of a busy slot by the power model (:meth:`NodePower.slot_peak_w`).
+    """The power that a job adds to a slot by equation 1 (see the module), by kind of host.
 
     Attributes:
-        kind: number of the kind of each host: hosts of one kind have the same power model and as
-            many slots.
+        kind: kinds of the hosts: hosts of one kind have the same power model and number of slots.
     """
 
     def __init__(self, site: Site) -> None:
@@ -204,25 +197,24 @@ class _Shares:
         self._kinds = list(kinds)
 
     def of(self, spec: JobSpec, size: int) -> list[float]:
-        """Return the power that a job adds to each of its ``size`` slots, by kind of host, W."""
+        """Return the power that a job adds to any of its ``size`` slots, by kind of host, W."""
         if spec.power_w is not None:
             return [spec.power_w / max(1, size)] * len(self._kinds)
         return [model.slot_peak_w(spec, max(1, size), slots) for model, slots in self._kinds]
 
 
 def _hosts(site: Site) -> Sequence[int]:
-    """Return the host of each slot."""
+    """Return the hosts of the slots."""
     return site.host or range(site.nodes)
 
 
 def _domains(site: Site, per: str) -> Sequence[int]:
-    """Return the power domain of each host: its own, or its rack's."""
+    """Return the power domains of the hosts: their own, or their racks."""
     hosts = max(_hosts(site)) + 1
     return (site.rack or (0,) * hosts) if per == "rack" else range(hosts)
 
 
 def _idle_w(site: Site, domain: Sequence[int]) -> list[float]:
-    """Return the idle power of each domain."""
     watts = [0.0] * (max(domain) + 1)
     for host, at in enumerate(domain):
         watts[at] += site.power[host].idle_w if site.power else 0.0
@@ -234,11 +226,11 @@ def _idle_w(site: Site, domain: Sequence[int]) -> list[float]:
 
 @dataclass(frozen=True)
 class MarkovWorkload:
-    """Workloads of other assumptions than ``data/chiesi.toml``; None for those there.
+    """Assumptions that differ from ``data/chiesi.toml``; None for the value of the file.
 
     Attributes:
         mean_w: mean power of the jobs' kernels in W, by a mix of maximum entropy.
-        repeat: probability that a job has the kernel of the job before it; else its kernel is drawn
+        repeat: probability that a job has the kernel of the previous job; else its kernel is drawn
             from the mix.
         duration_s: shortest and longest run time, uniform between them.
         load: submitted work per second over that of all GPUs in a second; jobs arrive at random
@@ -257,14 +249,11 @@ VARIANTS = {
     "kernels repeated with 0.8": MarkovWorkload(repeat=0.8),
     "jobs take 5 to 400 s": MarkovWorkload(duration_s=(5.0, 400.0)),
     "jobs arrive at random, load 1.1": MarkovWorkload(load=1.1),
-    "mean of 160 W": MarkovWorkload(mean_w=160.0),
-    "mean of 150 W": MarkovWorkload(mean_w=150.0),
-    "mean of 140 W": MarkovWorkload(mean_w=140.0),
-    "mean of 130 W": MarkovWorkload(mean_w=130.0),
-    "mean of 160 W, independent": MarkovWorkload(mean_w=160.0, repeat=0.0),
-    "mean of 150 W, independent": MarkovWorkload(mean_w=150.0, repeat=0.0),
-    "mean of 140 W, independent": MarkovWorkload(mean_w=140.0, repeat=0.0),
-    "mean of 130 W, independent": MarkovWorkload(mean_w=130.0, repeat=0.0),
+    **{
+        f"mean of {mean_w} W{words}": MarkovWorkload(mean_w=float(mean_w), repeat=repeat)
+        for words, repeat in (("", None), (", independent", 0.0))
+        for mean_w in (160, 150, 140, 130)
+    },
 }
 KERNEL_SHARES = (0.7, 0.55, 0.45, 0.35)
 """Share of a job's run time in which its kernel is on; 0.7 is that of ``data/chiesi.toml``."""
@@ -275,8 +264,7 @@ class CappedOutcome:
     """The outcome of one workload.
 
     Attributes:
-        time_s: until the last job has ended.
-        energy_j: of each node until its own last job has ended (equation 10).
+        energy_j: of the nodes until their own last jobs have ended (equation 10).
         node_s: those times, summed (denominator of equation 12).
         peak_w: highest real power of a node.
         scheduled_w: highest power of a node by equation 1, which the scheduler uses.
@@ -300,8 +288,8 @@ class CappedSchedule:
     """Times and places of all jobs; they do not depend on the real power of the jobs.
 
     Attributes:
-        jobs: host, start (s), end (s) and power of the kernel (W) of each job.
-        idle_w: idle power of each host.
+        jobs: host, start (s), end (s) and power of the kernel (W) of the jobs.
+        idle_w: idle power of the hosts.
     """
 
     jobs: tuple[tuple[int, float, float, float], ...]
@@ -353,11 +341,7 @@ def energy_share(profile: Profile) -> float:
 
 
 def weights(powers: Sequence[float], mean_w: float) -> list[float]:
-    """Return shares of kernels whose mix has a mean power and the largest entropy.
-
-    Raises:
-        ValueError: no mix has such a mean.
-    """
+    """Return shares of kernels whose mix has a mean power and the largest entropy."""
     if not min(powers) < mean_w < max(powers):
         raise ValueError(
             f"expected a mean power between {min(powers):g} and {max(powers):g} W, got {mean_w:g}"
@@ -378,10 +362,6 @@ def workload(data: Data, seed: int, variant: MarkovWorkload | None = None) -> li
 
     Kernel i follows itself with probability s_i = repeat + (1 - repeat) m_i, and kernel j follows
     it in proportion to m_j, so that the mix m is the stationary distribution.
-
-    Args:
-        seed: of the workload.
-        variant: the differences from ``data``; None for none.
     """
     variant = variant or MarkovWorkload()
     kinds = [float(watts) for watts in data["power_w"].values()]
@@ -423,73 +403,56 @@ def site(data: Data, gpus: int | None = None) -> Site:
 
 def run(specs: list[JobSpec], where: Site, policy: str, cap_w: float | None) -> CappedOutcome:
     """Run a workload under a cap, or without knowledge of power; energy by the ledger."""
-    scheduled = ScheduledPower(where)
-    simulation = _simulated(specs, where, policy, cap_w, scheduled)
-    ledger, jobs = simulation.ledger, simulation.engine.state.ended.values()
+    simulation = _simulated(specs, where, policy, cap_w)
+    ledger = simulation.ledger
     ledger.check()
     last = [0.0] * len(where.power)
-    for job in jobs:
+    for job in simulation.engine.state.ended.values():
         host = where.host[job.nodes[0]]
         last[host] = max(last[host], job.end_s or 0.0)
     time_s = max(last)
     after_j = sum(where.power[host].idle_w * (time_s - end_s) for host, end_s in enumerate(last))
     energy_j = ledger.cluster_j - after_j
-    return CappedOutcome(time_s, energy_j, sum(last), max(ledger.peak_w), scheduled.most_w)
+    scheduled_w = _schedule_of(simulation).outcome(()).scheduled_w
+    return CappedOutcome(time_s, energy_j, sum(last), max(ledger.peak_w), scheduled_w)
 
 
 def schedule(specs: list[JobSpec], where: Site, policy: str, cap_w: float | None) -> CappedSchedule:
     """Return the times and places of all jobs, under a cap or without knowledge of power."""
     plain = [msgspec.structs.replace(spec, profile=()) for spec in specs]
-    jobs = _simulated(plain, where, policy, cap_w, None).engine.state.ended.values()
+    return _schedule_of(_simulated(plain, where, policy, cap_w))
+
+
+def _schedule_of(simulation: Simulation) -> CappedSchedule:
+    state = simulation.engine.state
     return CappedSchedule(
         tuple(
-            (where.host[job.nodes[0]], job.start_s or 0.0, job.end_s or 0.0, job.spec.power_w or 0)
-            for job in jobs
+            (
+                state.site.host[job.nodes[0]],
+                job.start_s or 0.0,
+                job.end_s or 0.0,
+                job.spec.power_w or 0.0,
+            )
+            for job in state.ended.values()
         ),
-        tuple(model.idle_w for model in where.power),
+        tuple(model.idle_w for model in state.site.power),
     )
 
 
-def _simulated(
-    specs: list[JobSpec],
-    where: Site,
-    policy: str,
-    cap_w: float | None,
-    scheduled: ScheduledPower | None,
-) -> Simulation:
+def _simulated(specs: list[JobSpec], where: Site, policy: str, cap_w: float | None) -> Simulation:
     placement = {"part": "first-fit"} if cap_w is None else {"cap_w": cap_w}
     made = adjusted(named(policy), placement=placement)
-    simulation = Simulation(
-        specs, where, made, record=False, observer=scheduled.observe if scheduled else None
-    )
+    simulation = Simulation(specs, where, made, record=False)
     simulation.run()
     return simulation
 
 
-class ScheduledPower:
-    """An observer of the highest power of a node by equation 1."""
-
-    def __init__(self, where: Site) -> None:
-        self._site, self.most_w = where, 0.0
-
-    def observe(self, simulation: Simulation) -> None:
-        """Sum up the power of each node after an event."""
-        watts = [model.idle_w for model in self._site.power]
-        for job in simulation.engine.state.running.values():
-            watts[self._site.host[job.nodes[0]]] += job.spec.power_w or 0.0
-        self.most_w = max(self.most_w, *watts)
-
-
 @dataclass(frozen=True)
 class Runs:
-    """All runs of the study.
+    """All runs of the study: by policy, cap (W) and seed; ``plain`` ones do not know of power.
 
-    Attributes:
-        plain: outcome without knowledge of power, by policy and seed.
-        aware: outcome by policy, cap (W) and seed.
-        indices: of each workload, by policy and cap, in per cent.
-        means: of all workloads, by policy, cap and index, in per cent.
-        supply: rows of section 5.1.
+    ``indices`` of the workloads and their ``means`` are in per cent; ``supply`` has the rows of
+    section 5.1.
     """
 
     plain: dict[tuple[str, int], CappedOutcome]
@@ -532,11 +495,7 @@ def measured(data: Data) -> Runs:
 
 
 def chiesi(figures: Path | None) -> Result:
-    """Run the study.
-
-    Args:
-        figures: folder of its figures, or None.
-    """
+    """Run the study; draw its figures in a folder, if there is one."""
     data = experiment.settings("chiesi")
     runs = measured(data)
     values = computed(data, runs)
@@ -572,24 +531,20 @@ def computed(data: Data, runs: Runs) -> dict[str, float]:
     """Return the values of all statements by key."""
     means, plain = runs.means, runs.plain
     values = {
-        f"{policy} {cap_w:g} {index}": each[index]
+        f"{policy} {cap_w:g} {index}": indices[index]
         for policy, by_cap in means.items()
-        for cap_w, each in by_cap.items()
+        for cap_w, indices in by_cap.items()
         for index in INDICES
     }
     binding = [cap_w for cap_w in data["caps_w"] if cap_w < data["worst_w"]]
-    favoured, tight = means["p-bff"][850.0], [means[policy][800.0] for policy in POLICIES]
-    specs = workload(data, 1)
+    favoured, specs, where = means["p-bff"][850.0], workload(data, 1), site(data)
+    used_w = {spec.power_w for spec in specs}
+    hottest = [_one(max(data["power_w"].values()), str(at)) for at in range(where.nodes)]
     values |= {
-        "abstract PR": favoured["PR"],
-        "abstract PW": favoured["PW"],
-        "abstract T": favoured["T"],
+        **{f"abstract {index}": favoured[index] for index in ("PR", "PW", "T")},
         "conclusion PR": favoured["PR"],
-        "850 PR": favoured["PR"],
-        "850 T": favoured["T"],
-        "850 E": favoured["E"],
-        "850 PW": favoured["PW"],
-        "800 PR": fmean(each["PR"] for each in tight),
+        **{f"850 {index}": favoured[index] for index in ("PR", "T", "E", "PW")},
+        "800 PR": fmean(means[policy][800.0]["PR"] for policy in POLICIES),
         "p-fifo 850 time over p-bff": _time(means["p-fifo"][850.0]) / _time(favoured),
         "least time of p-fifo over p-bff": min(
             _time(means["p-fifo"][cap_w]) / _time(means["p-bff"][cap_w]) for cap_w in binding
@@ -601,16 +556,16 @@ def computed(data: Data, runs: Runs) -> dict[str, float]:
             for (_, cap_w, _), aware in runs.aware.items()
         ),
         "nodes": float(data["hosts"]),
-        "GPUs": float(site(data).nodes),
+        "GPUs": float(where.nodes),
         "GPUs of a node": float(data["gpus"]),
         "workloads": float(len(runs.indices["p-bff", 850.0])),
         "jobs": float(len(specs)),
         "GPUs of a job": float(max(spec.preferred for spec in specs)),
-        "idle power": site(data).power[0].idle_w,
+        "idle power": where.power[0].idle_w,
         "supply": data["supply_w"],
-        **{f"power of {name}": watts for name, watts in _powers(specs, data).items()},
+        **{f"power of {name}": w for name, w in data["power_w"].items() if w in used_w},
         **_selection(data),
-        **_worst(data),
+        "worst case": run(hottest, where, "p-fifo", None).scheduled_w,
     }
     for policy in POLICIES:
         for index in ("T", "E"):
@@ -628,9 +583,8 @@ def computed(data: Data, runs: Runs) -> dict[str, float]:
     values["MD of p-bff over p-fifo"] = max(
         means["p-bff"][cap_w]["MD"] / means["p-fifo"][cap_w]["MD"] for cap_w in binding
     )
-    five = runs.supply[1]
     values["worst case of five GPUs"] = values["worst case"] + data["gpu_w"]
-    values["capped peak of five GPUs"] = five["peak_w"]
+    values["capped peak of five GPUs"] = runs.supply[1]["peak_w"]
     return values
 
 
@@ -639,14 +593,7 @@ def _time(indices: Mapping[str, float]) -> float:
     return 1.0 + indices["T"] / 100.0
 
 
-def _powers(specs: Sequence[JobSpec], data: Data) -> dict[str, float]:
-    """Return the power of each kernel as the jobs of a workload have it."""
-    used = {spec.power_w for spec in specs}
-    return {name: watts for name, watts in data["power_w"].items() if watts in used}
-
-
 def _placed(where: Site, busy: Sequence[Sequence[float]]) -> State:
-    """Return a state in which jobs of these powers run, host by host."""
     per = where.nodes // len(where.power)
     jobs = [
         (_one(watts, f"{host}-{at}"), (per * host + at,))
@@ -657,7 +604,6 @@ def _placed(where: Site, busy: Sequence[Sequence[float]]) -> State:
 
 
 def _one(watts: float, name: str = "new") -> JobSpec:
-    """Return a job of one GPU."""
     return experiment.job(name, 1, run_s=1.0, power_w=watts)
 
 
@@ -678,11 +624,9 @@ def _selection(data: Data) -> dict[str, float]:
         return 1.0 + room.place(job, 1)[0] // per if room.fits(job, 1) else 0.0
 
     first = selected(state, example["job_w"])
-    after = [list(each) for each in example["busy"]]
+    after = [list(powers) for powers in example["busy"]]
     after[int(first) - 1].append(example["job_w"])
-    full = [list(each) for each in example["busy"]]
-    for host in (2, 3):
-        full[host] = [example["job_w"]] * per
+    full = [*example["busy"][:2], *[[example["job_w"]] * per] * 2]
     racks = Site(where.nodes, where.power, where.host, (0, 0, 1, 1))
     rack_w = 2.0 * data["idle_w"] + example["job_w"] + example["next_w"] - 1.0
     room = PowerSlot(rack_w, per="rack")(_placed(racks, [[example["job_w"]]]))
@@ -710,36 +654,14 @@ def _slots_left(data: Data, example: Data) -> float:
     return slots[node] - min(slot for slot in slots.values() if slot >= 0.0)
 
 
-def _worst(data: Data) -> dict[str, float]:
-    """Return the power of a node with the most demanding kernel on each GPU (section 4.1)."""
-    most_w = max(data["power_w"].values())
-    where = site(data)
-    specs = [_one(most_w, str(at)) for at in range(where.nodes)]
-    outcome = run(specs, where, "p-fifo", None)
-    return {"worst case": outcome.scheduled_w}
-
-
-# --- What no workload can meet --------------------------------------------------------------------
-
-
 def bounds(data: Data) -> dict[str, Any]:
     """Return the demands of the published ranges on a workload, by arithmetic on equation 1.
 
-    All jobs need the sum of P d joules by equation 1 and get hosts x (cap - idle) watts, so
-    T >= gpus x mean_w / (cap - idle) - 1 where all GPUs are busy without a cap. The peak under a
-    cap is at most the cap, so that PR bounds the peak without a cap, and MD the average power.
-    Jobs need the same energy with and without a cap, so that E / T is idle over average power
-    where nodes end together; the workload with the highest published E has at most the highest T,
-    the one with the lowest T at least the lowest E.
-
-    Returns:
-        ``rows``: by policy and cap, ``mean_w`` (largest mean power of jobs that can meet T),
-        ``gpu_w`` (largest average power of a GPU that can meet T and MD), ``peak_w`` (largest
-        peak without a cap that can meet PR), ``t_least_pct`` (T of the assumed mix at least),
-        ``e_over_t_paper`` (E / T of some workload of the paper, at least), ``e_over_t`` (at most,
-        by MD, if the peak is the cap), ``e_peak_w`` (peak at which both agree, at most).
-        ``mean_w``, ``gpu_w`` and ``peak_w``: those that meet all rows. ``mix_w``: mean power of
-        the assumed mix.
+    The jobs' sum of P d joules needs hosts x (cap - idle) watts for T. The peak under a cap is at
+    most the cap, so that PR bounds the peak without a cap, and MD the average power. The workload
+    with the highest published E has at most the highest T, the one with the lowest T at least the
+    lowest E. :func:`_print_bounds` has the formulas, and names the columns of ``rows``; beside them
+    are the values that meet all rows, and ``mix_w``, the mean power of the assumed mix.
     """
     paper = published()
     idle_w, gpus = data["idle_w"], data["gpus"]
@@ -775,7 +697,7 @@ def bounds(data: Data) -> dict[str, Any]:
 
 
 def _least_time(data: Data, cap_w: float) -> dict[int, float]:
-    """Return the shortest time of each workload under a cap, whatever the order is (s)."""
+    """Return a lower bound of the time of workloads under a cap, in any order (s)."""
     where, least = site(data), {}
     room_w = sum(cap_w - model.idle_w for model in where.power)
     for seed in range(1, data["workloads"] + 1):
@@ -787,25 +709,19 @@ def _least_time(data: Data, cap_w: float) -> dict[int, float]:
     return least
 
 
-# --- Other workloads ------------------------------------------------------------------------------
-
-
 def variants(data: Data) -> dict[str, Any]:
     """Return the number of means of table 3 inside the published range under other assumptions.
 
-    Schedules do not depend on the real power of jobs: each is simulated once, and its indices are
-    computed for all shares of time in which a kernel is on.
-
-    Returns:
-        ``rows``: of the first workloads, by variant and share. ``most``: the row with the most
-        means inside, again of all workloads, with its ``misses`` by policy, cap and index.
+    Schedules do not depend on the real power of jobs, so one serves all :data:`KERNEL_SHARES`.
+    ``rows`` are those of the first workloads; ``most`` is the row with the most means inside, over
+    all workloads.
     """
     few = range(1, data["variant_workloads"] + 1)
     rows: list[dict[str, Any]] = []
     for name, variant in VARIANTS.items():
         specs = {seed: workload(data, seed, variant) for seed in few}
         made = _schedules(data, specs)
-        work = [(job.run_s or 0.0, job.power_w or 0.0) for each in specs.values() for job in each]
+        work = [(job.run_s or 0.0, job.power_w or 0.0) for jobs in specs.values() for job in jobs]
         rows.append(
             {
                 "assumed": name,
@@ -813,8 +729,8 @@ def variants(data: Data) -> dict[str, Any]:
                 "shares": [_counted(data, made, share) for share in KERNEL_SHARES],
             }
         )
-    best = [(each["inside_all"], row["assumed"], each) for row in rows for each in row["shares"]]
-    _, name, row = max(best, key=lambda each: each[0])
+    named_shares = [(row["assumed"], share) for row in rows for share in row["shares"]]
+    name, row = max(named_shares, key=lambda pair: pair[1]["inside_all"])
     specs = {seed: workload(data, seed, VARIANTS[name]) for seed in range(1, data["workloads"] + 1)}
     most = _counted(data, _schedules(data, specs), row["kernel_on"])
     return {"rows": rows, "most": {"assumed": name, "of_few": row["inside_all"], **most}}
@@ -823,13 +739,12 @@ def variants(data: Data) -> dict[str, Any]:
 def _schedules(
     data: Data, specs: Mapping[int, list[JobSpec]]
 ) -> dict[tuple[str, float, int], CappedSchedule]:
-    """Return the schedules by policy, cap (infinite for none) and seed."""
     where, caps = site(data), [cap_w for cap_w in data["caps_w"] if cap_w < data["worst_w"]]
     return {
-        (policy, cap_w, seed): schedule(each, where, policy, None if cap_w == inf else cap_w)
+        (policy, cap_w, seed): schedule(jobs, where, policy, None if cap_w == inf else cap_w)
         for policy in POLICIES
         for cap_w in (inf, *caps)
-        for seed, each in specs.items()
+        for seed, jobs in specs.items()
     }
 
 
@@ -839,7 +754,7 @@ def _counted(
     """Return the means of table 3 and the number inside, where a kernel is on for a share."""
     edge, rest = 0.5 * (1.0 - share), data["profile"][0][1]
     profile = [(edge, rest), (share, 1.0), (edge, rest)]
-    got = {key: each.outcome(profile) for key, each in made.items()}
+    got = {key: schedule.outcome(profile) for key, schedule in made.items()}
     seeds, caps = {key[2] for key in got}, sorted({key[1] for key in got} - {inf})
     means = {
         f"{policy} {cap_w:g}": _means(
@@ -867,7 +782,7 @@ def _counted(
         "means": means,
         "misses": misses,
         "md_unaware_pct": fmean(
-            each.deviation_pct for (_, cap_w, _), each in got.items() if cap_w == inf
+            outcome.deviation_pct for (_, cap_w, _), outcome in got.items() if cap_w == inf
         ),
     }
 
@@ -879,7 +794,7 @@ def _note_ranges(rows: Sequence[dict[str, Any]], runs: Runs) -> None:
     """Put the range of our workloads before the notes of table 3."""
     for (policy, cap_w), indices in runs.indices.items():
         for index in INDICES:
-            got = [each[index] for each in indices]
+            got = [workload[index] for workload in indices]
             for row in rows:
                 if row["where"] == "table 3" and row["key"] == f"{policy} {cap_w:g} {index}":
                     note = f"; {row['note']}" if row.get("note") else ""
@@ -887,11 +802,10 @@ def _note_ranges(rows: Sequence[dict[str, Any]], runs: Runs) -> None:
 
 
 def _means(indices: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {key: fmean(each[key] for each in indices) for key in indices[0]}
+    return {key: fmean(workload[key] for workload in indices) for key in indices[0]}
 
 
 def _indices(aware: CappedOutcome, unaware: CappedOutcome, worst_w: float) -> dict[str, float]:
-    """Return the indices of section 4.3, in per cent."""
     return {
         "PR": 100.0 * (unaware.peak_w - aware.peak_w) / unaware.peak_w,
         "T": 100.0 * (aware.time_s - unaware.time_s) / unaware.time_s,
@@ -905,7 +819,7 @@ def _row(policy: str, cap_w: float, indices: list[dict[str, float]]) -> dict[str
     ranges = published()
     values: dict[str, Any] = {}
     for index in (*INDICES, "PW"):
-        series = [each[index] for each in indices]
+        series = [workload[index] for workload in indices]
         paper = ranges.get(f"{policy} {cap_w:g} {index}")
         values[index] = {
             "paper": paper,
@@ -918,7 +832,6 @@ def _row(policy: str, cap_w: float, indices: list[dict[str, float]]) -> dict[str
 
 
 def _must_hold(data: Data, runs: Runs) -> list[str]:
-    """Return a sentence for each violated invariant, which holds for any workload."""
     wrong = [
         f"{policy}, {cap_w:g} W: expected the cap to hold, got {aware.scheduled_w:g} W"
         for (policy, cap_w, _), aware in runs.aware.items()
@@ -949,7 +862,7 @@ def _must_hold(data: Data, runs: Runs) -> list[str]:
 
 
 def _supply(data: Data, specs: list[JobSpec]) -> list[dict[str, Any]]:
-    """Return the effects of more GPUs in each node, capped at its supply (section 5.1)."""
+    """Return the effects of more GPUs in the nodes, capped at its supply (section 5.1)."""
     rows: list[dict[str, Any]] = []
     most_w, supply_w = max(data["power_w"].values()), data["supply_w"]
     base_s = 0.0
@@ -987,7 +900,7 @@ def _print_ranges(data: Data, rows: Sequence[Mapping[str, Any]]) -> list[str]:
                     )
                 )
         cells.append(cell)
-    inside, overlap = (sum(each) for each in zip(*hits, strict=True))
+    inside, overlap = map(sum, zip(*hits, strict=True))
     return [
         f"Table 3 in per cent: mean (range) of {data['workloads']} workloads / range of the paper.",
         f"{inside} of {len(hits)} means are inside the published range, {overlap} of "
@@ -1055,7 +968,7 @@ def _print_variants(data: Data, tried: Mapping[str, Any]) -> list[str]:
         ),
     )
     most = tried["most"]
-    times = max(each["inside"]["T"] for row in tried["rows"] for each in row["shares"])
+    times = max(share["inside"]["T"] for row in tried["rows"] for share in row["shares"])
     return [
         f"Means inside the {len(published())} ranges of table 3 (of PR, E and MD, of 8 each) under "
         f"other assumptions, {data['variant_workloads']} workloads each,",

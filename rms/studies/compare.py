@@ -1,8 +1,8 @@
 """``rms compare``: the same scripts for real in several modes, by turns, in several rounds.
 
-Each round runs every mode once, each on a fresh embedded RMS. The order of the modes changes from
+Each round runs every mode once, on a fresh embedded RMS. The order of the modes changes from
 round to round (:func:`orders`), so that a drift of the machine does not hit one mode alone. Before
-the first round each script runs once, counted nowhere: compiled code, imports and input files are
+the first round every script runs once, uncounted: compiled code, imports and input files are
 then in the caches for every mode alike.
 
 A difference between two modes counts only if their ranges, least to most over the rounds, do not
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
@@ -30,7 +31,6 @@ from rms.studies.embedded import EmbeddedError, embedded_daemon, wait_until_over
 from rms.wire.terminal import columns
 from rms.wire.users import (
     OVER,
-    Books,
     BooksAnswer,
     HistoryEntry,
     JobRow,
@@ -53,13 +53,13 @@ QUANTITIES = {
 """Quantities with a median and a range in the table: heading and number of decimals."""
 
 COMPARED = {"time_s": "Time", "cluster_j": "Energy of the cluster"}
-"""Quantities of which the table prints the differences between modes."""
+"""Quantities whose differences between modes the table prints."""
 
 PROGRESS_S = 5.0
 """The least time between two progress lines of a mode."""
 
 TAIL_BYTES = 4096
-"""Size of the end of a failed job's output that is searched for its last line."""
+"""Number of the last bytes of a failed job's output that are searched for its last line."""
 
 
 class CompareError(Exception):
@@ -73,9 +73,8 @@ class ComparisonSetup:
     Attributes:
         engine: of the embedded RMS: ``local``, ``slurm-pilot`` or ``slurm``.
         nodes: the number of nodes that take part, None for all.
-        policy: the scheduling policy of all jobs.
         delay_s: time between the submissions of two scripts, in order.
-        folder: the jobs of each mode and round run in a folder of their own in it (:func:`place`).
+        folder: contains a folder for every mode and round (:func:`place`).
         env: environment of the jobs.
         listen: address of the embedded RMS, "" for any.
     """
@@ -88,11 +87,11 @@ class ComparisonSetup:
     env: Mapping[str, str]
     listen: str = ""
 
-    @property
-    def serve(self) -> list[str]:
-        """The options of ``rms serve``."""
+    def daemon(self, folder: Path) -> AbstractContextManager[str]:
+        """Run the embedded RMS."""
         nodes = [] if self.nodes is None else ["--nodes", str(self.nodes)]
-        return ["--engine", self.engine, "--policy", self.policy, *nodes]
+        options = ["--engine", self.engine, "--policy", self.policy, *nodes]
+        return embedded_daemon(options, folder, local=self.engine == "local", listen=self.listen)
 
 
 def compare(
@@ -104,19 +103,8 @@ def compare(
 ) -> dict[str, Any]:
     """Run the scripts in all modes by turns; return the JSON of ``rms compare``.
 
-    Args:
-        scripts: job scripts.
-        modes: the modes, in the order of the table.
-        setup: the machine and the settings.
-        say: called with each progress line.
-        times: number of rounds, at least 1.
-
-    Returns:
-        ``engine``, ``nodes``, ``policy``, ``power_source``, ``times``, ``warm_up``; ``rounds``,
-        the order of the modes in each round; ``differs``, see :func:`relations`; ``rows``, for each
-        mode the run of the median time (of an even number the lower of the middle two) with
-        ``round``, its number, ``ranges``, the least, median and most of each quantity, and
-        ``runs``, all runs without their spans.
+    ``rounds`` has the order of the modes by round, ``rows`` the rows of :func:`middle`, ``differs``
+    those of :func:`relations`.
 
     Raises:
         ScriptError: a script that cannot be run; nothing has run.
@@ -150,10 +138,10 @@ def compare(
 
 
 def orders(modes: Sequence[Mode], times: int) -> list[list[Mode]]:
-    """Return the order of the modes in each round.
+    """Return the order of the modes by round.
 
-    Every second round is the one before in reverse, which cancels a linear drift over the two; each
-    such pair begins one mode further.
+    Every second round is the one before in reverse, which cancels a linear drift over the two; a
+    pair of rounds begins one mode after the previous pair.
     """
     rounds = []
     for number in range(times):
@@ -169,7 +157,10 @@ def place(folder: Path, mode: str, number: int) -> Path:
 
 
 def middle(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the row of a mode: its run of the median time, beside the figures of all runs."""
+    """Return the row of a mode: its run of the median time, and the figures of all runs.
+
+    Of an even number of runs it is the lower of the middle two.
+    """
     times = [run["time_s"] for run in runs]
     kept = ("round", *QUANTITIES, "off_j", "boot_j", "allocation", "jobs", "note")
     return runs[times.index(median_low(times))] | {
@@ -183,15 +174,12 @@ def _range(values: Sequence[float]) -> dict[str, float]:
 
 
 def relations(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return, for each pair of modes and each of :data:`COMPARED`, whether they differ.
+    """Return for all pairs of modes whether they differ in the quantities of :data:`COMPARED`.
 
     Two modes differ if their ranges do not overlap, in at least :data:`FEWEST_ROUNDS` rounds. Of n
-    runs each of two equal modes, in any order alike, this is so in 2 of C(2 n, n) cases: 10 % of
-    three rounds, 0.8 % of five.
-
-    Returns:
-        ``quantity``, ``mode``, ``than``, ``ratio`` (median of ``mode`` over that of ``than``; 1
-        where both are 0) and ``differs``.
+    runs of two equal modes each, in any order alike, this is so in 2 of C(2 n, n) cases: 10 % of
+    three rounds, 0.8 % of five. ``ratio`` is the median of ``mode`` over that of ``than``; 1 if
+    both are 0.
     """
     pairs = []
     for key in COMPARED:
@@ -256,23 +244,15 @@ def _last_line(job: JobRow) -> str:
 def _warm_up(
     scripts: Sequence[Path], setup: ComparisonSetup, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Run every script once, of an array its first task, at the largest size, which is the fastest.
-
-    Returns:
-        The number of jobs, their time all together, and the states at their ends.
-
-    Raises:
-        CompareError: a job failed.
-    """
+    """Run the scripts once, of an array its first task, at the largest size, the fastest."""
     progress = _Progress("warm-up", say)
 
     def report(rows: Sequence[JobRow]) -> None:
         _refuse_failed(rows)
         progress(rows)
 
-    folder, local = setup.folder / WARM_UP, setup.engine == "local"
-    begun = time.monotonic()
-    with embedded_daemon(setup.serve, folder, local=local, listen=setup.listen) as server:
+    folder, begun = setup.folder / WARM_UP, time.monotonic()
+    with setup.daemon(folder) as server:
         nodes = len(ask(list[NodeRow], server, "GET", "/nodes"))
         for script in dict.fromkeys(scripts):
             stated = parse_script(script).options
@@ -295,30 +275,21 @@ def _one_mode(
     setup: ComparisonSetup,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Run the scripts in a mode; return the run.
-
-    Args:
-        turn: number of the round, and of all rounds.
-    """
+    """Run the scripts in a mode and round (its number, and that of all); return the run."""
     progress = _Progress(f"round {turn[0]} of {turn[1]}, mode {mode}", say)
-    folder, local = place(setup.folder, mode, turn[0]), setup.engine == "local"
-    with embedded_daemon(setup.serve, folder, local=local, listen=setup.listen) as server:
+    folder = place(setup.folder, mode, turn[0])
+    with setup.daemon(folder) as server:
         nodes = len(ask(list[NodeRow], server, "GET", "/nodes"))
         for number, script in enumerate(scripts):
             if number:
                 time.sleep(setup.delay_s)
-            options = _fitting(script, mode, nodes)
+            low, high = parse_script(script).options.sizes
+            options = Options(mode=mode, nodes=(min(low, nodes), min(high, nodes)))
             submit(server, read_script(script), script.stem, options, setup.env, folder)
         jobs = wait_until_over(server, progress)
         _trace_resizes(server, jobs)
         run = _run(mode, jobs, ask(BooksAnswer, server, "GET", "/books"))
         return {"round": turn[0], **run}
-
-
-def _fitting(script: Path, mode: Mode, nodes: int) -> Options:
-    """Return the mode, and sizes within the nodes of the cluster: all modes run the same jobs."""
-    low, high = parse_script(script).options.sizes
-    return Options(mode=mode, nodes=(min(low, nodes), min(high, nodes)))
 
 
 def _trace_resizes(server: str, jobs: Sequence[JobRow]) -> None:
@@ -336,16 +307,15 @@ def _trace_resizes(server: str, jobs: Sequence[JobRow]) -> None:
 
 
 def _run(mode: Mode, jobs: Sequence[JobRow], books: BooksAnswer) -> dict[str, Any]:
-    """Return the figures of one run; the horizon is first submit to last end.
-
-    Raises:
-        BalanceError: the energies of jobs, owners and nodes do not add up.
-    """
+    """Return the figures of one run, whose books must balance, from first submit to last end."""
     energy = books.closed
     assert energy is not None, "the books are closed when the last job has ended"
-    first = min(job.submit_s for job in jobs)
-    last = max(_end_s(job) for job in jobs)
-    _check_books(jobs, energy)
+    first, last = min(job.submit_s for job in jobs), max(map(_end_s, jobs))
+    of_jobs = sum(job.energy_j for job in jobs)
+    check_balance("jobs' energies to add up to busy", of_jobs, energy.busy_j, energy.cluster_j)
+    owned = energy.busy_j + energy.tasks_j + energy.idle_j + energy.off_j + energy.boot_j
+    words = "busy, idle, off and boot to add up to the cluster's"
+    check_balance(words, owned, energy.cluster_j, energy.cluster_j)
     return {
         "mode": str(mode),
         "power_source": energy.power_source,
@@ -366,7 +336,6 @@ def _run(mode: Mode, jobs: Sequence[JobRow], books: BooksAnswer) -> dict[str, An
 
 
 def _shifted(spans: Sequence[NodeSpan], first: float, last: float) -> list[dict[str, Any]]:
-    """Return spans as JSON, times since the first submit."""
     return [
         {
             "node": span.node,
@@ -379,7 +348,6 @@ def _shifted(spans: Sequence[NodeSpan], first: float, last: float) -> list[dict[
 
 
 def _job(job: JobRow, first: float) -> dict[str, Any]:
-    """Return the part of a row that is about one job."""
     return {
         "id": job.id,
         "name": job.name,
@@ -422,19 +390,6 @@ def _why_no_resize(mode: Mode, nodes: int, jobs: Sequence[JobRow]) -> str:
     return "no resize: the policy saw nothing to gain"
 
 
-def _check_books(jobs: Sequence[JobRow], energy: Books) -> None:
-    """Refuse books that do not balance: by job, by owner and node by node, all the same."""
-    of_jobs = sum(job.energy_j for job in jobs)
-    owned = energy.busy_j + energy.tasks_j + energy.idle_j + energy.off_j + energy.boot_j
-    check_balance("jobs' energies to add up to busy", of_jobs, energy.busy_j, energy.cluster_j)
-    check_balance(
-        "busy, idle, off and boot to add up to the cluster's",
-        owned,
-        energy.cluster_j,
-        energy.cluster_j,
-    )
-
-
 def table(result: Mapping[str, Any]) -> list[str]:
     """Return the paper's table (Iserte & Rojek, tables 3 and 4) as lines, with the differences."""
     heads = ["mode", *(head for head, _ in QUANTITIES.values())]
@@ -467,7 +422,6 @@ def table(result: Mapping[str, Any]) -> list[str]:
 
 
 def _spread(values: Mapping[str, float], decimals: int) -> str:
-    """Return a median with its range, without the range where it is one value."""
     least, median, most = (f"{values[key]:.{decimals}f}" for key in ("least", "median", "most"))
     return median if least == most else f"{median} ({least}-{most})"
 
@@ -520,7 +474,7 @@ def _differences(result: Mapping[str, Any]) -> list[str]:
 
 
 def causes(result: Mapping[str, Any]) -> list[str]:
-    """Return the causes of the gain in time: a line for each that the modes tell.
+    """Return the causes of the gain in time, as far as the modes tell them apart.
 
     ``moldable`` beside ``fixed`` is the effect of a fitting size at the start, ``flexible`` beside
     ``moldable`` that of resizes on top, ``malleable`` beside ``fixed`` that of resizes of jobs that
@@ -557,21 +511,18 @@ def causes(result: Mapping[str, Any]) -> list[str]:
 
 
 def _power(result: Mapping[str, Any]) -> list[str]:
-    """Return the limits of the times and energies on this machine."""
-    lines = []
-    if result.get("oversubscribed"):
-        lines.append("Several nodes are one machine here: states and books count, times do not.")
-    lines.append(
-        "Power is modelled, not measured: a busy core draws its static and dynamic power at "
-        "efficiency 1, an idle one its idle power."
-        if result["power_source"] == "model"
-        else f"Power is from {result['power_source']}."
-    )
-    return lines
+    shared = "Several nodes are one machine here: states and books count, times do not."
+    power = f"Power is from {result['power_source']}."
+    if result["power_source"] == "model":
+        power = (
+            "Power is modelled, not measured: a busy core draws its static and dynamic power at "
+            "efficiency 1, an idle one its idle power."
+        )
+    return [shared, power] if result.get("oversubscribed") else [power]
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
-    """Draw the jobs on the nodes, and the power of the cluster, in the median run of each mode."""
+    """Draw the jobs on the nodes and the power of the cluster, in the median runs of the modes."""
     from rms.plots import History, side_by_side
 
     runs = []
@@ -587,7 +538,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
 
 
 def problems(result: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each failed job, and for results that differ between runs."""
+    """Return a sentence for every failed job, and for results that differ between runs."""
     wrong = []
     answers: dict[str, set[str]] = {}
     for row in result["rows"]:

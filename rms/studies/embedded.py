@@ -1,4 +1,4 @@
-"""A daemon of its own for an experiment."""
+"""Runs a private daemon for an experiment."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ from rms.client.connection import ServerError, ask
 from rms.wire.terminal import CommandError
 from rms.wire.users import OVER, JobRow, Nothing, PolicyName
 
-READY_S = 60.0
-"""The longest time until a daemon answers."""
-
-END_S = 30.0
-"""The longest time until it ends."""
+READY_S, END_S = 60.0, 30.0
+"""The longest times until a daemon answers, and until it ends."""
 
 
 class EmbeddedError(Exception):
@@ -39,10 +36,10 @@ def embedded_daemon(
     """Run ``rms serve`` with these options; yield its address, end it and its jobs at the end.
 
     Args:
-        folder: made where it does not exist; ``daemon.log`` in it has the daemon's output.
-        local: its jobs run on this machine, so that its state may be in a folder of this machine.
+        folder: made if it does not exist; ``daemon.log`` in it has the daemon's output.
+        local: its jobs run on this machine, so that its state may be in a temporary folder.
         env: its environment; None for that of this process.
-        listen: its address, ``unix:PATH``, for others to look at it too; "" for any.
+        listen: its address, ``unix:PATH``, "" for any.
 
     Raises:
         EmbeddedError: it did not start.
@@ -72,11 +69,7 @@ def embedded_daemon(
 def wait_until_over(
     server: str, report: Callable[[list[JobRow]], None] = lambda rows: None
 ) -> list[JobRow]:
-    """Return the rows of all jobs once all are over.
-
-    Args:
-        report: called with the rows of all jobs each time they are read.
-    """
+    """Return the rows of all jobs once all are over; ``report`` gets them at every look."""
     while True:
         rows = jobs(server)
         report(rows)

@@ -1,10 +1,10 @@
 """Parts that all published experiments share: statements, rows, tables, simulations, results.
 
-``data/statements/NAME.toml`` lists the statements of a paper in its order. A statement has the
-published value, the value of the study, a tolerance and a status:
+``data/statements/NAME.toml`` has the statements of a paper in its order, with the published value,
+the value of the study, a tolerance and a status:
 
 - ``met``: within the tolerance, or inside the published range;
-- ``missed by X``: outside, by so much of the published value (or so far from the range);
+- ``missed by X``: outside, by a part of the published value, or by the distance from the range;
 - ``fitted``: within the tolerance, but parameters were chosen by this value;
 - ``input``: the study takes the value from the paper;
 - ``not tried``: no study here computes it.
@@ -14,7 +14,7 @@ differs from the recorded one is an error, also where a missed value is suddenly
 
 Cases are simulated by :func:`run_all`, several at once; :class:`Kept` keeps their results in a
 file, so that an interrupted study continues. A :class:`StudyReport` puts the result together: JSON
-with a :func:`row` for each case, lines of text, and whether all checks hold.
+with a :func:`row` per case, lines of text, and whether all checks hold.
 """
 
 from __future__ import annotations
@@ -68,15 +68,9 @@ def settings(study: str) -> dict[str, Any]:
 
 
 def read_rows(path: Path, row: type[Record], source: str) -> list[Record]:
-    """Read a CSV file, also a compressed one; columns that ``row`` does not name are left out.
+    """Read a CSV file of published data, compressed or not, with the columns that ``row`` names.
 
-    Args:
-        path: a file of published data, which the project does not ship.
-        row: the type of a line.
-        source: origin of the file, for the message about a missing one.
-
-    Raises:
-        FileError: the file is missing, or a line does not fit the type.
+    The project does not ship the file; the message about a missing one names its ``source``.
     """
     rows: list[Record] = []
     try:
@@ -100,11 +94,7 @@ def read_rows(path: Path, row: type[Record], source: str) -> list[Record]:
 
 
 def make_folder(figures: Path | None) -> None:
-    """Make the folder of figures, where one is named.
-
-    Raises:
-        FileError: it cannot be made.
-    """
+    """Make the folder of figures, if one is named."""
     try:
         if figures is not None:
             figures.mkdir(parents=True, exist_ok=True)
@@ -179,15 +169,9 @@ def statements(study: str) -> list[Statement]:
 def compare(
     stated: Iterable[Statement], ours: Mapping[str, float]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Compare statements with the values of a study.
+    """Compare statements with the values of a study by key; a missing key was not run.
 
-    Args:
-        stated: the statements.
-        ours: values by key; statements whose key is missing were not run.
-
-    Returns:
-        A row of JSON for each statement, and a sentence for each status or value that differs
-        from the recorded one.
+    Return rows of JSON, and sentences on differences from the recorded statuses and values.
     """
     rows, wrong = [], []
     for statement in stated:
@@ -205,7 +189,6 @@ def compare(
 
 
 def _differences(statement: Statement, number: float) -> list[str]:
-    """Return a sentence for each difference from the recorded status and value."""
     name, recorded = f"{statement.where}, {statement.says}", statement.ours
     status, wrong = statement.computed(number), []
     if status != statement.status:
@@ -217,7 +200,7 @@ def _differences(statement: Statement, number: float) -> list[str]:
 
 
 def counts(rows: Iterable[Mapping[str, Any] | Statement]) -> dict[str, int]:
-    """Return the number of statements of each status."""
+    """Return the numbers of statements by status."""
     texts = [row.status if isinstance(row, Statement) else str(row["status"]) for row in rows]
     number = Counter("missed" if text.startswith("missed by ") else text for text in texts)
     return {status: number[status] for status in (*STATUSES, "not run") if number[status]}
@@ -261,9 +244,6 @@ def _text(value: float | Sequence[float | None] | None, unit: str) -> str:
     return f"{low:,.6g} to {high:,.6g} {unit}".strip()
 
 
-# --- Rows and tables -----------------------------------------------------------------------------
-
-
 def value(paper: float | None, ours: float, note: str = "") -> dict[str, Any]:
     """Return a value of a row: the published number, ours, and the deviation."""
     deviation = 100.0 * (ours / paper - 1.0) if paper else None
@@ -278,28 +258,14 @@ def row(
     note: str = "",
     **more: Any,
 ) -> dict[str, Any]:
-    """Return a row of the JSON: a case in a mode, with the values of its columns.
-
-    Args:
-        case: the workload or cluster.
-        mode: the policy, strategy or mode of the jobs.
-        ours: the columns.
-        paper: published columns; missing ones have no published value.
-        note: of all values.
-        more: further entries of the row.
-    """
+    """Return a row of the JSON: a case (workload or cluster) in a mode, policy or strategy."""
     theirs = paper or {}
     values = {column: value(theirs.get(column), number, note) for column, number in ours.items()}
     return {"case": case, "mode": mode, **more, "values": values}
 
 
 def tabulate(rows: Iterable[Mapping[str, Any]], *form: tuple[str, str]) -> list[str]:
-    """Return the lines of a table.
-
-    Args:
-        rows: the values of each line.
-        form: of each column its head, and its cell as a format of the values of a line.
-    """
+    """Return the lines of a table, whose columns are a head and a format of the values of a row."""
     cells = [[cell.format_map(row) for _, cell in form] for row in rows]
     return columns([head for head, _ in form], cells)
 
@@ -315,16 +281,7 @@ def job(
     least: int | None = None,
     **more: Any,
 ) -> JobSpec:
-    """Return a job that prefers its largest size.
-
-    Args:
-        name: its id.
-        size: its largest size.
-        submit_s: the time of its submission.
-        mode: its mode.
-        least: its smallest size, None for the largest.
-        more: further attributes of :class:`JobSpec`.
-    """
+    """Return a job that prefers its largest size; by default it has no smaller one."""
     return JobSpec(JobId(str(name)), submit_s, least or size, size, size, mode, **more)
 
 
@@ -338,17 +295,17 @@ class JobTimes(NamedTuple):
 
     @property
     def wait_s(self) -> float:
-        """The time from the submission to the start."""
+        """From the submission to the start."""
         return self.start_s - self.submit_s
 
     @property
     def run_s(self) -> float:
-        """The time from the start to the end."""
+        """From the start to the end."""
         return self.end_s - self.start_s
 
     @property
     def turnaround_s(self) -> float:
-        """The time from the submission to the end."""
+        """From the submission to the end."""
         return self.end_s - self.submit_s
 
 
@@ -362,7 +319,7 @@ def job_times(simulation: Simulation) -> list[JobTimes]:
 
 
 def running(site: Site, jobs: Iterable[tuple[JobSpec, Iterable[int]]]) -> State:
-    """Return a state in which jobs run, each on the given nodes."""
+    """Return a state in which the jobs run on these nodes."""
     state = State(site)
     for spec, nodes in jobs:
         state.enqueue(Job(spec))
@@ -372,28 +329,15 @@ def running(site: Site, jobs: Iterable[tuple[JobSpec, Iterable[int]]]) -> State:
 
 
 class Kept(Generic[Case, Outcome]):
-    """Outcomes of finished simulations in a file, a line of JSON for each.
+    """Outcomes of finished simulations by case, kept as lines of JSON in a file.
 
-    A file without the end of its last line, as a crash leaves it, is cut there.
-
-    Attributes:
-        outcomes: the outcomes in the file, by case.
+    An incomplete last line, as a crash leaves it, is removed.
     """
 
     def __init__(
         self, study: str, path: Path | None, case: type[Case], outcome: type[Outcome]
     ) -> None:
-        """Read a file, which is made where it does not exist.
-
-        Args:
-            study: the name of the experiment.
-            path: the file, None to keep nothing.
-            case: the type of a case.
-            outcome: the type of an outcome.
-
-        Raises:
-            FileError: the file holds something else.
-        """
+        """Read the file of a study, which is made if it does not exist; None keeps nothing."""
         self._path = path
         self.outcomes: dict[Case, Outcome] = {}
         if path is None:
@@ -422,11 +366,10 @@ def run_all(
     workers: int,
     kept: Kept[Case, Outcome] | None = None,
 ) -> Iterator[tuple[Case, Outcome]]:
-    """Run all cases, several at once; yield a case with its outcome as soon as that is there.
+    """Run all cases, which differ, several at once; yield a case with its outcome once it is over.
 
     Args:
         function: runs a case. It may be a closure: workers are forks, which share its data.
-        cases: the cases, no two of them equal.
         workers: the number of simulations at once; a single one runs in this process.
         kept: the outcomes of finished cases, which do not run again; others are added.
     """
@@ -470,27 +413,18 @@ def _run(case: Any) -> Any:
     return _function(case)
 
 
-# --- Result --------------------------------------------------------------------------------------
-
-
 class StudyReport:
     """The statements of a study beside its values, and from them the result of the experiment.
 
     Attributes:
         rows: the compared statements, as JSON.
-        wrong: a sentence for each difference from the record; a study adds its own checks.
+        wrong: sentences on differences from the record; a study adds its own checks.
     """
 
     def __init__(
         self, study: str, ours: Mapping[str, float], stated: Iterable[Statement] | None = None
     ) -> None:
-        """Compare the statements of a study.
-
-        Args:
-            study: the name of the experiment.
-            ours: values by key.
-            stated: statements, if not all of the paper.
-        """
+        """Compare the statements of a study, all or ``stated``, with its values by key."""
         self.study = study
         self.rows, self.wrong = compare(statements(study) if stated is None else stated, ours)
 
@@ -506,9 +440,9 @@ class StudyReport:
 
         Args:
             values: the JSON of the study beside its statements.
-            parts: lines below the table of statements; an empty line stands before a part.
-            draw: draws the figures of the study.
-            figures: folder of the figures, or None.
+            parts: lines below the table of statements, separated by empty lines.
+            draw: draws the figures of the study in a folder.
+            figures: the folder, or None.
             under: lines that belong to the table of statements.
         """
         lines = [*table(self.rows), *under, *self.wrong]

@@ -5,11 +5,10 @@ model of the paper's system that was fitted to the times of these tables, and un
 ``array-share``. Run times and powers of a job (tables 1 and 2) are inputs of all simulations.
 
 The paper states the 10 s between two scheduling passes (section 5.1). The rest of the model was
-chosen so that it comes close to tables 3 and 4, so it is plausible, not certain: a job starts at
-the largest power of two that fits, gives nodes away at a resize point while others wait, and is
-never expanded, although the paper describes expanding. So its times prove nothing. :func:`cross`
-fits every setting of a grid to the four times of one cluster; the times and energies of the other
-cluster, and the energies of the first one, are then predictions.
+chosen so that it comes close to tables 3 and 4: a job starts at the largest power of two that fits,
+gives nodes away at a resize point while others wait, and is never expanded, although the paper
+describes expanding. So its times prove nothing. :func:`cross` fits the settings of a grid to the
+four times of one cluster; all other times and energies are then predictions.
 """
 
 from __future__ import annotations
@@ -124,7 +123,6 @@ class PaperPlan:
 
 
 def _powers(job: Job) -> list[int]:
-    """Return the job's sizes that are powers of two, rising."""
     return [n for n in job.spec.sizes() if n & (n - 1) == 0]
 
 
@@ -132,11 +130,7 @@ def _powers(job: Job) -> list[int]:
 
 
 def iserte_rojek(figures: Path | None) -> Result:
-    """Run the study.
-
-    Args:
-        figures: folder of its figures, or None.
-    """
+    """Run the study; draw its figures in a folder, if there is one."""
     data = experiment.settings("iserte-rojek")
     theirs = {(c, m): _run(data, c, m, MODEL, data["model"]) for c in CLUSTERS for m in Mode}
     ours = {(c, m): _run(data, c, m, OURS, data["array_share"]) for c in CLUSTERS for m in Mode}
@@ -184,12 +178,7 @@ def _run(
 def jobs(
     data: Data, cluster: str, mode: Mode, every_s: float, price_s: float
 ) -> tuple[list[JobSpec], Site]:
-    """Return the nine jobs and their cluster.
-
-    Args:
-        every_s: interval of their resize points, s.
-        price_s: time for which a resize stops a job, s.
-    """
+    """Return the nine jobs with their interval and price of resizes (s), and their cluster."""
     figures = data[cluster]
     sizes = tuple(figures["nodes"])
     speedup = Speedup(sizes, tuple(figures["time_s"]), tuple(figures["power_w_per_node"]))
@@ -222,11 +211,7 @@ def published(data: Data, cluster: str, mode: Mode) -> dict[str, float]:
 
 
 def computed(data: Data, runs: Mapping[tuple[str, Mode], Recording]) -> dict[str, float]:
-    """Return the values of all statements by key.
-
-    Args:
-        runs: the nine jobs under the model of the paper's system, by cluster and mode.
-    """
+    """Return the values of all statements by key, from runs by cluster and mode."""
     result = _example(data["example"])
     for cluster in CLUSTERS:
         specs, site = jobs(data, cluster, Mode.FLEXIBLE, 0.0, 0.0)
@@ -246,38 +231,30 @@ def computed(data: Data, runs: Mapping[tuple[str, Mode], Recording]) -> dict[str
         result |= {f"{cluster} {name}": value for name, value in named_values.items()}
     price_s = data["model"]["resize_price_s"]
     result["resize overhead"] = max(
-        100.0
-        * price_s
-        * result[f"{cluster} {mode} resizes"]
-        / result[f"{cluster} {mode} job seconds"]
-        for cluster in CLUSTERS
-        for mode in Mode
+        100.0 * price_s * result[f"{of} resizes"] / result[f"{of} job seconds"]
+        for of in (f"{cluster} {mode}" for cluster in CLUSTERS for mode in Mode)
     )
     for column in ("time_s", "cluster_kj"):
         result[f"largest factor {column}"] = max(
             result[f"{cluster} fixed/flexible {column}"] for cluster in CLUSTERS
         )
-    result["m2090/k80 time at 1"] = result["m2090 time at 1"] / result["k80 time at 1"]
-    result["m2090/k80 time at 16"] = result["m2090 time at 16"] / result["k80 time at 16"]
+    for size in (1, 16):
+        name = f"time at {size}"
+        result[f"m2090/k80 {name}"] = result[f"m2090 {name}"] / result[f"k80 {name}"]
     passes = named(MODEL).passes
     assert isinstance(passes, Ticks)
     result["pass every"] = passes.every_s
-    speedups = (result[f"{cluster} speedup at 16"] for cluster in ("k80", "m2090"))
-    result["k80/m2090 speedup at 16"] = next(speedups) / next(speedups)
+    result["k80/m2090 speedup at 16"] = result["k80 speedup at 16"] / result["m2090 speedup at 16"]
     return result
 
 
 def scaling(speedup: Speedup) -> dict[str, float]:
     """Return the columns of table 1 or 2, and the assumptions of section 3 on them.
 
-    Args:
-        speedup: time (s) and power (W a node) at each size, as the simulation has them.
-
-    Returns:
-        By size: time (s), power (W), energy a node and of all nodes (kJ), speedup t1/tn. Of
-        successive sizes, which double: extremes of the ratios of efficiency, power, time and
-        energy, the second over the first. Largest deviations (per cent) of times and powers from
-        t(n) = tc + t1 / n and from P(n) = Ps + Pd Eff(n), both fitted by least squares.
+    By size: time (s), power (W), energy a node and of all nodes (kJ), speedup t1/tn. Of
+    successive sizes, which double: extremes of the ratios of efficiency, power, time and energy,
+    the second over the first. Largest deviations (per cent) of times and powers from
+    t(n) = tc + t1 / n and from P(n) = Ps + Pd Eff(n), both fitted by least squares.
     """
     sizes, result = speedup.nodes, dict[str, float]()
     energy, factors = [], []
@@ -315,7 +292,6 @@ def scaling(speedup: Speedup) -> dict[str, float]:
 
 
 def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
-    """Return slope and intercept of the line of least squares."""
     mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
     spread = sum((x - mean_x) ** 2 for x in xs)
     slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
@@ -327,7 +303,7 @@ def _deviation(ours: Iterable[float], theirs: Iterable[float]) -> float:
 
 
 def intervals(run: Recording) -> list[tuple[float, float, dict[str, int]]]:
-    """Return begin and end (s) of each interval, and the number of nodes of each job in it."""
+    """Return begin and end (s) of the intervals, and the number of nodes by job in them."""
     spans = [(span.start_s, span.end_s or run.time_s, span.job) for span in run.timeline.spans]
     times = sorted({at for start_s, end_s, _ in spans for at in (start_s, end_s)})
     result = []
@@ -341,7 +317,7 @@ def intervals(run: Recording) -> list[tuple[float, float, dict[str, int]]]:
 
 
 def _held(run: Recording) -> dict[str, float]:
-    """Return values of the shares of nodes: jobs at once, their sizes then, shrinks, resizes."""
+    """Return values on the shares of nodes: jobs at once, their sizes then, shrinks, resizes."""
     parts = intervals(run)
     most = max(len(held) for _, _, held in parts)
     sizes = [sorted(held.values()) for _, _, held in parts if len(held) == most][-1]
@@ -374,7 +350,6 @@ def _held(run: Recording) -> dict[str, float]:
 
 
 def _ratios(rows: Mapping[Mode, Mapping[str, float]]) -> dict[str, float]:
-    """Return the ratios of times and of cluster energies of two modes."""
     result = {
         f"{one}/{other} {column}": rows[one][column] / rows[other][column]
         for one in Mode
@@ -422,7 +397,6 @@ def _example(example: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _modes(data: Data, runs: Mapping[tuple[str, Mode], Recording]) -> list[dict[str, Any]]:
-    """Return the four modes under ``array-share``, and resizes by a factor of two only."""
     result = []
     for cluster in CLUSTERS:
         for mode in Mode:
@@ -476,11 +450,7 @@ def _print_modes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _billed(data: Data, runs: Mapping[tuple[str, Mode], Recording]) -> list[dict[str, Any]]:
-    """Return the power of a busy node that follows from each row of tables 3 and 4.
-
-    Busy node-seconds follow twice from a row: from its allocation, and as the rest of all
-    node-seconds after those that its idle energy means. Beside them those of the model.
-    """
+    """Return the power of a busy node that follows from the rows of tables 3 and 4, and ours."""
     result = []
     for cluster in CLUSTERS:
         figures = data[cluster]
@@ -561,7 +531,6 @@ def _nodes(number: int) -> str:
 
 
 def _weights(data: Data) -> list[dict[str, Any]]:
-    """Return array-share on flexible jobs, as time and energy are weighed and resizes priced."""
     rows = []
     for cluster in CLUSTERS:
         for energy, price_s in ((0.0, 10.0), (0.0, 0.0), (0.5, 10.0), (1.0, 10.0)):
@@ -593,7 +562,6 @@ def _print_weights(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _sensitivity(data: Data) -> list[dict[str, Any]]:
-    """Return the times of the fitted model against the interval of resize points."""
     rows = []
     for cluster in CLUSTERS:
         for mode in (Mode.MALLEABLE, Mode.FLEXIBLE):
@@ -618,13 +586,9 @@ def _print_sensitivity(rows: Iterable[Mapping[str, Any]], fitted_s: float) -> li
 
 @dataclass(frozen=True)
 class Setting:
-    """Free parameters of the model.
+    """Free parameters of the model, the last three as in :class:`PaperShare`.
 
-    Attributes:
-        resize_every_s: interval of resize points, s.
-        resize_price_s: time for which a resize stops a job, s.
-        starts: the most starts in one scheduling pass, 0 for any number.
-        flexible, malleable, expand: as in :class:`PaperShare`.
+    ``starts`` is the most starts in one scheduling pass, 0 for any number.
     """
 
     resize_every_s: float
@@ -663,9 +627,9 @@ def shipped(data: Data) -> Setting:
 
 
 class Times:
-    """Time from the first submission to the last end of the nine jobs, s, under each setting.
+    """Time from the first submission to the last end of the nine jobs, s, by setting.
 
-    The rule for a mode does not matter in another one, so most simulations serve several settings.
+    The rule for a mode has no effect in another one, so most simulations serve several settings.
     """
 
     def __init__(self, data: Data) -> None:
@@ -697,13 +661,11 @@ class Times:
 
 
 def cross(data: Data) -> dict[str, Any]:
-    """Fit the model on each cluster and on both; predict the values that the fit does not use.
+    """Fit the model on both clusters, alone and together; predict the values that a fit lacks.
 
-    Twice: with the interval of resize points as the only free parameter, and with all.
-
-    Returns:
-        For each fit the chosen setting, the number of others as good, its error on the times that
-        were used, and the deviation of each column in each mode and cluster, per cent.
+    Twice: with the interval of resize points as the only free parameter, and with all. A fit has
+    its setting, the number of others as good, its error on the times that were used, and the
+    deviation of all columns, per cent.
     """
     times, whole = Times(data), all_settings(data)
     own = shipped(data)
@@ -774,16 +736,13 @@ def _print_fits(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-# --- Figures --------------------------------------------------------------------------------------
-
-
 def draw(
     data: Data, runs: Mapping[str, Mapping[tuple[str, Mode], Recording]], folder: Path
 ) -> None:
     """Draw the cluster's power and nodes in four modes, and mean powers of one job by size.
 
     The paper's figures 9 and 10 are measured power profiles of one job; without its GPUs only the
-    means of tables 1 and 2 can be drawn, as a constant over the run time of each size.
+    means of tables 1 and 2 can be drawn, as a constant over the run time of a size.
     """
     for cluster in CLUSTERS:
         for policy, by_mode in runs.items():
@@ -811,11 +770,7 @@ def draw(
 
 
 def steps(data: Data, cluster: str, *, whole: bool) -> dict[str, tuple[list[float], list[float]]]:
-    """Return, for each size, a constant power (W) over the run time (s), and 0 afterwards.
-
-    Args:
-        whole: of all nodes of the job, not of one.
-    """
+    """Return a constant power (W) of a node, or of the ``whole`` job, over its time, by size."""
     figures = data[cluster]
     rows = zip(figures["nodes"], figures["time_s"], figures["power_w_per_node"], strict=True)
     return {

@@ -2,7 +2,7 @@
 
 Jobs that are chosen get a speedup t(n) = f t + (1 - f) t s / n, where t is the run time on the
 s processors of the log and f the part that does not get faster (Amdahl), and may start or run on a
-quarter to four times their processors. No log states f, so the answer is given for several.
+quarter to four times their processors. No log states f, so the study takes several.
 The jobs are chosen among those that match criteria, or all: by a draw below the share, so that a
 larger share contains a smaller one.
 """
@@ -10,6 +10,7 @@ larger share contains a smaller one.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -55,8 +56,8 @@ class MalleabilityQuestion(msgspec.Struct, frozen=True):
     """The cases of a comparison.
 
     Attributes:
-        shares: of the jobs that may be chosen, those that are malleable; of each a row.
-        modes, serials: the first of each is that of all rows; the others are tried at the largest
+        shares: shares of malleable jobs among those that may be chosen, in one row each.
+        modes, serials: the first ones are those of all rows; the others are tried at the largest
             share.
         candidates: ids of the jobs that may be chosen, None for all.
     """
@@ -79,18 +80,15 @@ def malleable(
 ) -> list[JobSpec]:
     """Return the jobs of a trace, a share of the candidates (all if None) malleable.
 
-    Args:
-        mirrored: take those of the largest draws instead of the smallest: up to a share of a half,
-            no job is malleable both ways.
+    They have the smallest draws, or ``mirrored`` the largest, which differ up to a share of a half.
     """
-    draw = Random(change.seed)
-    draws = [draw.random() for _ in specs]
-    chosen_ones = [(1.0 - each if mirrored else each) < share for each in draws]
+    random = Random(change.seed)
+    draws = [1.0 - random.random() if mirrored else random.random() for _ in specs]
     return [
         _changed(spec, processors, change)
-        if taken and (candidates is None or spec.id in candidates)
+        if draw < share and (candidates is None or spec.id in candidates)
         else spec
-        for spec, taken in zip(specs, chosen_ones, strict=True)
+        for spec, draw in zip(specs, draws, strict=True)
     ]
 
 
@@ -119,11 +117,11 @@ def study(
     *,
     policy: str = DEFAULT,
     candidates: Collection[JobId] | None = None,
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> list[Row]:
-    """Return the figures of ``rms simulate`` for each share of malleable jobs, and by class.
+    """Return the figures of ``rms simulate`` by share of malleable jobs, and by class.
 
-    Those that are malleable at the largest share are one class, also where they are rigid yet.
+    Those that are malleable at the largest share are one class at all shares.
     """
     site = powered(site)
     made = chosen(named(policy), counted=True, ahead=False)
@@ -132,7 +130,7 @@ def study(
     rows = []
     for share in shares:
         if progress is not None:
-            progress(share)
+            progress(f"{100 * share:.0f} % {change.mode}, serial part {change.serial:g}")
         jobs = malleable(specs, share, site.nodes, change, candidates)
         row, simulation = measured(specs, jobs, site, made, change)
         rows.append({"malleable": share, **row, "classes": by_class(simulation, specs, ever)})
@@ -157,13 +155,10 @@ def measured(
     policy: Policy,
     change: MalleableChange,
 ) -> tuple[Row, Simulation]:
-    """Simulate jobs, return a row of figures, and the simulation.
+    """Simulate jobs, which are rigid in ``specs``; return a row of figures, and the simulation.
 
-    ``node_s`` are the node-seconds that jobs held, ``node_s_of_rigid`` these over what they take at
+    ``node_s`` are the node-seconds that jobs held, ``node_s_of_rigid`` these over the demand at
     their preferred sizes.
-
-    Args:
-        specs: the jobs before any is malleable.
     """
     simulation, wall_s = simulated(jobs, site, policy)
     ended = simulation.engine.state.ended
@@ -188,7 +183,7 @@ def measured(
 
 
 def powered(site: Site) -> Site:
-    """Return a cluster with :data:`POWER` where it states no power."""
+    """Return a cluster with :data:`POWER` if it states no power."""
     return site if site.power else msgspec.structs.replace(site, power=(POWER,) * site.nodes)
 
 
@@ -197,29 +192,18 @@ def answer(
     site: Site,
     question: MalleabilityQuestion,
     *,
-    change: MalleableChange | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Return the study as JSON: rows by share, by mode and by serial part, and the assumptions."""
-    first = msgspec.structs.replace(
-        change or MalleableChange(), serial=question.serials[0], mode=question.modes[0]
+    first = MalleableChange(serial=question.serials[0], mode=question.modes[0])
+    rows = partial(
+        study,
+        specs,
+        site,
+        policy=question.policy,
+        candidates=question.candidates,
+        progress=progress,
     )
-
-    def rows(shares: Sequence[float], changed: MalleableChange) -> list[Row]:
-        def tell(share: float) -> None:
-            if progress is not None:
-                progress(f"{100 * share:.0f} % {changed.mode}, serial part {changed.serial:g}")
-
-        return study(
-            specs,
-            site,
-            shares,
-            changed,
-            policy=question.policy,
-            candidates=question.candidates,
-            progress=tell,
-        )
-
     by_share = rows(question.shares, first)
     most = max(question.shares)
     largest = by_share[question.shares.index(most)]
@@ -306,7 +290,6 @@ def _rows(title: str, rows: Sequence[Row]) -> list[str]:
 
 
 def _by_class(before: Row, after: Row) -> list[str]:
-    """Return waits, turnarounds, slowdowns and energy of each class at two shares."""
     shares = f"{100 * before['malleable']:.0f} % and {100 * after['malleable']:.0f} % malleable"
     lines = [
         f"by class of job ({shares}; sizes and run times as in the log):",
@@ -372,8 +355,8 @@ _OVERALL: dict[str, Callable[[Row], float]] = {
 def _class_panel(title: str, before: Row, after: Row, kind: str) -> Panel:
     series = {
         f"{100 * row['malleable']:.0f} %": (
-            [each["class"] for each in row["classes"][kind]],
-            [each["mean_wait_s"] / 3600 for each in row["classes"][kind]],
+            [of_class["class"] for of_class in row["classes"][kind]],
+            [of_class["mean_wait_s"] / 3600 for of_class in row["classes"][kind]],
         )
         for row in (before, after)
     }

@@ -4,14 +4,12 @@ J. Posner, F. Hupfeld, P. Finnerty: Enhancing Supercomputer Performance with Mal
 Scheduling Strategies, Euro-Par 2023 workshops (PECS). Their strategies stand beside the results of
 their artifact (github ProjectWagomu/ArtefactPECS23), and our policies beside them on the same jobs.
 
-The strategies are compositions of parts. A waiting job that does not fit is promised nodes that
-running jobs give up, and starts when it has them. The state does not tell to which job a free node
-is promised, so a strategy remembers its promises from pass to pass. A policy must not: a restarted
-daemon could not repeat its decisions. So a strategy is made for one simulation, and ``rms serve``
-has none of them. The rules are the published ones, with what follows from their program:
+A waiting job that does not fit is promised nodes that running jobs give up, and starts when it has
+them. A strategy remembers its promises from pass to pass, as the state does not contain them, so it
+is made for one simulation. A policy must not, since a restarted daemon could not repeat its
+decisions: ``rms serve`` has none of these strategies. The rules follow the published program:
 
-- Only the first waiting job without a promise starts, and only if it fits: the test whether another
-  one would delay it compares an estimate in flop with a time in seconds, so all would.
+- Only the first waiting job without a promise starts, and only if it fits (see the notes).
 - A promise is made only if shrinking alone covers it; free nodes are not counted.
 - A job that gives nodes up may receive free ones in the same pass.
 """
@@ -20,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -89,29 +88,11 @@ the last may be rounded otherwise, as utilization has; a makespan has six digits
 DIFFER = {("0-0-100", "S1", "average_common_pool"), ("50-0-50", "S3", "min_common_pool")}
 """Those of their 145 results on seeds S0 to S4 that are not ours (by 0.48 and 0.002 %).
 
-The cause was not found. It is neither which promise is dropped for a free node, nor the order of
-events that SimGrid takes for one instant because less than 1e-5 of an activity is left.
+The choice of the promise that is dropped for a free node is not the cause, nor the order of events
+that SimGrid takes for one instant because less than 1e-5 of an activity is left.
 """
 
 DIFFER_NOTE = "not their schedule, though the other 143 results are: the cause was not found"
-NOTES = (
-    "rigid_easy_backfill is not EASY: whether a job would delay the first, it tests by the nodes",
-    "that the job itself needs, which are free, so the first is taken to start now, and that time",
-    "in s is compared with an estimate in flop. So nobody overtakes and one job starts in a pass:",
-    "it is slower than fifo, and gains claimed against it overstate. All nine start jobs by the",
-    "same test, so on rigid jobs alone they give what it gives. easy is EASY.",
-    "",
-    "Below the bound no schedule can be, even if all jobs are known before: each job holds at",
-    "least the node-seconds of its smallest size and runs at least as long as at its largest. The",
-    "bound is the larger of two: that of one machine of the speed of all nodes that serves the job",
-    "with the shortest remaining time first and can interrupt jobs, and that of mean busy times,",
-    "by which a job ends at least half its shortest run time after the mean time of its work",
-    "(rms/studies/bounds.py).",
-)
-"""Text below the tables."""
-
-
-# --- Jobs ----------------------------------------------------------------------------------------
 
 
 class _JobRow(msgspec.Struct):
@@ -130,11 +111,8 @@ def read_jobs(data: Path, mix: str, seed: str) -> list[JobSpec]:
     """Return the jobs of a mix, as ``50-0-50``: per cent rigid, moldable and malleable.
 
     A job of W flop, a share p of it parallel, takes W ((1 - p) + p / n) / 1e12 s on n nodes. A
-    malleable one can be resized between two of its equal iterations, at no cost, and starts at any
-    size. The time requested is the run time at the preferred size.
-
-    Raises:
-        FileError: no such file in ``data``, or not one of jobs.
+    malleable one is resized between two of its equal iterations, at no cost, and starts at any
+    size. The requested time is the run time at the preferred size.
     """
     path = data / FOLDER / f"{mix}_{seed}.csv.gz"
     specs = []
@@ -176,16 +154,9 @@ def _spec(row: _JobRow) -> JobSpec:
 Size = Callable[[Job], int]
 
 
-def _least(job: Job) -> int:
-    return job.spec.nodes_min
-
-
-def _preferred(job: Job) -> int:
-    return job.spec.preferred
-
-
-def _most(job: Job) -> int:
-    return job.spec.nodes_max
+_least: Size = attrgetter("spec.nodes_min")
+_preferred: Size = attrgetter("spec.preferred")
+_most: Size = attrgetter("spec.nodes_max")
 
 
 @dataclass(frozen=True)
@@ -194,13 +165,12 @@ class Rule:
 
     Attributes:
         start: the size at which the first waiting job starts, if that many nodes are free.
-        above: the distance of a job of a size from the size that it should have. The job with
-            the largest gives up nodes first, that with the least gets free ones first; of equals
-            the first submitted.
+        above: the distance of a size of a job from its target. The job with the largest gives up
+            nodes first, that with the least gets free ones first; of equals the first submitted.
         promises: tried in turn for a waiting job: the number of its nodes, and of those that a
             running job keeps.
-        expands: tried in turn: the size up to which a running job is given free nodes.
-        at_once: the number of jobs that are given free nodes in one pass, or None.
+        expands: tried in turn: the size up to which a running job is expanded.
+        at_once: the number of jobs that are expanded in one pass, or None.
     """
 
     start: Size
@@ -232,11 +202,11 @@ class Promises:
     """Nodes promised to waiting jobs.
 
     Attributes:
-        keeping: the nodes on which a promised job starts. ``agreement``: exactly those promised to
-            it; ``steal_agreement``: as many of all promised ones; ``common_pool``: as many of all
-            free ones, promised ones first; for each other one the latest promise is dropped.
+        keeping: the nodes on which a promised job starts. ``agreement``: exactly its own promised
+            ones; ``steal_agreement``: as many of all promised ones; ``common_pool``: as many of all
+            free ones, promised ones first; the latest promise is dropped for any other node.
         counts: the number of nodes promised to a job.
-        nodes: the job of each promised node, in the order of the promises.
+        nodes: the job of a promised node, in the order of the promises.
     """
 
     def __init__(self, keeping: Keeping) -> None:
@@ -272,7 +242,7 @@ class Promises:
         return kept
 
     def _for(self, job: JobId, free: list[Node]) -> list[Node]:
-        """Return the free nodes that a promised job may start on, the first to be taken first."""
+        """Return the free nodes of a promised job, in the order in which it takes them."""
         promised = self.nodes
         if self.keeping == "agreement":
             return [node for node in free if promised.get(node) == job]
@@ -284,11 +254,7 @@ class Promises:
 
 @dataclass
 class _Plan:
-    """The decisions of a pass.
-
-    Attributes:
-        held: the future nodes of jobs that are resized.
-    """
+    """The starts of a pass, and the future nodes of the jobs that it resizes."""
 
     starts: list[Start] = field(default_factory=list)
     held: dict[Job, list[Node]] = field(default_factory=dict)
@@ -319,10 +285,10 @@ class _Plan:
 
 
 class Sharing(Sizing):
-    """Part ``sizing`` of the malleable strategies, for one simulation.
+    """Part ``sizing`` of the malleable strategies.
 
     Attributes:
-        changes: shrinks, one for each job that is promised the nodes, and expansions so far.
+        changes: number of expansions, and of shrinks for a promised job, so far.
     """
 
     def __init__(self, rule: Rule, promises: Promises) -> None:
@@ -353,7 +319,6 @@ class Sharing(Sizing):
         return plan
 
     def _promise(self, state: State, plan: _Plan, waiting: Iterable[Job]) -> None:
-        """Promise waiting jobs nodes that running ones give up."""
         donors = [job for _, _, job in state.shrinkable]
         left = sum(job.size - _least(job) for job in donors)
         for job in waiting:
@@ -404,8 +369,7 @@ class AsPreferred(Sizing):
 
     Attributes:
         overtake: first fit without a reservation, else only the first waiting job starts. Their
-            first fit takes a job that starts off the list it goes through, so the next one is
-            passed over.
+            first fit removes a starting job from the list it iterates over, which skips the next.
     """
 
     def __init__(self, *, overtake: bool) -> None:
@@ -528,9 +492,8 @@ def cases(seeds: Sequence[str]) -> list[StrategyCase]:
 def run(case: StrategyCase, specs: Sequence[JobSpec]) -> dict[str, float]:
     """Run a case; return its columns.
 
-    Means are over values of six significant digits, as the paper's simulator prints them. A tick
-    comes before a submission of the same time. Resizes are counted when they are decided; a shrink
-    of theirs that serves two waiting jobs counts twice, as in the paper.
+    Means are over values of six significant digits, as the paper's simulator prints them. Decided
+    resizes count; a shrink of theirs that serves two waiting jobs counts twice, as in the paper.
     """
     malleable = sum(spec.mode.resizable for spec in specs)
     if case.name in (*RIGID, *MALLEABLE):
@@ -560,12 +523,10 @@ def _printed(seconds: float) -> float:
 
 
 def _priced(spec: JobSpec, price_s: float) -> JobSpec:
-    """Return a malleable job with priced resizes and resize points at regular times."""
     if not spec.mode.resizable:
         return spec
-    every_s = PRICED_EVERY_S
     return msgspec.structs.replace(
-        spec, resize_parts=None, resize_every_s=every_s, resize_price_s=price_s
+        spec, resize_parts=None, resize_every_s=PRICED_EVERY_S, resize_price_s=price_s
     )
 
 
@@ -579,18 +540,7 @@ def posner(
     figures: Path | None,
     progress: Callable[[str], None],
 ) -> Result:
-    """Run the study.
-
-    Args:
-        data: folder that holds ``posner_2023``.
-        seeds: of the workloads, as ``S0``.
-        workers: the number of simulations at once.
-        figures: folder of the figures, or None.
-        progress: called with a line after each simulation.
-
-    Raises:
-        FileError: a file of the study is missing, or has something else.
-    """
+    """Run the study of some seeds, as ``S0``, with the files of ``posner_2023`` in ``data``."""
     published = published_results(data)
     specs = {(mix, seed): read_jobs(data, mix, seed) for mix in MIXES for seed in seeds}
     todo, outcomes = cases(seeds), dict[StrategyCase, dict[str, float]]()
@@ -602,28 +552,28 @@ def posner(
         outcomes[case] = outcome
         text = f"{case.mix} {case.seed} {case.mode}: {outcome['turnaround_s']:.0f} s"
         progress(f"{text} ({len(outcomes)} of {len(todo)})")
-    resizable = {
-        key: sum(spec.mode.resizable for spec in specs_of) for key, specs_of in specs.items()
-    }
     rows = [
-        row_of(case, outcomes[case], published, resizable[case.mix, case.seed]) for case in todo
+        row_of(
+            case,
+            outcomes[case],
+            published,
+            sum(spec.mode.resizable for spec in specs[case.mix, case.seed]),
+        )
+        for case in todo
     ]
     report = StudyReport("posner", computed(rows), stated(seeds))
     report.wrong += [text for row in rows for text in _disagreements(row)]
     bounds = {
         f"{mix} {seed}": turnaround_bound_s(jobs, SITE.nodes) for (mix, seed), jobs in specs.items()
     }
-    parts = [[*_tables(rows, bounds), *_over_seeds(rows), *NOTES]]
+    notes = experiment.settings("posner")["notes"]
+    parts = [[*_tables(rows, bounds), *_over_seeds(rows), *notes]]
     values = {"rows": rows, "bounds": bounds}
     return report.result(values, parts, lambda folder: _draw(rows, folder), figures)
 
 
 def published_results(data: Path) -> dict[tuple[str, str, str], _Published]:
-    """Return the results of the artifact by mix, seed and strategy.
-
-    Raises:
-        FileError: the file is missing, or does not have them.
-    """
+    """Return the results of the artifact by mix, seed and strategy."""
     rows = read_rows(data / FOLDER / "published.csv", _Published, SOURCE)
     return {(row.mix, row.seed, row.strategy): row for row in rows}
 
@@ -641,8 +591,7 @@ def stated(seeds: Sequence[str]) -> list[Statement]:
 def computed(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the values of the statements by key, from the rows of the study.
 
-    Those are the mean turnaround of each strategy, and for each seed the number of results all of
-    whose columns are the published ones.
+    Those are mean turnarounds, and by seed the number of results whose columns all agree.
     """
     values = {"nodes": float(SITE.nodes), "every_s": strategy(MALLEABLE[0]).passes.every_s or 0.0}
     for row in rows:
@@ -661,7 +610,6 @@ def _off(row: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _disagreements(row: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each unexpected difference from the paper."""
     return [
         f"{row['case']} {row['mode']}: expected {column} of {value['paper']:.4f}, got "
         f"{value['ours']:.4f}"
@@ -686,11 +634,8 @@ def row_of(
         means = (paper.turnaround, paper.wait, paper.run)
         whole = (paper.makespan, paper.utilisation)
         theirs = dict(zip(AGREES, (*means, per_job, *whole), strict=True))
-    nine = [
-        result.turnaround
-        for name in MALLEABLE
-        if (result := published.get((case.mix, case.seed, name))) is not None
-    ]
+    keys = [(case.mix, case.seed, name) for name in MALLEABLE]
+    nine = [published[key].turnaround for key in keys if key in published]
     note = DIFFER_NOTE if case[:3] in DIFFER else ""
     more = {
         "mix": case.mix,
@@ -717,7 +662,6 @@ FORM = (
 
 
 def _tables(rows: Sequence[Mapping[str, Any]], bounds: Mapping[str, float]) -> list[str]:
-    """Return a table for each mix and seed."""
     lines = [
         "Mean turnaround in s, published and ours, and ours over that of the best of their nine;",
         "mean wait and run time in s and resizes per malleable job of ours",
@@ -733,7 +677,6 @@ def _tables(rows: Sequence[Mapping[str, Any]], bounds: Mapping[str, float]) -> l
 
 
 def _printed_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a line of the table."""
     time = row["values"]["turnaround_s"]
     paper, off = time["paper"], time["deviation_pct"]
     return {

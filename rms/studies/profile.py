@@ -1,9 +1,8 @@
-"""``rms profile``: a command for real at each size, on an RMS of its own each time.
+"""``rms profile``: a command for real at several sizes, on a fresh RMS for every size.
 
-A profile is measured in two ways. *Separate*: one run at each size, after one that is counted
-nowhere. *Malleable*: one run in all, resized to each size in turn; at each its steps are timed, the
-resizes left out. Energy is that of the books of the RMS, by its meters if there are any, else by
-its model.
+A profile is measured in two ways. *Separate*: one run at every size, after a warm-up. *Malleable*:
+one run in all, resized to the sizes in turn; its steps are timed at every size, without the
+resizes. Energy is that of the books of the RMS, by its meters if there are any, else by its model.
 
 Two laws are fitted to the runs: t(n) = tc + t1 / n, that of Iserte & Rojek (section 3), and
 P(n, f) = n (P_S + P_D Eff(n) (f / f_max)^3), that of their equations 1 and 2, with dynamic power
@@ -66,7 +65,7 @@ SAME = 1e-3
 """Values that differ by less than this part count as the same."""
 
 SHORT_S = 3.0
-"""Shorter runs hold too few reports of meters, one a second, to tell idle and highest power."""
+"""Shorter runs have too few reports of meters, one a second, for the idle and the highest power."""
 
 LOOK_S = 0.05
 RESIZE_S = 120.0
@@ -76,9 +75,9 @@ METERS_S = 5.0
 """The longest wait for the first report of meters."""
 
 EDGES_S = 0.8
-"""Seconds of a job's power that may be another's: the reports of a second at both ends of a run are
-of the idle node too, and shared out by the model. With nodes that draw five times as much busy as
-idle by that, up to 0.38 of a report goes to the wrong side."""
+"""Seconds of a job's power that may be another's. The reports of a second at both ends of a run are
+of the idle node too, and shared out by the model: with nodes that draw five times as much busy as
+idle by the model, up to 0.38 of a report goes to the wrong side."""
 
 
 class ProfilingError(Exception):
@@ -90,15 +89,13 @@ class ProfilingSetup:
     """The command of a profile, and how it is run.
 
     Attributes:
-        command: the words.
         sizes: numbers of nodes, rising.
-        repeat: runs at each size; of a malleable run, times that each size comes.
+        repeat: runs at a size; of a malleable run, turns through the sizes.
         engine: of the RMS.
         serve: more options of ``rms serve``.
         folder: output of the runs goes there.
-        env: environment of the command.
-        window_s: time for which the steps of a malleable run are timed at each size.
-        say: called with each line of progress.
+        window_s: time for which the steps of a malleable run are timed at a size.
+        say: prints a line of progress.
         metered: whether there are meters: no run begins before their first report.
     """
 
@@ -149,27 +146,16 @@ def _await_meters(server: str) -> None:
         time.sleep(LOOK_S)
 
 
-# --- A run at each size ---------------------------------------------------------------------------
+# --- Separate runs --------------------------------------------------------------------------------
 
 
 def separate(setup: ProfilingSetup, mhz: float | None = None) -> list[Point]:
-    """Run the command at each size; return a point for each.
-
-    Args:
-        mhz: the clock that is set meanwhile, None for none.
-
-    Raises:
-        ProfilingError: a run did not come to its end.
-    """
+    """Run the command at all sizes, at a clock of ``mhz`` (None for the default); return points."""
     return [_point(setup, size, mhz) for size in setup.sizes]
 
 
 def warm_up(setup: ProfilingSetup) -> None:
-    """Run the command once, counted nowhere, at the largest size: caches are then the same for all.
-
-    Raises:
-        ProfilingError: it did not come to its end.
-    """
+    """Run the command once, uncounted, at the largest size: caches are then the same for all."""
     setup.say("warm-up ...")
     with setup.daemon("warm-up") as server:
         _run(setup, server, setup.sizes[-1], "warm-up")
@@ -201,14 +187,14 @@ def _point(setup: ProfilingSetup, size: int, mhz: float | None) -> Point:
 
 
 def source_of(rows: Sequence[JobRow]) -> str:
-    """Return the source of the energy of jobs; a part of a shared device is an estimate."""
+    """Return the source of the energy of jobs; the share of a shared device is an estimate."""
     shared = any(part.estimate for row in rows for part in row.energy)
     named = " and ".join(dict.fromkeys(row.energy_source for row in rows))
     return f"{named} (estimate)" if shared else named
 
 
 def _uncertainty_j(row: JobRow) -> float:
-    """Return the half-width of the energy of a job that is over, as far as its meters tell."""
+    """Return the half-width of the energy of an ended job, by its meters."""
     run_s = (row.end_s or 0.0) - (row.start_s or 0.0)
     measured_j = sum(part.joules for part in row.energy if part.source != MODEL)
     edges_j = EDGES_S * measured_j / run_s if run_s > 0.0 else 0.0
@@ -216,7 +202,6 @@ def _uncertainty_j(row: JobRow) -> float:
 
 
 def _run(setup: ProfilingSetup, server: str, size: int, name: str) -> JobRow:
-    """Run the command once at a size; return its row after its end."""
     fixed = Options(nodes=(size, size), preferred=size, mode=Mode.FIXED)
     number = setup.submit(server, fixed, name)
     row = next(row for row in wait_until_over(server) if row.id == number)
@@ -243,8 +228,8 @@ def peak_and_idle(
 ) -> tuple[float, float]:
     """Return a job's highest power in spans of time above the idle power, and that of a node.
 
-    As Chiesi et al. characterise a kernel (section 4.1): its highest power less that of the idle
-    node. The idle power is that of the cluster before the run starts.
+    As Chiesi et al. characterise a kernel (section 4.1). The idle power is that of the cluster
+    before the run starts.
     """
     curve = books.power_w
     before = [watts for at, watts in curve if at < start_s]
@@ -273,10 +258,9 @@ class StepsWindow:
     step_s: float
 
     def power_w(self, rows: Sequence[EnergyRow]) -> tuple[float, float]:
-        """Return the job's power while it had that size, as booked, and its half-width, W.
+        """Return the power in ``rows`` of the job at that size and its half-width, W.
 
-        Args:
-            rows: of the job; each is of one world, so of the whole time at that size.
+        A row is of one world, so of the whole time at a size.
         """
         at_s = (self.begin_s + self.end_s) / 2
         power_w = half_w = 0.0
@@ -290,13 +274,13 @@ class StepsWindow:
 
 
 def malleable(setup: ProfilingSetup) -> tuple[list[Point], int]:
-    """Run the command once, resized to each size in turn; return a point for each, and its steps.
+    """Run the command once, resized to all sizes in turn; return a point for a size, and its steps.
 
-    The run is ended after the last size. A point's times are those of the whole job at that size:
-    its seconds per step times its steps.
+    The run is ended after the last size. The times of a point are those of the whole job at that
+    size: its seconds per step times its steps.
 
     Raises:
-        ProfilingError: it ended before, was not resized, or reports no steps.
+        ProfilingError: the run ended too early, was not resized, or reports no steps.
     """
     first, last = setup.sizes[0], setup.sizes[-1]
     options = Options(nodes=(first, last), preferred=first, mode=Mode.MALLEABLE)
@@ -356,11 +340,7 @@ def _row(server: str, number: str) -> JobRow:
 
 
 def _until(look: Callable[[], Answer | None], what: str) -> Answer:
-    """Call a function until its answer is true; return that.
-
-    Raises:
-        ProfilingError: no such answer came in time.
-    """
+    """Return the first true answer of a function; raise ProfilingError if none comes in time."""
     until = time.monotonic() + RESIZE_S
     while not (answer := look()):
         if time.monotonic() > until:
@@ -370,7 +350,6 @@ def _until(look: Callable[[], Answer | None], what: str) -> Answer:
 
 
 def _go_to(server: str, number: str, size: int) -> None:
-    """Have a job resized, unless it has that size."""
     _until(lambda: _row(server, number).step > 0, "a program on dmr, that tells of its steps")
 
     def resized() -> bool:
@@ -398,7 +377,7 @@ def _time_steps(server: str, number: str, size: int, window_s: float) -> StepsWi
 
 
 def _next_step(server: str, number: str, step: int) -> tuple[float, JobRow]:
-    """Wait until a job reports another step; return the time of that, and its row."""
+    """Wait until a job reports another step; return the time of the report, and the job's row."""
 
     def advanced() -> JobRow | None:
         row = _row(server, number)
@@ -430,11 +409,7 @@ class Law:
 
 
 def fit_time(points: Sequence[Point]) -> Law:
-    """Return t1 and tc of t(n) = tc + t1 / n through all runs.
-
-    Raises:
-        ValueError: fewer than two sizes.
-    """
+    """Return t1 and tc of t(n) = tc + t1 / n through all runs, of two sizes or more."""
     sizes = len({point.nodes for point in points})
     if sizes < 2:
         raise ValueError(f"expected times at two sizes or more, got {sizes}")
@@ -446,8 +421,8 @@ def fit_time(points: Sequence[Point]) -> Law:
 def fit_power(points: Sequence[Point]) -> Law | None:
     """Return P_D and P_S of the power of a node, P_S + P_D Eff(n) (f / f_max)^3, through all runs.
 
-    Where power is the same at all points, P_S is all and P_D none. None where the points do not
-    tell the two apart: all are of one size and frequency, or of the same efficiency.
+    If power is the same at all points, P_S is all and P_D none. None if the points do not separate
+    the two: all are of one size and frequency, or of the same efficiency.
     """
     smallest = {point.mhz: point for point in sorted(points, key=lambda p: -p.nodes)}
     highest = max((point.mhz for point in points if point.mhz is not None), default=None)
@@ -467,7 +442,7 @@ def fit_power(points: Sequence[Point]) -> Law | None:
 
 
 def _least_squares(x: Vector, y: Vector) -> Law:
-    """Return the line y = second + first x, each run relative to itself in the deviations."""
+    """Return the line y = second + first x; deviations are relative to the runs."""
     design = np.column_stack([x, np.ones_like(x)])
     line, _, _, _ = np.linalg.lstsq(design, y, rcond=None)
     off = design @ line - y
@@ -481,14 +456,10 @@ def _least_squares(x: Vector, y: Vector) -> Law:
 
 
 def operating_points(points: Sequence[Point], slowdown: float) -> dict[str, Point]:
-    """Return the best of the measured points; of equals the one with fewer nodes.
+    """Return the measured points with least time, energy, energy times time, and bounded energy.
 
-    Args:
-        slowdown: run time over that of the fastest point, 1 or more.
-
-    Returns:
-        By name the point with least time, energy, or energy times time, and that with least energy
-        within the slowdown.
+    The last is least energy among those whose run time is at most ``slowdown`` times the fastest.
+    Of equal points the one with fewer nodes counts.
     """
     ordered = sorted(points, key=lambda point: point.nodes)
     fastest = min(ordered, key=lambda point: point.run_s)
@@ -524,7 +495,7 @@ def _ratio(value: float, base: float) -> float:
 
 
 def matrices(shown: Profile) -> dict[str, list[Point]]:
-    """Return the points of each measured way, by frequency and size."""
+    """Return the points of the measured ways, by frequency and size."""
     ways = {way: [p for p in shown.points if p.way == way] for way in WAYS}
     return {
         way: sorted(points, key=lambda p: (p.mhz is not None, -(p.mhz or 0.0), p.nodes))
@@ -551,7 +522,6 @@ def lines_of(shown: Profile, slowdown: float) -> list[str]:
 
 
 def _bandwidth(shared: Bandwidth) -> list[str]:
-    """Return the lines on memory bandwidth, with the runs behind them."""
     alone_s = next(run.time_s for run in shared.runs if (run.copies, run.probes) == (1, 0))
     rows = [
         [

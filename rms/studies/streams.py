@@ -1,7 +1,7 @@
 """Streams of jobs from logs: policies by the share of malleable jobs, beside a lower bound.
 
 Jobs of a log become malleable as in :mod:`rms.studies.malleability`: a share of them by a draw, for
-several draws and several speedups. Of each policy there are means and tails, also by class of job,
+several draws and several speedups. There are means by policy and tails, also by class of job,
 and three comparisons: starts with those of EASY on the same jobs, all rigid; jobs that are
 malleable with the same jobs, rigid, while others are malleable; and means by the share.
 """
@@ -12,8 +12,8 @@ import argparse
 import os
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from math import inf, isnan, nan
 from operator import attrgetter
@@ -41,15 +41,15 @@ BASELINE = "easy"
 """The policy that starts are compared with, all jobs rigid."""
 
 
-class StreamLog(NamedTuple):
-    """A log, and the machine it is from.
+class StreamLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A log, and its machine.
 
     Attributes:
         file: its name, in the folder of traces; one that ends with ``.csv.gz`` in the other folder.
         nodes: of the machine, in units of ``unit`` processors.
         jobs: the default slice, as the number of its first job, from 0, and of its jobs.
         held_out: no parameter of the default policy was set on it.
-        unit: processors that jobs have together: all sizes are multiples.
+        unit: all sizes are multiples of so many processors.
         begin_s, end_s: only jobs submitted from the first time on and before the second.
     """
 
@@ -62,30 +62,16 @@ class StreamLog(NamedTuple):
     end_s: float = inf
 
 
-MIDDLE_S = datetime(2022, 7, 1, tzinfo=UTC).timestamp()
-LOGS: Mapping[str, StreamLog] = {
-    "KTH-SP2": StreamLog("KTH-SP2.recon-input.swf.gz", 100, (8000, 3000), held_out=False),
-    "Theta-2022-h1": StreamLog(
-        "Theta-2022.swf.gz", 4392, (3000, 3000), held_out=False, end_s=MIDDLE_S
-    ),
-    "Theta-2022-h2": StreamLog("Theta-2022.swf.gz", 4392, (3000, 3000), begin_s=MIDDLE_S),
-    "CTC-SP2": StreamLog("CTC-SP2.recon-input.swf.gz", 338, (20000, 3000)),
-    "SDSC-BLUE": StreamLog("SDSC-BLUE.recon-input.swf.gz", 1152, (60000, 3000)),
-    "SDSC-SP2": StreamLog("SDSC-SP2-1998-4.2-cln.swf.gz", 128, (15000, 3000)),
-    "LANL-CM5": StreamLog("LANL-CM5-1994-4.1-cln.swf.gz", 32, (30000, 3000), unit=32),
-    "Intrepid": StreamLog("alcf_intrepid.csv.gz", 40960, (0, 3000)),
+LOGS = {
+    name: msgspec.convert(log, StreamLog)
+    for name, log in experiment.settings("streams")["logs"].items()
 }
 SET_ON = "KTH-SP2, Theta-2022-h1 and the streams of rms reproduce posner, seeds S0 to S4"
 INTREPID = "public logs of ALCF (github gaganmangat/MTech-Thesis, JobLogs)"
 
 
 class StreamPlan(NamedTuple):
-    """The simulations of each log.
-
-    Attributes:
-        policies, shares, serials, seeds: all combinations.
-        jobs: the slice of each log, None for its default.
-    """
+    """The simulations of a log: all combinations, on a slice of the jobs (None for its default)."""
 
     policies: tuple[str, ...] = (DEFAULT, "easy", "conservative", "easy-share")
     shares: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -95,11 +81,7 @@ class StreamPlan(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """A slice of a log: all jobs rigid, by their submissions.
-
-    Attributes:
-        first, of: the number of its first job, from 0, and the jobs of the whole log.
-    """
+    """A slice of a log from its job ``first`` on, ``of`` all: rigid jobs by their submissions."""
 
     name: str
     nodes: int
@@ -109,11 +91,7 @@ class Stream(NamedTuple):
 
 
 class StreamCase(NamedTuple):
-    """One simulation.
-
-    Attributes:
-        mirrored: other jobs are malleable than without, see :func:`malleable`.
-    """
+    """One simulation; ``mirrored`` as for :func:`malleable`."""
 
     stream: str
     policy: str
@@ -129,12 +107,9 @@ class StreamCase(NamedTuple):
 
 
 class StreamRun(NamedTuple):
-    """The result of a case.
+    """The row of a case; times of its jobs (nan if never started), and whether one is malleable.
 
-    Attributes:
-        row: its figures.
-        starts_s, ends_s: of each job of the stream, nan where it never started.
-        resizable: of each job, whether it was malleable.
+    Jobs are in the order of the stream.
     """
 
     row: Row
@@ -146,9 +121,6 @@ class StreamRun(NamedTuple):
 Runs = Mapping[StreamCase, StreamRun]
 
 
-# --- Streams -------------------------------------------------------------------------------------
-
-
 class _Record(msgspec.Struct):
     id: int
     submit_s: float
@@ -157,13 +129,15 @@ class _Record(msgspec.Struct):
 
 
 def read_stream(name: str, traces: Path, external: Path, jobs: tuple[int, int] | None) -> Stream:
-    """Read the slice of a log.
-
-    Raises:
-        FileError: its file is missing, or has no job there.
-    """
+    """Read the slice of a log, which must have jobs."""
     log = LOGS[name]
-    specs = _read_specs(log, traces, external)
+    if log.file.endswith(".csv.gz"):
+        specs = [
+            experiment.job(row.id, row.nodes, row.submit_s, run_s=row.run_s)
+            for row in read_rows(external / log.file, _Record, INTREPID)
+        ]
+    else:
+        specs = read_trace(traces / log.file).specs
     specs = [spec for spec in specs if log.begin_s <= spec.submit_s < log.end_s]
     specs.sort(key=attrgetter("submit_s"))
     first, count = jobs or log.jobs
@@ -173,17 +147,7 @@ def read_stream(name: str, traces: Path, external: Path, jobs: tuple[int, int] |
     return Stream(name, log.nodes, [_in_units(spec, log.unit) for spec in part], first, len(specs))
 
 
-def _read_specs(log: StreamLog, traces: Path, external: Path) -> list[JobSpec]:
-    if not log.file.endswith(".csv.gz"):
-        return read_trace(traces / log.file).specs
-    return [
-        experiment.job(row.id, row.nodes, row.submit_s, run_s=row.run_s)
-        for row in read_rows(external / log.file, _Record, INTREPID)
-    ]
-
-
 def _in_units(spec: JobSpec, unit: int) -> JobSpec:
-    """Return a job whose sizes count units of processors."""
     if unit == 1:
         return spec
     size = -(-spec.preferred // unit)
@@ -243,12 +207,7 @@ def run(case: StreamCase, stream: Stream) -> StreamRun:
 
 
 def later_than(run: StreamRun, base: StreamRun, specs: Sequence[JobSpec], margin_s: float) -> Row:
-    """Compare the start of each job with that in another run.
-
-    Returns:
-        The largest excess in s, which job has it, and the share of jobs whose excess is above the
-        margin.
-    """
+    """Return the largest excess of starts over another run, and the share above the margin."""
     excesses = [
         (own - other, spec.id)
         for own, other, spec in zip(run.starts_s, base.starts_s, specs, strict=True)
@@ -256,7 +215,7 @@ def later_than(run: StreamRun, base: StreamRun, specs: Sequence[JobSpec], margin
     ]
     if not excesses:
         return {"worst_excess_s": 0.0, "worst_job": None, "later": 0.0}
-    worst_s, job = max(excesses, key=lambda each: each[0])
+    worst_s, job = max(excesses, key=lambda excess: excess[0])
     later = sum(excess_s > margin_s for excess_s, _ in excesses)
     return {"worst_excess_s": worst_s, "worst_job": job, "later": later / len(excesses)}
 
@@ -279,16 +238,8 @@ def pays(
 ) -> Row | None:
     """Compare malleable jobs with the same jobs, rigid, while as many others are malleable.
 
-    Up to a share of a half, two runs have no malleable job in common. Above, no two such sets
-    exist: the jobs are those that are malleable by one draw and rigid by the next one, and the
-    reverse.
-
-    Args:
-        case: its policy, share and serial part count.
-
-    Returns:
-        Mean turnarounds, their ratio, and of the jobs the share that is over sooner; None without
-        two such runs.
+    See the notes; above a share of a half, the draws of two successive seeds are compared. Of
+    the case, its policy, share and serial part count. None without two such runs.
     """
     pairs: list[tuple[float, float]] = []
     if _splits(case.share):
@@ -298,11 +249,11 @@ def pays(
     elif 0.0 < case.share < 1.0:
         nexts = [*seeds[1:], seeds[0]] if len(seeds) > 2 else seeds[1:]
         for seed, following in zip(seeds, nexts, strict=False):
-            one, other = (runs[case._replace(seed=each)] for each in (seed, following))
-            pairs += paired(one, other, specs)
+            first, second = (runs[case._replace(seed=number)] for number in (seed, following))
+            pairs += paired(first, second, specs)
     if not pairs:
         return None
-    malleable_s, rigid_s = (fmean(each) for each in zip(*pairs, strict=True))
+    malleable_s, rigid_s = map(fmean, zip(*pairs, strict=True))
     return {
         "pairs": len(pairs),
         "malleable_turnaround_s": malleable_s,
@@ -323,7 +274,7 @@ def over_seeds(rows: Sequence[Row]) -> Row:
             continue
         if isinstance(value, dict):
             merged[name] = over_seeds(values)
-        elif all(each == value for each in values):
+        elif values.count(value) == len(values):
             merged[name] = value
         else:
             merged[name] = (max if name.startswith(("max_", "worst_")) else fmean)(values)
@@ -338,7 +289,6 @@ def over_seeds(rows: Sequence[Row]) -> Row:
 
 
 def _classes(several: Sequence[Mapping[str, Sequence[Row]]]) -> dict[str, Row]:
-    """Return one row of each class over draws."""
     by_name: dict[str, list[Row]] = {}
     for classes in several:
         for rows in classes.values():
@@ -348,16 +298,18 @@ def _classes(several: Sequence[Mapping[str, Sequence[Row]]]) -> dict[str, Row]:
 
 
 def study(stream: Stream, plan: StreamPlan, runs: Runs) -> Row:
-    """Return the JSON of a stream: a row for each policy, share and serial part, over all draws."""
+    """Return the JSON of a stream: rows by policy, share and serial part, over all draws."""
     base, change = runs[_baseline(stream.name, plan)], MalleableChange()
     margin_s = change.every_s + change.price_s
     groups: dict[tuple[str, float, float], list[Row]] = {}
-    for case, each in runs.items():
+    for case, result in runs.items():
         if case.policy in plan.policies and case.share in plan.shares and not case.mirrored:
-            row = each.row | later_than(each, base, stream.specs, margin_s)
+            row = result.row | later_than(result, base, stream.specs, margin_s)
             groups.setdefault((case.policy, case.share, case.serial), []).append(row)
     rows = []
-    for policy, share, serial in sorted(groups, key=lambda key: _place(plan, *key)):
+    for policy, share, serial in sorted(
+        groups, key=lambda key: (plan.policies.index(key[0]), key[1], plan.serials.index(key[2]))
+    ):
         case = StreamCase(stream.name, policy, share, serial, plan.seeds[0])
         merged = over_seeds(groups[policy, share, serial])
         rows.append(merged | {"pays": pays(case, runs, stream.specs, plan.seeds)})
@@ -374,17 +326,12 @@ def study(stream: Stream, plan: StreamPlan, runs: Runs) -> Row:
     }
 
 
-def _place(plan: StreamPlan, policy: str, share: float, serial: float) -> tuple[int, float, int]:
-    return plan.policies.index(policy), share, plan.serials.index(serial)
-
-
 def rises(rows: Sequence[Row], serials: Sequence[float]) -> list[Row]:
-    """Return where the mean turnaround rises from one share of malleable jobs to the next."""
+    """Return the steps of the share of malleable jobs at which the mean turnaround rises."""
     steps = []
     for policy in dict.fromkeys(row["policy"] for row in rows):
         for serial in serials:
-            own = by_share(rows, policy, serial)
-            for before, after in pairwise(own):
+            for before, after in pairwise(by_share(rows, policy, serial)):
                 by_s = after["mean_turnaround_s"] - before["mean_turnaround_s"]
                 if by_s > 0.0:
                     shares = [before["share"], after["share"]]
@@ -426,18 +373,6 @@ FORM = (
     ("GJ", "{giga_j:.3f}"),
     ("resizes", "{resizes:.0f}"),
     ("decisions/s", "{decisions_per_s:.0f}"),
-)
-NOTES = (
-    "Times in s. of bound: mean turnaround over the largest bound of rms/studies/bounds.py, which",
-    "no schedule can be below. draws: least and most mean turnaround of the draws. slowdown:",
-    "bounded, by the run time a job has; by class: turnaround over the run time in the log, of at",
-    "least 10 s. of rigid: node hours over those of the jobs at their preferred sizes. worst: of",
-    "all draws.",
-    "later: share of the jobs that start later than under EASY with all jobs rigid by more than a",
-    "resize interval and the price of a resize.",
-    "pays: mean turnaround of malleable jobs over that of the same jobs, rigid, while as many",
-    "others are malleable. Up to 50 % no job is malleable in both runs. Above, no two such sets",
-    "exist: the jobs are those that are malleable by one draw and rigid by the next, or reversely.",
 )
 
 
@@ -482,7 +417,6 @@ def _name(row: Row) -> list[str]:
 
 
 def _derived(row: Row) -> Row:
-    """Return a row with the further values of its table."""
     _, percent, serial = _name(row)
     low, high = row["range_turnaround_s"]
     ratio = row["mean_turnaround_s"] / row["bound_s"] if row["bound_s"] else None
@@ -554,9 +488,8 @@ _CURVES: Mapping[str, Callable[[Row], float | None]] = {
 def _curve(
     rows: Sequence[Row], value: Callable[[Row], float | None]
 ) -> tuple[list[float], list[float]]:
-    points = [(100.0 * row["share"], value(row)) for row in rows]
-    known = [(share, each) for share, each in points if each is not None]
-    return [share for share, _ in known], [each for _, each in known]
+    points = [(100.0 * row["share"], number) for row in rows if (number := value(row)) is not None]
+    return [share for share, _ in points], [number for _, number in points]
 
 
 # --- The command ---------------------------------------------------------------------------------
@@ -586,14 +519,13 @@ def streams(
         lines += [*table(stream.name, rows), ""]
         if figures is not None:
             draw(stream.name, rows, plan, figures / f"streams-{stream.name}.png")
-    lines += NOTES
+    lines += experiment.settings("streams")["notes"]
     if figures is not None:
         lines.append(f"figures in {figures}")
     return result, lines
 
 
 def _assumed(stream: Stream) -> list[str]:
-    """Return the assumptions that are the same for all streams."""
     speedup, *others = assumptions(MalleableChange(), Site(stream.nodes))
     return [
         f"Parameters of {DEFAULT} were set on {SET_ON}.",
@@ -618,7 +550,13 @@ def options(argv: Sequence[str], description: str) -> argparse.Namespace:
     add("--logs", type=_of(LOGS, "logs"), default=tuple(LOGS), metavar="NAME[,...]")
     add("--policies", type=_of(POLICIES, "policies"), default=plan.policies, metavar="NAME[,...]")
     add("--shares", type=_shares, default=plan.shares, metavar="PCT[,...]", help="malleable jobs")
-    add("--serials", type=_serials, default=plan.serials, metavar="F[,...]", help="serial parts")
+    add(
+        "--serials",
+        type=partial(_numbers, what="serial parts of a run time", most=1.0),
+        default=plan.serials,
+        metavar="F[,...]",
+        help="serial parts",
+    )
     add("--seeds", type=_seeds, default=plan.seeds, metavar="N[,...]", help="of the draws")
     add("--jobs", type=_slice, metavar="FIRST:COUNT", help="of each log (default: by log)")
     add("--workers", type=at_least(1), default=os.cpu_count() or 1, metavar="N")
@@ -627,8 +565,7 @@ def options(argv: Sequence[str], description: str) -> argparse.Namespace:
     return command.parse_args(argv)  # type: ignore[no-any-return]
 
 
-def _of(known: Iterable[str], kind: str) -> Callable[[str], tuple[str, ...]]:
-    names = tuple(known)
+def _of(names: Collection[str], kind: str) -> Callable[[str], tuple[str, ...]]:
 
     def read(text: str) -> tuple[str, ...]:
         parts = tuple(text.split(","))
@@ -642,7 +579,6 @@ def _of(known: Iterable[str], kind: str) -> Callable[[str], tuple[str, ...]]:
 
 
 def _numbers(text: str, what: str, most: float) -> tuple[float, ...]:
-    """Read numbers from 0 to ``most``, each once."""
     try:
         numbers = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -658,10 +594,6 @@ def _numbers(text: str, what: str, most: float) -> tuple[float, ...]:
 def _shares(text: str) -> tuple[float, ...]:
     numbers = _numbers(text, "shares in per cent", 100.0)
     return tuple(number / 100.0 for number in sorted(numbers))
-
-
-def _serials(text: str) -> tuple[float, ...]:
-    return _numbers(text, "serial parts of a run time", 1.0)
 
 
 def _seeds(text: str) -> tuple[int, ...]:
@@ -689,12 +621,7 @@ def folders(data: Path | None, beside: Path) -> tuple[Path, Path]:
 
 
 def command(arguments: argparse.Namespace, beside: Path) -> int:
-    """Read the logs, run the study and print it.
-
-    Args:
-        arguments: see :func:`options`.
-        beside: the folder of data where no other is named.
-    """
+    """Read the logs, run the study and print it; data are ``beside`` where no folder is named."""
     traces, external = folders(arguments.data, beside)
     plan = StreamPlan(
         arguments.policies, arguments.shares, arguments.serials, arguments.seeds, arguments.jobs

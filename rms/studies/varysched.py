@@ -1,7 +1,7 @@
 """``rms reproduce varysched``: statements of Süß et al. on strategies, and the simulated values.
 
-The tasks of both applications on the three devices of a Jetson TK1, under each strategy and
-governor, by the scheduler that decides live (section 5). The paper prints no run times of its
+The tasks of both applications on the three devices of a Jetson TK1, under all strategies and
+governors, by the scheduler that decides live (section 5). The paper prints no run times of its
 kernels. Six were chosen so that its text holds, so what depends on them is ``fitted``, and
 :func:`moved` counts how often the text still holds with other run times. Table 1 and figures 12
 and 14 (section 6) are simulated on the same devices.
@@ -65,9 +65,9 @@ class SimulatedTasks:
     Attributes:
         makespan_s: from the registration of all tasks to the end of the last one.
         median_s: median run time of a kernel.
-        tasks: number of tasks that each device ran.
+        tasks: number of tasks by device.
         last: device of the task that ended last.
-        spans: time and devices of each interval with the same devices in use, in order.
+        spans: intervals with the same devices in use, and these devices, in order.
     """
 
     makespan_s: float
@@ -89,7 +89,7 @@ def simulate(
     times: Mapping[str, float],
     machine: Mapping[str, Any],
     *,
-    known: bool = False,
+    exact: bool = False,
 ) -> SimulatedTasks:
     """Run tasks, all registered at time 0, to their end.
 
@@ -97,11 +97,10 @@ def simulate(
     slower, in equal proportion. A kernel on the GPU is not slowed down.
 
     Args:
-        allowed: of each task, the devices that it has kernels for (of :data:`NAMES`).
-        times: run time on each device, alone, in s.
-        machine: ``cores``, their number, and ``host``, how many of them a kernel of each device
-            keeps busy.
-        known: the scheduler knows the run times.
+        allowed: the devices of :data:`NAMES` that a task has kernels for, task by task.
+        times: run time alone by device, in s.
+        machine: ``cores``, their number, and ``host``, the busy ones of a kernel by device.
+        exact: the scheduler has the run times.
     """
     scheduler, now_s = TaskScheduler(DEVICES, strategy), 0.0
     left, begun, running = dict[TaskId, float](), dict[TaskId, float](), dict[TaskId, str]()
@@ -117,7 +116,7 @@ def simulate(
                 count[device] = count.get(device, 0) + 1
 
     kernels = {
-        device.name: KernelSpec(device.resource, affinity, times[device.name] if known else 0.0)
+        device.name: KernelSpec(device.resource, affinity, times[device.name] if exact else 0.0)
         for device, affinity in zip(DEVICES, AFFINITIES, strict=True)
     }
     specs = {
@@ -160,34 +159,23 @@ VARIANTS: Mapping[str, Strategy] = {
     "long-term, run times known": LongTerm(),
     "constraint, 9 credits pay for the GPU": Constraint(gpu_when_low=True),
 }
-NOTES = (
-    "The paper draws figures 6 to 9 and prints two factors of them. The times above depend on six",
-    "run times that were chosen so that its text holds (data/varysched.toml).",
-    "With governor low, 9 credits pay for the GPU alone (section 4.4), but sections 5.1 and 5.2",
-    "let constraint use the CPU only, as it does here; gpu_when_low is the other reading.",
-    "Long-term takes a kernel to be twice as fast as one of the next affinity. The paper states",
-    "that its factors are inaccurate, but prints none.",
-)
-ENERGY_NOTES = (
-    "The paper prints no times: those of the first four rows are its energy over its mean power.",
-    "Powers are fitted to the first three rows: idle 41.0 W, processor 32.13 W as soon as one",
-    "thread works and 6.97 W for each thread, GPU 9.58 W. The row of GPU and 2 cores checks them,",
-    "the row VarySched the scheduler too. There, kernels share six threads, and copying takes",
-    "neither time nor a thread, as far as run times of one device do not contain it.",
-)
 Results = Mapping[tuple[str, Governor, str], SimulatedTasks]
 """Outcomes by application, governor and strategy."""
+
+Energy = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Values of table 1 by column, side (``paper`` or ``ours``) and quantity."""
+
+Saving = Mapping[str, Mapping[str, Sequence[float]]]
+"""Lists over the numbers of jobs (figure 12) by the title of the run times."""
+
+BANKING_TERMS = ("most", "every_s", "refill high", "refill low", *NAMES)
 
 HIGH, LOW = Governor.HIGH, Governor.LOW
 SHORT, LONG, BANKING, CONSTRAINT = STRATEGIES
 
 
 def varysched(figures: Path | None) -> Result:
-    """Run the study.
-
-    Args:
-        figures: folder of figures 6 to 9, 12 and 14, or None.
-    """
+    """Run the study; draw figures 6 to 9, 12 and 14 in a folder, if there is one."""
     data = experiment.settings("varysched")
     results = outcomes(data, {**STRATEGIES, **VARIANTS})
     energy, shares, hashes = _energy(data["table1"]), saving(data), hash_rates(data)
@@ -204,14 +192,14 @@ def varysched(figures: Path | None) -> Result:
         "moved": kept,
         "instances": numbers,
         "times_s": data["applications"],
-        "notes": NOTES,
+        "notes": data["notes"],
     }
     parts = (
         *(_print_outcomes(name, results) for name in data["applications"]),
-        NOTES,
+        data["notes"],
         _print_moved(data, kept),
         _print_instances(numbers),
-        _print_energy(energy),
+        [*_print_energy(energy), *data["energy_notes"]],
         _print_saving(shares),
         _print_hashes(hashes),
     )
@@ -223,18 +211,14 @@ def varysched(figures: Path | None) -> Result:
     return report.result(result, parts, draw, figures)
 
 
-# --- Section 5: the four strategies on a Jetson TK1 -----------------------------------------------
-
-
 def outcomes(
     data: Data,
     strategies: Mapping[str, Strategy],
     factors: Mapping[tuple[str, str], float] | None = None,
 ) -> dict[tuple[str, Governor, str], SimulatedTasks]:
-    """Run both applications under each strategy and governor.
+    """Run both applications under all strategies and governors.
 
     Args:
-        data: the study's file.
         strategies: by title; those with "known" in the title have the run times.
         factors: multipliers of run times by application and device.
     """
@@ -248,13 +232,12 @@ def outcomes(
         for governor in Governor:
             for title, strategy in strategies.items():
                 results[name, governor, title] = simulate(
-                    strategy, governor, allowed, times, data, known="known" in title
+                    strategy, governor, allowed, times, data, exact="known" in title
                 )
     return results
 
 
 def _of_strategies(results: Results) -> dict[str, float]:
-    """Return the values of the statements of figures 6 to 9 by key."""
     names = list(dict.fromkeys(name for name, *_ in results))
 
     def makespans(name: str, governor: Governor) -> dict[str, float]:
@@ -279,8 +262,8 @@ def _of_strategies(results: Results) -> dict[str, float]:
         "lama low long-term over next": worst("lama", LOW, LONG),
     }
     low = makespans("matmul", LOW)
-    values["matmul low long-term over constraint"] = low[LONG] / low[CONSTRAINT]
-    values["matmul low long-term like constraint"] = low[LONG] / low[CONSTRAINT]
+    for words in ("over", "like"):
+        values[f"matmul low long-term {words} constraint"] = low[LONG] / low[CONSTRAINT]
     low = makespans("lama", LOW)
     values["lama low constraint over banking"] = low[CONSTRAINT] / low[BANKING]
     for name in names:
@@ -301,16 +284,8 @@ def _inputs(data: Data, results: Results) -> dict[str, float]:
     banking, constraint = Banking(), Constraint()
     matmul, last = data["applications"]["matmul"], results["matmul", HIGH, LONG].last
     values = {
-        "banking most": banking.most,
-        "banking every_s": banking.every_s,
-        "banking refill high": banking.refill_high,
-        "banking refill low": banking.refill_low,
-        "banking gpu": banking.gpu,
-        "banking cores": banking.cores,
-        "banking core": banking.core,
-        "constraint gpu": constraint.gpu,
-        "constraint cores": constraint.cores,
-        "constraint core": constraint.core,
+        **{f"banking {name}": getattr(banking, name.replace(" ", "_")) for name in BANKING_TERMS},
+        **{f"constraint {device}": getattr(constraint, device) for device in NAMES},
         "constraint limit high": constraint.limit_high,
         "constraint limit low": constraint.limit_low,
         "constraint low cores at once": constraint.limit_low // constraint.core,
@@ -320,8 +295,12 @@ def _inputs(data: Data, results: Results) -> dict[str, float]:
         "tk1 cores of a gpu kernel": float(data["host"]["gpu"]),
         "long-term low gpu": float(results["matmul", LOW, LONG].tasks.get("gpu", 0)),
         "constraint low gpu": float(results["matmul", LOW, CONSTRAINT].tasks.get("gpu", 0)),
-        "constraint high devices": float(results["matmul", HIGH, CONSTRAINT].together),
-        "constraint low devices": float(results["matmul", LOW, CONSTRAINT].together),
+        **{
+            f"constraint {governor} devices": float(
+                results["matmul", governor, CONSTRAINT].together
+            )
+            for governor in Governor
+        },
         "matmul high long-term last rank": float(
             sorted(NAMES, key=lambda name: matmul[f"{name}_s"]).index(last) + 1
         ),
@@ -339,25 +318,18 @@ def _inputs(data: Data, results: Results) -> dict[str, float]:
     return values
 
 
-# --- How much of section 5 depends on the six run times -------------------------------------------
-
-
 def moved(data: Data, compared: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Multiply the six run times by random factors and count the statements that still hold.
 
-    Args:
-        data: the study's file; ``moved.pct`` has the largest changes, ``moved.draws`` their number.
-        compared: the compared statements.
-
     Returns:
-        By change in per cent: in how many draws all statements of figures 6 to 9 hold that hold
-        with the chosen run times (``all``), in how many all with a range do (``orderings``, so
-        without published values), and in how many each statement does (``alone``).
+        By change in per cent, numbers of draws in which the statements of figures 6 to 9 that hold
+        with the chosen run times still hold: ``all``, all with a range (``orderings``), and
+        every one by itself (``alone``).
     """
     holding = {row["key"] for row in compared if row["status"] in ("met", "fitted")}
     keys = set(_of_strategies(outcomes(data, STRATEGIES))) & holding
-    stated = [each for each in experiment.statements("varysched") if each.key in keys]
-    orderings = {each.key for each in stated if isinstance(each.paper, tuple)}
+    stated = [entry for entry in experiment.statements("varysched") if entry.key in keys]
+    orderings = {entry.key for entry in stated if isinstance(entry.paper, tuple)}
     every = [(pct, draw) for pct in data["moved"]["pct"] for draw in range(data["moved"]["draws"])]
 
     def held(draw: tuple[float, int]) -> set[str]:
@@ -371,8 +343,8 @@ def moved(data: Data, compared: Sequence[Mapping[str, Any]]) -> dict[str, dict[s
             "all": sum(len(keys) == len(stated) for keys in draws),
             "orderings": sum(orderings <= keys for keys in draws),
             "alone": {
-                f"{each.where}, {each.says}": sum(each.key in keys for keys in draws)
-                for each in stated
+                f"{entry.where}, {entry.says}": sum(entry.key in keys for keys in draws)
+                for entry in stated
             },
         }
     return counted
@@ -388,15 +360,16 @@ def _held(data: Data, stated: Sequence[experiment.Statement], pct: float, seed: 
     }
     values = _of_strategies(outcomes(data, STRATEGIES, factors))
     return {
-        each.key for each in stated if not each.computed(values[each.key]).startswith("missed by ")
+        entry.key
+        for entry in stated
+        if not entry.computed(values[entry.key]).startswith("missed by ")
     }
 
 
 def instances(data: Data) -> dict[str, dict[str, float]]:
-    """Return both published factors of LAMA by number of instances, which the paper states thrice.
+    """Return the published factors of LAMA by number of instances.
 
-    Returns:
-        By number (25 in section 4.5, 24 in section 5, 100 below figure 8): factors by name.
+    The paper states 25 in section 4.5, 24 in section 5, and 100 below figure 8.
     """
     by_number = {}
     for number in (25, 24, 100):
@@ -411,23 +384,19 @@ def instances(data: Data) -> dict[str, dict[str, float]]:
     return by_number
 
 
-# --- Table 1 --------------------------------------------------------------------------------------
-
-
 def _energy(data: Data) -> dict[str, dict[str, dict[str, float]]]:
-    """Return table 1: energy, mean power and time of ten runs in each of its columns.
+    """Return table 1: energy, mean power and time of ten runs by column.
 
     Where all runs are on one device the time is the paper's, total energy over mean power, and
     the powers in ``data`` are fitted to these columns. The other columns are checks: of the power
     model (GPU and 2 cores, whose time is the paper's too), and of the scheduler (VarySched).
     """
     columns_ = data["columns"]
-    time_s = {name: each["system_j"] / each["mean_w"] for name, each in columns_.items()}
-    each_s = cg_times(data)
-    ran = simulate(ShortTerm(), HIGH, [NAMES] * data["runs"], each_s, data)
+    time_s = {name: column["system_j"] / column["mean_w"] for name, column in columns_.items()}
+    ran = simulate(ShortTerm(), HIGH, [NAMES] * data["runs"], cg_times(data), data)
     energy = {}
-    for name, each in columns_.items():
-        spans = [(time_s[name], tuple(each["runs_on"]))] if each["runs_on"] else ran.spans
+    for name, column in columns_.items():
+        spans = [(time_s[name], tuple(column["runs_on"]))] if column["runs_on"] else ran.spans
         ours_s = sum(span_s for span_s, _ in spans)
         busy_j = sum(span_s * _busy_w(data, devices) for span_s, devices in spans)
         ours = {
@@ -438,18 +407,18 @@ def _energy(data: Data) -> dict[str, dict[str, dict[str, float]]]:
             "peak_w": data["idle_w"] + max(_busy_w(data, devices) for _, devices in spans),
         }
         energy[name] = {
-            "paper": {key: each.get(key, time_s[name]) for key, _ in ENERGY},
+            "paper": {key: column.get(key, time_s[name]) for key, _ in ENERGY},
             "ours": ours,
         }
     return energy
 
 
 def cg_times(data: Data) -> dict[str, float]:
-    """Return the run time of a CG of table 1 on each device: energy over mean power, in s."""
+    """Return the run time of a CG of table 1 by device: energy over mean power, in s."""
     return {
-        each["runs_on"][0]: each["system_j"] / each["mean_w"] / data["runs"]
-        for each in data["columns"].values()
-        if len(each["runs_on"]) == 1
+        column["runs_on"][0]: column["system_j"] / column["mean_w"] / data["runs"]
+        for column in data["columns"].values()
+        if len(column["runs_on"]) == 1
     }
 
 
@@ -461,22 +430,17 @@ def _busy_w(data: Data, devices: Sequence[str]) -> float:
     return cpu_w + gpu_w
 
 
-def _of_energy(
-    data: Data, energy: Mapping[str, Mapping[str, Mapping[str, float]]]
-) -> dict[str, float]:
-    """Return the values of the statements of section 6.2.2 by key."""
-    ours = {name: each["ours"] for name, each in energy.items()}
+def _of_energy(data: Data, energy: Energy) -> dict[str, float]:
+    ours = {name: column["ours"] for name, column in energy.items()}
     values = {
-        f"table 1 {name} {key}": each[key] for name, each in ours.items() for key, _ in ENERGY
+        f"table 1 {name} {key}": column[key] for name, column in ours.items() for key, _ in ENERGY
     }
     own = ours.pop("VarySched")
     for key in ("system_j", "time_s"):
-        values[f"table 1 VarySched over least {key}"] = own[key] / min(
-            each[key] for each in ours.values()
-        )
-    values["table 1 VarySched over greatest peak_w"] = own["peak_w"] / max(
-        each["peak_w"] for each in ours.values()
-    )
+        least = min(column[key] for column in ours.values())
+        values[f"table 1 VarySched over least {key}"] = own[key] / least
+    peak_w = max(column["peak_w"] for column in ours.values())
+    values["table 1 VarySched over greatest peak_w"] = own["peak_w"] / peak_w
     values["table 1 VarySched over GPU and 2 cores application_j"] = (
         own["application_j"] / ours["GPU and 2 cores"]["application_j"]
     )
@@ -485,18 +449,11 @@ def _of_energy(
     return values
 
 
-# --- Figure 12: time saved where slower devices help ----------------------------------------------
-
-
 def saving(data: Data) -> dict[str, dict[str, list[float]]]:
     """Return times of many jobs one after the other and beside one another, by run times.
 
-    One after the other each job has the fastest device. Beside one another the paper gives 70 %
-    of the jobs to the GPU, 25 % to the cores and 5 % to one core; with ``free``, short-term
-    chooses.
-
-    Returns:
-        By title of the run times: lists over the numbers of jobs, in s.
+    One after the other a job has the fastest device. Beside one another 70 % of the jobs have the
+    GPU, 25 % the cores and 5 % one core, as in the paper; with ``free``, short-term chooses.
     """
     machine = data["figure12"]
     every = dict(machine["times"]) | {"CG of table 1": cg_times(data["table1"])}
@@ -518,10 +475,7 @@ def saving(data: Data) -> dict[str, dict[str, list[float]]]:
     return by_times
 
 
-def _of_saving(
-    data: Data, by_times: Mapping[str, Mapping[str, Sequence[float]]]
-) -> dict[str, float]:
-    """Return the values of the statements of section 6.2.1 by key."""
+def _of_saving(data: Data, by_times: Saving) -> dict[str, float]:
     machine = data["figure12"]
     lists = by_times[next(iter(machine["times"]))]
     saved = [a - b for a, b in zip(lists["sequential"], lists["shares"], strict=True)]
@@ -536,14 +490,10 @@ def _of_saving(
     }
 
 
-# --- Figure 14: hashes on a CPU, on a GPU, on both ------------------------------------------------
-
-
 def hash_rates(data: Data) -> dict[str, list[float]]:
     """Return hashes/s of a CPU, a GPU and both under short-term, the CPU's alone being 1.
 
-    Returns:
-        Lists over the assumed ratios of the GPU's rate to the CPU's.
+    They are lists over the assumed ratios of the GPU's rate to the CPU's.
     """
     machine = data["figure14"]
     by_device: dict[str, list[float]] = {"gpu_over_cpu": [], "cpu": [], "gpu": [], "both": []}
@@ -557,7 +507,6 @@ def hash_rates(data: Data) -> dict[str, list[float]]:
 
 
 def _of_hashes(by_device: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return the values of the statements of section 6.2.3 by key."""
     every = list(zip(by_device["cpu"], by_device["gpu"], by_device["both"], strict=True))
     return {
         "figure 14 least both over sum": min(both / (cpu + gpu) for cpu, gpu, both in every),
@@ -569,10 +518,7 @@ def _of_hashes(by_device: Mapping[str, Sequence[float]]) -> dict[str, float]:
 # --- Tables and figures ---------------------------------------------------------------------------
 
 
-def _rows(
-    results: Results, energy: Mapping[str, Mapping[str, Mapping[str, float]]]
-) -> list[dict[str, Any]]:
-    """Return a row of JSON for each simulation of section 5 and each column of table 1."""
+def _rows(results: Results, energy: Energy) -> list[dict[str, Any]]:
     rows = []
     for (name, governor, title), outcome in results.items():
         ours = {"makespan_s": outcome.makespan_s, "median_s": outcome.median_s}
@@ -591,12 +537,9 @@ def _print_outcomes(name: str, results: Results) -> list[str]:
         cells.append(
             [
                 title,
-                *(f"{each.makespan_s:.0f} s" for each in both),
-                *(f"{each.median_s:.1f} s" for each in both),
-                *(
-                    " ".join(f"{each.tasks.get(device.name, 0)}" for device in DEVICES)
-                    for each in both
-                ),
+                *(f"{outcome.makespan_s:.0f} s" for outcome in both),
+                *(f"{outcome.median_s:.1f} s" for outcome in both),
+                *(" ".join(f"{outcome.tasks.get(name, 0)}" for name in NAMES) for outcome in both),
             ]
         )
     heads = ("strategy", "high", "low", "median, high", "low", "on gpu, cores, core: high", "low")
@@ -605,12 +548,12 @@ def _print_outcomes(name: str, results: Results) -> list[str]:
 
 def _print_moved(data: Data, kept: Mapping[str, Mapping[str, Any]]) -> list[str]:
     draws = data["moved"]["draws"]
-    names = list(dict.fromkeys(name for each in kept.values() for name in each["alone"]))
+    names = list(dict.fromkeys(name for counts in kept.values() for name in counts["alone"]))
     cells = [
-        ["all of these", *(str(each["all"]) for each in kept.values())],
-        ["all orderings", *(str(each["orderings"]) for each in kept.values())],
+        ["all of these", *(str(counts["all"]) for counts in kept.values())],
+        ["all orderings", *(str(counts["orderings"]) for counts in kept.values())],
     ]
-    cells += [[name, *(str(each["alone"][name]) for each in kept.values())] for name in names]
+    cells += [[name, *(str(counts["alone"][name]) for counts in kept.values())] for name in names]
     title = f"Of {draws} draws of the six run times, in so many a statement that holds above holds"
     return [title, *columns(["moved by up to", *(f"{pct} %" for pct in kept)], cells)]
 
@@ -618,24 +561,25 @@ def _print_moved(data: Data, kept: Mapping[str, Mapping[str, Any]]) -> list[str]
 def _print_instances(by_number: Mapping[str, Mapping[str, float]]) -> list[str]:
     names = list(next(iter(by_number.values())))
     cells = [
-        [number, *(f"{each[name]:.2f}" for name in names)] for number, each in by_number.items()
+        [number, *(f"{factors[name]:.2f}" for name in names)]
+        for number, factors in by_number.items()
     ]
     return ["lama: makespans by number of instances", *columns(["instances", *names], cells)]
 
 
-def _print_energy(energy: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
+def _print_energy(energy: Energy) -> list[str]:
     cells = [
         [name]
-        + [f"{each[side][key]:,.{digits}f}" for key, digits in ENERGY for side in ("paper", "ours")]
-        for name, each in energy.items()
+        + [f"{both[side][key]:,.{digits}f}" for key, digits in ENERGY for side in ("paper", "ours")]
+        for name, both in energy.items()
     ]
     kinds = ("system, J", "application, J", "mean power, W", "time, s")
     heads = [f"{kind} ({side})" for kind in kinds for side in ("paper", "ours")]
     title = "table 1: energy of ten runs of LAMA's CG"
-    return [title, *columns(["", *heads], cells), *ENERGY_NOTES]
+    return [title, *columns(["", *heads], cells)]
 
 
-def _print_saving(by_times: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
+def _print_saving(by_times: Saving) -> list[str]:
     cells = []
     for title, lists in by_times.items():
         for name, words in (("shares", "70, 25, 5 %"), ("free", "short-term")):
@@ -644,11 +588,8 @@ def _print_saving(by_times: Mapping[str, Mapping[str, Sequence[float]]]) -> list
                 for time_s, alone_s in zip(lists[name], lists["sequential"], strict=True)
             ]
             cells.append([title, words, *saved])
-    heads = [
-        "run times",
-        "devices",
-        *(f"{jobs} jobs" for jobs in next(iter(by_times.values()))["jobs"]),
-    ]
+    jobs = next(iter(by_times.values()))["jobs"]
+    heads = ["run times", "devices", *(f"{number} jobs" for number in jobs)]
     title = "figure 12: time saved beside one job after the other on the fastest device (simulated)"
     return [
         title,
@@ -692,11 +633,7 @@ def _draw(applications: Mapping[str, Any], results: Results, folder: Path) -> No
             draw_panels([panel], folder / f"figure-{number}.png", application["title"])
 
 
-def _draw_section_6(
-    shares: Mapping[str, Mapping[str, Sequence[float]]],
-    hashes: Mapping[str, Sequence[float]],
-    folder: Path,
-) -> None:
+def _draw_section_6(shares: Saving, hashes: Mapping[str, Sequence[float]], folder: Path) -> None:
     """Draw figure 12 (time over the number of jobs) and figure 14 (hashes/s)."""
     labels = {"sequential": "one after the other", "shares": "70, 25, 5 %", "free": "short-term"}
     panels = [

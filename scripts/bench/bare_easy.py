@@ -1,7 +1,7 @@
-"""EASY backfilling on counted processors and nothing else: what the engine is measured against.
+"""EASY backfilling on counted processors and nothing else: the yardstick of the engine.
 
-A plain loop over submissions and ends, by lists of numbers, with a pass after each: no placement,
-no resizes, no power, no checks, no books, one policy. It starts every job when ``rms simulate
+A plain loop over submissions and ends, by lists of numbers, with a pass after every one: no
+placement, resizes, power, checks or books, and one policy. It starts every job when ``rms simulate
 --policy easy`` does on a trace of fixed jobs; ``scripts/bench/scheduling`` checks that.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class BareJob(NamedTuple):
-    """A job of a trace: when it comes, its processors, its run time, and the time it requests."""
+    """A job of a trace."""
 
     submit_s: float
     size: int
@@ -24,12 +24,8 @@ class BareJob(NamedTuple):
 
 
 def starts_s(jobs: Sequence[BareJob], processors: int) -> list[float]:
-    """Return when each job starts.
-
-    Args:
-        jobs: rising in ``submit_s``; none wider than ``processors``.
-    """
-    found = [inf] * len(jobs)
+    """Return the starts of jobs, which are rising in ``submit_s`` and fit on ``processors``."""
+    starts = [inf] * len(jobs)
     free, arrived = processors, 0
     waiting: list[int] = []  # numbers of jobs, in the order in which they came
     running: list[tuple[float, int]] = []  # when they should end by what they requested, rising
@@ -39,7 +35,7 @@ def starts_s(jobs: Sequence[BareJob], processors: int) -> list[float]:
     def begin(number: int, now: float) -> None:
         nonlocal free, begun
         _, size, run_s, requested_s = jobs[number]
-        found[number] = now
+        starts[number] = now
         free -= size
         begun += 1
         heappush(ends, (now + run_s, begun, number))
@@ -53,7 +49,7 @@ def starts_s(jobs: Sequence[BareJob], processors: int) -> list[float]:
         else:
             now, _, number = heappop(ends)
             free += jobs[number].size
-            del running[bisect_left(running, (found[number] + jobs[number].requested_s, number))]
+            del running[bisect_left(running, (starts[number] + jobs[number].requested_s, number))]
         if not waiting:
             continue
         room, head = _room(jobs, running, free, now), 0
@@ -78,11 +74,11 @@ def starts_s(jobs: Sequence[BareJob], processors: int) -> list[float]:
             del waiting[bisect_left(waiting, number)]
             if room <= 0:
                 break
-    return found
+    return starts
 
 
 def _room(jobs: Sequence[BareJob], running: list[tuple[float, int]], free: int, now: float) -> int:
-    """Return how many processors are free if all jobs end that should by now."""
+    """Return the number of free processors if all jobs end that should by now."""
     for end, number in running:
         if end > now:
             break
@@ -93,7 +89,7 @@ def _room(jobs: Sequence[BareJob], running: list[tuple[float, int]], free: int, 
 def _reservation(
     jobs: Sequence[BareJob], running: list[tuple[float, int]], free: int, need: int, now: float
 ) -> tuple[float, int]:
-    """Return when the first waiting job can start, and the processors it leaves free then."""
+    """Return the time at which the first waiting job can start, and the processors left free."""
     shadow = inf
     for end, number in running:
         if end > shadow:

@@ -1,8 +1,8 @@
 """A real daemon whose jobs have no processes, and the ranks that stand in for them, which ask.
 
 The daemon is the whole of ``rms serve``: journal on disk, policy, loop, HTTP at a Unix socket. Only
-its launcher starts nothing: scripts and worlds run until they are told to end. Their rank 0s are
-connections of another process, which polls as dmr does, over a connection that each keeps.
+its launcher starts nothing: scripts and worlds run until they are terminated. Their rank 0s are
+persistent connections of another process, which polls as dmr does.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ POWER = NodePower(30.0, 100.0, 100.0)
 
 
 class StoodIn(ManagedProcess):
-    """A process that is not there."""
+    """A process that does not exist."""
 
     code: int | None = None
     is_child = True  # type: ignore[assignment]
 
     def status(self) -> int | None:
-        """Return 143 once it was told to end."""
+        """Return 143 once it was terminated."""
         return self.code
 
 
 @dataclass
 class Launcher(LocalLauncher):
-    """Starts nothing; a line of ``tokens`` says by what each job's ranks show who they are."""
+    """Starts nothing; the lines of ``tokens`` have the jobs and the tokens of their ranks."""
 
     running: dict[str, list[StoodIn]] = field(default_factory=dict)
 
@@ -91,7 +91,7 @@ class Launcher(LocalLauncher):
 def serve(
     state: Path, nodes: int, polls_per_s: float, policy: str, profile: str | None = None
 ) -> None:
-    """Serve until it is told to stop; jobs' polls are held so that all ask so often together."""
+    """Serve until terminated; polls are held so that all jobs together have this rate."""
     routes.HOLD_S, routes.POLLS_PER_S = 0.0, polls_per_s
     names = tuple(f"n{n}" for n in range(1, nodes + 1))
     cluster = Cluster(names, tuple((f"{name}/cpu:0",) for name in names), (POWER,) * nodes)
@@ -109,11 +109,8 @@ def serve(
     run() if profile is None else cProfile.runctx("run()", {}, {"run": run}, profile)
 
 
-# --- ranks ---------------------------------------------------------------------------------------
-
-
 class Ranks:
-    """The rank 0s of all jobs, until a time is up; each keeps its connection."""
+    """The rank 0s of all jobs, with persistent connections, until a time is up."""
 
     def __init__(self, path: str, hold_s: float) -> None:
         self._path, self._hold_s, self.until_s = path, hold_s, inf
@@ -122,7 +119,7 @@ class Ranks:
         self._kept: dict[str, Stream | tuple[None, None]] = {}
 
     async def post(self, job: str, token: str, what: str, body: object) -> bytes:
-        """Send something as a job's rank 0, over a connection of its own; return the answer."""
+        """Send a message as a job's rank 0, over its own connection; return the answer."""
         sent = msgspec.json.encode(body)
         head = (
             f"POST /jobs/{job}/{what} HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: identity\r\n"
@@ -134,10 +131,10 @@ class Ranks:
             reader, writer = await self._connected()
         try:
             writer.write(head.encode() + sent)
-            said = await reader.readuntil(b"\r\n\r\n")
-            if not said.startswith(b"HTTP/1.1 200"):
-                raise OSError(said.partition(b"\r\n")[0].decode())
-            length = said.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
+            head = await reader.readuntil(b"\r\n\r\n")
+            if not head.startswith(b"HTTP/1.1 200"):
+                raise OSError(head.partition(b"\r\n")[0].decode())
+            length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
             answer = await reader.readexactly(int(length))
         except BaseException:
             writer.close()
@@ -146,7 +143,7 @@ class Ranks:
         return answer
 
     async def _connected(self) -> Stream:
-        """Return a new connection, once there is room among those that wait: as rms.wire.http."""
+        """Return a new connection, as rms.wire.http does: once the backlog has room."""
         while True:
             try:
                 return await asyncio.open_unix_connection(self._path)
@@ -159,27 +156,27 @@ class Ranks:
         await self.post(job, token, "steps", line)
 
     async def poll(self, job: str, token: str, first_s: float) -> None:
-        """Poll again and again, the first time after a while."""
-        step = known = 0
+        """Poll until the end, for the first time after a while."""
+        step = number = 0
         await asyncio.sleep(first_s)
         while (begun := time.monotonic()) < self.until_s:
             step += 1
-            poll = Poll(step, 1_000_000, known, launches=((0, 1),))
+            poll = Poll(step, 1_000_000, number, launches=((0, 1),))
             try:
-                said = await self.post(job, token, "poll", poll)
+                body = await self.post(job, token, "poll", poll)
             except (OSError, asyncio.IncompleteReadError):
                 self.failed += 1
                 continue
-            answer = msgspec.json.decode(said, type=PollAnswer)
+            answer = msgspec.json.decode(body, type=PollAnswer)
             if answer.request is not None:
-                known = answer.request.number
+                number = answer.request.number
             if answer.pause_s:
                 await asyncio.sleep(answer.pause_s)
             self.waited_s.append(time.monotonic() - begun - self._hold_s)
 
 
 async def ask(path: str, jobs: Sequence[tuple[str, str]], hold_s: float, for_s: float) -> None:
-    """Be the ranks of these jobs for a time; print what it was like."""
+    """Be the ranks of these jobs for a time; print figures."""
     ranks = Ranks(path, hold_s)
     for first in range(0, len(jobs), 50):
         await asyncio.gather(*(ranks.launch(*job) for job in jobs[first : first + 50]))
@@ -192,13 +189,13 @@ async def ask(path: str, jobs: Sequence[tuple[str, str]], hold_s: float, for_s: 
     spread = hold_s / max(1, len(jobs))
     polls = (ranks.poll(*job, first_s=n * spread) for n, job in enumerate(jobs))
     await asyncio.gather(*polls)
-    found = {
+    figures = {
         "seconds": time.monotonic() - begun,
         "cpu_s": time.process_time() - cpu,
         "failed": ranks.failed,
         "waited_s": sorted(ranks.waited_s),
     }
-    print(json.dumps(found), flush=True)
+    print(json.dumps(figures), flush=True)
     await asyncio.to_thread(sys.stdin.readline)  # connections that end together ask nothing
 
 

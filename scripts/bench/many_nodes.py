@@ -1,7 +1,7 @@
 """The engine ``slurm`` at a size that no test bed has: real daemon, stood-in controller and ranks.
 
 Real are the daemon with its journal on disk, the policy, the launcher, its threads and watcher, the
-text that commands print and its parsing, and a process started for each command. Stood in are the
+text that commands print and its parsing, and a process for every command. Stood in are the
 controller (:mod:`standin`) and the ranks: a world is ready after the time that a real one took on
 the test bed, polls and reports as rank 0 does (by the same methods of the daemon, not over HTTP),
 and steps until its work is done.
@@ -34,7 +34,7 @@ from rms.daemon.heart import Daemon
 from rms.daemon.restart.recover import resume
 from rms.daemon.store.context import Context, Settings
 from rms.daemon.store.journal import Journal
-from rms.daemon.store.notes import Notes
+from rms.daemon.store.notes import Note
 from rms.launch.base import LaunchCommand, ManagedProcess, WorldLaunch
 from rms.launch.slurm import commands
 from rms.launch.slurm.commands import Executor, Slurm
@@ -62,7 +62,7 @@ WAVE_S = 5.0
 
 
 class World(ManagedProcess):
-    """Ranks that are not there."""
+    """Ranks that do not exist."""
 
     def __init__(self, launch: int, ranks: int) -> None:
         super().__init__(0)
@@ -88,12 +88,12 @@ class StoodIn(SlurmLauncher):
         return world
 
     def members(self, job: str | None = None, launch: int | None = None) -> list[int]:
-        """Return none: there are no processes to be found."""
+        """Return none."""
         return []
 
 
 class Counted(Daemon):
-    """A daemon that notes when it decides."""
+    """A daemon that records its decisions."""
 
     def __init__(self, context: Context) -> None:
         self.decided: dict[str, tuple[float, str]] = {}
@@ -101,7 +101,7 @@ class Counted(Daemon):
         self.refused: Counter[str] = Counter()
         super().__init__(context)
 
-    def _enter(self, event: Event, notes: Notes, number: int | None) -> list[Decision]:
+    def _enter(self, event: Event, notes: Sequence[Note], number: int | None) -> list[Decision]:
         self.events[type(event).__name__] += 1
         if isinstance(event, ResizeRolledBack):
             self.refused[event.reason[:60]] += 1
@@ -118,7 +118,7 @@ class Counted(Daemon):
 
 @dataclass
 class Ranks:
-    """Rank 0 of a job, and how far the job is."""
+    """Rank 0 of a job, and the work left."""
 
     job: str
     number: int
@@ -126,24 +126,24 @@ class Ranks:
     work: float
     world: World | None = None
     since_s: float = 0.0
-    known: int = 0
+    request: int = 0
     question: int = 0
     over: bool = False
 
     def progress(self, now: float) -> None:
-        """Work off what was done since."""
+        """Subtract the work since the last call."""
         if self.world is not None:
             self.work -= (now - self.since_s) * speed(self.world.ranks)
         self.since_s = now
 
     def end_s(self) -> float:
-        """Return when it will be done at this size."""
+        """Return the time of its end at this size."""
         assert self.world is not None
         return self.since_s + self.work / speed(self.world.ranks)
 
 
 def speed(ranks: int) -> float:
-    """Return how much faster a job is on so many ranks than on one (Amdahl)."""
+    """Return the speedup over one rank (Amdahl)."""
     return 1 / (SERIAL + (1 - SERIAL) / ranks)
 
 
@@ -160,7 +160,7 @@ class Site:
         cluster = Cluster(
             names, tuple((f"{n}/core:0",) for n in names), (NodePower(2.0, 2.0, 8.0),) * nodes
         )
-        self.said: Counter[str] = Counter()
+        self.messages: Counter[str] = Counter()
         settings = Settings(policy="array-share", now=time.time, say=self._count_words)
         journal = Journal.open(folder / "journal.sqlite")
         self.daemon = resume(cluster, journal, self.launcher, settings, Counted)
@@ -177,7 +177,7 @@ class Site:
     def _run(
         self, command: Sequence[str], env: Mapping[str, str], deadline_s: float
     ) -> commands.CommandResult:
-        """Answer a command; a process is started for each, as the real ones are."""
+        """Answer a command; like a real one, it starts a process."""
         commands.run_command(["true"], {"PATH": os.environ["PATH"]}, deadline_s)
         begun = time.thread_time()
         try:
@@ -186,10 +186,10 @@ class Site:
             self.own_s += time.thread_time() - begun
 
     def _count_words(self, words: str) -> None:
-        self.said[words.partition(": ")[2][:60] or words[:60]] += 1
+        self.messages[words.partition(": ")[2][:60] or words[:60]] += 1
 
     def ask(self, what: str, method: Callable[..., Any], *words: Any) -> Any:
-        """Have the daemon do something; note how long it took it."""
+        """Call a method of the daemon; record its time."""
         begun, cpu = time.perf_counter(), time.thread_time()
         try:
             return method(*words)
@@ -198,17 +198,19 @@ class Site:
             self.cpu_s += time.thread_time() - cpu
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:
-        """Have something happen in a while."""
+        """Schedule a call."""
         heapq.heappush(self._due, (time.perf_counter() + seconds, next(self._tie), what))
 
     def submit(self, tasks: int) -> None:
         """Hand in an array of flexible jobs."""
-        options = Options(array=f"1-{tasks}", nodes=(1, WIDEST), preferred=8, mode="flexible")
+        options = Options(
+            array=f"1-{tasks}", nodes=(1, WIDEST), preferred=8, mode="flexible", output="/dev/null"
+        )
         body = Submission("#!/bin/sh\nmpiexec x\n", "wide", str(self.folder), {}, options)
         self.ask("submit", asyncio.run, self.daemon.submissions.submit(body))
 
     def drive(self, run_s: float, wave: int) -> None:
-        """Let it run; every few seconds come more jobs."""
+        """Run the site; submit more jobs every few seconds."""
         begun = time.perf_counter()
         next_wave_s = WAVE_S
         while (now := time.perf_counter()) < begun + run_s:
@@ -279,7 +281,7 @@ class Site:
             self._end(ranks)
             return
         groups = ((world.launch, world.ranks),)
-        poll = Poll(int(1e6 - ranks.work), 10**6, ranks.known, "warm", groups)
+        poll = Poll(int(1e6 - ranks.work), 10**6, ranks.request, "warm", groups)
         job = self.daemon.jobs[JobId(ranks.job)]
         request = self.ask("poll", self.daemon.worlds.poll, job, poll)
         if request is None:
@@ -287,7 +289,7 @@ class Site:
             left_s = max(0.0, ranks.end_s() - now)
             self.later(min(hold_s, left_s), lambda: self._poll(ranks, question))
             return
-        ranks.known = request.number
+        ranks.request = request.number
         self.ask("report", self.daemon.worlds.report, job, Begun(request.number))
         self.later(MOVE_S, lambda: self._moved(ranks, request.number, request.worlds[0].launch))
 
@@ -321,7 +323,7 @@ class Site:
 
 
 def scale(nodes: int, run_s: float, folder: Path) -> dict[str, Any]:
-    """Run it at one size; return what it came to."""
+    """Run the site at one size; return its figures."""
     site = Site(nodes, folder)
     site.submit(nodes // 8)
     begun, cpu, thread = time.perf_counter(), time.process_time(), time.thread_time()
@@ -329,7 +331,7 @@ def scale(nodes: int, run_s: float, folder: Path) -> dict[str, Any]:
     wall_s, cpu_s = time.perf_counter() - begun, time.process_time() - cpu
     thread_s = time.thread_time() - thread
     controller, daemon = site.controller, site.daemon
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "nodes": nodes,
         "seconds": wall_s,
         "jobs": len(site.ranks),
@@ -349,7 +351,7 @@ def scale(nodes: int, run_s: float, folder: Path) -> dict[str, Any]:
         "events_per_s": sum(daemon.events.values()) / wall_s,
         "events": dict(daemon.events),
         "rolled_back": dict(daemon.refused),
-        "said": dict(site.said.most_common(8)),
+        "said": dict(site.messages.most_common(8)),
         "took": {
             kind: {
                 "count": len(values),
@@ -365,9 +367,9 @@ def scale(nodes: int, run_s: float, folder: Path) -> dict[str, Any]:
     }
     site.launcher.executor.close()
     daemon.journal.close()
-    return found
+    return figures
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the value that this share of them does not exceed."""
+    """Return a quantile, None without values."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else None

@@ -1,4 +1,4 @@
-"""``mpdata`` as it is, noting when each step begins and ends: FOLDER, then mpdata's own words.
+"""``mpdata`` as it is, noting begins and ends of steps: FOLDER, then mpdata's own words.
 
 Every world appends to a file of its own, once, when it leaves; times are of the system's clock.
 """
@@ -15,17 +15,17 @@ def observe(folder: Path) -> None:
     from mpdata.parallel.app import Advection
 
     step = Advection.step
-    seen: list[tuple[float, float]] = []
+    spans: list[tuple[float, float]] = []
 
     def observed(self, run) -> None:  # type: ignore[no-untyped-def]
         begun = time.monotonic()
         step(self, run)
-        seen.append((begun, time.monotonic()))
+        spans.append((begun, time.monotonic()))
 
     def leave() -> None:
-        if seen:
-            lines = "".join(f"{begun!r} {ended!r}\n" for begun, ended in seen)
-            (folder / f"steps-{seen[0][0]:.6f}").write_text(lines)
+        if spans:
+            lines = "".join(f"{begun!r} {ended!r}\n" for begun, ended in spans)
+            (folder / f"steps-{spans[0][0]:.6f}").write_text(lines)
 
     Advection.step = observed  # type: ignore[method-assign]
     atexit.register(leave)

@@ -80,20 +80,19 @@ class Job:
 
 
 class _RefusedError(Exception):
-    """What a command says on standard error before it exits with 1."""
+    """A sentence on standard error, with exit status 1."""
 
 
 class Controller:
     """One cluster's controller.
 
     Args:
-        nodes: names of the nodes, each of ``cpus`` CPUs, all in one partition.
+        nodes: names of the nodes, of ``cpus`` CPUs, all in one partition.
         pause: spends the time that a command takes.
         now: seconds since the epoch.
 
     Attributes:
-        calls: how often each command was called; ``busy_s``: how long it took the callers in all.
-        rows: rows printed by the queue's listings, of how many of those.
+        calls, busy_s: numbers of calls by command, and their summed times.
         most_at_once: commands in flight, at most.
         held_s: how long all of it has waited for changes of jobs.
     """
@@ -147,7 +146,7 @@ class Controller:
 
     @staticmethod
     def _kind(name: str, command: Sequence[str]) -> str:
-        """Return what a call is counted as."""
+        """Return the kind of a call."""
         if name != "scontrol":
             return f"{name} --Node" if "--Node" in command else name
         if "update" in command:
@@ -172,13 +171,13 @@ class Controller:
     # --- the cluster's own life --------------------------------------------------------------
 
     def advance(self) -> list[Job]:
-        """Start what can start; return the batch jobs that were started since the last call."""
+        """Start jobs that fit; return the batch jobs that started since the last call."""
         if not self._lock.acquire(blocking=False):
-            return []  # it is at something; whoever asks is not to wait for that
+            return []  # a change is in progress; callers do not wait for it
         try:
             self._start()
-            found, self._started = self._started, []
-            return found
+            started, self._started = self._started, []
+            return started
         finally:
             self._lock.release()
 
@@ -254,11 +253,11 @@ class Controller:
                 and user in ("", job.user)
                 and (not ids or job.number in ids)
             ]
-            known = len(self._jobs)
+            count = len(self._jobs)
         with self._counting:
             self.listed.append(len(rows))
         cost = self.costs
-        self._pause(cost.call_s + cost.per_job_s * known + cost.per_row_s * len(rows))
+        self._pause(cost.call_s + cost.per_job_s * count + cost.per_row_s * len(rows))
         return "".join(rows)
 
     def _sinfo(self, words: list[str]) -> str:
@@ -307,11 +306,11 @@ class Controller:
             return CONFIG
         with self._lock:
             self._start()
-            text = _details(self._found(words[-1]))
+            text = _details(self._job(words[-1]))
         self._pause(self.costs.call_s + self.costs.show_job_s * len(self.nodes))
         return text
 
-    def _found(self, number: str) -> Job:
+    def _job(self, number: str) -> Job:
         job = self._jobs.get(int(number)) if number.isdecimal() else None
         if job is None:
             raise _RefusedError("Invalid job id specified")
@@ -368,17 +367,17 @@ class Controller:
         return job if job is not None and job.state == "RUNNING" else None
 
     def _update(self, words: list[str]) -> str:
-        asked = dict(word.split("=", 1) for word in words)
+        changes = dict(word.split("=", 1) for word in words)
         self._pause(self.costs.call_s)
         with self._lock:
             self._start()
-            job = self._found(asked["jobid"])
+            job = self._job(changes["jobid"])
             if job.state in OVER:
                 raise _RefusedError(f"Job has already finished for job {job.number}")
-            if asked.get("NumNodes") == "0":
+            if changes.get("NumNodes") == "0":
                 self._merge(job)
             else:
-                self._shrink(job, tuple(asked["NodeList"].split(",")))
+                self._shrink(job, tuple(changes["NodeList"].split(",")))
         return ""
 
     def _merge(self, donor: Job) -> None:
@@ -387,7 +386,7 @@ class Controller:
         self._held(self.costs.merge_held_s)
         target = self._running(str(donor.expands))
         donor.state, donor.end_s = "COMPLETED", self._now()
-        if target is None:  # success is said, and the nodes go back
+        if target is None:  # the command succeeds, and the nodes go back
             self._free.update(dict.fromkeys(donor.hosts, True))
         else:
             target.hosts = tuple(sorted((*target.hosts, *donor.hosts), key=self.nodes.index))
@@ -408,15 +407,15 @@ class Controller:
         with self._lock:
             self._held(self.costs.submit_held_s)
             if name:
-                found = [job for job in self._jobs.values() if job.name == name]
+                jobs = [job for job in self._jobs.values() if job.name == name]
             else:
-                found = [self._found(str(number)) for number in ids]
+                jobs = [self._job(str(number)) for number in ids]
             if not any(word.startswith("--signal") for word in words):
-                for job in found:
+                for job in jobs:
                     if state in ("", job.state):
                         self._end(job, "CANCELLED")
-            known = len(self._jobs)
-        self._pause(self.costs.call_s + (self.costs.per_job_s * known if name else 0.0))
+            count = len(self._jobs)
+        self._pause(self.costs.call_s + (self.costs.per_job_s * count if name else 0.0))
         return ""
 
 
@@ -437,22 +436,22 @@ def fold(names: Sequence[str]) -> str:
 
 
 def _ranges(numbers: Iterable[str]) -> str:
-    found: list[list[str]] = []
+    ranges: list[list[str]] = []
     for number in numbers:
-        if found and int(number) == int(found[-1][-1]) + 1:
-            found[-1] = [found[-1][0], number]
+        if ranges and int(number) == int(ranges[-1][-1]) + 1:
+            ranges[-1] = [ranges[-1][0], number]
         else:
-            found.append([number])
-    return ",".join("-".join(each) for each in found)
+            ranges.append([number])
+    return ",".join("-".join(ends) for ends in ranges)
 
 
 def _value(words: Sequence[str], option: str) -> str:
-    """Return what follows the ``=`` of an option, "" where it is not among the words."""
+    """Return the value of an option ``OPTION=VALUE``, "" if it is missing."""
     return next((w.partition("=")[2] for w in words if w.startswith(f"{option}=")), "")
 
 
 def _filled(shape: str, fields: Mapping[str, str]) -> str:
-    return re.sub("%.", lambda found: fields[found[0]], shape) + "\n"
+    return re.sub("%.", lambda match: fields[match[0]], shape) + "\n"
 
 
 def _time(at_s: float | None, none: str = "N/A") -> str:
