@@ -80,9 +80,10 @@ class Assumptions:
     load: float = 1.0
 
 
+_FILE = msgspec.toml.decode((experiment.DATA / "guim.toml").read_bytes())
 VARIANTS: Mapping[str, tuple[Assumptions, str]] = {
     name: (msgspec.convert(variant, Assumptions), variant["says"])
-    for name, variant in experiment.settings("guim")["variants"].items()
+    for name, variant in _FILE["variants"].items()
 }
 """Variants by name, in words; the default one comes first."""
 
