@@ -415,8 +415,8 @@ class Slurm:
             donor = self.allocate(nodes, donor_name, f"--dependency=expand:{job}", *named, *options)
             if self.job(donor).has_gres:  # all of a node's, as it is exclusive
                 raise SlurmError("the free nodes have GRES, and Slurm cannot give those away")
-            # Slurm 22.05 also merges a donor into a job that is completing, which then has its
-            # nodes for good.
+            # Slurm 22.05 also merges a donor into a COMPLETING job, which then keeps the
+            # nodes until an administrator sets them down and resumes them.
             if (state := self.job(job).state) != "RUNNING":
                 raise SlurmError(f"job {job} is {state}, no longer RUNNING", Meaning.GONE)
             self.call("scontrol", "update", f"jobid={donor}", "NumNodes=0")

@@ -164,7 +164,7 @@ def test_the_batch_host_stays(bed: Bed) -> None:
 def test_nothing_is_merged_into_a_job_that_ends_while_its_donor_starts(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slurm 22.05 leaves the nodes with a completing job for good."""
+    """Slurm 22.05 leaves the nodes with a COMPLETING job until an administrator frees them."""
     job = bed.running("--nodes=1")
     allocate = bed.slurm.allocate
 
