@@ -1,4 +1,7 @@
-"""``rms serve``, ``rms pilot`` and ``rms replay``: a daemon, and its journal afterwards."""
+"""``rms serve``, ``rms pilot`` and ``rms replay``: a daemon, and its journal afterwards.
+
+The modules of Slurm are imported by the engines that need them.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,6 @@ from rms.kernels.served import GovernorRule
 from rms.launch import local
 from rms.launch.base import DEADLINE_S, PowerCommands
 from rms.launch.processes import escapes
-from rms.launch.slurm import engines
-from rms.launch.slurm.commands import Slurm, SlurmError
-from rms.launch.slurm.ondemand import PilotLimits
-from rms.launch.slurm.site import as_json, as_text, engine_verdict, inspect_site, try_resize
 from rms.power.choice import MeterChoice
 from rms.power.meter import MeterError
 from rms.wire.files import state_folder
@@ -236,7 +235,7 @@ def serve(arguments: argparse.Namespace) -> int:
     say = StderrLog(arguments.log_level, os.environ)
     state = (arguments.state or state_folder(os.environ)).absolute()
     cap, refused = arguments.power_cap, (FileError, MeterError, PolicyError, JournalError)
-    with refuse_on(*refused, ScriptError, ServeError, SlurmError, OSError):
+    with refuse_on(*refused, *_of_slurm(arguments.engine), ScriptError, ServeError, OSError):
         policy = _policy(arguments, (state / "journal.sqlite").exists(), say)
         commands = _power_commands(arguments)
         if arguments.engine != "local" and not policy.always_on:
@@ -277,6 +276,15 @@ def serve(arguments: argparse.Namespace) -> int:
             rows = [[name, f"{value}"] for name, value in result.items()]
             publish(arguments.json, result, columns(["WHAT", "FOUND"], rows))
     return 0
+
+
+def _of_slurm(engine: str) -> tuple[type[Exception], ...]:
+    """Return the error of Slurm's engines, which their launchers raise too."""
+    if engine == "local":
+        return ()
+    from rms.launch.slurm.commands import SlurmError
+
+    return (SlurmError,)
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
@@ -371,6 +379,8 @@ def _engine(arguments: argparse.Namespace, *, shared: bool) -> local.JobEngine:
         )
         engine = local.local_engine(cluster, meters)
         return engine if arguments.cluster is None else engine.first(arguments.nodes)
+    from rms.launch.slurm import engines
+
     options = engines.EngineOptions(
         arguments.reach or "slurm",
         arguments.grace,
@@ -389,6 +399,9 @@ def _engine(arguments: argparse.Namespace, *, shared: bool) -> local.JobEngine:
 
 
 def _check_site(arguments: argparse.Namespace) -> int:
+    from rms.launch.slurm.commands import Slurm, SlurmError
+    from rms.launch.slurm.site import as_json, as_text, engine_verdict, inspect_site, try_resize
+
     if arguments.cluster is not None:
         with refuse_on(FileError, OSError):
             read_cluster(arguments.cluster)
@@ -451,6 +464,8 @@ def add_pilot(command: argparse.ArgumentParser) -> None:
 
 def pilot(arguments: argparse.Namespace) -> int:
     """``rms pilot``: serve on nodes that the daemon requests from Slurm."""
+    from rms.launch.slurm.ondemand import PilotLimits
+
     if arguments.engine != "local":
         raise CommandError(f"expected no --engine for rms pilot, got {arguments.engine}")
     if arguments.nodes is not None:

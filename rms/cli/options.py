@@ -7,19 +7,20 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rms.core.model.jobs import JobId, JobSpec, Mode, Site
 from rms.core.policies import DEFAULT, POLICIES
 from rms.formats.config import LABELS, FileError, parse_criteria, read_cluster, read_workload
-from rms.formats.joblog import JobLog, read_log
 from rms.formats.profiles import folder
-from rms.formats.swf import read_trace
 from rms.launch.local import this_machine
 from rms.wire.files import state_folder
 from rms.wire.terminal import CommandError, completed_by
+
+if TYPE_CHECKING:
+    from rms.formats.joblog import JobLog
 
 ENGINES = ("local", "slurm-pilot", "slurm")
 ON_DEMAND = "pilot on demand"
@@ -95,10 +96,14 @@ def read_inputs(
     names: dict[JobId, str] = {}
     specs: Sequence[JobSpec]
     if arguments.sacct is not None:
+        from rms.formats.joblog import read_log
+
         log = read_log(arguments.sacct, arguments.by)
         specs = [job.spec(mode or Mode.FIXED) for job in log.jobs]
         processors = processors or log.largest
     elif arguments.trace is not None:
+        from rms.formats.swf import read_trace
+
         trace = read_trace(arguments.trace, mode=mode or Mode.FIXED)
         specs = trace.specs
         notes = {"skipped_records": trace.skipped, "raised_estimates": trace.raised}

@@ -19,10 +19,16 @@ scheduler of tasks is ``model``, ``scheduler`` and ``record``; ``served`` is its
 which lends it nodes, and ``admission`` lets its strategies start jobs.
 """
 
-from rms.kernels.collection import KernelCollection, on_device
-from rms.kernels.connection import TaskDroppedError
-from rms.kernels.model import Affinity, Resource
-from rms.kernels.places import Kernel, Place, place
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rms.kernels.collection import KernelCollection, on_device
+    from rms.kernels.connection import TaskDroppedError
+    from rms.kernels.model import Affinity, Resource
+    from rms.kernels.places import Kernel, Place, place
 
 __all__ = [
     "Affinity",
@@ -34,3 +40,13 @@ __all__ = [
     "on_device",
     "place",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the library of applications at its first use: the daemon does not need it."""
+    if name in __all__:
+        for module in ("collection", "places"):
+            part = importlib.import_module(f"rms.kernels.{module}")
+            if hasattr(part, name):
+                return getattr(part, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from rms.power.command import Command, ReplayMeter
 from rms.power.meter import Ladder, Meter, MeterError, NodeMeter
-from rms.power.nvidia_smi import Devices
-from rms.power.nvml import Nvml
 from rms.power.rapl import POWERCAP, Rapl
 
 POWERCAP_VARIABLE = "RMS_POWERCAP"
@@ -23,7 +20,7 @@ DRIVER = Path("/dev/nvidiactl")
 RAPL = "rapl"
 REPLAY = "replay:"
 
-GPUS: Mapping[str, Callable[..., Meter]] = {"nvml": Nvml, "nvidia-smi": Devices}
+GPUS = ("nvml", "nvidia-smi")
 """Meters of GPUs, the best first."""
 
 
@@ -66,6 +63,8 @@ class MeterChoice:
         for name in text.split(","):
             if name.startswith(REPLAY):
                 file = Path(name.removeprefix(REPLAY)).absolute()
+                from rms.power.command import ReplayMeter
+
                 ReplayMeter(file).open()
                 names.append(f"{REPLAY}{file}")
             elif name == RAPL or name in GPUS:
@@ -107,6 +106,8 @@ class MeterChoice:
 
     def open(self, env: Mapping[str, str]) -> NodeMeter:
         """Return this machine's meters; a command comes first, for the devices that it names."""
+        from rms.power.command import Command, ReplayMeter
+
         ladders: list[list[Meter]] = []
         if self.command:
             ladders.append([Command(self.command)])
@@ -119,7 +120,7 @@ class MeterChoice:
             ladders.append([Rapl(_powercap(env), most_w=self.most_w)])
         gpus = self.auto and has_gpus(env)
         ladders.append(
-            [make(most_w=self.most_w) for name, make in GPUS.items() if gpus or name in self.names]
+            [_gpu_meter(name, self.most_w) for name in GPUS if gpus or name in self.names]
         )
         return NodeMeter([Ladder(ladder) for ladder in ladders if ladder], self.most_w)
 
@@ -131,6 +132,17 @@ NONE = MeterChoice(auto=False)
 def has_gpus(env: Mapping[str, str]) -> bool:
     """Return whether this machine has NVIDIA's driver or its program."""
     return DRIVER.exists() or shutil.which("nvidia-smi", path=env.get("PATH")) is not None
+
+
+def _gpu_meter(name: str, most_w: float | None) -> Meter:
+    """Return a meter of GPUs; its module is imported where there are any."""
+    if name == "nvml":
+        from rms.power.nvml import Nvml
+
+        return Nvml(most_w=most_w)
+    from rms.power.nvidia_smi import Devices
+
+    return Devices(most_w=most_w)
 
 
 def _powercap(env: Mapping[str, str]) -> Path:

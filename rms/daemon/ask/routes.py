@@ -27,7 +27,6 @@ from rms.daemon.ask.http import (
     is_signed,
     over_tcp,
 )
-from rms.daemon.ask.live import live
 from rms.daemon.ask.views import UnknownJobError, archived, selected
 from rms.daemon.heart import Daemon
 from rms.daemon.store.private import is_loopback, raise_open_files
@@ -405,6 +404,8 @@ class Routes:
         until_s = time.monotonic() + min(body.hold_s, LONGEST_HOLD_S)
         while journal.last <= body.after and time.monotonic() < until_s:
             await asyncio.sleep(WATCH_S)
+        from rms.daemon.ask.live import live  # needs the charts
+
         return live(self.daemon.context, body)
 
     async def acct(self, request: Request) -> AcctAnswer:
