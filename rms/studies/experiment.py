@@ -392,8 +392,7 @@ def _computed(
     if workers == 1:
         yield from ((case, function(case)) for case in cases)
         return
-    context = get_context("fork")
-    with ProcessPoolExecutor(workers, context, _begin, (function,)) as pool:
+    with ProcessPoolExecutor(workers, get_context("fork"), _begin, (function,)) as pool:
         futures = {pool.submit(_run, case): case for case in cases}
         yield from ((futures[future], future.result()) for future in as_completed(futures))
 
