@@ -18,6 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
+import msgspec
 from msgspec import structs
 
 from rms.core.model.contention import Processors, SharedNode
@@ -324,30 +325,10 @@ def run(data: Data, way: Way, variant: Unstated, seed: int) -> StreamOutcome:
     )
 
 
-WAYS = {
-    "hosts off when idle": Way(off=True),
-    "operating points": Way(slowdown=inf),
-    "hosts off, jobs moved": Way(off=True, move=True),
-    "hosts off, operating points": Way(off=True, slowdown=inf),
-    "the algorithm": WITH,
-    "the algorithm, no job slower by 5 %": Way(off=True, move=True, slowdown=1.05),
-    "the algorithm, undervolted": Way(off=True, move=True, slowdown=inf, undervolt=True),
-}
-LOADS = (0.25, 0.3, 0.4, 0.5, 0.55, 0.6, 0.7, 0.75, 0.9)
-VARIANTS = {
-    "as above": Unstated(),
-    "all jobs come at once": Unstated(once=True),
-    "jobs start on the lowest free cores": Unstated(spread=False),
-    "nodes draw 60 W idle": Unstated(idle_w=60.0),
-    "nodes draw 150 W idle": Unstated(idle_w=150.0),
-    "a boot takes 60 s": Unstated(boot_s=60.0),
-    "a boot takes 600 s": Unstated(boot_s=600.0),
-    "a migration takes no time": Unstated(move_s=0.0),
-    "a migration takes 120 s": Unstated(move_s=120.0),
-    "voltage in proportion to frequency": Unstated(linear=True),
-    "malleable jobs narrowed too (ours)": Unstated(half=2.0),
-    "the same, half the cores take 1.5 times": Unstated(half=1.5),
-}
+_FILE = experiment.settings("chauhan")
+WAYS = msgspec.convert(_FILE["ways"], dict[str, Way], strict=False)
+VARIANTS = msgspec.convert(_FILE["variants"], dict[str, Unstated])
+LOADS: list[float] = _FILE["loads"]
 BOUNDS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.5)
 COLUMNS = ("saved_pct", "longer_pct", "makespan_pct", "turnaround_pct")
 HEADS = ("energy saved", "run times", "makespan", "turnaround")
