@@ -366,24 +366,17 @@ def chauhan(figures: Path | None) -> Result:
         experiment.row("4 nodes", name, ours, paper if name == "the algorithm" else None)
         for name, ours in ways.items()
     ]
+    shown = {f"{load:g}": row for load, row in loads.items()}
     parts = [
         [
-            "The algorithm against EASY at 2.4 GHz on nodes that are always on, by load (work that "
-            "comes over what the cores can do);",
-            f"{data['stream']['load']:g} is the load of all other tables, a choice of ours: the "
-            "paper states none",
-            *_table("load", {"paper": paper, **{f"{load:g}": row for load, row in loads.items()}}),
+            *experiment.texts(data, "loads", **data["stream"]),
+            *_table("load", {"paper": paper, **shown}),
         ],
         [
-            f"{len(seeds)} streams of {data['stream']['jobs']} jobs (seeds 1 to {len(seeds)}), "
-            "energy and times against EASY at 2.4 GHz on nodes that are always on",
+            *experiment.texts(data, "streams", **data["stream"]),
             *_table("", {"paper": paper, **ways}),
         ],
-        [
-            "Optimal operating points of a node with all cores busy: at each frequency's own "
-            "voltage, and of all voltages",
-            *_points(points),
-        ],
+        [*experiment.texts(data, "points"), *_points(points)],
         _print_matrix(data),
         _table("what the algorithm brings, assumed", tried),
         _table("slowdown at most", {f"{bound:g}": row for bound, row in curve.items()}),
@@ -755,16 +748,7 @@ def _print_matrix(data: Data) -> list[str]:
         ]
         lines += ["", *columns((f"energy of {name}, VID", *map(str, vids)), rows)]
     ghz, vid = data["levels"][-1]
-    return [
-        f"Energy over that at {ghz} GHz and VID {vid} (figures 2 and 5): in the model a lower "
-        "voltage saves energy and costs no time.",
-        "The paper states of LINPACK that energy and time fall as the VID rises and that frequency "
-        "has hardly any effect: no power in proportion to V^2 f",
-        "and no time that depends on frequency has that. Its two printed pairs are VID x 133 MHz. "
-        "If the VID was the multiplier of the clock, and the",
-        "named frequency had no effect, the diagonal has what it states. Nothing here measures it.",
-        *lines,
-    ]
+    return [*experiment.texts(data, "matrix", ghz=ghz, vid=vid), *lines]
 
 
 def _draw(

@@ -871,7 +871,7 @@ def _print_ranges(data: Data, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _print_bounds(data: Data, limits: Mapping[str, Any]) -> list[str]:
-    rows, gpu_w, idle_w = limits["rows"], limits["gpu_w"], data["idle_w"]
+    rows, idle_w = limits["rows"], data["idle_w"]
     cells = tabulate(
         rows,
         ("policy", "{policy}"),
@@ -886,29 +886,19 @@ def _print_bounds(data: Data, limits: Mapping[str, Any]) -> list[str]:
         ("both where the peak is at most", "{e_peak_w:.0f} W"),
     )
     share = energy_share(data["profile"])
-    least_w = min(data["power_w"].values())
-    above = sum(row["mean_w"] < limits["mix_w"] for row in rows)
-    apart = sum(row["e_over_t_paper"] > row["e_over_t"] for row in rows)
-    return [
-        "What the published ranges demand of any workload and any order of starts, by arithmetic",
-        "",
-        *cells,
-        "",
-        f"T is at least {data['gpus']} x mean / (cap - {idle_w:g} W) - 1. Jobs of "
-        f"{limits['mix_w']:.1f} W in the mean, all kernels alike, are above the limit of {above} "
-        f"of {len(rows)} ranges of T (all GPUs busy without a cap).",
-        f"All ranges of T demand a mean of at most {limits['mean_w']:.1f} W, all of PR a peak of "
-        f"at most {limits['peak_w']:.0f} W without a cap: four jobs of at most "
-        f"{limits['peak_w'] - idle_w:.0f} W, at any time.",
-        f"All of T and MD demand that a GPU with a job draws at most {gpu_w:.1f} W on average; "
-        f"with the assumed profile, {share:.2f} of the",
-        f"kernel's power, that is a mean of {gpu_w / share:.1f} W, where the least kernel has "
-        f"{least_w:g} W.",
-        "Jobs need the same energy in both runs, so E / T is idle over average power. In "
-        f"{apart} of {len(rows)} rows the paper's E / T is larger than",
-        "MD allows at a peak near the cap: no ten workloads span the ranges of E, T and MD of such "
-        "a row by equations 1 and 10, unless their peaks stay far below the cap.",
-    ]
+    text = experiment.texts(
+        data,
+        "bounds",
+        **{**data, **limits},
+        number=len(rows),
+        above=sum(row["mean_w"] < limits["mix_w"] for row in rows),
+        apart=sum(row["e_over_t_paper"] > row["e_over_t"] for row in rows),
+        job_w=limits["peak_w"] - idle_w,
+        share=share,
+        kernel_w=limits["gpu_w"] / share,
+        least_w=min(data["power_w"].values()),
+    )
+    return [text[0], "", *cells, "", *text[1:]]
 
 
 def _print_variants(data: Data, tried: Mapping[str, Any]) -> list[str]:
@@ -929,19 +919,9 @@ def _print_variants(data: Data, tried: Mapping[str, Any]) -> list[str]:
     )
     most = tried["most"]
     times = max(share["inside"]["T"] for row in tried["rows"] for share in row["shares"])
-    return [
-        f"Means inside the {len(published())} ranges of table 3 (of PR, E and MD, of 8 each) under "
-        f"other assumptions, {data['variant_workloads']} workloads each,",
-        "to the digit that table 3 prints",
-        "",
-        *cells,
-        "",
-        f"The most are {most['of_few']}: {most['assumed']}, kernel on {most['kernel_on']:.0%} of a "
-        f"job; of all {data['workloads']} workloads {most['inside_all']}, and not",
-        *(f"  {miss}" for miss in most["misses"]),
-        "This mix was selected by the result, so it confirms nothing; it is not the default.",
-        f"No mix here meets more than {times} of the 8 ranges of T.",
-    ]
+    text = experiment.texts(data, "variants", **data, **most, times=times, number=len(published()))
+    misses = [f"  {miss}" for miss in most["misses"]]
+    return [*text[:2], "", *cells, "", text[2], *misses, *text[3:]]
 
 
 def _print_supply(data: Data, supply: list[dict[str, Any]]) -> list[str]:

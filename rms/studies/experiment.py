@@ -67,6 +67,11 @@ def settings(study: str) -> dict[str, Any]:
     return msgspec.toml.decode(path.read_bytes(), type=dict[str, Any])
 
 
+def texts(data: Data, name: str, **values: Any) -> list[str]:
+    """Return the lines of a text of a study, with values in the places of their names."""
+    return [str(line).format(**values) for line in data["texts"][name]]
+
+
 def read_rows(path: Path, row: type[Record], source: str) -> list[Record]:
     """Read a CSV file of published data, compressed or not, with the columns that ``row`` names.
 

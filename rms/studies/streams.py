@@ -35,7 +35,7 @@ from rms.studies.bounds import turnaround_bound_s
 from rms.studies.experiment import read_rows, run_all, tabulate
 from rms.studies.malleability import MalleableChange, Row, malleable, measured, powered
 from rms.studies.malleability import model as assumptions
-from rms.wire.terminal import Parser, at_least, columns, publish, refuse_on, say
+from rms.wire.terminal import Parser, at_least, columns, publish, say
 
 BASELINE = "easy"
 """The policy that starts are compared with, all jobs rigid."""
@@ -626,10 +626,9 @@ def command(arguments: argparse.Namespace, beside: Path) -> int:
     plan = StreamPlan(
         arguments.policies, arguments.shares, arguments.serials, arguments.seeds, arguments.jobs
     )
-    with refuse_on(FileError):
-        read = [read_stream(name, traces, external, plan.jobs) for name in arguments.logs]
-        experiment.make_folder(arguments.figures)
-        progress = say if sys.stderr.isatty() else lambda text: None
-        result, lines = streams(read, plan, arguments.workers, arguments.figures, progress)
+    read = [read_stream(name, traces, external, plan.jobs) for name in arguments.logs]
+    experiment.make_folder(arguments.figures)
+    progress = say if sys.stderr.isatty() else lambda text: None
+    result, lines = streams(read, plan, arguments.workers, arguments.figures, progress)
     publish(arguments.json, result, lines)
     return 0
