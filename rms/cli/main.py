@@ -120,10 +120,12 @@ def _add_rows(command: argparse.ArgumentParser, table: str, names: Mapping[str, 
             setattr(command, key, row.format_map(names))
             if "\n" in row:
                 command.formatter_class = argparse.RawDescriptionHelpFormatter
-        elif isinstance(row, str):
-            _add_rows(command, row, names)
-        else:
+        elif isinstance(row, dict):
             _add_row(command, key, dict(row), {"Path": Path, "int": int, **vars(terminal), **names})
+        elif row.startswith("add_"):
+            names[row](command)
+        else:
+            _add_rows(command, row, names)
 
 
 def _add_row(
@@ -141,7 +143,7 @@ def _add_row(
     if "least" in row:
         row["type"] = at_least(row.pop("least"), row.pop("most", inf))
     for key, value in row.items():
-        if key in ("help", "default") and isinstance(value, str):
+        if key in ("help", "default", "metavar") and isinstance(value, str):
             row[key] = value.format_map(names)
         elif key in ("type", "const", "choices") and isinstance(value, str):
             row[key] = names[value]

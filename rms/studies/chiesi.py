@@ -872,19 +872,8 @@ def _print_ranges(data: Data, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _print_bounds(data: Data, limits: Mapping[str, Any]) -> list[str]:
     rows, idle_w = limits["rows"], data["idle_w"]
-    cells = tabulate(
-        rows,
-        ("policy", "{policy}"),
-        ("cap", "{cap_w:g} W"),
-        ("T, paper", "{T[0]:.1f} to {T[1]:.1f} %"),
-        (f"T of {limits['mix_w']:.0f} W, at least", "{t_least_pct:+.1f} %"),
-        ("mean of jobs for T, at most", "{mean_w:.1f} W"),
-        ("average of a GPU for T, MD", "{gpu_w:.1f} W"),
-        ("peak without cap for PR", "{peak_w:.0f} W"),
-        ("E / T, paper, at least", "{e_over_t_paper:.2f}"),
-        ("by MD, at most", "{e_over_t:.2f}"),
-        ("both where the peak is at most", "{e_peak_w:.0f} W"),
-    )
+    form = experiment.form("chiesi", "bounds", **limits)
+    cells = tabulate(rows, *form)
     share = energy_share(data["profile"])
     text = experiment.texts(
         data,

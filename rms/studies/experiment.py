@@ -72,6 +72,12 @@ def texts(data: Data, name: str, **values: Any) -> list[str]:
     return [str(line).format(**values) for line in data["texts"][name]]
 
 
+def form(study: str, name: str, **values: Any) -> list[tuple[str, str]]:
+    """Return the columns of a table of a study for :func:`tabulate`, with values in their heads."""
+    columns_ = settings(study)["forms"][name]
+    return [(head.format(**values), cell) for head, cell in columns_]
+
+
 def read_rows(path: Path, row: type[Record], source: str) -> list[Record]:
     """Read a CSV file of published data, compressed or not, with the columns that ``row`` names.
 

@@ -355,25 +355,7 @@ def by_share(rows: Sequence[Row], policy: str, serial: float) -> list[Row]:
 
 CLASSES = ("rigid", "malleable", "small", "wide", "short", "long")
 NAMES = ("policy", "malleable", "f")
-FORM = (
-    ("policy", "{policy}"),
-    ("malleable", "{percent}"),
-    ("f", "{f}"),
-    ("turnaround", "{mean_turnaround_s:.0f}"),
-    ("of bound", "{of_bound}"),
-    ("draws", "{draws}"),
-    ("p95", "{p95_turnaround_s:.0f}"),
-    ("worst", "{max_turnaround_s:.0f}"),
-    ("wait", "{mean_wait_s:.0f}"),
-    ("p95", "{p95_wait_s:.0f}"),
-    ("worst", "{max_wait_s:.0f}"),
-    ("slowdown", "{mean_bounded_slowdown:.2f}"),
-    ("node hours", "{node_h:.0f}"),
-    ("of rigid", "{node_s_of_rigid:.3f}"),
-    ("GJ", "{giga_j:.3f}"),
-    ("resizes", "{resizes:.0f}"),
-    ("decisions/s", "{decisions_per_s:.0f}"),
-)
+FORM = experiment.form("streams", "policies")
 
 
 def table(name: str, result: Row) -> list[str]:
