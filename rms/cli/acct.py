@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from rms.cli.queue import selection
+from rms.cli.queue import add_filters, selection
 from rms.client.connection import ask, server_address
 from rms.core.books.spans import BalanceError
 from rms.core.state import TASKS, is_task
@@ -27,6 +27,14 @@ LEAST_J = 1e-6
 """Rows with less energy are left out: the model has none where everything is measured."""
 
 PARTS = ("jobs", "tasks", "idle", "off", "boot")
+
+
+def add_acct(command: argparse.ArgumentParser) -> None:
+    add_filters(command)
+    add = command.add_argument
+    add("--energy", action="store_true", help="by job, world, node, device and source too")
+    add("--cost", action="store_true", help="cost and emissions of the energy")
+    add("--prices", type=Path, metavar="FILE", help="with --cost (default: that of rms serve)")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from rms.cli.queue import selection
+from rms.cli.queue import add_filters, add_ids, selection
 from rms.client.commands import follow, jobs, requeue_words, wait_for
 from rms.client.connection import ServerError, ask, server_address
 from rms.client.status import DECISION_HEADS, decision_cells
@@ -21,11 +21,13 @@ from rms.formats.jobscript import parse_power_cap
 from rms.formats.values import fold_ids, fold_slots
 from rms.kernels.scheduler import STRATEGIES as TASK_STRATEGIES
 from rms.wire.live import LIVE_PATH, Live, LiveQuery
-from rms.wire.messages import STRATEGIES as STRATEGIES
+from rms.wire.messages import STRATEGIES
 from rms.wire.terminal import (
+    NODE_NAMES,
     CommandError,
     at_least,
     columns,
+    completed_by,
     printable,
     publish,
     refuse_on,
@@ -62,6 +64,10 @@ def _show(
     return 0
 
 
+add_wait = partial(add_ids, nargs="+")
+add_attach = add_ids
+
+
 def wait(arguments: argparse.Namespace) -> int:
     """``rms wait ID...``: 0 if all these jobs are COMPLETED, else the highest exit status."""
     return wait_for(_server(arguments), ",".join(arguments.id), tell, only_failed=True)
@@ -74,6 +80,9 @@ def attach(arguments: argparse.Namespace) -> int:
     tell(f"job {job.id} {job.state}, exit status {status}")
     publish(arguments.json, {"id": job.id, "state": job.state, "exit_code": status}, [])
     return status
+
+
+add_explain = add_ids
 
 
 def explain(arguments: argparse.Namespace) -> int:
@@ -98,6 +107,9 @@ def _explain_several(arguments: argparse.Namespace, rows: list[JobRow]) -> int:
 
 
 # --- changing jobs -----------------------------------------------------------------------------
+
+
+add_cancel = add_hold = add_release = add_requeue = add_filters
 
 
 def requeue(arguments: argparse.Namespace) -> int:
@@ -145,7 +157,17 @@ hold = partial(_change, path="/hold", head="HELD")
 release = partial(_change, path="/release", head="RELEASED")
 
 
-def size(text: str) -> int | None:
+def add_resize(command: argparse.ArgumentParser) -> None:
+    add_ids(command)
+    command.add_argument(
+        "nodes", type=_size, metavar="NODES", help="a number, or auto: as the policy chooses again"
+    )
+    strategy = command.add_argument("--strategy", metavar="NAME", help="instead of the job's own")
+    completed_by(strategy, lambda: STRATEGIES)
+    command.add_argument("--on", metavar="NODE,...", help="go over to these nodes, by their names")
+
+
+def _size(text: str) -> int | None:
     """Return a number of nodes, None where the policy is to choose it."""
     if text == "auto":
         return None
@@ -186,6 +208,16 @@ def top(arguments: argparse.Namespace) -> int:
     lines = [printable(summary(now)), *columns(JOB_HEADS.split(), present_jobs(now))]
     publish(arguments.json, msgspec.to_builtins(now), lines)
     return 0
+
+
+def add_web(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--port",
+        type=at_least(0, 65535),
+        default=0,
+        metavar="P",
+        help="of 127.0.0.1 (default: any that is free)",
+    )
 
 
 def web(arguments: argparse.Namespace) -> int:
@@ -260,6 +292,14 @@ def _allocated(node: NodeRow) -> str:
     return ", ".join(kinds) or f"{node.allocated}/{len(node.slots) - node.allocated}"
 
 
+def add_drain(command: argparse.ArgumentParser) -> None:
+    node = command.add_argument("node", metavar="NODE", help="like n1 or n[1-3]")
+    completed_by(node, NODE_NAMES)
+
+
+add_resume = add_drain
+
+
 def _drain(arguments: argparse.Namespace, path: str, head: str) -> int:
     names = ask(NodeNames, _server(arguments), "POST", path, NodePattern(arguments.node))
     return _show(arguments, names, [head], [[name] for name in names.nodes])
@@ -277,7 +317,25 @@ def shutdown(arguments: argparse.Namespace) -> int:
 # --- policy and power cap ------------------------------------------------------------------------
 
 
-def policies() -> list[str]:
+def add_policy(command: argparse.ArgumentParser) -> None:
+    name = command.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME|FILE",
+        help="of jobs: a policy or FILE.toml; of tasks: short-term, long-term, banking, constraint "
+        "or FILE.py (default: show the present ones)",
+    )
+    completed_by(name, _policies)
+    command.add_argument(
+        "--governor",
+        metavar="high|low|price[:LIMIT]|co2[:LIMIT]|cap",
+        help="how much of the machine tasks may use: always high or low, or low while the price or "
+        "the g of CO2 per kWh (of rms serve --prices) are above a limit, by default their mean, or "
+        "while the power cap leaves less than tasks would take",
+    )
+
+
+def _policies() -> list[str]:
     from rms.core.policies import POLICIES
 
     return [*POLICIES, *TASK_STRATEGIES]
@@ -312,6 +370,10 @@ def _strategy_text(path: Path) -> str:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"expected a strategy's file, got {path}: {error}") from None
+
+
+def add_power_cap(command: argparse.ArgumentParser) -> None:
+    command.add_argument("watts", nargs="?", metavar="W|none", help="the cap (default: show it)")
 
 
 def power_cap(arguments: argparse.Namespace) -> int:

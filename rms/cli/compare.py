@@ -5,20 +5,65 @@ from __future__ import annotations
 import argparse
 import getpass
 import os
+from pathlib import Path
 
-from rms.cli.options import check_engine, local_nodes
+from rms.cli.options import add_engine, add_policy, check_engine, local_nodes
 from rms.core.model.jobs import Mode
 from rms.core.policies import PolicyError, named
-from rms.studies.compare import FEWEST_ROUNDS as FEWEST_ROUNDS
+from rms.studies.compare import FEWEST_ROUNDS
 from rms.wire.terminal import (
     CommandError,
+    at_least,
     check_writable,
     publish,
     refuse_on,
     say,
+    seconds,
 )
 
-MODES = ",".join(Mode)
+
+def add_compare(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Run scripts for real in every mode, by turns in several rounds on fresh embedded RMSs, "
+        "and print the paper's table: medians with their ranges, and which modes differ. Before "
+        "the first round every script runs once (of an array its first task), counted nowhere, so "
+        "that all modes start with the same caches; a script that fails there ends the comparison."
+    )
+    add = command.add_argument
+    add("scripts", type=Path, nargs="+", metavar="SCRIPT", help="job scripts, submitted in order")
+    modes = ",".join(Mode)
+    add("--modes", default=modes, metavar="MODE,...", help=f"default: {modes}")
+    add(
+        "--times",
+        type=at_least(1),
+        default=FEWEST_ROUNDS,
+        metavar="N",
+        help=f"rounds of all modes (default {FEWEST_ROUNDS}; with fewer no difference counts)",
+    )
+    add_engine(add)
+    add("--nodes", type=at_least(1), metavar="N", help="default: all there are")
+    add(
+        "--delay",
+        type=seconds,
+        default=2.0,
+        metavar="S",
+        help="seconds from one submission to the next (default 2)",
+    )
+    add_policy(add)
+    add(
+        "--folder",
+        type=Path,
+        default=Path("compare"),
+        metavar="D",
+        help="output of the jobs (default: compare)",
+    )
+    add("--figure", type=Path, metavar="FILE.png", help="draw nodes and power over time")
+    add(
+        "--listen",
+        default="",
+        metavar="unix:PATH",
+        help="address of the embedded RMS, for rms web, top and queue meanwhile (default: any)",
+    )
 
 
 def compare(arguments: argparse.Namespace) -> int:

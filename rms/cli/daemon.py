@@ -13,24 +13,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rms.cli.options import ON_DEMAND, check_engine, local_nodes
+from rms.cli.options import ON_DEMAND, add_engine, add_policy, check_engine, local_nodes
 from rms.core.policies import DEFAULT, MissingPartError, Policy, PolicyError, placing
 from rms.daemon.nodes.nodes import POWERED_BY_SLURM
 from rms.daemon.restart.recover import replayed
-from rms.daemon.serve import LEVELS as LEVELS
-from rms.daemon.serve import StderrLog, check_start, run_daemon
+from rms.daemon.serve import LEVELS, StderrLog, check_start, run_daemon
 from rms.daemon.store.context import Settings, warning
 from rms.daemon.store.journal import Journal, JournalError
 from rms.daemon.store.private import ServeError
-from rms.daemon.store.snapshots import KEEP as KEEP
+from rms.daemon.store.snapshots import KEEP
 from rms.formats import profiles
 from rms.formats.config import read_cluster
 from rms.formats.jobscript import ScriptError, parse_power_cap, parse_time
 from rms.formats.prices import Prices, read_prices
 from rms.kernels.served import GovernorRule
 from rms.launch import local
-from rms.launch.base import DEADLINE_S as DEADLINE_S
-from rms.launch.base import PowerCommands
+from rms.launch.base import DEADLINE_S, PowerCommands
 from rms.launch.processes import escapes
 from rms.launch.slurm import engines
 from rms.launch.slurm.commands import Slurm, SlurmError
@@ -41,14 +39,104 @@ from rms.power.meter import MeterError
 from rms.wire.files import state_folder
 from rms.wire.terminal import (
     CommandError,
+    at_least,
     columns,
+    positive,
     publish,
     refuse_on,
+    seconds,
 )
 from rms.wire.users import PowerCap
 
-NO_FILE, PARENT = Path(), os.getppid()
-"""Values of --check and --with-parent that are stated without one."""
+
+def add_serve(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add(
+        "--cluster",
+        type=Path,
+        metavar="FILE.toml",
+        help="nodes: names, cores, slots or kinds of processors, memory bandwidth, power (default: "
+        "this machine's cores)",
+    )
+    add("--nodes", type=at_least(1), metavar="N", help="only the first N nodes there are")
+    add_engine(add)
+    add(
+        "--check",
+        nargs="?",
+        type=Path,
+        const=Path(),
+        metavar="FILE.toml",
+        help="start nothing; print the nodes and settings of these options (and this cluster "
+        "file); with Slurm's engines, what this site allows",
+    )
+    add("--reach", metavar="NAME", help="how mpiexec reaches nodes (-launcher, default: slurm)")
+    add("--partition", default="", metavar="NAME", help="of engine slurm (default: Slurm's own)")
+    add("--ntasks-per-node", type=at_least(1), metavar="N", help="slots of a node (default: CPUs)")
+    add_policy(add)
+    add(
+        "--policy-modules",
+        default="",
+        metavar="MODULE|FILE.py[,...]",
+        help="of one's own, whose functions rms policy FILE.toml may name later; no others are "
+        "imported (but those of --policy)",
+    )
+    add(
+        "--grace",
+        type=seconds,
+        default=10.0,
+        metavar="S",
+        help="from SIGTERM to SIGKILL of a job (default 10)",
+    )
+    add(
+        "--margin",
+        type=seconds,
+        metavar="S",
+        help="of a pilot: from the end of its jobs to that of its allocation (default grace + 30)",
+    )
+    add(
+        "--boot-deadline",
+        type=positive,
+        default=60.0,
+        metavar="S",
+        help="for a world that boots beside a running one (default 60)",
+    )
+    add(
+        "--with-parent", nargs="?", type=at_least(1), const=os.getppid(), metavar="PID",
+        help="end when the parent ends; PID: of the parent, which may have ended by now",
+    )  # fmt: skip
+    add(
+        "--assumed-time",
+        default="1:00:00",
+        metavar="TIME",
+        help="run time assumed for a job without --time; no limit (default 1:00:00, or UNLIMITED)",
+    )
+    add(
+        "--state",
+        type=Path,
+        metavar="DIR",
+        help="journal, sockets, jobs (default: RMS_STATE, else ~/.local/state/rms)",
+    )
+    add(
+        "--log-level",
+        choices=tuple(LEVELS),
+        default="info",
+        help="lines on standard error: debug (all events and decisions), info, warning",
+    )
+    add(
+        "--listen",
+        metavar="unix:PATH|tcp:HOST:PORT",
+        help="default: a socket in the state folder; TCP on this machine alone (127.0.0.1), or "
+        "where an engine's jobs on other nodes are to reach the daemon",
+    )
+    add(
+        "--keep-events",
+        type=_number_kept,
+        default=KEEP,
+        metavar="N|all",
+        help=f"events that the journal keeps, at least, for replay and report (default {KEEP})",
+    )
+    _add_energy(command)
+
 
 OPTIONS_OF = {
     "reach": ("slurm-pilot", "slurm"),
@@ -61,7 +149,7 @@ OPTIONS_OF = {
 MOST_KEPT = 10**12
 
 
-def number_kept(text: str) -> int | None:
+def _number_kept(text: str) -> int | None:
     """Return the number of events that are kept, None for all."""
     if text == "all":
         return None
@@ -70,12 +158,78 @@ def number_kept(text: str) -> int | None:
     return int(text)
 
 
+def _add_energy(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument_group("energy and power").add_argument
+    add(
+        "--meters",
+        default="auto",
+        metavar="auto|none|NAME[,NAME]",
+        help="meters of energy: rapl, nvml, nvidia-smi, replay:FILE (default: all there are)",
+    )
+    add(
+        "--meter-command",
+        metavar="CMD",
+        help="a program that prints a line for every reading, such as node 4711 J or node 61.7 W",
+    )
+    add(
+        "--meter-limit",
+        type=positive,
+        metavar="W",
+        help="power of a device above which a reading is refused (default: twice its limit)",
+    )
+    add(
+        "--power-cap",
+        metavar="W|none",
+        help="power cap of the cluster (default: as before a restart, else none)",
+    )
+    add(
+        "--power-off",
+        default="",
+        metavar="CMD",
+        help="run as CMD NODE to power an idle node off (policies with node_power off-when-idle)",
+    )
+    add(
+        "--power-on",
+        default="",
+        metavar="CMD",
+        help="run as CMD NODE to power it on; returns 0 once the node is up",
+    )
+    add(
+        "--power-on-deadline",
+        type=positive,
+        default=DEADLINE_S,
+        metavar="S",
+        help=f"a node that is not up by then is down (default {DEADLINE_S:g})",
+    )
+    add(
+        "--set-frequencies",
+        choices=("auto", "no"),
+        default="auto",
+        help="whether frequencies that a policy decides are set, where this user may (cpufreq, "
+        "locked clocks of GPUs), and put back afterwards (default: auto)",
+    )
+    add(
+        "--governor",
+        default="",
+        metavar="RULE",
+        help="how much of the machine tasks may use: high, low, price[:LIMIT], co2[:LIMIT] (low "
+        "above the limit per kWh, default: the mean of --prices), cap (low while the power cap "
+        "leaves less than tasks would take); default: as before a restart, else high",
+    )
+    add(
+        "--prices",
+        type=Path,
+        metavar="FILE",
+        help="what electricity costs and emits: TOML (constant, by hour of day) or CSV of times",
+    )
+
+
 def serve(arguments: argparse.Namespace) -> int:
     """``rms serve``: run the daemon until it receives a signal or ``rms shutdown``."""
     if arguments.engine != ON_DEMAND:
         check_engine(arguments.engine)
         _check_options(arguments)
-    if arguments.check is not None and arguments.check != NO_FILE:
+    if arguments.check is not None and arguments.check != Path():
         arguments.cluster = arguments.check
     if arguments.check is not None and arguments.engine not in ("local", ON_DEMAND):
         return _check_site(arguments)
@@ -245,6 +399,12 @@ def _check_site(arguments: argparse.Namespace) -> int:
     return 0 if engine_verdict(arguments.engine, site).allowed else 1
 
 
+def add_replay(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "journal", type=Path, metavar="JOURNAL", help="journal.sqlite of a daemon's state folder"
+    )
+
+
 def replay(arguments: argparse.Namespace) -> int:
     """``rms replay JOURNAL``: exit 1 if any decision differs."""
     if not arguments.journal.is_file():
@@ -257,6 +417,35 @@ def replay(arguments: argparse.Namespace) -> int:
     row = {"events": result.events, "differing": result.differing, "pruned": pruned}
     publish(arguments.json, row, [summary, *result.differing, *result.missing])
     return 1 if result.differing else 0
+
+
+def add_pilot(command: argparse.ArgumentParser) -> None:
+    command.epilog = "Options of sbatch for its allocations (--account=x) may follow after --."
+    add = command.add_argument_group("allocations").add_argument
+    add("--on-demand", action="store_true", help="request nodes while jobs wait for them")
+    add("--keep", type=at_least(0), default=0, metavar="N", help="hold N nodes whatever waits")
+    add(
+        "--max-nodes",
+        type=at_least(1),
+        metavar="M",
+        help="never more than these at once (default: --keep, on demand the partition's)",
+    )
+    add("--time", default="60", metavar="T", help="of an allocation, as Slurm's (default 1 h)")
+    add(
+        "--idle",
+        type=seconds,
+        default=60.0,
+        metavar="S",
+        help="how long an unused node is kept (default 60)",
+    )
+    add(
+        "--backlog",
+        type=at_least(1),
+        default=1,
+        metavar="N",
+        help="allocations that wait in Slurm's queue at once (default 1)",
+    )
+    add_serve(command)
 
 
 def pilot(arguments: argparse.Namespace) -> int:

@@ -6,17 +6,11 @@ every job, and is to start fast.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
-from functools import cache
-from math import inf
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-from rms.wire import terminal
-from rms.wire.terminal import COMPLETION, Parser, add_common, at_least, completed_by, parser
+from rms.wire.terminal import COMPLETION, Parser, add_common, parser, run_command
 
 CLIENT, DAEMON = "rms.cli.client", "rms.cli.daemon"
 
@@ -52,7 +46,7 @@ COMMANDS = {
     "replay": (DAEMON, "run a journal through the engine again"),
 }
 """Module and help of the commands. A module has a function of the command's name (``_`` for ``-``),
-and ``add_NAME`` for its options where ``options.toml`` does not have them."""
+and ``add_NAME`` for its options, if there are any."""
 
 WITH_COMMAND_LINE = ("submit", "launch", "profile", "pilot")
 """Commands that end with ``-- COMMAND``, or options of another one."""
@@ -73,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = top.parse_args(words)
     arguments.command_line = command_line
     name = arguments.command
-    return terminal.run_command("rms", arguments, getattr(_module(name), name.replace("-", "_")))
+    return run_command("rms", arguments, getattr(_module(name), name.replace("-", "_")))
 
 
 def _module(name: str) -> object:
@@ -92,63 +86,5 @@ def _parser(wanted: str) -> Parser:
         add_common(command)
         if name not in WITHOUT_SERVER:
             command.add_argument("--server", metavar="ADDRESS", help="default: RMS_SERVER")
-        module = _module(name)
-        add = getattr(module, f"add_{name}", None)
-        if add is None:
-            _add_rows(command, name, vars(module))
-        else:
-            add(command)
+        getattr(_module(name), f"add_{name.replace('-', '_')}", lambda command: None)(command)
     return top
-
-
-# --- Options of options.toml ----------------------------------------------------------------------
-
-
-@cache
-def _tables() -> dict[str, dict[str, Any]]:
-    import tomllib  # not for rms launch
-
-    return tomllib.loads(Path(__file__).with_name("options.toml").read_text())
-
-
-def _add_rows(command: argparse.ArgumentParser, table: str, names: Mapping[str, Any]) -> None:
-    """Add the options of a command, or of a group, whose texts have the names of a module."""
-    for key, row in _tables().get(table, {}).items():
-        if key == "module":
-            names = vars(importlib.import_module(row))
-        elif key in ("description", "epilog"):
-            setattr(command, key, row.format_map(names))
-            if "\n" in row:
-                command.formatter_class = argparse.RawDescriptionHelpFormatter
-        elif isinstance(row, dict):
-            _add_row(command, key, dict(row), {"Path": Path, "int": int, **vars(terminal), **names})
-        elif row.startswith("add_"):
-            names[row](command)
-        else:
-            _add_rows(command, row, names)
-
-
-def _add_row(
-    command: argparse.ArgumentParser, name: str, row: dict[str, Any], names: Mapping[str, Any]
-) -> None:
-    flags = [row.pop("short"), name] if "short" in row else [name]
-    words, title = row.pop("words", ""), row.pop("group", "")
-    group: argparse._ActionsContainer = command
-    if title:
-        groups = {group.title: group for group in command._action_groups}
-        group = groups.get(title) or command.add_argument_group(title)
-    if row.pop("one-of", False):
-        several = command._mutually_exclusive_groups
-        group = several[0] if several else command.add_mutually_exclusive_group()
-    if "least" in row:
-        row["type"] = at_least(row.pop("least"), row.pop("most", inf))
-    for key, value in row.items():
-        if key in ("help", "default", "metavar") and isinstance(value, str):
-            row[key] = value.format_map(names)
-        elif key in ("type", "const", "choices") and isinstance(value, str):
-            row[key] = names[value]
-    action = group.add_argument(*flags, **row)
-    if words:
-        values = names[words]
-        ready = isinstance(values, str) or callable(values)
-        completed_by(action, values if ready else lambda: values)

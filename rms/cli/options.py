@@ -5,27 +5,36 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from rms.core.model.jobs import JobId, JobSpec, Mode, Site
-from rms.core.policies import DEFAULT as DEFAULT
-from rms.core.policies import POLICIES
+from rms.core.policies import DEFAULT, POLICIES
 from rms.formats.config import LABELS, FileError, parse_criteria, read_cluster, read_workload
 from rms.formats.joblog import JobLog, read_log
 from rms.formats.profiles import folder
 from rms.formats.swf import read_trace
 from rms.launch.local import this_machine
 from rms.wire.files import state_folder
-from rms.wire.terminal import CommandError
+from rms.wire.terminal import CommandError, completed_by
 
 ENGINES = ("local", "slurm-pilot", "slurm")
-ENGINE_NAMES, POLICY_NAMES = ", ".join(ENGINES), ", ".join(POLICIES)
 ON_DEMAND = "pilot on demand"
 """The engine of ``rms pilot``."""
+
+
+def add_engine(add: Callable[..., argparse.Action]) -> None:
+    text = f"source of the nodes: {', '.join(ENGINES)} (default: local, this machine)"
+    completed_by(add("--engine", default="local", metavar="NAME", help=text), lambda: ENGINES)
+
+
+def add_policy(add: Callable[..., argparse.Action]) -> None:
+    text = f"scheduling policy: {', '.join(POLICIES)} or a file (default: {DEFAULT})"
+    policy = add("--policy", default=DEFAULT, metavar="NAME|FILE.toml", help=text)
+    completed_by(policy, lambda: POLICIES)
 
 
 def check_engine(name: str) -> None:

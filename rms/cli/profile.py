@@ -12,14 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from rms.cli.options import check_engine, local_nodes
+from rms.cli.options import add_engine, check_engine, local_nodes
 from rms.client.connection import ServerError
 from rms.client.launch import strip_options
 from rms.formats import profiles
 from rms.formats.config import read_cluster
-from rms.formats.profiles import MALLEABLE, Point, Profile, ProfileError, Program
-from rms.formats.profiles import SEPARATE as SEPARATE
-from rms.formats.profiles import WAYS as WAYS
+from rms.formats.profiles import MALLEABLE, SEPARATE, WAYS, Point, Profile, ProfileError, Program
 from rms.launch.local import hardware
 from rms.power import frequency
 from rms.power.choice import MeterChoice
@@ -31,12 +29,55 @@ from rms.wire.files import state_folder
 from rms.wire.mpiexec import LAUNCHERS
 from rms.wire.terminal import (
     CommandError,
+    at_least,
     check_writable,
     columns,
+    positive,
     publish,
     refuse_on,
     say,
 )
+
+
+def add_profile(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Run a command on 1, 2, 4, ... nodes, always of a fresh embedded RMS, after one run that "
+        "is counted nowhere, and keep time, power and energy by size for rms submit, rms simulate "
+        "(speedup = {profile = NAME}) and the policies. A profile holds for the same "
+        "words, the same program file and the same machine (see rms submit --help). With --mode "
+        "malleable the program (one on dmr) runs once and is resized from size to size."
+    )
+    add = command.add_argument
+    add("name", nargs="?", metavar="NAME", help="with --show: a profile, or its file")
+    add("--nodes", metavar="1,2,4", help="sizes (default: doublings, and all nodes there are)")
+    add("--repeat", type=at_least(1), default=1, metavar="K", help="runs at every size (default 1)")
+    add("--mode", choices=WAYS, default=SEPARATE, help="how it is measured (default: separate)")
+    add(
+        "--bandwidth",
+        action="store_true",
+        help="measure too what memory bandwidth one process asks for: copies of the command side "
+        "by side, one a core of this machine, and beside probes of memory bandwidth, in five "
+        "rounds (or --repeat, if more)",
+    )
+    add("--window", type=positive, default=5.0, metavar="S", help="at a size of a malleable run")
+    add("--show", action="store_true", help="print kept profiles, run nothing")
+    add("--slowdown", type=positive, default=1.1, metavar="X", help="bound of an operating point")
+    add_engine(add)
+    add("--cluster", type=Path, metavar="FILE.toml", help="nodes of rms serve, GPUs for instance")
+    add("--meters", default="auto", metavar="NAMES", help="as of rms serve")
+    add("--meter-command", metavar="CMD", help="as of rms serve")
+    add("--meter-limit", type=positive, metavar="W", help="as of rms serve")
+    add(
+        "--mhz",
+        default="auto",
+        metavar="auto|none|F[,F...]",
+        help="clocks of separate runs beside the present ones: auto takes lowest, middle and "
+        "highest, where this user may set them",
+    )
+    add("--save-as", metavar="NAME", help="how the profile is called (default: as the program)")
+    add("--out", type=Path, metavar="FILE.json", help="keep it there instead")
+    add("--figure", type=Path, metavar="FILE.png", help="draw time and energy over nodes")
+    add("--folder", type=Path, default=Path("profile"), metavar="D", help="output of the runs")
 
 
 def profile(arguments: argparse.Namespace) -> int:

@@ -16,8 +16,10 @@ from rms.client.connection import server_address
 from rms.client.status import RESIZE_HEADS, job_facts, resize_cells
 from rms.formats.values import fold_ids, fold_slots
 from rms.wire.terminal import (
+    JOB_IDS,
     CommandError,
     columns,
+    completed_by,
     printable,
     publish,
     slurm_duration,
@@ -28,7 +30,42 @@ COLUMNS = "ijuTmMlDsR"
 """Fields of the default table."""
 
 ME = "--me"
-STATES = (*SHORT_STATES.values(), "all")
+
+
+def add_queue(command: argparse.ArgumentParser) -> None:
+    add_filters(command)
+    fields = ", ".join(f"%%{letter} {head}" for letter, (head, _) in FIELDS.items())
+    command.add_argument(
+        "-o",
+        "--format",
+        metavar="TEXT",
+        help=f"format of a line, as of squeue: {fields}; %%8i is 8 wide, %%.8i to the right",
+    )
+    command.add_argument("--noheader", action="store_true", help="omit the header line")
+
+
+def add_ids(command: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    ids = command.add_argument("id", nargs=nargs, metavar="ID", help="like 7, 7_3 or 7_[1-3]")
+    completed_by(ids, JOB_IDS)
+
+
+def add_filters(command: argparse.ArgumentParser) -> None:
+    """Add the arguments that select jobs: ids and filters, which are combined with *and*."""
+    add_ids(command, "*")
+    listed = command.add_argument("-j", "--jobs", metavar="ID,...", help="ids, comma-separated")
+    completed_by(listed, JOB_IDS)
+    state = command.add_argument(
+        "-t", "--state", metavar="STATE,...", help="as PENDING,RUNNING or PD,R; or all"
+    )
+    completed_by(state, lambda: [*SHORT_STATES.values(), "all"])
+    command.add_argument("-n", "--name", metavar="NAME,...", help="names of jobs")
+    users = command.add_mutually_exclusive_group()
+    users.add_argument(
+        "-u", "--user", metavar="USER,...", help="users; the daemon's owner has all jobs"
+    )
+    users.add_argument(
+        "--me", dest="user", action="store_const", const=ME, help="jobs of this user"
+    )
 
 
 def selection(arguments: argparse.Namespace) -> JobSelection:
@@ -118,7 +155,6 @@ FIELDS: dict[str, tuple[str, Callable[[str, JobRow], str]]] = {
 }
 """Fields by squeue's letters, except ``%E``: energy so far, ``%m``: mode and ``%s``: step."""
 
-FIELD_NAMES = ", ".join(f"%%{letter} {head}" for letter, (head, _) in FIELDS.items())
 _PLACE = re.compile(r"%(?:(\.?)([0-9]{1,3}))?(.|$)")
 
 
@@ -133,6 +169,9 @@ def _fill(form: str, values: Mapping[str, str]) -> str:
         return (text.rjust if right else text.ljust)(int(width))[: int(width)]
 
     return _PLACE.sub(put, form)
+
+
+add_show = add_ids
 
 
 def show(arguments: argparse.Namespace) -> int:

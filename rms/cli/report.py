@@ -23,6 +23,23 @@ Row = dict[str, Any]
 Heads = Sequence[str]
 
 
+def add_report(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", type=Path, metavar="DIR", help="where report.html is written")
+    command.add_argument(
+        "--journal",
+        type=Path,
+        metavar="FILE",
+        help="journal.sqlite of the state folder of a daemon that does not run now",
+    )
+    command.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="RESULT.json",
+        help="of what simulate or compare wrote by --json, instead of a daemon",
+    )
+
+
 def report(arguments: argparse.Namespace) -> int:
     """``rms report DIR``: a page with figures and tables, in one file."""
     sources = (arguments.source, arguments.journal, arguments.server)

@@ -18,7 +18,7 @@ from rms.studies.guim import VARIANTS, Grid, guim
 from rms.studies.iserte_rojek import iserte_rojek
 from rms.studies.posner import posner
 from rms.studies.varysched import varysched
-from rms.wire.terminal import CommandError, at_least, columns, publish
+from rms.wire.terminal import CommandError, at_least, columns, completed_by, publish
 
 EXPERIMENTS: Mapping[str, Callable[[argparse.Namespace], Result]] = {
     "iserte-rojek": lambda options: iserte_rojek(options.figures),
@@ -68,13 +68,18 @@ OPTIONS: Mapping[str, tuple[str, Callable[[str], Any], str, str]] = {
 """Options of some experiments: names of these, type, value in the help, and help."""
 
 
-NAMES = "|".join(EXPERIMENTS)
-
-
-def add_options_of_some(command: argparse.ArgumentParser) -> None:
+def add_reproduce(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    name = add(
+        "name", metavar="|".join(EXPERIMENTS), help="the experiment, by its authors or system"
+    )
+    completed_by(name, lambda: EXPERIMENTS)
+    text = "data of studies that the project does not ship (default: MALLEABLE_DATA)"
+    add("--data", type=Path, metavar="DIR", help=text)
+    add("--figures", type=Path, metavar="DIR", help="draw its figures there")
     for option, (names, kind, metavar, text) in OPTIONS.items():
         words = f"of {' and '.join(names.split())}: {text}"
-        command.add_argument(f"--{option}", type=kind, metavar=metavar, help=words)
+        add(f"--{option}", type=kind, metavar=metavar, help=words)
 
 
 def reproduce(arguments: argparse.Namespace) -> int:

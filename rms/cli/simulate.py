@@ -17,15 +17,14 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 
-from rms.cli.options import candidates, log_lines, read_inputs
+from rms.cli.options import add_policy, candidates, log_lines, read_inputs
 from rms.client.connection import ask, server_address
 from rms.core.model.events import NodeDown, NodeUp
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Site
 from rms.core.policies import PolicyError, named
 from rms.core.rules.powercap import added_w, check_cap, is_unknown
 from rms.formats.config import FileError
-from rms.formats.joblog import COMMAND as COMMAND
-from rms.formats.joblog import Unit
+from rms.formats.joblog import COMMAND, Unit
 from rms.formats.jobscript import parse_power_cap
 from rms.formats.swf import write_trace
 from rms.kernels.model import ChoiceError, Governor, Resource
@@ -37,14 +36,92 @@ from rms.sim.simulator import Passes
 from rms.wire.files import csv_text, write_output
 from rms.wire.terminal import (
     CommandError,
+    at_least,
     check_writable,
     columns,
+    positive,
     publish,
     refuse_on,
     say,
+    seconds,
 )
 
-UNITS, PASSES = get_args(Unit), get_args(Passes)
+PASSES = """after every event, submissions before all else of their time; once an instant; after
+every event, submissions after all else"""
+
+SACCT_HELP = f"""for --sacct, on a login node (add --partition where partitions have other nodes):
+  {COMMAND} > jobs.txt"""
+
+
+def add_simulate(command: argparse.ArgumentParser) -> None:
+    command.formatter_class = argparse.RawDescriptionHelpFormatter
+    command.epilog = SACCT_HELP
+    add = command.add_argument
+    add("--workload", type=Path, metavar="FILE.toml|FILE.csv", help="jobs of a workload file")
+    add("--trace", type=Path, metavar="FILE.swf[.gz]", help="jobs of a trace, in SWF")
+    add(
+        "--sacct",
+        type=Path,
+        nargs="+",
+        metavar="FILE[.gz]",
+        help="a cluster's accounting, printed as below; several files for several years",
+    )
+    add(
+        "--strategy",
+        nargs="+",
+        metavar="NAME|FILE.py",
+        help="of tasks (as rms policy takes it): tried on what --journal, or else the running "
+        "daemon, has recorded of them",
+    )
+    add("--journal", type=Path, metavar="FILE", help="of a daemon that does not run now")
+    add("--hours", type=positive, metavar="H", help="only tasks of the last hours of the record")
+    add("--governor", choices=("high", "low"), help="of --strategy; default: as it was")
+    add("--by", choices=get_args(Unit), default="nodes", help="what a size of --sacct counts")
+    add("--cluster", type=Path, metavar="FILE.toml", help="nodes, as of rms serve")
+    add(
+        "--processors",
+        type=at_least(1),
+        metavar="P",
+        help="default: the trace's, or the most that jobs of --sacct held at once",
+    )
+    add_policy(add)
+    add("--mode", metavar="MODE[,MODE...]", help="what jobs allow; several with --malleable")
+    add("--order", choices=("fcfs", "sjbf"), help="of the jobs behind the first waiting one")
+    add(
+        "--estimates",
+        choices=("requested", "exact"),
+        help="run times that the policy expects: requested limits, or those of the workload",
+    )
+    add("--passes", choices=get_args(Passes), default="per-event", help=PASSES)
+    add(
+        "--per-job",
+        type=Path,
+        metavar="OUT.csv",
+        help="a row by job; the last column is its name, where a workload file names jobs",
+    )
+    add(
+        "--malleable",
+        metavar="PCT[,PCT...]",
+        help="make these shares of the jobs malleable: what would it bring",
+    )
+    add(
+        "--malleable-jobs",
+        metavar="CRITERIA",
+        help="only jobs like 'user=alice,name=wrf*,nodes=4-64,hours=1-' (also account, partition; "
+        "a repeated key: either)",
+    )
+    add(
+        "--serial",
+        metavar="F[,F...]",
+        help="part of a run time that is not parallel; the first is used, the others are tried "
+        "(default: 0.05,0.01,0.2)",
+    )
+    add("--mtbf", type=positive, metavar="H", help="mean time between failures of a node")
+    add("--repair", type=seconds, default=1.0, metavar="H", help="and is back after")
+    add("--power-cap", metavar="W", help="power cap of the cluster")
+    add("--seed", type=int, default=1, metavar="X", help="of the failures")
+    add("--figure", type=Path, metavar="FILE.png", help="of --malleable")
+    add("--out", type=Path, metavar="OUT.swf", help="the schedule as a trace")
 
 
 @refuse_on(PolicyError)

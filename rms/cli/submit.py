@@ -16,12 +16,40 @@ from rms.wire.terminal import Parser, printable, publish, tell
 from rms.wire.users import Options
 
 
-def add_job_options(command: Parser) -> None:
-    """Add the options of a job, and how those are refused that only sbatch has."""
+def add_submit(command: Parser) -> None:
+    command.description = (
+        "Submit a job script or a command. One whose program was measured by rms profile on this "
+        "machine needs no table of run times: its profile has all words of the command (of a "
+        "script, of its one launcher line), the contents of the program's file (of an interpreter, "
+        "its script's too) and the machine (processor, cores, GPUs). Under a policy whose jobs "
+        "share nodes (placement less-consume, first-fit-shared, consolidate) --nodes counts "
+        "slots, of one process."
+    )
+    add = command.add_argument
+    add(
+        "script",
+        type=Path,
+        nargs="?",
+        metavar="SCRIPT",
+        help="a job script, as for sbatch (default: standard input)",
+    )
+    add(
+        "arguments",
+        nargs="*",
+        metavar="ARGUMENT",
+        help="of the script; those that begin with - come last, after --",
+    )
     order = command.add_mutually_exclusive_group()
     for option in OPTIONS:
         if option.help:
             _add(order if option.key == "priority" else command, option)
+    add("--wrap", metavar="COMMAND", help="run a line of shell in place of a SCRIPT")
+    add(
+        "-W",
+        "--wait",
+        action="store_true",
+        help="wait until all jobs have ended; report how, exit with their status",
+    )
     command.sbatch_only = frozenset(f"--{name}" for name in SBATCH_ONLY.split())
 
 
