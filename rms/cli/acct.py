@@ -16,7 +16,6 @@ from rms.cli.queue import add_filters, selection
 from rms.client.connection import ask, server_address
 from rms.core.books.spans import BalanceError
 from rms.core.state import TASKS, is_task
-from rms.formats.config import FileError
 from rms.formats.energy import OwnerEnergy, amount, check_energies, owner_energies, slurm_words
 from rms.formats.prices import Cost, Prices, PricesAnswer, read_prices
 from rms.wire.terminal import CommandError, clock, columns, duration, publish, refuse_on
@@ -98,8 +97,7 @@ def acct(arguments: argparse.Namespace) -> int:
 def _prices(server: str, path: Path | None) -> Prices:
     """Return the prices of a file, else those of the daemon."""
     if path is not None:
-        with refuse_on(FileError):
-            return read_prices(path)
+        return read_prices(path)
     prices = ask(PricesAnswer, server, "GET", "/prices").prices
     if prices is None:
         raise CommandError("expected --prices FILE, here or of rms serve, got neither")

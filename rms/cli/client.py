@@ -17,7 +17,7 @@ from rms.cli.queue import add_filters, add_ids, selection
 from rms.client.commands import follow, jobs, requeue_words, wait_for
 from rms.client.connection import ServerError, ask, server_address
 from rms.client.status import DECISION_HEADS, decision_cells
-from rms.formats.jobscript import ScriptError, parse_power_cap
+from rms.formats.jobscript import parse_power_cap
 from rms.formats.values import fold_ids, fold_slots
 from rms.kernels.scheduler import STRATEGIES as TASK_STRATEGIES
 from rms.wire.live import LIVE_PATH, Live, LiveQuery
@@ -382,8 +382,7 @@ def power_cap(arguments: argparse.Namespace) -> int:
     if arguments.watts is None:
         cap = ask(PowerCapRow, server, "GET", "/power-cap")
     else:
-        with refuse_on(ScriptError):
-            body = PowerCap(parse_power_cap(arguments.watts))
+        body = PowerCap(parse_power_cap(arguments.watts))
         cap = ask(PowerCapRow, server, "POST", "/power-cap", body)
     watts = (cap.cap_w, cap.expected_w, cap.idle_w, cap.measured_w)
     row = ["none" if value is None else f"{value:.1f}" for value in watts]

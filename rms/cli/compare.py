@@ -10,8 +10,6 @@ from pathlib import Path
 from rms.cli.options import add_engine, add_policy, check_engine, local_nodes
 from rms.core.model.jobs import Mode
 from rms.core.policies import PolicyError, named
-from rms.formats.config import FileError
-from rms.formats.jobscript import ScriptError
 from rms.studies.compare import FEWEST_ROUNDS
 from rms.wire.terminal import (
     CommandError,
@@ -98,10 +96,7 @@ def compare(arguments: argparse.Namespace) -> int:
             raise CommandError(f"expected modes of {', '.join(Mode)}, got {name!r}")
     if len(set(modes)) < len(modes):
         raise CommandError(f"expected different modes, got {arguments.modes}")
-    with (
-        refuse_on(FileError, PolicyError, ScriptError),
-        refuse_on(study.CompareError, SlurmError, exit_code=1),
-    ):
+    with refuse_on(PolicyError), refuse_on(SlurmError, exit_code=1):
         scripts = [path.absolute() for path in arguments.scripts]
         result = study.compare(scripts, list(map(Mode, modes)), setup, say, arguments.times)
         if not local:

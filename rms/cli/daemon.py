@@ -26,7 +26,7 @@ from rms.daemon.store.journal import Journal, JournalError
 from rms.daemon.store.private import ServeError
 from rms.daemon.store.snapshots import KEEP
 from rms.formats import profiles
-from rms.formats.config import FileError, read_cluster
+from rms.formats.config import read_cluster
 from rms.formats.jobscript import ScriptError, parse_power_cap, parse_time
 from rms.formats.prices import Prices, read_prices
 from rms.kernels.served import GovernorRule
@@ -234,8 +234,8 @@ def serve(arguments: argparse.Namespace) -> int:
         return _check_site(arguments)
     say = StderrLog(arguments.log_level, os.environ)
     state = (arguments.state or state_folder(os.environ)).absolute()
-    cap, refused = arguments.power_cap, (FileError, MeterError, PolicyError, JournalError)
-    with refuse_on(*refused, *_of_slurm(arguments.engine), ScriptError, ServeError, OSError):
+    cap, refused = arguments.power_cap, (MeterError, PolicyError, JournalError)
+    with refuse_on(*refused, *_of_slurm(arguments.engine), ServeError, OSError):
         policy = _policy(arguments, (state / "journal.sqlite").exists(), say)
         commands = _power_commands(arguments)
         if arguments.engine != "local" and not policy.always_on:
@@ -403,8 +403,7 @@ def _check_site(arguments: argparse.Namespace) -> int:
     from rms.launch.slurm.site import as_json, as_text, engine_verdict, inspect_site, try_resize
 
     if arguments.cluster is not None:
-        with refuse_on(FileError, OSError):
-            read_cluster(arguments.cluster)
+        read_cluster(arguments.cluster)
     slurm = Slurm(os.environ, getpass.getuser())
     with refuse_on(SlurmError, exit_code=1):
         site = inspect_site(slurm)
@@ -475,8 +474,7 @@ def pilot(arguments: argparse.Namespace) -> int:
         raise CommandError("expected --on-demand, --keep N or both, got neither")
     if most is not None and most < keep:
         raise CommandError(f"expected --max-nodes of at least {keep}, got {most}")
-    with refuse_on(ScriptError):
-        time_s = parse_time(arguments.time)
+    time_s = parse_time(arguments.time)
     if time_s == math.inf:
         raise CommandError("expected a --time at which allocations end, got none")
     if most is None:

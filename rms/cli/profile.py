@@ -16,7 +16,7 @@ from rms.cli.options import add_engine, check_engine, local_nodes
 from rms.client.connection import ServerError
 from rms.client.launch import strip_options
 from rms.formats import profiles
-from rms.formats.config import FileError, read_cluster
+from rms.formats.config import read_cluster
 from rms.formats.profiles import MALLEABLE, SEPARATE, WAYS, Point, Profile, ProfileError, Program
 from rms.launch.local import hardware
 from rms.power import frequency
@@ -91,10 +91,9 @@ def profile(arguments: argparse.Namespace) -> int:
         problem = check_writable(target, option, regular=option == "--out")
         if problem is not None:
             raise CommandError(problem)
-    with refuse_on(ProfileError):
-        if arguments.show and arguments.name is None and not arguments.command_line:
-            return _list(arguments, base)
-        shown = _kept(arguments, base) if arguments.show else _measure(arguments, base)
+    if arguments.show and arguments.name is None and not arguments.command_line:
+        return _list(arguments, base)
+    shown = _kept(arguments, base) if arguments.show else _measure(arguments, base)
     if arguments.figure is not None:
         study.draw(shown, arguments.figure)
     slowdown = arguments.slowdown
@@ -118,7 +117,7 @@ def _measure(arguments: argparse.Namespace, base: Path | None) -> Profile:
     old = profiles.read(target) if target.exists() else None
     setup = _setup(arguments, program)
     shared = None
-    with refuse_on(study.ProfilingError, FrequencyError, ServerError, exit_code=1):
+    with refuse_on(FrequencyError, ServerError, exit_code=1):
         points, steps = _points_of(setup, arguments)
         if arguments.bandwidth:  # one copy on every core, without energy
             options = ["--meters", "none"]
@@ -142,7 +141,7 @@ def _setup(arguments: argparse.Namespace, program: Program) -> study.ProfilingSe
     if arguments.meter_limit is not None:
         serve += ["--meter-limit", str(arguments.meter_limit)]
     nodes = None
-    with refuse_on(FileError, MeterError):
+    with refuse_on(MeterError):
         meters = MeterChoice.parse(arguments.meters, arguments.meter_command, arguments.meter_limit)
         if arguments.engine == "local":
             meters.check_command()

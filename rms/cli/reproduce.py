@@ -18,7 +18,7 @@ from rms.studies.guim import VARIANTS, Grid, guim
 from rms.studies.iserte_rojek import iserte_rojek
 from rms.studies.posner import posner
 from rms.studies.varysched import varysched
-from rms.wire.terminal import CommandError, at_least, columns, completed_by, publish, refuse_on
+from rms.wire.terminal import CommandError, at_least, columns, completed_by, publish
 
 EXPERIMENTS: Mapping[str, Callable[[argparse.Namespace], Result]] = {
     "iserte-rojek": lambda options: iserte_rojek(options.figures),
@@ -94,9 +94,8 @@ def reproduce(arguments: argparse.Namespace) -> int:
             raise CommandError(
                 f"expected --{option} with {' or '.join(names)} only, got it with {arguments.name}"
             )
-    with refuse_on(FileError):
-        make_folder(arguments.figures)
-        result, lines, good = EXPERIMENTS[arguments.name](arguments)
+    make_folder(arguments.figures)
+    result, lines, good = EXPERIMENTS[arguments.name](arguments)
     publish(arguments.json, result, lines)
     return 0 if good else 1
 

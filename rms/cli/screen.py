@@ -54,13 +54,6 @@ class Confirmation(ModalScreen[int]):
         Binding("escape,n", "no", "No"),
         Binding("y", "yes", "Yes"),
     ]
-    DEFAULT_CSS = """
-    Confirmation { align: center middle; }
-    Confirmation > Vertical { width: 72; max-width: 95%; height: auto; border: round $warning;
-        background: $surface; padding: 1 2; }
-    Confirmation Horizontal { height: auto; margin-top: 1; }
-    Confirmation Button { margin-right: 2; }
-    """
 
     def __init__(self, action: Action) -> None:
         super().__init__()
@@ -100,11 +93,6 @@ class Reader(ModalScreen[None]):
     """A window with lines of text."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "close", "Close")]
-    DEFAULT_CSS = """
-    Reader { align: center middle; }
-    Reader > VerticalScroll { width: 95%; height: 85%; border: round $primary;
-        background: $surface; padding: 0 1; }
-    """
 
     def __init__(self, title: str, lines: list[str], *, end: bool = False) -> None:
         super().__init__()
@@ -210,7 +198,6 @@ class JobTable(ScrollView):
     """Rows of jobs, one of them selected; :meth:`wanted` are the rows that the table needs."""
 
     can_focus = True
-    DEFAULT_CSS = "JobTable { overflow-x: hidden; scrollbar-size-vertical: 1; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", show=False),
         Binding("down,j", "move(1)", show=False),
@@ -363,13 +350,7 @@ class Top(App[None]):
 
     TITLE = "rms top"
     ENABLE_COMMAND_PALETTE = False
-    CSS = """
-    #summary { height: 2; padding: 0 1; background: $panel; }
-    #heads { height: 1; padding: 0 1; text-style: bold; color: $accent; }
-    JobTable { height: 1fr; padding: 0 1; }
-    #find { display: none; height: 3; }
-    #details { height: auto; min-height: 2; padding: 0 1; background: $panel; }
-    """
+    CSS_PATH = "screen.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("c", "act('cancel')", "Cancel"),
         Binding("h", "hold", "Hold"),

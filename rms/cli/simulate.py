@@ -25,7 +25,7 @@ from rms.core.policies import PolicyError, named
 from rms.core.rules.powercap import added_w, check_cap, is_unknown
 from rms.formats.config import FileError
 from rms.formats.joblog import COMMAND, Unit
-from rms.formats.jobscript import ScriptError, parse_power_cap
+from rms.formats.jobscript import parse_power_cap
 from rms.formats.swf import write_trace
 from rms.kernels.model import ChoiceError, Governor, Resource
 from rms.kernels.record import RecordEntry, TaskRecord, as_it_was, past_tasks, tried
@@ -124,7 +124,7 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
     add("--out", type=Path, metavar="OUT.swf", help="the schedule as a trace")
 
 
-@refuse_on(FileError, PolicyError)
+@refuse_on(PolicyError)
 def simulate(arguments: argparse.Namespace) -> int:
     """``rms simulate``: a workload or a trace on a virtual clock."""
     for option in ("json", "per_job", "out", "figure"):
@@ -186,8 +186,7 @@ def _write_rows(path: Path, rows: Sequence[dict[str, Any]], names: Mapping[JobId
 def _capped(text: str | None, site: Site, specs: Sequence[JobSpec]) -> Site:
     if text is None:
         return site
-    with refuse_on(ScriptError):
-        cap_w = parse_power_cap(text)
+    cap_w = parse_power_cap(text)
     models = site.power or (NodePower(),)
     if not any(added_w(models, spec, spec.preferred) for spec in specs):
         raise FileError("expected power of nodes (--cluster) or of jobs with --power-cap, got none")

@@ -12,7 +12,7 @@ from pathlib import Path
 from rms.client import commands
 from rms.client.connection import server_address
 from rms.formats.jobscript import OPTIONS, Option, ScriptError, parse_text, read_option
-from rms.wire.terminal import Parser, printable, publish, refuse_on, tell
+from rms.wire.terminal import Parser, printable, publish, tell
 from rms.wire.users import Options
 
 
@@ -70,10 +70,9 @@ def _add(command: argparse._ActionsContainer, option: Option) -> None:
 def submit(arguments: argparse.Namespace) -> int:
     """``rms submit``: print the id of the job or array."""
     server = server_address(arguments.server, os.environ)
-    with refuse_on(ScriptError):
-        text, name = _script(arguments)
-        options = _options(arguments)
-        sent = commands.submit(server, _with_slurm_options(text, arguments), name, options)
+    text, name = _script(arguments)
+    options = _options(arguments)
+    sent = commands.submit(server, _with_slurm_options(text, arguments), name, options)
     for words in sent.warnings:
         tell(f"warning: {words}")
     number = sent.ids[0].partition("_")[0]

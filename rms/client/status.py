@@ -35,29 +35,18 @@ class ClusterStatus:
     @classmethod
     def of_live(cls, live: Live) -> ClusterStatus:
         """Return the status in an answer of the daemon."""
-        return cls(
-            allocated=live.held,
-            nodes=live.nodes,
-            running=live.running,
-            pending=live.waiting,
-            completed=live.over,
-            power_w=live.power_w,
-            policy=live.policy,
-        )
+        jobs = live.running, live.waiting, live.over
+        return cls(live.held, live.nodes, *jobs, live.power_w, live.policy)
 
     @classmethod
     def of_snapshot(cls, now: Snapshot) -> ClusterStatus:
         """Return the status in a snapshot."""
         states = [job.state for job in now.jobs]
-        return cls(
-            allocated=sum(node.state in ("allocated", "mixed") for node in now.nodes),
-            nodes=len(now.nodes),
-            running=states.count("RUNNING"),
-            pending=states.count("PENDING"),
-            completed=sum(state in OVER for state in states),
-            power_w=now.books.power_w[-1][1] if now.books.power_w else 0.0,
-            policy=now.books.policy,
-        )
+        allocated = sum(node.state in ("allocated", "mixed") for node in now.nodes)
+        over = sum(state in OVER for state in states)
+        jobs = states.count("RUNNING"), states.count("PENDING"), over
+        power_w = now.books.power_w[-1][1] if now.books.power_w else 0.0
+        return cls(allocated, len(now.nodes), *jobs, power_w, now.books.policy)
 
     @property
     def nodes_words(self) -> str:

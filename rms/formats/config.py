@@ -28,6 +28,7 @@ from rms.formats.profiles import named as read_named
 from rms.formats.profiles import read as read_profile
 from rms.formats.values import ScriptError, expand
 from rms.wire.files import check_finite
+from rms.wire.terminal import CommandError
 
 Shape = TypeVar("Shape")
 MOST_NODES = 2**31 - 1
@@ -37,8 +38,8 @@ ROUNDING = 1e-9
 """A limit below the run time by this share is equal to it."""
 
 
-class FileError(ValueError):
-    """A file that does not parse; one sentence, expected and got."""
+class FileError(CommandError, ValueError):
+    """A file that does not parse."""
 
 
 class _Power(NodePower, frozen=True, forbid_unknown_fields=True):

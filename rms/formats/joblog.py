@@ -546,7 +546,6 @@ def assemble(rows: Iterable[LogRecord], by: Unit, counts: Counter[str]) -> JobLo
     ran = [record for record in _once(rows, counts) if _has_run(record, counts)]
     shared = _sharing(ran)
     attempts = [attempt for job in _by_job(ran) for attempt in _attempts(job, counts)]
-    attempts = [(name, _without_endless_limit(record)) for name, record in attempts]
     limits = _longest_limits(attempts)
     jobs = [_logged(name, record, by, limits, counts) for name, record in attempts]
     begin_s = min((job.submit_s for job in jobs), default=0.0)
@@ -620,6 +619,8 @@ def _attempts(job: Sequence[LogRecord], counts: Counter[str]) -> Iterator[tuple[
     resizing = False
     for parts in _together(job):
         record = _heterogeneous(parts, counts)
+        if record.limit_s is not None and record.limit_s >= NO_LIMIT_FROM_S:
+            record = msgspec.structs.replace(record, limit_s=None)
         if resizing:
             made[-1] = _resized(made[-1], record)
         else:
@@ -676,12 +677,6 @@ def _run_s(record: LogRecord) -> float:
     return max(0.0, (record.end_s or 0.0) - (record.start_s or 0.0))
 
 
-def _without_endless_limit(record: LogRecord) -> LogRecord:
-    if record.limit_s is None or record.limit_s < NO_LIMIT_FROM_S:
-        return record
-    return msgspec.structs.replace(record, limit_s=None)
-
-
 def _longest_limits(attempts: Iterable[tuple[str, LogRecord]]) -> dict[str, float]:
     """Return the longest requested limit by partition, and under "" that of all."""
     longest: dict[str, float] = {}
@@ -714,19 +709,8 @@ def _logged(
     size = record.nodes if by == "nodes" else record.cpus
     if size < 1:
         raise FileError(f"expected AllocCPUS of job {name} with --by cpus, got none")
-    return LoggedJob(
-        name,
-        submit_s,
-        start_s,
-        run_s,
-        size,
-        limit_s,
-        record.state,
-        record.user,
-        record.account,
-        record.partition,
-        record.name,
-    )
+    labels = record.state, record.user, record.account, record.partition, record.name
+    return LoggedJob(name, submit_s, start_s, run_s, size, limit_s, *labels)
 
 
 def _sharing(ran: Sequence[LogRecord]) -> tuple[float, float]:

@@ -1,8 +1,8 @@
 """Job scripts, the options of a job, and the nodes that these request of a cluster.
 
-Options of ``sbatch`` have the same meaning here, so that one script serves both. The table
-:data:`OPTIONS` has every option once: ``rms submit``, the ``#RMS`` and ``#SBATCH`` lines of a
-script and the daemon use it. A text that does not parse raises :class:`ScriptError`. Only
+Options of ``sbatch`` have the same meaning here, so that one script serves both. ``jobscript.toml``
+has every option once: ``rms submit``, the ``#RMS`` and ``#SBATCH`` lines of a script and the daemon
+use it. A text that does not parse raises :class:`ScriptError`. Only
 :func:`parse_script` reads a file.
 """
 
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from rms.core.model.jobs import Mode
@@ -139,37 +140,34 @@ def _mode(text: str) -> Mode:
     return Mode(match("|".join(Mode), text, f"one of {', '.join(Mode)}")[0])
 
 
-def _nice(text: str) -> int:
-    return -_priority(text)
-
-
-_array = _checked(parse_array)
-_begin = _checked(lambda text: parse_begin(text, 0.0))
-_dependency = _checked(parse_dependency)
-_signal = _checked(parse_signal)
-_nodes = _checked(lambda text: expand(_text(text)))
+_READERS: Mapping[str, Callable[[str], object]] = {
+    "amount": _amount,
+    "array": _checked(parse_array),
+    "begin": _checked(lambda text: parse_begin(text, 0.0)),
+    "count": _count,
+    "dependency": _checked(parse_dependency),
+    "key": str,
+    "limit": _limit_s,
+    "memory": _memory,
+    "mode": _mode,
+    "names": _checked(lambda text: expand(_text(text))),
+    "nice": lambda text: -_priority(text),
+    "nodes": parse_nodes,
+    "priority": _priority,
+    "refused": _refused,
+    "signal": _checked(parse_signal),
+    "text": _text,
+}
 
 
 # --- The options of a job --------------------------------------------------------------------
 
-RMS_ONLY, NOWHERE = ("RMS",), ()
 
-
-@dataclass(frozen=True)
-class Option:
-    """An option of a job.
-
-    Attributes:
-        read: reads its text; None for flags and for options that only Slurm reads.
-        short: letter of its short form.
-        metavar, help: for ``rms submit --help``; without help it is in scripts only.
-        lines: kinds of lines of a script that may state it.
-        field: its name in :class:`Options`, by default ``name``.
-        choices: all values, where they are few.
-    """
+class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An option of a job, a row of ``jobscript.toml``."""
 
     name: str
-    read: Callable[[str], object] | None = None
+    read: str | None = None
     short: str = ""
     metavar: str = ""
     help: str = ""
@@ -193,83 +191,8 @@ class Option:
         return self.key not in Options.__struct_fields__
 
 
-_START = "nodes that a job starts with (default: MAX of --nodes, or all there are)"
-_MODE = (
-    "fixed (default): keeps its size; moldable: may start at another; malleable: may be "
-    "resized while it runs; flexible: both"
-)
-_TIME = "time limit: minutes, M:S, H:M:S, D-H:M:S or UNLIMITED; jobs with one can be backfilled"
-_EXPORT = "variables that the job gets (default: ALL); ALL,NAME=VALUE adds some"
-_PROFILE = "a measured profile, instead of the one that is looked up"
-_BANDWIDTH = "bandwidth of each process, where jobs share nodes (default: as profiled)"
-_AFTER = "after the ends of others: afterok:7:8_2,afterany:9, singleton"
-_PRIORITY = "jobs of a higher priority start first, whatever the policy (default: 0)"
-_PARTITION = "of Slurm's partitions, with --engine slurm; elsewhere without effect"
-_KEY = "if a job was submitted with this key, print its id and submit nothing"
-
-OPTIONS = (
-    Option("array", _array, "a", "SPEC", "a task for each index: 0-11%%4 (4 at once), 1,3,5"),
-    Option("nodes", parse_nodes, "N", "N|MIN-MAX", "nodes of each job (default: 1)"),
-    Option("ntasks", _count, "n", "N", "ranks, one for each slot of the nodes"),
-    Option("preferred", _count, "", "N", _START, RMS_ONLY),
-    Option("mode", _mode, "", "MODE", _MODE, RMS_ONLY, choices=tuple(Mode)),
-    Option("time", _limit_s, "t", "TIME", _TIME, field="time_s"),
-    Option("job-name", _text, "J", "NAME", "default: the name of the script or program"),
-    Option("output", _text, "o", "FILE", "of standard output (default: rms-%%j.out)"),
-    Option("error", _text, "e", "FILE", "of standard error (default: --output)"),
-    Option("chdir", _text, "D", "DIR", "where to run (default: this folder)"),
-    Option("export", _text, "", "ALL|NONE|NAME[=VALUE],...", _EXPORT),
-    Option(
-        *("cooldown", _amount, "", "S", "least time from one resize to the next, in seconds"),
-        lines=RMS_ONLY,
-        field="cooldown_s",
-    ),
-    Option("profile", _text, "", "NAME|FILE|none", _PROFILE, RMS_ONLY),
-    Option(
-        *("memory-bandwidth", _amount, "", "GB/S", _BANDWIDTH, RMS_ONLY, "memory_bandwidth_gb_s")
-    ),
-    Option(
-        *("power", _amount, "", "W", "power that the job adds to the idle power of its nodes"),
-        lines=RMS_ONLY,
-        field="power_w",
-    ),
-    Option("begin", _begin, "b", "TIME", "not before: now+1hour, 16:00, 2026-12-01"),
-    Option("dependency", _dependency, "d", "LIST", _AFTER),
-    Option(
-        "nodelist", _nodes, "w", "NODES", "only on these nodes (n[1-3,7]); all, without --nodes"
-    ),
-    Option("exclude", _nodes, "x", "NODES", "on none of these nodes"),
-    Option("wait-for-nodes", help="stay pending while the cluster has too few nodes"),
-    Option("priority", _priority, "", "N", _PRIORITY),
-    Option("nice", _nice, "", "N", "the same as --priority=-N", field="priority"),
-    Option("hold", short="H", help="do not start before rms release"),
-    Option("account", _text, "A", "NAME", "account that its use of nodes is counted for"),
-    Option("partition", None, "p", "NAME", _PARTITION, NOWHERE),
-    Option(
-        *("cpus-per-task", None, "c", "N"),
-        *("for Slurm, with --engine slurm; elsewhere without effect", NOWHERE),
-    ),
-    Option("gres", None, "", "gpu:N", "only on nodes with N GPUs", NOWHERE),
-    Option("gpus", None, "G", "N", "nodes with N GPUs in total", NOWHERE),
-    Option("exclusive", help="no effect: jobs have their nodes exclusively", lines=NOWHERE),
-    Option(
-        *("mem", _memory, "", "SIZE"),
-        help="limit on each node: 512 (MiB), 4G; a job above it is ended",
-        field="memory_mib",
-    ),
-    Option(
-        *("signal", _signal, "", "[B:]SIG[@S]", "sent S seconds before the time limit (default 60)")
-    ),
-    Option("requeue", help="whether the job waits again after the loss of a node"),
-    Option(
-        *("power-limit", _amount, "", "W", "exclude sizes at which the job adds more power"),
-        lines=RMS_ONLY,
-        field="power_limit_w",
-    ),
-    Option("idempotency-key", str, "", "KEY", _KEY, NOWHERE),
-    Option("ntasks-per-node", _count),
-    Option("resize-factor", _refused, lines=RMS_ONLY),
-)
+_TABLE = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes())
+OPTIONS = [msgspec.convert({"name": name, **row}, Option) for name, row in _TABLE.items()]
 """All options of a job, in the order of ``rms submit --help``."""
 
 WATCHED = ("mem", "signal", "account", "priority", "nice")
@@ -289,7 +212,7 @@ def read_option(name: str, text: str) -> Options:
     """
     option = _OPTIONS[name.removeprefix("no-")]
     try:
-        value = option.name == name if option.read is None else option.read(text)
+        value = option.name == name if option.read is None else _READERS[option.read](text)
     except ScriptError as error:
         raise ScriptError(f"--{name}: {error}") from None
     stated: dict[str, Any] = {option.key: value}

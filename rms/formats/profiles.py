@@ -19,6 +19,7 @@ import msgspec
 
 from rms.core.model.speedup import Speedup, fit_law
 from rms.wire.files import write_output
+from rms.wire.terminal import CommandError
 
 FORMAT = 1
 PROFILES_VARIABLE = "RMS_PROFILES"
@@ -31,8 +32,8 @@ _INTERPRETER = re.compile(r"(python|perl|ruby|bash|sh|julia|Rscript|node)[0-9.]*
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-class ProfileError(ValueError):
-    """A profile is missing or does not parse; one sentence."""
+class ProfileError(CommandError, ValueError):
+    """A profile is missing or does not parse."""
 
 
 class Machine(msgspec.Struct, frozen=True):

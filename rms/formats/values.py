@@ -13,6 +13,8 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from operator import mul
 
+from rms.wire.terminal import CommandError
+
 _BRACKETS_OR_COMMA = re.compile(r"\[[^\[\]]*\]|,")
 _NAME = re.compile(r"([^\[\]]*)(?:\[([^\[\]]*)\]([^\[\]]*))?")
 SHOWN = 200
@@ -29,8 +31,8 @@ _DURATION = re.compile("(?:([0-9]{1,9})-)?([0-9]{1,9}(?::[0-9]{1,9}){0,2})")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 
-class ScriptError(ValueError):
-    """A script, an option or an id that does not parse; one sentence, expected and got."""
+class ScriptError(CommandError, ValueError):
+    """A script, an option or an id that does not parse."""
 
 
 def shown(text: str) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
+import msgspec
 from msgspec import structs
 
 from rms.core.model.contention import Processors, SharedNode
@@ -324,30 +325,10 @@ def run(data: Data, way: Way, variant: Unstated, seed: int) -> StreamOutcome:
     )
 
 
-WAYS = {
-    "hosts off when idle": Way(off=True),
-    "operating points": Way(slowdown=inf),
-    "hosts off, jobs moved": Way(off=True, move=True),
-    "hosts off, operating points": Way(off=True, slowdown=inf),
-    "the algorithm": WITH,
-    "the algorithm, no job slower by 5 %": Way(off=True, move=True, slowdown=1.05),
-    "the algorithm, undervolted": Way(off=True, move=True, slowdown=inf, undervolt=True),
-}
-LOADS = (0.25, 0.3, 0.4, 0.5, 0.55, 0.6, 0.7, 0.75, 0.9)
-VARIANTS = {
-    "as above": Unstated(),
-    "all jobs come at once": Unstated(once=True),
-    "jobs start on the lowest free cores": Unstated(spread=False),
-    "nodes draw 60 W idle": Unstated(idle_w=60.0),
-    "nodes draw 150 W idle": Unstated(idle_w=150.0),
-    "a boot takes 60 s": Unstated(boot_s=60.0),
-    "a boot takes 600 s": Unstated(boot_s=600.0),
-    "a migration takes no time": Unstated(move_s=0.0),
-    "a migration takes 120 s": Unstated(move_s=120.0),
-    "voltage in proportion to frequency": Unstated(linear=True),
-    "malleable jobs narrowed too (ours)": Unstated(half=2.0),
-    "the same, half the cores take 1.5 times": Unstated(half=1.5),
-}
+_FILE = experiment.settings("chauhan")
+WAYS = msgspec.convert(_FILE["ways"], dict[str, Way], strict=False)
+VARIANTS = msgspec.convert(_FILE["variants"], dict[str, Unstated])
+LOADS: list[float] = _FILE["loads"]
 BOUNDS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.5)
 COLUMNS = ("saved_pct", "longer_pct", "makespan_pct", "turnaround_pct")
 HEADS = ("energy saved", "run times", "makespan", "turnaround")
@@ -385,24 +366,17 @@ def chauhan(figures: Path | None) -> Result:
         experiment.row("4 nodes", name, ours, paper if name == "the algorithm" else None)
         for name, ours in ways.items()
     ]
+    shown = {f"{load:g}": row for load, row in loads.items()}
     parts = [
         [
-            "The algorithm against EASY at 2.4 GHz on nodes that are always on, by load (work that "
-            "comes over what the cores can do);",
-            f"{data['stream']['load']:g} is the load of all other tables, a choice of ours: the "
-            "paper states none",
-            *_table("load", {"paper": paper, **{f"{load:g}": row for load, row in loads.items()}}),
+            *experiment.texts(data, "loads", **data["stream"]),
+            *_table("load", {"paper": paper, **shown}),
         ],
         [
-            f"{len(seeds)} streams of {data['stream']['jobs']} jobs (seeds 1 to {len(seeds)}), "
-            "energy and times against EASY at 2.4 GHz on nodes that are always on",
+            *experiment.texts(data, "streams", **data["stream"]),
             *_table("", {"paper": paper, **ways}),
         ],
-        [
-            "Optimal operating points of a node with all cores busy: at each frequency's own "
-            "voltage, and of all voltages",
-            *_points(points),
-        ],
+        [*experiment.texts(data, "points"), *_points(points)],
         _print_matrix(data),
         _table("what the algorithm brings, assumed", tried),
         _table("slowdown at most", {f"{bound:g}": row for bound, row in curve.items()}),
@@ -774,16 +748,7 @@ def _print_matrix(data: Data) -> list[str]:
         ]
         lines += ["", *columns((f"energy of {name}, VID", *map(str, vids)), rows)]
     ghz, vid = data["levels"][-1]
-    return [
-        f"Energy over that at {ghz} GHz and VID {vid} (figures 2 and 5): in the model a lower "
-        "voltage saves energy and costs no time.",
-        "The paper states of LINPACK that energy and time fall as the VID rises and that frequency "
-        "has hardly any effect: no power in proportion to V^2 f",
-        "and no time that depends on frequency has that. Its two printed pairs are VID x 133 MHz. "
-        "If the VID was the multiplier of the clock, and the",
-        "named frequency had no effect, the diagonal has what it states. Nothing here measures it.",
-        *lines,
-    ]
+    return [*experiment.texts(data, "matrix", ghz=ghz, vid=vid), *lines]
 
 
 def _draw(

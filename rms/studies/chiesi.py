@@ -19,14 +19,14 @@ their inequalities reversed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, inf
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -48,6 +48,9 @@ NEAR = 5e-2
 Profile = Sequence[tuple[float, float]]
 """Parts of a job one after the other: (share of the run time, share of the job's power)."""
 
+Answer = TypeVar("Answer")
+_Case = tuple[str, float, int]
+
 
 # --- The paper's placement: policies p-fifo and p-bff ---------------------------------------------
 
@@ -55,26 +58,12 @@ Profile = Sequence[tuple[float, float]]
 class PowerRoom(Room):
     """Free slots during one pass, and the power of nodes or racks by equation 1."""
 
-    __slots__ = (
-        "_cap_w",
-        "_domain",
-        "_free",
-        "_host",
-        "_order",
-        "_refused_w",
-        "_shares",
-        "_watts",
-        "free",
-        "passed",
-    )
-
-    free: int
-    passed: int
+    free = passed = 0
 
     def __init__(self, state: State, cap_w: float, per: str) -> None:
         site = state.site
         self._host, self._domain = _hosts(site), _domains(site, per)
-        self._cap_w, self.free, self.passed = cap_w, state.free_count, 0
+        self._cap_w, self.free = cap_w, state.free_count
         self._watts, self._shares = _idle_w(site, self._domain), _Shares(site)
         for job in state.running.values():
             shares = self._shares.of(job.spec, len(job.held))
@@ -243,18 +232,7 @@ class MarkovWorkload:
     load: float | None = None
 
 
-VARIANTS = {
-    "as assumed": MarkovWorkload(),
-    "kernels independent": MarkovWorkload(repeat=0.0),
-    "kernels repeated with 0.8": MarkovWorkload(repeat=0.8),
-    "jobs take 5 to 400 s": MarkovWorkload(duration_s=(5.0, 400.0)),
-    "jobs arrive at random, load 1.1": MarkovWorkload(load=1.1),
-    **{
-        f"mean of {mean_w} W{words}": MarkovWorkload(mean_w=float(mean_w), repeat=repeat)
-        for words, repeat in (("", None), (", independent", 0.0))
-        for mean_w in (160, 150, 140, 130)
-    },
-}
+VARIANTS = msgspec.convert(experiment.settings("chiesi")["variants"], dict[str, MarkovWorkload])
 KERNEL_SHARES = (0.7, 0.55, 0.45, 0.35)
 """Share of a job's run time in which its kernel is on; 0.7 is that of ``data/chiesi.toml``."""
 
@@ -449,14 +427,13 @@ def _simulated(specs: list[JobSpec], where: Site, policy: str, cap_w: float | No
 
 @dataclass(frozen=True)
 class Runs:
-    """All runs of the study: by policy, cap (W) and seed; ``plain`` ones do not know of power.
+    """All runs of the study, by policy, cap (W) and seed; ``inf`` are those that ignore power.
 
     ``indices`` of the workloads and their ``means`` are in per cent; ``supply`` has the rows of
     section 5.1.
     """
 
-    plain: dict[tuple[str, int], CappedOutcome]
-    aware: dict[tuple[str, float, int], CappedOutcome]
+    outcomes: dict[_Case, CappedOutcome]
     indices: dict[tuple[str, float], list[dict[str, float]]]
     means: dict[str, dict[float, dict[str, float]]]
     supply: list[dict[str, Any]]
@@ -473,25 +450,26 @@ def published() -> dict[str, tuple[float, float]]:
 
 def measured(data: Data) -> Runs:
     """Run all workloads with and without knowledge of power."""
-    where, caps = site(data), data["caps_w"]
-    seeds = range(1, data["workloads"] + 1)
-    specs = {seed: workload(data, seed) for seed in seeds}
-    plain = {(p, seed): run(specs[seed], where, p, None) for p in POLICIES for seed in seeds}
-    aware = {
-        (p, cap_w, seed): run(specs[seed], where, p, cap_w)
-        for p in POLICIES
-        for cap_w in caps
-        for seed in seeds
+    specs = {seed: workload(data, seed) for seed in range(1, data["workloads"] + 1)}
+    outcomes = _of_cases(run, data, specs, data["caps_w"])
+    indices = _indices(outcomes, data["worst_w"])
+    means = {p: {cap_w: _means(indices[p, cap_w]) for cap_w in data["caps_w"]} for p in POLICIES}
+    return Runs(outcomes, indices, means, _supply(data, specs[1]))
+
+
+def _of_cases(
+    call: Callable[[list[JobSpec], Site, str, float | None], Answer],
+    data: Data,
+    specs: Mapping[int, list[JobSpec]],
+    caps_w: Iterable[float],
+) -> dict[_Case, Answer]:
+    where = site(data)
+    return {
+        (policy, cap_w, seed): call(jobs, where, policy, None if cap_w == inf else cap_w)
+        for policy in POLICIES
+        for cap_w in (inf, *caps_w)
+        for seed, jobs in specs.items()
     }
-    indices = {
-        (p, cap_w): [
-            _indices(aware[p, cap_w, seed], plain[p, seed], data["worst_w"]) for seed in seeds
-        ]
-        for p in POLICIES
-        for cap_w in caps
-    }
-    means = {p: {cap_w: _means(indices[p, cap_w]) for cap_w in caps} for p in POLICIES}
-    return Runs(plain, aware, indices, means, _supply(data, specs[1]))
 
 
 def chiesi(figures: Path | None) -> Result:
@@ -529,7 +507,7 @@ def chiesi(figures: Path | None) -> Result:
 
 def computed(data: Data, runs: Runs) -> dict[str, float]:
     """Return the values of all statements by key."""
-    means, plain = runs.means, runs.plain
+    means = runs.means
     values = {
         f"{policy} {cap_w:g} {index}": indices[index]
         for policy, by_cap in means.items()
@@ -549,11 +527,11 @@ def computed(data: Data, runs: Runs) -> dict[str, float]:
         "least time of p-fifo over p-bff": min(
             _time(means["p-fifo"][cap_w]) / _time(means["p-bff"][cap_w]) for cap_w in binding
         ),
-        "MD without a cap": fmean(outcome.deviation_pct for outcome in plain.values()),
+        "MD without a cap": _unaware_pct(runs.outcomes),
         "least E": min(means[policy][cap_w]["E"] for policy in POLICIES for cap_w in binding),
         "power over the cap": max(
             max(aware.scheduled_w, aware.peak_w) - cap_w
-            for (_, cap_w, _), aware in runs.aware.items()
+            for (_, cap_w, _), aware in runs.outcomes.items()
         ),
         "nodes": float(data["hosts"]),
         "GPUs": float(where.nodes),
@@ -717,10 +695,11 @@ def variants(data: Data) -> dict[str, Any]:
     all workloads.
     """
     few = range(1, data["variant_workloads"] + 1)
+    binding = [cap_w for cap_w in data["caps_w"] if cap_w < data["worst_w"]]
     rows: list[dict[str, Any]] = []
     for name, variant in VARIANTS.items():
         specs = {seed: workload(data, seed, variant) for seed in few}
-        made = _schedules(data, specs)
+        made = _of_cases(schedule, data, specs, binding)
         work = [(job.run_s or 0.0, job.power_w or 0.0) for jobs in specs.values() for job in jobs]
         rows.append(
             {
@@ -732,39 +711,18 @@ def variants(data: Data) -> dict[str, Any]:
     named_shares = [(row["assumed"], share) for row in rows for share in row["shares"]]
     name, row = max(named_shares, key=lambda pair: pair[1]["inside_all"])
     specs = {seed: workload(data, seed, VARIANTS[name]) for seed in range(1, data["workloads"] + 1)}
-    most = _counted(data, _schedules(data, specs), row["kernel_on"])
+    most = _counted(data, _of_cases(schedule, data, specs, binding), row["kernel_on"])
     return {"rows": rows, "most": {"assumed": name, "of_few": row["inside_all"], **most}}
 
 
-def _schedules(
-    data: Data, specs: Mapping[int, list[JobSpec]]
-) -> dict[tuple[str, float, int], CappedSchedule]:
-    where, caps = site(data), [cap_w for cap_w in data["caps_w"] if cap_w < data["worst_w"]]
-    return {
-        (policy, cap_w, seed): schedule(jobs, where, policy, None if cap_w == inf else cap_w)
-        for policy in POLICIES
-        for cap_w in (inf, *caps)
-        for seed, jobs in specs.items()
-    }
-
-
-def _counted(
-    data: Data, made: Mapping[tuple[str, float, int], CappedSchedule], share: float
-) -> dict[str, Any]:
+def _counted(data: Data, made: Mapping[_Case, CappedSchedule], share: float) -> dict[str, Any]:
     """Return the means of table 3 and the number inside, where a kernel is on for a share."""
     edge, rest = 0.5 * (1.0 - share), data["profile"][0][1]
     profile = [(edge, rest), (share, 1.0), (edge, rest)]
     got = {key: schedule.outcome(profile) for key, schedule in made.items()}
-    seeds, caps = {key[2] for key in got}, sorted({key[1] for key in got} - {inf})
     means = {
-        f"{policy} {cap_w:g}": _means(
-            [
-                _indices(got[policy, cap_w, seed], got[policy, inf, seed], data["worst_w"])
-                for seed in seeds
-            ]
-        )
-        for policy in POLICIES
-        for cap_w in caps
+        f"{policy} {cap_w:g}": _means(indices)
+        for (policy, cap_w), indices in _indices(got, data["worst_w"]).items()
     }
     paper = published()
     misses = [
@@ -781,9 +739,7 @@ def _counted(
         "inside_all": sum(inside.values()),
         "means": means,
         "misses": misses,
-        "md_unaware_pct": fmean(
-            outcome.deviation_pct for (_, cap_w, _), outcome in got.items() if cap_w == inf
-        ),
+        "md_unaware_pct": _unaware_pct(got),
     }
 
 
@@ -792,27 +748,40 @@ def _counted(
 
 def _note_ranges(rows: Sequence[dict[str, Any]], runs: Runs) -> None:
     """Put the range of our workloads before the notes of table 3."""
-    for (policy, cap_w), indices in runs.indices.items():
-        for index in INDICES:
-            got = [workload[index] for workload in indices]
-            for row in rows:
-                if row["where"] == "table 3" and row["key"] == f"{policy} {cap_w:g} {index}":
-                    note = f"; {row['note']}" if row.get("note") else ""
-                    row["note"] = f"range {min(got):.1f} to {max(got):.1f}{note}"
+    for row in rows:
+        if row["where"] == "table 3":
+            policy, cap_w, index = row["key"].split()
+            got = [workload[index] for workload in runs.indices[policy, float(cap_w)]]
+            note = f"; {row['note']}" if row.get("note") else ""
+            row["note"] = f"range {min(got):.1f} to {max(got):.1f}{note}"
 
 
 def _means(indices: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {key: fmean(workload[key] for workload in indices) for key in indices[0]}
 
 
-def _indices(aware: CappedOutcome, unaware: CappedOutcome, worst_w: float) -> dict[str, float]:
-    return {
-        "PR": 100.0 * (unaware.peak_w - aware.peak_w) / unaware.peak_w,
-        "T": 100.0 * (aware.time_s - unaware.time_s) / unaware.time_s,
-        "E": 100.0 * (aware.energy_j - unaware.energy_j) / unaware.energy_j,
-        "MD": aware.deviation_pct,
-        "PW": 100.0 * (worst_w - aware.peak_w) / worst_w,
-    }
+def _indices(
+    outcomes: Mapping[_Case, CappedOutcome], worst_w: float
+) -> dict[tuple[str, float], list[dict[str, float]]]:
+    """Return the indices of the workloads by policy and cap, per cent."""
+    by_case: dict[tuple[str, float], list[dict[str, float]]] = {}
+    for (policy, cap_w, seed), aware in outcomes.items():
+        unaware = outcomes[policy, inf, seed]
+        indices = {
+            "PR": 100.0 * (unaware.peak_w - aware.peak_w) / unaware.peak_w,
+            "T": 100.0 * (aware.time_s - unaware.time_s) / unaware.time_s,
+            "E": 100.0 * (aware.energy_j - unaware.energy_j) / unaware.energy_j,
+            "MD": aware.deviation_pct,
+            "PW": 100.0 * (worst_w - aware.peak_w) / worst_w,
+        }
+        if cap_w < inf:
+            by_case.setdefault((policy, cap_w), []).append(indices)
+    return by_case
+
+
+def _unaware_pct(outcomes: Mapping[_Case, CappedOutcome]) -> float:
+    """Return the mean of MD without a cap."""
+    return fmean(out.deviation_pct for (_, cap_w, _), out in outcomes.items() if cap_w == inf)
 
 
 def _row(policy: str, cap_w: float, indices: list[dict[str, float]]) -> dict[str, Any]:
@@ -834,7 +803,7 @@ def _row(policy: str, cap_w: float, indices: list[dict[str, float]]) -> dict[str
 def _must_hold(data: Data, runs: Runs) -> list[str]:
     wrong = [
         f"{policy}, {cap_w:g} W: expected the cap to hold, got {aware.scheduled_w:g} W"
-        for (policy, cap_w, _), aware in runs.aware.items()
+        for (policy, cap_w, _), aware in runs.outcomes.items()
         if max(aware.scheduled_w, aware.peak_w) > cap_w + 1e-6
     ]
     for policy, by_cap in runs.means.items():
@@ -847,18 +816,13 @@ def _must_hold(data: Data, runs: Runs) -> list[str]:
             ]
         if abs(by_cap[data["worst_w"]]["T"]) > 1e-9:
             wrong.append(f"{policy}: expected T of 0 at the worst case, got {by_cap}")
-    seeds = range(1, data["workloads"] + 1)
-    for cap_w in data["caps_w"]:
-        least = _least_time(data, cap_w)
-        for seed in seeds:
-            for policy in POLICIES:
-                got_s = runs.aware[policy, cap_w, seed].time_s
-                if got_s < least[seed] - 1e-6:
-                    wrong.append(
-                        f"{policy}, {cap_w:g} W: expected a makespan of at least "
-                        f"{least[seed]:.1f} s by arithmetic, got {got_s:.1f} s"
-                    )
-    return wrong
+    least = {cap_w: _least_time(data, cap_w) for cap_w in data["caps_w"]}
+    return wrong + [
+        f"{policy}, {cap_w:g} W: expected a makespan of at least {least[cap_w][seed]:.1f} s by "
+        f"arithmetic, got {aware.time_s:.1f} s"
+        for (policy, cap_w, seed), aware in runs.outcomes.items()
+        if cap_w < inf and aware.time_s < least[cap_w][seed] - 1e-6
+    ]
 
 
 def _supply(data: Data, specs: list[JobSpec]) -> list[dict[str, Any]]:
@@ -893,17 +857,13 @@ def _print_ranges(data: Data, rows: Sequence[Mapping[str, Any]]) -> list[str]:
             cell.append(f"{value['mean']:.1f} ({low:.1f} to {high:.1f})")
             if (paper := value["paper"]) is not None:
                 cell[-1] += f" / {paper[0]:.1f} to {paper[1]:.1f}"
-                hits.append(
-                    (
-                        paper[0] <= value["mean"] <= paper[1],
-                        low <= paper[1] and high >= paper[0],
-                    )
-                )
+                inside = paper[0] <= value["mean"] <= paper[1]
+                hits.append((inside, low <= paper[1] and high >= paper[0]))
         cells.append(cell)
-    inside, overlap = map(sum, zip(*hits, strict=True))
+    number, overlap = map(sum, zip(*hits, strict=True))
     return [
         f"Table 3 in per cent: mean (range) of {data['workloads']} workloads / range of the paper.",
-        f"{inside} of {len(hits)} means are inside the published range, {overlap} of "
+        f"{number} of {len(hits)} means are inside the published range, {overlap} of "
         f"{len(hits)} ranges overlap it. A miss of a range is in points",
         "",
         *columns(("policy", "cap", *INDICES, "PW"), cells),
@@ -911,44 +871,23 @@ def _print_ranges(data: Data, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _print_bounds(data: Data, limits: Mapping[str, Any]) -> list[str]:
-    rows, gpu_w, idle_w = limits["rows"], limits["gpu_w"], data["idle_w"]
-    cells = tabulate(
-        rows,
-        ("policy", "{policy}"),
-        ("cap", "{cap_w:g} W"),
-        ("T, paper", "{T[0]:.1f} to {T[1]:.1f} %"),
-        (f"T of {limits['mix_w']:.0f} W, at least", "{t_least_pct:+.1f} %"),
-        ("mean of jobs for T, at most", "{mean_w:.1f} W"),
-        ("average of a GPU for T, MD", "{gpu_w:.1f} W"),
-        ("peak without cap for PR", "{peak_w:.0f} W"),
-        ("E / T, paper, at least", "{e_over_t_paper:.2f}"),
-        ("by MD, at most", "{e_over_t:.2f}"),
-        ("both where the peak is at most", "{e_peak_w:.0f} W"),
-    )
+    rows, idle_w = limits["rows"], data["idle_w"]
+    form = experiment.form("chiesi", "bounds", **limits)
+    cells = tabulate(rows, *form)
     share = energy_share(data["profile"])
-    least_w = min(data["power_w"].values())
-    above = sum(row["mean_w"] < limits["mix_w"] for row in rows)
-    apart = sum(row["e_over_t_paper"] > row["e_over_t"] for row in rows)
-    return [
-        "What the published ranges demand of any workload and any order of starts, by arithmetic",
-        "",
-        *cells,
-        "",
-        f"T is at least {data['gpus']} x mean / (cap - {idle_w:g} W) - 1. Jobs of "
-        f"{limits['mix_w']:.1f} W in the mean, all kernels alike, are above the limit of {above} "
-        f"of {len(rows)} ranges of T (all GPUs busy without a cap).",
-        f"All ranges of T demand a mean of at most {limits['mean_w']:.1f} W, all of PR a peak of "
-        f"at most {limits['peak_w']:.0f} W without a cap: four jobs of at most "
-        f"{limits['peak_w'] - idle_w:.0f} W, at any time.",
-        f"All of T and MD demand that a GPU with a job draws at most {gpu_w:.1f} W on average; "
-        f"with the assumed profile, {share:.2f} of the",
-        f"kernel's power, that is a mean of {gpu_w / share:.1f} W, where the least kernel has "
-        f"{least_w:g} W.",
-        "Jobs need the same energy in both runs, so E / T is idle over average power. In "
-        f"{apart} of {len(rows)} rows the paper's E / T is larger than",
-        "MD allows at a peak near the cap: no ten workloads span the ranges of E, T and MD of such "
-        "a row by equations 1 and 10, unless their peaks stay far below the cap.",
-    ]
+    text = experiment.texts(
+        data,
+        "bounds",
+        **{**data, **limits},
+        number=len(rows),
+        above=sum(row["mean_w"] < limits["mix_w"] for row in rows),
+        apart=sum(row["e_over_t_paper"] > row["e_over_t"] for row in rows),
+        job_w=limits["peak_w"] - idle_w,
+        share=share,
+        kernel_w=limits["gpu_w"] / share,
+        least_w=min(data["power_w"].values()),
+    )
+    return [text[0], "", *cells, "", *text[1:]]
 
 
 def _print_variants(data: Data, tried: Mapping[str, Any]) -> list[str]:
@@ -969,19 +908,9 @@ def _print_variants(data: Data, tried: Mapping[str, Any]) -> list[str]:
     )
     most = tried["most"]
     times = max(share["inside"]["T"] for row in tried["rows"] for share in row["shares"])
-    return [
-        f"Means inside the {len(published())} ranges of table 3 (of PR, E and MD, of 8 each) under "
-        f"other assumptions, {data['variant_workloads']} workloads each,",
-        "to the digit that table 3 prints",
-        "",
-        *cells,
-        "",
-        f"The most are {most['of_few']}: {most['assumed']}, kernel on {most['kernel_on']:.0%} of a "
-        f"job; of all {data['workloads']} workloads {most['inside_all']}, and not",
-        *(f"  {miss}" for miss in most["misses"]),
-        "This mix was selected by the result, so it confirms nothing; it is not the default.",
-        f"No mix here meets more than {times} of the 8 ranges of T.",
-    ]
+    text = experiment.texts(data, "variants", **data, **most, times=times, number=len(published()))
+    misses = [f"  {miss}" for miss in most["misses"]]
+    return [*text[:2], "", *cells, "", text[2], *misses, *text[3:]]
 
 
 def _print_supply(data: Data, supply: list[dict[str, Any]]) -> list[str]:

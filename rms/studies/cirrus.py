@@ -42,38 +42,14 @@ RESIZE_EVERY, RESIZE_PRICE = 3.0, 0.1
 
 REAL = "real log"
 
-ORDERS: dict[Passes, str] = {
-    "ends-first": "a pass per event, ends first",
-    "per-event": "a pass per event, submissions first",
-    "per-timestamp": "a pass per instant",
-}
+_FILE = experiment.settings("cirrus")
+ORDERS: dict[Passes, str] = _FILE["orders"]
 PUBLISHED = ("mean_wait_100s", "starts_as_published")
 WAITS = ("mean_wait_s", "median_wait_s", "p95_wait_s", "mean_turnaround_s")
 STATED = (*WAITS, "mean_bounded_slowdown", "utilization", "start_error_s")
 """Figures that are statements: of the first policies, and but the last of the real log."""
 
 HOURS = (*WAITS, "start_error_s")
-
-HEADS = ["policy", "jobs", "mean wait", "median", "p95", "turnaround", "mean |start - real start|"]
-HEADS += ["bounded slowdown", "utilization %", "error of mean wait", "resizes"]
-
-MOLDABLE = "half to twice the cores, cores x run time constant, the first takes all that is free"
-MOLDABLE_NOTE = (
-    "who comes first within an instant decides how many cores a job gets. The study's simulator "
-    "(SimGrid) rounds the work left of each job at every event, so such times differ a little "
-    "there, either way"
-)
-LOG_NOTES = (
-    "Requested times are not in the data: run times stand for them, so reservations are exact.",
-    "The real log obeyed limits of QoS classes, reservations and other partitions: its first job "
-    "waited for 3.5 days, on what is an empty machine here, and half of all did not wait. No "
-    "policy here knows of that, so the errors are not those of a model of Cirrus.",
-    "Moldable jobs are the study's, half to twice their cores with cores x run time constant, "
-    "which flatters them; flexible ones may also be resized, at a resize point every "
-    f"{RESIZE_EVERY * UNIT_S:.0f} s, and stand still for {RESIZE_PRICE * UNIT_S:.0f} s then.",
-    "Times are cut to 100 s, so one pass is made an instant. Utilization is that until the last "
-    "submission, after which the last jobs run for days.",
-)
 
 
 class CirrusJob(msgspec.Struct):
@@ -108,10 +84,6 @@ class CirrusLog:
     jobs: Sequence[CirrusJob]
     moldable: Sequence[MoldableStart]
     real: Sequence[RealTimes]
-
-    def first(self, number: int) -> CirrusLog:
-        """Return a log of the first jobs only."""
-        return CirrusLog(self.jobs[:number], self.moldable[:number], self.real[:number])
 
 
 @dataclass(frozen=True)
@@ -216,8 +188,8 @@ def cirrus(
             schedules[policy, mode] = simulated(jobs, policy, "per-timestamp")
     more, table = against_the_log(log, schedules)
     report = StudyReport("cirrus", computed(log, rows + more))
-    values = {"unit_s": UNIT_S, "rows": rows + more, "notes": LOG_NOTES}
-    parts = (lines, table, LOG_NOTES)
+    values = {"unit_s": UNIT_S, "rows": rows + more, "notes": _FILE["notes"]}
+    parts = (lines, table, _FILE["notes"])
     return report.result(values, parts, lambda folder: draw(log, schedules, folder), figures)
 
 
@@ -261,12 +233,12 @@ def _moldable(log: CirrusLog) -> tuple[list[dict[str, Any]], list[str]]:
     schedules = {order: simulated(jobs, "fifo", order) for order in ORDERS}
     drawn = sorted(mean_wait(log, _drawn(jobs, seed)) for seed in range(SEEDS))
     together = _shared_instants(log, schedules["ends-first"])
-    rows, lines = [], [f"  moldable: {MOLDABLE}; published mean wait {mean:.4f}"]
+    rows, lines = [], [f"  moldable: {_FILE['moldable']}; published mean wait {mean:.4f}"]
     for order, words in ORDERS.items():
         ours, equal = mean_wait(log, schedules[order]), _as_printed(log, schedules[order])
         paper = mean, len(jobs)
         case = f"moldable, {order}"
-        rows.append(_row(case, Mode.MOLDABLE, paper, (ours, equal), MOLDABLE_NOTE))
+        rows.append(_row(case, Mode.MOLDABLE, paper, (ours, equal), _FILE["moldable_note"]))
         lines.append(
             f"    {words:36s} mean wait {ours:.4f} ({_pct(ours, mean):+.2f} %), "
             f"{equal} starts as published"
@@ -275,7 +247,7 @@ def _moldable(log: CirrusLog) -> tuple[list[dict[str, Any]], list[str]]:
     lines += [
         f"    submissions before or after ends by lot, {SEEDS} times: mean wait {drawn[0]:.2f} to "
         f"{drawn[-1]:.2f}",
-        f"    At {together} times an end and a submission fall together: {MOLDABLE_NOTE}.",
+        f"    At {together} times an end and a submission fall together: {_FILE['moldable_note']}.",
     ]
     return rows, lines
 
@@ -340,7 +312,7 @@ def against_the_log(
         cells[-1] += [f"{ours['mean_bounded_slowdown']:.2f}", f"{100 * ours['utilization']:.2f}"]
         cells[-1] += [f"{off:+.1f} %", str(schedule.resizes)]
     title = "Our policies beside the real log; times in hours"
-    return rows, [title, "", *(f"  {line}" for line in columns(HEADS, cells))]
+    return rows, [title, "", *(f"  {line}" for line in columns(_FILE["heads"], cells))]
 
 
 def figures_of(log: CirrusLog, schedule: CoreSchedule) -> dict[str, float]:

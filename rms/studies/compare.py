@@ -27,8 +27,8 @@ from rms.core.books.spans import BalanceError, check_balance
 from rms.core.model.jobs import Mode
 from rms.formats.jobscript import parse_script
 from rms.formats.values import parse_array
-from rms.studies.embedded import EmbeddedError, embedded_daemon, wait_until_over
-from rms.wire.terminal import columns
+from rms.studies.embedded import embedded_daemon, wait_until_over
+from rms.wire.terminal import CommandError, columns, refuse_on
 from rms.wire.users import (
     OVER,
     BooksAnswer,
@@ -60,10 +60,6 @@ PROGRESS_S = 5.0
 
 TAIL_BYTES = 4096
 """Number of the last bytes of a failed job's output that are searched for its last line."""
-
-
-class CompareError(Exception):
-    """A failed comparison, or energy books that do not balance; one sentence."""
 
 
 @dataclass(frozen=True)
@@ -108,20 +104,18 @@ def compare(
 
     Raises:
         ScriptError: a script that cannot be run; nothing has run.
-        CompareError: no daemon started, a job of the warm-up failed, or the energy books do not
+        CommandError: no daemon started, a job of the warm-up failed, or the energy books do not
             balance.
     """
     for script in scripts:
         parse_script(script)  # errors come before the first run
     runs: dict[Mode, list[dict[str, Any]]] = {mode: [] for mode in modes}
     rounds = orders(list(runs), times)
-    try:
+    with refuse_on(BalanceError, exit_code=1):
         warm_up = _warm_up(scripts, setup, say)
         for number, order in enumerate(rounds, 1):
             for mode in order:
                 runs[mode].append(_one_mode(scripts, mode, (number, times), setup, say))
-    except (EmbeddedError, BalanceError) as error:
-        raise CompareError(str(error)) from None
     sources = [run.pop("power_source") for of_mode in runs.values() for run in of_mode]
     rows = [middle(of_mode) for of_mode in runs.values()]
     return {
@@ -219,13 +213,14 @@ class _Progress:
 
 
 def _refuse_failed(rows: Sequence[JobRow]) -> None:
-    """Raise CompareError with the last line of output of the first job that did not complete."""
+    """Raise CommandError with the last line of output of the first job that did not complete."""
     for job in rows:
         if job.state in OVER and job.state != "COMPLETED":
             status = "" if job.exit_code is None else f" with exit status {job.exit_code}"
-            raise CompareError(
+            raise CommandError(
                 f"expected the warm-up job {job.name} to complete, got {job.state}{status}: "
-                f"{_last_line(job) or job.reason or 'no output'} ({job.output})"
+                f"{_last_line(job) or job.reason or 'no output'} ({job.output})",
+                1,
             )
 
 
@@ -299,9 +294,10 @@ def _trace_resizes(server: str, jobs: Sequence[JobRow]) -> None:
         decided = [entry.size for entry in history if entry.kind == "resize"]
         for done in job.resizes:
             if done.to_ranks not in decided or done.from_ranks == done.to_ranks:
-                raise CompareError(
+                raise CommandError(
                     f"job {job.id}: expected a resize that was decided ({decided}), got "
-                    f"{done.from_ranks} -> {done.to_ranks}"
+                    f"{done.from_ranks} -> {done.to_ranks}",
+                    1,
                 )
             decided = decided[decided.index(done.to_ranks) + 1 :]
 

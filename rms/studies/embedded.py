@@ -20,10 +20,6 @@ READY_S, END_S = 60.0, 30.0
 """The longest times until a daemon answers, and until it ends."""
 
 
-class EmbeddedError(Exception):
-    """A daemon that did not start; one sentence."""
-
-
 @contextlib.contextmanager
 def embedded_daemon(
     options: Sequence[str],
@@ -42,8 +38,7 @@ def embedded_daemon(
         listen: its address, ``unix:PATH``, "" for any.
 
     Raises:
-        EmbeddedError: it did not start.
-        CommandError: the folder cannot be made.
+        CommandError: the folder cannot be made, or the daemon did not start.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -86,7 +81,7 @@ def _wait_until_ready(server: str, daemon: subprocess.Popen[bytes]) -> None:
             return
         except ServerError as error:
             if daemon.poll() is not None or time.monotonic() > until:
-                raise EmbeddedError(f"the embedded RMS did not start: {error}") from None
+                raise CommandError(f"the embedded RMS did not start: {error}", 1) from None
             time.sleep(0.05)
 
 

@@ -67,6 +67,17 @@ def settings(study: str) -> dict[str, Any]:
     return msgspec.toml.decode(path.read_bytes(), type=dict[str, Any])
 
 
+def texts(data: Data, name: str, **values: Any) -> list[str]:
+    """Return the lines of a text of a study, with values in the places of their names."""
+    return [str(line).format(**values) for line in data["texts"][name]]
+
+
+def form(study: str, name: str, **values: Any) -> list[tuple[str, str]]:
+    """Return the columns of a table of a study for :func:`tabulate`, with values in their heads."""
+    columns_ = settings(study)["forms"][name]
+    return [(head.format(**values), cell) for head, cell in columns_]
+
+
 def read_rows(path: Path, row: type[Record], source: str) -> list[Record]:
     """Read a CSV file of published data, compressed or not, with the columns that ``row`` names.
 
@@ -392,8 +403,7 @@ def _computed(
     if workers == 1:
         yield from ((case, function(case)) for case in cases)
         return
-    context = get_context("fork")
-    with ProcessPoolExecutor(workers, context, _begin, (function,)) as pool:
+    with ProcessPoolExecutor(workers, get_context("fork"), _begin, (function,)) as pool:
         futures = {pool.submit(_run, case): case for case in cases}
         yield from ((futures[future], future.result()) for future in as_completed(futures))
 

@@ -830,17 +830,13 @@ def _published_table(
 def _queue_table(views: Mapping[str, VariantView]) -> list[str]:
     heads = ["medians of the cases, least error"]
     heads += [f"{name}: time with a queue, waiting halfway, at the end" for name in POLICIES]
-    cells = []
-    for name, view in views.items():
-        row = [name]
-        for policy_name in POLICIES:
-            results = [view.of(policy_name, *at, view.errors[0]) for at in view.places()]
-            shares = [
-                median(getattr(result, column) for result in results)
-                for column in ("queued_pct", "waiting_half_pct", "waiting_end_pct")
-            ]
-            row.append(", ".join(f"{share:.0f} %" for share in shares))
-        cells.append(row)
+    shares = ("queued_pct", "waiting_half_pct", "waiting_end_pct")
+
+    def medians(view: VariantView, name: str) -> str:
+        columns_ = (view.numbers(share, name, view.errors[0]) for share in shares)
+        return ", ".join(f"{median(numbers):.0f} %" for numbers in columns_)
+
+    cells = [[title, *(medians(view, name) for name in POLICIES)] for title, view in views.items()]
     return [
         "Queues: share of the time between the first and the last submission in which a job waits,",
         "and jobs that wait at the middle and the last submission, of those submitted by then.",

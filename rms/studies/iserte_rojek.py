@@ -422,18 +422,7 @@ def _mode(cluster: str, mode: Mode, sizes: str, run: Recording) -> dict[str, Any
 
 def _print_modes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = ["The nine jobs in four modes under array-share, simulated"]
-    lines += tabulate(
-        rows,
-        ("  cluster", "  {case}"),
-        ("mode", "{mode}"),
-        ("resizes to", "{sizes}"),
-        ("time s", "{time_s:,.0f}"),
-        ("busy kJ", "{busy_kj:,.0f}"),
-        ("idle kJ", "{idle_kj:,.0f}"),
-        ("cluster kJ", "{cluster_kj:,.0f}"),
-        ("allocation", "{allocation_pct:.1f} %"),
-        ("resizes", "{resizes}"),
-    )
+    lines += tabulate(rows, *experiment.form("iserte-rojek", "modes"))
     for cluster in CLUSTERS:
         result = {e["mode"]: e for e in rows if e["case"] == cluster and e["sizes"] == "any"}
         for text, one, other in (
@@ -491,24 +480,11 @@ def _billed(data: Data, runs: Mapping[tuple[str, Mode], Recording]) -> list[dict
 
 
 def _print_billed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    shown = [{**entry, "nearest": _nodes(entry["nearest_size"])} for entry in rows]
     lines = [
         "The power of a busy node that tables 3 and 4 imply: busy energy over busy node-seconds,",
         "which follow from the allocation, and again from the idle energy",
-        *tabulate(
-            [{**entry, "nearest": _nodes(entry["nearest_size"])} for entry in rows],
-            ("  cluster", "  {case}"),
-            ("mode", "{mode}"),
-            ("allocation", "{allocation_pct:.2f} %"),
-            ("node-s", "{by_allocation_node_s:,.0f}"),
-            ("W", "{by_allocation_w:.1f}"),
-            ("idle E as", "{by_idle_pct:.2f} %"),
-            ("W", "{by_idle_w:.1f}"),
-            ("nearest W", "{nearest_w:.1f} ({nearest})"),
-            ("idle E", "{idle_kj:,.0f} kJ"),
-            ("allocation as", "{by_allocation_idle_kj:,.0f} kJ"),
-            ("model node-s", "{model_node_s:,.0f}"),
-            ("model W", "{model_w:.1f}"),
-        ),
+        *tabulate(shown, *experiment.form("iserte-rojek", "powers")),
     ]
     for entry in rows:
         if entry["mode"] != Mode.FLEXIBLE:

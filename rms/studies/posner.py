@@ -648,17 +648,7 @@ def row_of(
 
 # --- Tables and figures --------------------------------------------------------------------------
 
-FORM = (
-    ("strategy or policy", "{mode}"),
-    ("paper", "{paper}"),
-    ("ours", "{turnaround_s:.4f}"),
-    ("off", "{off}"),
-    ("of best", "{of_best}"),
-    ("wait", "{wait_s:.0f}"),
-    ("run", "{run_s:.0f}"),
-    ("resizes", "{resizes_per_malleable_job:.2f}"),
-    ("note", "{note}"),
-)
+FORM = experiment.form("posner", "strategies")
 
 
 def _tables(rows: Sequence[Mapping[str, Any]], bounds: Mapping[str, float]) -> list[str]:

@@ -41,9 +41,9 @@ from rms.formats.profiles import (
     Profile,
 )
 from rms.plots import Panel, draw_panels
-from rms.studies.embedded import EmbeddedError, embedded_daemon, wait_until_over
+from rms.studies.embedded import embedded_daemon, wait_until_over
 from rms.studies.experiment import tabulate
-from rms.wire.terminal import columns
+from rms.wire.terminal import CommandError, columns
 from rms.wire.users import (
     OVER,
     AcctAnswer,
@@ -80,8 +80,11 @@ of the idle node too, and shared out by the model: with nodes that draw five tim
 idle by the model, up to 0.38 of a report goes to the wrong side."""
 
 
-class ProfilingError(Exception):
-    """A command that could not be measured; one sentence."""
+class ProfilingError(CommandError):
+    """A command that could not be measured."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence, 1)
 
 
 @dataclass(frozen=True)
@@ -114,18 +117,15 @@ class ProfilingSetup:
     def daemon(self, name: str) -> Iterator[str]:
         """Run an RMS that resizes no job of its own accord and has no profiles."""
         options = ["--engine", self.engine, "--nodes", str(self.sizes[-1]), "--policy", "fifo"]
-        try:
-            with embedded_daemon(
-                [*options, *self.serve],
-                self.folder / name,
-                local=self.engine == "local",
-                env={**self.env, PROFILES_VARIABLE: ""},
-            ) as server:
-                if self.metered:
-                    _await_meters(server)
-                yield server
-        except EmbeddedError as error:
-            raise ProfilingError(str(error)) from None
+        with embedded_daemon(
+            [*options, *self.serve],
+            self.folder / name,
+            local=self.engine == "local",
+            env={**self.env, PROFILES_VARIABLE: ""},
+        ) as server:
+            if self.metered:
+                _await_meters(server)
+            yield server
 
     def submit(self, server: str, options: Options, name: str) -> str:
         """Hand the command in; return the job's id."""

@@ -35,7 +35,7 @@ from rms.studies.bounds import turnaround_bound_s
 from rms.studies.experiment import read_rows, run_all, tabulate
 from rms.studies.malleability import MalleableChange, Row, malleable, measured, powered
 from rms.studies.malleability import model as assumptions
-from rms.wire.terminal import Parser, at_least, columns, publish, refuse_on, say
+from rms.wire.terminal import Parser, at_least, columns, publish, say
 
 BASELINE = "easy"
 """The policy that starts are compared with, all jobs rigid."""
@@ -355,25 +355,7 @@ def by_share(rows: Sequence[Row], policy: str, serial: float) -> list[Row]:
 
 CLASSES = ("rigid", "malleable", "small", "wide", "short", "long")
 NAMES = ("policy", "malleable", "f")
-FORM = (
-    ("policy", "{policy}"),
-    ("malleable", "{percent}"),
-    ("f", "{f}"),
-    ("turnaround", "{mean_turnaround_s:.0f}"),
-    ("of bound", "{of_bound}"),
-    ("draws", "{draws}"),
-    ("p95", "{p95_turnaround_s:.0f}"),
-    ("worst", "{max_turnaround_s:.0f}"),
-    ("wait", "{mean_wait_s:.0f}"),
-    ("p95", "{p95_wait_s:.0f}"),
-    ("worst", "{max_wait_s:.0f}"),
-    ("slowdown", "{mean_bounded_slowdown:.2f}"),
-    ("node hours", "{node_h:.0f}"),
-    ("of rigid", "{node_s_of_rigid:.3f}"),
-    ("GJ", "{giga_j:.3f}"),
-    ("resizes", "{resizes:.0f}"),
-    ("decisions/s", "{decisions_per_s:.0f}"),
-)
+FORM = experiment.form("streams", "policies")
 
 
 def table(name: str, result: Row) -> list[str]:
@@ -626,10 +608,9 @@ def command(arguments: argparse.Namespace, beside: Path) -> int:
     plan = StreamPlan(
         arguments.policies, arguments.shares, arguments.serials, arguments.seeds, arguments.jobs
     )
-    with refuse_on(FileError):
-        read = [read_stream(name, traces, external, plan.jobs) for name in arguments.logs]
-        experiment.make_folder(arguments.figures)
-        progress = say if sys.stderr.isatty() else lambda text: None
-        result, lines = streams(read, plan, arguments.workers, arguments.figures, progress)
+    read = [read_stream(name, traces, external, plan.jobs) for name in arguments.logs]
+    experiment.make_folder(arguments.figures)
+    progress = say if sys.stderr.isatty() else lambda text: None
+    result, lines = streams(read, plan, arguments.workers, arguments.figures, progress)
     publish(arguments.json, result, lines)
     return 0
