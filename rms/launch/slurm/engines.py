@@ -20,7 +20,7 @@ from rms.launch.slurm.jobs import SlurmJobs
 from rms.launch.slurm.launcher import SlurmLauncher
 from rms.launch.slurm.ondemand import PilotLimits
 from rms.launch.slurm.output import Partition, SiteNode
-from rms.launch.slurm.pilot import with_steps, within_allocation
+from rms.launch.slurm.pilot import OneAllocation
 from rms.launch.slurm.site import SlurmSite, engine_verdict, inspect_site, measures, refusals
 from rms.power.choice import AUTO, MeterChoice
 
@@ -93,7 +93,8 @@ def pilot(
 
     def launcher(state: Path, instance_id: str, server: str) -> SlurmLauncher:
         own = options.launcher(slurm, state, instance_id, server, binds=binds)
-        return within_allocation(own, within, hosts, margin_s)
+        own.nodes = OneAllocation(own, within, hosts, margin_s)
+        return own
 
     return JobEngine(cluster, launcher, True, f"slurm:{within}")
 
@@ -119,7 +120,7 @@ def site(
 
     def launcher(state: Path, instance_id: str, server: str) -> SlurmLauncher:
         own = options.launcher(slurm, state, instance_id, server, binds=binds)
-        own.nodes = own.scripts = SlurmJobs(
+        own.nodes = SlurmJobs(
             own,
             partition=partition,
             default=chosen.name,
@@ -176,8 +177,8 @@ def on_demand(
 
     def launcher(state: Path, instance_id: str, server: str) -> SlurmLauncher:
         own = options.launcher(slurm, state, instance_id, server, binds=binds)
-        own.nodes = nodes = OnDemandNodes(own, limits, hosts, (*words, *limits.options), excluded)
-        return with_steps(own, nodes.held)
+        own.nodes = OnDemandNodes(own, limits, hosts, (*words, *limits.options), excluded)
+        return own
 
     return JobEngine(cluster, launcher, True, f"slurm pilots of {chosen.name}")
 

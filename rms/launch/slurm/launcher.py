@@ -4,8 +4,7 @@ A world is an mpiexec on the daemon's machine that reaches the nodes through one
 step, named after the job and its launch. Its ranks run while mpiexec and srun run; if these had to
 be killed, the step is ended by its name and polled until it is gone.
 
-An engine is a :class:`SlurmLauncher` with parts of its own: :class:`SlurmNodes` and
-:class:`SlurmScripts`.
+An engine is a :class:`SlurmLauncher` with :class:`SlurmNodes` of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from functools import partial
 from itertools import groupby
 from math import inf
 from pathlib import Path
-from typing import Protocol
 
 from rms.launch.base import (
     NODES_LOST,
@@ -355,7 +353,7 @@ POLL_BUDGET_S = 0.1
 
 
 class SlurmNodes(EngineNodes):
-    """Nodes in allocations of Slurm's."""
+    """Nodes in allocations of Slurm's, and job scripts that Slurm starts."""
 
     executor: Executor
 
@@ -375,15 +373,13 @@ class SlurmNodes(EngineNodes):
         """Return the time without an answer of the controller, 0 while it answers."""
         return self.executor.slurm.silent_s()
 
-
-class SlurmScripts(Protocol):
-    """Job scripts, which Slurm starts."""
-
     def start(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
         """Run a job script once."""
+        raise NotImplementedError
 
     def find(self, job: str, pid: int | None) -> ManagedProcess | None:
         """Return a job's script after a restart of the daemon, None without a trace of it."""
+        raise NotImplementedError
 
     def terminate(self, job: str, *, has_worlds: bool) -> None:
         """Ask a script to end, unless its job has worlds, which end instead."""
@@ -407,14 +403,13 @@ class SlurmLauncher(LocalLauncher):
     Attributes:
         reach: the way in which mpiexec starts its proxies on nodes (its option ``-launcher``).
         binds: whether this site binds steps to CPUs by default.
-        nodes, scripts: the parts of an engine.
+        nodes: the nodes and scripts of an engine.
     """
 
     executor: Executor
     reach: str = "slurm"
     binds: bool = False
     nodes: SlurmNodes = field(init=False, repr=False)
-    scripts: SlurmScripts = field(init=False, repr=False)
     clocks: NodeClocks = field(default_factory=SlurmClocks, init=False, repr=False)
     meter_token: str = field(default_factory=lambda: secrets.token_hex(16), init=False, repr=False)
     _ending: dict[str, Future[None]] = field(default_factory=dict, init=False)
@@ -470,11 +465,11 @@ class SlurmLauncher(LocalLauncher):
 
     def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
         """Run a job script once, on its first node."""
-        return self.scripts.start(job, launch)
+        return self.nodes.start(job, launch)
 
     def find_script(self, job: str, pid: int | None) -> ManagedProcess | None:
         """Return a job's script after a restart of the daemon, None without a trace of it."""
-        return self.scripts.find(job, pid)
+        return self.nodes.find(job, pid)
 
     def boot_world(self, job: str, launch: WorldLaunch) -> ManagedProcess:
         """Start a world; a job's first is started anew if Slurm did not answer meanwhile."""
@@ -509,7 +504,7 @@ class SlurmLauncher(LocalLauncher):
 
     def terminate(self, job: str, worlds: Sequence[ManagedProcess]) -> None:
         """Ask a job's worlds, or else its script, to end; a world that never began is over."""
-        self.scripts.terminate(job, has_worlds=bool(worlds))
+        self.nodes.terminate(job, has_worlds=bool(worlds))
         for world in worlds:
             if isinstance(world, World) and not world.pid:
                 world.abandoned = True
@@ -528,7 +523,7 @@ class SlurmLauncher(LocalLauncher):
 
     def kill(self, job: str, launch: int | None = None) -> None:
         """End all processes of a job or launch at once, here and on its nodes."""
-        self.scripts.kill(job, launch)
+        self.nodes.kill(job, launch)
         name, allocations = self.name(job, launch), self.nodes.allocations(job)
         ending = name in self._ending
         for key in [key for key in self._worlds if is_part_of(key, name)]:

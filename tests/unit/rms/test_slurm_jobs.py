@@ -25,7 +25,7 @@ from rms.launch.slurm.commands import (
 from rms.launch.slurm.jobs import SlurmJobs
 from rms.launch.slurm.launcher import SlurmLauncher
 from rms.launch.slurm.output import JobDetails, QueuedJob
-from rms.launch.slurm.pilot import within_allocation
+from rms.launch.slurm.pilot import OneAllocation
 from rms.launch.slurm.queue import (
     VANISHED,
     JobTracker,
@@ -181,10 +181,9 @@ def test_queries_ask_slurm_nothing_and_start_no_thread(tmp_path: Path) -> None:
     threads = set(threading.enumerate())
     executor = Executor(Slurm({}, "nobody", refuse))
     jobs = SlurmLauncher(tmp_path / "jobs", "cafe", "unix:none", executor)
-    jobs.nodes = jobs.scripts = SlurmJobs(jobs)
-    pilot = within_allocation(
-        SlurmLauncher(tmp_path / "pilot", "cafe", "unix:none", executor), number=7
-    )
+    jobs.nodes = SlurmJobs(jobs)
+    pilot = SlurmLauncher(tmp_path / "pilot", "cafe", "unix:none", executor)
+    pilot.nodes = OneAllocation(pilot, 7, ())
     for _ in range(2):
         for nodes in (jobs.nodes, pilot.nodes):
             assert nodes.unavailable() is None
