@@ -15,7 +15,6 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from math import isfinite
 from operator import attrgetter
 from typing import NewType
 
@@ -511,85 +510,3 @@ class TaskState:
         for unit in task.units - set(task.coming.units):
             del self.holder[unit]
         task.device, task.coming = task.coming, None
-
-
-# --- The rules: checked on every choice, before it is carried out ----------------------------
-
-
-class ChoiceError(RuntimeError):
-    """A choice of a strategy that cannot be carried out."""
-
-
-def check(state: TaskState, choice: Choice) -> None:
-    """Raise a ChoiceError for a choice that cannot be carried out."""
-    if isinstance(choice, TaskStart):
-        task, device = _task(state, choice.task), state.devices.get(choice.device)
-        if device is None:
-            names = ", ".join(state.devices)
-            raise ChoiceError(f"expected a device of {names}, got {choice.device!r}")
-        if task.phase not in (TaskPhase.WAITING, TaskPhase.QUEUED):
-            raise ChoiceError(f"expected a waiting task to start, got {task.id}, {task.phase}")
-        if device.resource not in task.kernels:
-            raise ChoiceError(f"expected a kernel for {device.resource} in task {task.id}")
-        if not state.free(device):
-            raise ChoiceError(f"expected a free device for task {task.id}, got {device.name}")
-    elif isinstance(choice, TaskEnqueue):
-        _check_enqueue(state, choice)
-    elif isinstance(choice, TaskDequeue):
-        task = _task(state, choice.task)
-        if task.phase is not TaskPhase.QUEUED:
-            raise ChoiceError(f"expected a queued task, got {task.id}, {task.phase}")
-    elif isinstance(choice, TaskInterrupt):
-        task = _task(state, choice.task)
-        if task.phase is not TaskPhase.RUNNING or not task.spec.interruptible:
-            raise ChoiceError(
-                f"expected a running task with yield points to interrupt, got {task.id}"
-            )
-    elif isinstance(choice, TaskResize):
-        _check_resize(state, choice)
-    elif isinstance(choice, Wake):
-        if not choice.at_s > state.now_s:
-            raise ChoiceError(
-                f"expected a time after {state.now_s} s to wake at, got {choice.at_s}"
-            )
-    elif isinstance(choice, Remember):
-        if not isfinite(choice.value):
-            raise ChoiceError(f"expected a finite number to remember, got {choice.value}")
-    else:
-        raise ChoiceError(f"expected a choice (TaskStart, TaskEnqueue, ...), got {choice!r}")
-
-
-def _check_enqueue(state: TaskState, choice: TaskEnqueue) -> None:
-    task = _task(state, choice.task)
-    if task.phase is not TaskPhase.WAITING:
-        raise ChoiceError(f"expected a waiting task to queue, got {task.id}, {task.phase}")
-    queue = state.queues.get(choice.resource)
-    if queue is None or choice.resource not in task.kernels:
-        raise ChoiceError(f"expected a device and a kernel for {choice.resource}, task {task.id}")
-    most = state.capacity.get(choice.resource)
-    if most is not None and len(queue) >= most:
-        raise ChoiceError(f"expected at most {most} tasks queued for {choice.resource}, got more")
-
-
-def _check_resize(state: TaskState, choice: TaskResize) -> None:
-    task, device = _task(state, choice.task), state.devices.get(choice.device)
-    if task.device is None or not task.spec.malleable or task.kernel is not Resource.CORES:
-        raise ChoiceError(f"expected a malleable task on cores to resize, got {task.id}")
-    if task.coming is not None or task.stopping:
-        raise ChoiceError(f"expected a task without a pending decision, got {task.id}")
-    if device is None or device.resource not in (Resource.CORE, Resource.CORES):
-        raise ChoiceError(f"expected a device of cores for task {task.id}, got {choice.device!r}")
-    now, then = set(task.device.units), set(device.units)
-    if now == then or not (now < then or then < now):
-        raise ChoiceError(
-            f"expected more cores than {task.device.name} or some of them, got {device.name}"
-        )
-    if any(unit in state.holder for unit in then - now):
-        raise ChoiceError(f"expected free cores for task {task.id} to grow, got {device.name}")
-
-
-def _task(state: TaskState, task_id: TaskId) -> KernelTask:
-    task = state.tasks.get(task_id)
-    if task is None:
-        raise ChoiceError(f"expected an existing task, got {task_id}")
-    return task

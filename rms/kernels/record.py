@@ -314,7 +314,7 @@ def tried(
     """Return the figures of a strategy on the tasks of a record.
 
     The governor is constant, or with None that of the record. Errors of the strategy, and a
-    ChoiceError for its impossible choices, are raised.
+    ValueError for its impossible choices, are raised.
     """
     return _Trial(record, strategy, governor).run()
 

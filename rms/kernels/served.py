@@ -61,7 +61,7 @@ from rms.kernels.model import (
     Woken,
 )
 from rms.kernels.record import RecordEntry, StrategySet, TaskRan, TaskRecording, UnitPower
-from rms.kernels.scheduler import ShortTerm, Strategy, TaskError, TaskScheduler
+from rms.kernels.scheduler import ShortTerm, Strategy, TaskScheduler
 from rms.launch.base import LaunchError, ManagedProcess, ScriptLaunch
 from rms.launch.local import LocalLauncher
 from rms.wire.users import TaskRow
@@ -248,7 +248,7 @@ class TaskLink(asyncio.Protocol):
         try:
             for body in self._frames.feed(data):
                 self._listener.on_message(self, _decode(body))
-        except (TaskError, msgspec.MsgspecError, RecursionError, ValueError) as error:
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             self._listener.say(f"tasks: a process was cut off: {error}")
             self._transport.abort()
 
@@ -521,7 +521,7 @@ class Tasks:
         del self._links[link.owner]
 
     def on_message(self, link: TaskLink, message: ProcessMessage) -> None:
-        """Take in a message of a process; an impossible event is a TaskError."""
+        """Take in a message of a process; an impossible event is a ValueError."""
         if isinstance(message, Hello):
             link.pid, link.program = message.pid, message.program[:LONGEST_NAME]
             return
@@ -534,7 +534,7 @@ class Tasks:
         if isinstance(message, TaskCommand):
             task = self.scheduler.state.running.get(task_id)
             if task is None or task.device is None or task.device.resource is not Resource.NODE:
-                raise TaskError(f"expected a task that has a node to start {message.command[:1]}")
+                raise ValueError(f"expected a task that has a node to start {message.command[:1]}")
             try:
                 self._commands.begin(task_id, message, self._lender.slots_of(task.device.units))
             except LaunchError as error:
@@ -548,7 +548,7 @@ class Tasks:
 
     def _register(self, link: TaskLink, message: TaskRegistered) -> None:
         if message.task in link.tasks:
-            raise TaskError(f"expected a new task, got {message.task}")
+            raise ValueError(f"expected a new task, got {message.task}")
         self._numbers += 1
         task_id, number = TaskId(self._numbers), message.task
         if message.device:
