@@ -132,9 +132,7 @@ class OpenTask:
     """A task of this process that is not over.
 
     Attributes:
-        message: its registration.
         deliver: takes the daemon's decision: the device, or that it will never run.
-        best: the decision without a daemon.
         stop: set while the task is to stop at its next yield point.
         lost: whether its device was given to others.
         coming: the device that it is to go on with from its next yield point.
@@ -157,11 +155,7 @@ class OpenTask:
 
 
 class TaskConnection:
-    """A connection to the daemon of a socket; its methods may be called from any thread.
-
-    Raises:
-        OSError: there is no daemon.
-    """
+    """A connection to the daemon of a socket; its methods may be called from any thread."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._lock = path, threading.Lock()

@@ -383,20 +383,13 @@ class TaskState:
     """The state of all tasks, which strategies read and only the scheduler changes.
 
     Attributes:
-        devices: the devices by name.
-        by_resource: the devices by kind.
         holder: the task that holds a unit in use, or :data:`OTHERS`.
-        tasks: all tasks that are not over.
         waiting: the global queue: the highest priority first, of equal ones the oldest.
         queues: the tasks that are to run next on a kind of device, in order.
         capacity: the maximum length of these queues; a missing one is unlimited.
-        running: tasks that have a device.
         after: the tasks that come after one that is not done.
         memory: numbers that strategies keep from call to call.
         failed: numbers of tasks that failed, were dropped or are gone.
-        kernels: the number of tasks with a kernel for a resource.
-        malleable: the number of malleable tasks.
-        serial: the number of times that a task began to wait.
     """
 
     devices: Mapping[str, TaskDevice]

@@ -62,8 +62,6 @@ class TaskRecording(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         daemon: its start time; another daemon numbers tasks and owners anew.
-        power: the power of all units by the model.
-        others: units that are jobs' now.
     """
 
     at_s: float
@@ -103,11 +101,8 @@ class PastTask:
     Attributes:
         spec: its specification; owners and tasks are numbered over all daemons of the record.
         runs: its resources, with begins and ends.
-        end_s: its end; None if that is not in the record.
-        done: whether it was completed.
         follows: its predecessor, if its owner had no other task in between: after a faster
             predecessor it would have come sooner.
-        pause_s: time from the predecessor's end to its arrival.
     """
 
     number: TaskId
@@ -130,9 +125,6 @@ class TaskRecord:
     """The tasks of a record, and their surroundings.
 
     Attributes:
-        others: changes of the units of jobs.
-        governors: the governors, with the times at which they were set.
-        strategies: the names of the strategies that decided, in order.
         left_out: number of tasks that were not completed: withdrawn, gone, or open at the end.
     """
 

@@ -68,10 +68,6 @@ def run_remotely(
         begin: lets the daemon start a command there, with these variables.
         stop: returns whether the kernel is to stop at its next yield point.
         ended: returns the reason why its process is over, "" while it is not.
-
-    Raises:
-        RemoteError: the process is gone.
-        Exception: any error of the kernel.
     """
     moved = data if kernel.copy_in is None else kernel.copy_in(data)
     with _listening(local=all("/" not in slot for slot in where.slots)) as (listener, address):

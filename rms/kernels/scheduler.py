@@ -72,7 +72,6 @@ class TaskScheduler:
 
     Args:
         strategy: the first, which decides when all others have failed.
-        say: called with a sentence when a strategy was replaced.
 
     Attributes:
         wake_s: time of the next call of the strategy (by a ``Woken``), or None.

@@ -73,8 +73,6 @@ class NodeLender(Protocol):
     Attributes:
         devices: the devices of tasks, whose units are numbers of nodes; none with an engine that
             has no tasks.
-        launcher: runs commands on nodes.
-        record, recorded: add entries to the record of tasks in the journal, and return all.
     """
 
     devices: Sequence[TaskDevice]
@@ -187,7 +185,6 @@ class GovernorRule(msgspec.Struct, frozen=True):
         """Return the governor by this rule now, and the reason.
 
         Args:
-            units: all units that tasks may run on.
             present: the present governor, which stays if the file of prices has no value now.
         """
         if not self.automatic:
@@ -220,11 +217,7 @@ _decode = msgspec.msgpack.Decoder(ProcessMessage).decode
 
 
 class TaskLink(asyncio.Protocol):
-    """The connection of a process; it ends with the process.
-
-    Attributes:
-        tasks: its tasks that are not over, by the process's numbers.
-    """
+    """The connection of a process; it ends with the process."""
 
     def __init__(self, tasks: Tasks) -> None:
         self.owner = self.pid = 0

@@ -169,10 +169,6 @@ class LocalLauncher:
     Queries only read. :meth:`poll` is called in every round of the daemon's loop and never blocks.
 
     Attributes:
-        state: the daemon's folder.
-        instance_id: the mark of this daemon's processes.
-        meters: the meters of the nodes that are read.
-        nodes, clocks: the nodes of its engine, and their frequencies.
         meter_token: the token of agents that report energy; "" without agents.
         shared_filesystem: whether jobs run on other machines, whose files may appear late.
         watches_processes: whether it reads the memory of all processes of a job, and can send them
@@ -245,11 +241,7 @@ class LocalLauncher:
     # --- scripts and worlds ------------------------------------------------------------------
 
     def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
-        """Run a job script once, on its first node.
-
-        Raises:
-            LaunchError: it could not be started.
-        """
+        """Run a job script once, on its first node."""
         status = self.status_file(job)
         status.unlink(missing_ok=True)
         env = {**launch.env, **self.script_env(job, launch.env.get("PATH", os.defpath))}
@@ -288,11 +280,7 @@ class LocalLauncher:
         return ManagedProcess(own if own in members else 0, status_file=status)
 
     def boot_world(self, job: str, launch: WorldLaunch) -> ManagedProcess:
-        """Start a world: one rank per slot, by a mpiexec of its own.
-
-        Raises:
-            LaunchError: it could not be started.
-        """
+        """Start a world: one rank per slot, by a mpiexec of its own."""
         command, slots = launch.command, launch.slots
         path = self._path(command)
         mpiexec = find_mpiexec(path)
@@ -366,9 +354,6 @@ class LocalLauncher:
     def limit_memory(self, job: str, most_mib: float | None = None) -> int | None:
         """Limit a job's memory; return how many of its processes were ended for that.
 
-        Args:
-            most_mib: None for the present limit.
-
         Returns:
             None if the kernel cannot limit it, so that the daemon has to watch the processes.
         """
@@ -436,11 +421,7 @@ class LocalLauncher:
         cores: Sequence[int],
         errors: Path | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a process in a session of its own, in the control group of its job.
-
-        Raises:
-            LaunchError: it could not be started.
-        """
+        """Start a process in a session of its own, in the control group of its job."""
         shell, job = is_shell(command), env[INSTANCE_VARIABLE].partition(":")[2]
         group = self._groups.joined(job) if shell else None
 

@@ -320,7 +320,6 @@ class Groups:
 
     Args:
         above: the group below which groups may be made, None for no groups.
-        instance_id: of the daemon.
         jobs: folder of the jobs' folders, in which their groups are saved for a later daemon.
     """
 
@@ -352,9 +351,6 @@ class Groups:
 
     def limit_memory(self, job: str, most_mib: float | None = None) -> int | None:
         """Let the kernel end a job that exceeds a limit of its memory; nothing is swapped.
-
-        Args:
-            most_mib: None for the present limit.
 
         Returns:
             How many of its processes were ended for that; None if the kernel cannot limit it.
@@ -452,9 +448,6 @@ def check_output(place: Path | int, name: Path | None = None) -> None:
 
     Args:
         place: a path, or an open file, of this ``name``.
-
-    Raises:
-        ValueError: it is something else, or no path at all.
     """
     try:
         status = os.fstat(place) if isinstance(place, int) else place.stat()
@@ -485,11 +478,7 @@ def check_strings(path: str, env: Mapping[str, str]) -> None:
 
 
 def check_path(path: str) -> None:
-    """Refuse a path that no file can have.
-
-    Raises:
-        ValueError: it holds a NUL, cannot be encoded, or it or a name in it is too long.
-    """
+    """Refuse a path that no file can have."""
     if not _encodes(path):
         raise ValueError(f"expected a path without NUL, got {path[:60]!r}")
     whole = os.fsencode(path)
@@ -500,11 +489,7 @@ def check_path(path: str) -> None:
 
 
 def check_own_file(path: Path, state: Path) -> None:
-    """Refuse an output that is one of the daemon's own files.
-
-    Raises:
-        ValueError: it is in the state folder, or one of the open files of the process.
-    """
+    """Refuse an output that is one of the daemon's own files."""
     if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(state)):
         raise ValueError(f"expected an output outside the daemon's state folder, got {path}")
     for _ in range(MOST_LINKS):

@@ -158,13 +158,7 @@ class Mailbox:
 
 @dataclass
 class Agent:
-    """Reads a node's meters and reports them.
-
-    Attributes:
-        every_s: time between two reports.
-        clock, wall: :func:`boottime`, and seconds since the epoch.
-        boot: :func:`boot_id`.
-    """
+    """Reads a node's meters and reports them."""
 
     node: str
     meter: NodeMeter
@@ -178,11 +172,7 @@ class Agent:
     _number: int = 0
 
     def run(self) -> None:
-        """Report until it is over; a node without meters is reported once.
-
-        Raises:
-            MeterError: the daemon refuses the reports, or has been away for :data:`PATIENCE_S`.
-        """
+        """Report until it is over; a node without meters is reported once."""
         if not self._resume():
             return
         box = Mailbox(self.send, self.over)
@@ -270,11 +260,7 @@ class ClockAgent:
     _reason: str = ""
 
     def run(self) -> None:
-        """Follow the daemon until it is over.
-
-        Raises:
-            MeterError: the daemon refuses the reports, or has been away for :data:`PATIENCE_S`.
-        """
+        """Follow the daemon until it is over."""
         answered_s = time.monotonic()
         try:
             while not self.over.wait(CLOCKS_EVERY_S):

@@ -218,10 +218,6 @@ class Command(Meter):
 
     A new agent starts the program anew, and its counters may begin at 0: the time between two
     agents is unseen.
-
-    Attributes:
-        command: for the shell.
-        clock: the clock of lines, and of :meth:`read`.
     """
 
     command: str

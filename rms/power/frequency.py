@@ -53,8 +53,6 @@ class Domain:
     Attributes:
         name: ``cpu``, all processors of this machine, or ``gpu-0`` and so on, as NVML counts.
         mhz: the frequencies it can be set to, MHz, ascending.
-        settable: whether this user may set it, by the permissions.
-        reason: the reason if not.
     """
 
     name: str

@@ -63,9 +63,6 @@ class Meter:
 
         A device that cannot be read now is left out: the model is used for it until it is back.
 
-        Args:
-            now_s: by :func:`boottime`.
-
         Raises:
             MeterError: there is nothing to read here, or nothing any more.
         """
@@ -78,7 +75,6 @@ class Meter:
         time is added to ``unseen_s``.
 
         Args:
-            reported: all devices of the last report, of this meter and of others.
             gap_s: time from that report to the next reading, s.
             same_boot: whether counters have gone on since then.
         """
@@ -91,11 +87,7 @@ class Meter:
 
 @dataclass
 class Tally:
-    """The energy of a device so far, to which meters add.
-
-    Attributes:
-        joules, unseen_s, uncertainty_j: as in :class:`DeviceEnergy`.
-    """
+    """The energy of a device so far, to which meters add."""
 
     joules: float = 0.0
     unseen_s: float = 0.0
@@ -140,7 +132,6 @@ class Ladder:
     After a failure the next is taken; after a while the better ones are tried again.
 
     Attributes:
-        current: the meter that was read last, None if none could be.
         refused: reasons why meters could not be read, by their place.
     """
 
@@ -199,9 +190,6 @@ class NodeMeter:
 
     A device that changes its meter keeps its tally; the time since its last new joules is unseen,
     also after an implausible reading.
-
-    Attributes:
-        most_w: bound of the power of each device; None for the default.
     """
 
     ladders: Sequence[Ladder]
@@ -364,7 +352,6 @@ class PowerIntegral:
 
     Attributes:
         averaged_s: the longest time before a reading over which it is a mean, s.
-        joules: the energy of the times with readings; never falls.
     """
 
     averaged_s: float
@@ -383,11 +370,7 @@ class PowerIntegral:
     _reported_j: float = 0.0
 
     def add(self, at_s: float, watts: float) -> None:
-        """Take a reading; one that is not later than the last is left out.
-
-        Args:
-            at_s: its time, on a clock that never goes back, s.
-        """
+        """Take a reading; one that is not later than the last is left out."""
         if self._last is not None:
             seconds = at_s - self._last[0]
             if seconds <= 0:

@@ -50,11 +50,7 @@ PROBE_S = 30.0  # without persistence mode the driver takes seconds to wake
 
 @dataclass(frozen=True)
 class PowerReading:
-    """The power of one GPU (W) at one time (s since the epoch, by nvidia-smi's own clock).
-
-    Attributes:
-        limit_w: the highest settable power limit, None if it is not stated.
-    """
+    """The power of one GPU (W) at one time (s since the epoch, by nvidia-smi's own clock)."""
 
     at_s: float
     gpu: int
@@ -151,11 +147,7 @@ class NvidiaSmi:
 
 @dataclass
 class Devices(Meter):
-    """All GPUs of this machine by nvidia-smi, which is restarted when it ends or hangs.
-
-    Attributes:
-        most_w: bound of the power of a GPU; None for twice its limit.
-    """
+    """All GPUs of this machine by nvidia-smi, which is restarted when it ends or hangs."""
 
     program: str = "nvidia-smi"
     most_w: float | None = None

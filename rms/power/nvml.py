@@ -88,9 +88,7 @@ class Counter:
     cannot be recognized.
 
     Attributes:
-        joules: never falls.
         unseen_s: time that was lost as the counter began anew.
-        most_w: bound of the power.
     """
 
     joules: float = 0.0
@@ -103,12 +101,7 @@ class Counter:
     _behind_j: float = 0.0
 
     def add(self, at_s: float, counted_j: float) -> bool:
-        """Take a reading; return whether its power is within the bound.
-
-        Args:
-            at_s: when, on a clock that never goes back, s.
-            counted_j: value of the counter, J.
-        """
+        """Take a reading; return whether its power is within the bound."""
         if self.at_s is None:
             self.at_s, self.counted_j, self.changed_s = at_s, counted_j, at_s
             return True

@@ -59,13 +59,10 @@ class Zone:
 
     Attributes:
         name: the kernel's, with the package's number for memory.
-        device, source: its names in the books.
         range_uj: the value at which it wraps around, 0 if unknown.
-        most_w: bound of its power, W.
         twin: an earlier zone of the same package that it may mirror, until they differ.
         last_uj, last_s: its newest reading, None before the first.
         counted_uj: its count since its first reading, or since that of an earlier agent.
-        tally: the readings of earlier agents, and the unseen time.
         refused: whether the newest reading was above the bound.
     """
 
@@ -138,7 +135,6 @@ class Rapl(Meter):
     """The zones of this machine.
 
     Attributes:
-        folder: the kernel's folder of the zones.
         most_w: bound of the power of a zone; None for twice its limit.
     """
 

@@ -63,7 +63,6 @@ class JobLine(msgspec.Struct, frozen=True):
 
     Attributes:
         ids: ``7`` or ``8_[3-10]``.
-        tasks: number of jobs.
     """
 
     ids: str
@@ -109,7 +108,6 @@ class Lane(msgspec.Struct, frozen=True):
 
     Attributes:
         name: the node's, or the first one's and the last one's (``n1 - n40``).
-        nodes: number of nodes.
         state: in the words of sinfo; of several nodes, the numbers by state.
         spans: of jobs, off and boot, by rising begin; empty for several nodes.
         held: ``(time, share of the nodes that jobs hold from then on)``; empty for one node.
@@ -137,8 +135,6 @@ class Power(msgspec.Struct, frozen=True):
     Attributes:
         points: ``(time, power from then on, of it by idle nodes, by nodes that are off, that
             boot)``, all W; these three by the model, the rest is the power of jobs and tasks.
-        sources: ``model``, or the names of meters.
-        cap_w: the power cap, or None.
     """
 
     begin_s: float
@@ -163,7 +159,6 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         seq: number of its journal's newest entry.
-        start_s: time of the first event, or None.
         waiting, running, over: number of jobs: pending, running, ended.
         held, nodes: number of nodes that jobs hold, and of all nodes.
         news: events since ``after``, by rising number; ``missed`` is the number of earlier ones

@@ -76,9 +76,7 @@ class Session:
     """One side's view of a connection after the handshake.
 
     Attributes:
-        name: of the token.
         key: derived from the token for this connection.
-        number: of the newest request.
     """
 
     name: str

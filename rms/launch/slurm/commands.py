@@ -58,7 +58,6 @@ def sbatch_options(own: Sequence[str], partition: str = "") -> list[str]:
     """Return the options of a script that sbatch gets.
 
     Args:
-        own: single words, as :func:`rms.formats.jobscript.parse_script` returns them.
         partition: the partition of a script that names none, "" for Slurm's own choice.
     """
     words = [word for word in own if _name(word) not in RMS_OPTIONS]
@@ -229,11 +228,7 @@ class Slurm:
         deadline_s: float | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> CommandResult:
-        """Run a command that has to succeed.
-
-        Args:
-            environment: instead of this process's own.
-        """
+        """Run a command that has to succeed."""
         if environment is None:
             environment = self._environment
         limit_s, name = deadline_s or self.deadline_s, PurePath(command[0]).name
@@ -339,11 +334,7 @@ class Slurm:
     # -- Acting ------------------------------------------------------------------------------
 
     def submit(self, *words: str, environment: Mapping[str, str] | None = None) -> int:
-        """Hand options and a script to sbatch; return the job's id.
-
-        Args:
-            environment: of the script, instead of this process's own.
-        """
+        """Hand options and a script to sbatch; return the job's id."""
         own, sbatch = None, "sbatch"
         if environment is not None:  # with a PATH of its own, on which there may be no sbatch
             own = {

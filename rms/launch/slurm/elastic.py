@@ -67,13 +67,10 @@ class Allocations:
     """The allocations of one pilot in Slurm's queue.
 
     Attributes:
-        barred: nodes that are not requested.
         folder: for their script, and the file that is touched.
         running, coming: allocations with nodes, and with nodes that are being made ready.
         current: whether Slurm has answered since the last request, so that all of this holds.
-        silent: whether Slurm has not answered the last query.
         narrows: whether running allocations can return single nodes; true until a refusal.
-        news: lines for the log.
         wait_reason: the reason why requested nodes have not come, "" without requests.
     """
 
@@ -285,7 +282,6 @@ class OnDemandNodes(PilotNodes):
     """Nodes of allocations that come and go by demand.
 
     Args:
-        limits: the user's limits.
         cluster: the nodes of the partition that take part.
         options: sbatch's for the allocations.
         excluded: nodes that are not requested.

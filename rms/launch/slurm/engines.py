@@ -36,10 +36,7 @@ class EngineOptions:
 
     Attributes:
         reach: the way in which mpiexec starts its proxies on nodes.
-        grace_s: the time that a job has to end by itself.
         tasks: slots per node; None for those requested of Slurm, else for its GPUs or CPUs.
-        file: a cluster file with the power and the slots of the nodes.
-        meters: the meters of the nodes that are read.
     """
 
     reach: str
@@ -61,14 +58,9 @@ def pilot(
 ) -> JobEngine:
     """Return the nodes of the allocation that this process runs in.
 
-    Args:
-        env: this process's environment, with Slurm's variables.
-        margin_s: time between the end of jobs and that of the allocation.
-
     Raises:
         SlurmError: there is no allocation, or Slurm does not answer; the margin is too short, or
             the cluster file lacks nodes.
-        FileError: the cluster file does not parse.
     """
     margin_s = _margin(margin_s, options.grace_s)
     number = env.get("SLURM_JOB_ID", "")
@@ -105,12 +97,10 @@ def site(
     """Return the nodes of a partition, for jobs that are jobs of Slurm's own.
 
     Args:
-        env: this process's environment.
         partition: partition of the nodes; "" for the default one.
 
     Raises:
         SlurmError: Slurm does not answer, has no such partition or nodes, or is too old.
-        FileError: the cluster file is none.
     """
     slurm, facts, chosen, cluster = _partition(env, user, options, partition)
     binds, refused, partitions = binding(slurm), refusals(facts), slurm.partitions()
@@ -147,12 +137,10 @@ def on_demand(
     Args:
         limits: the user's limits; ``most`` 0 for all nodes of the partition, which is "" for the
             default one.
-        margin_s: time between the end of jobs and that of their allocation.
 
     Raises:
         SlurmError: Slurm does not answer, or has no such partition or nodes; a margin that is too
             short, or limits beyond those of the partition.
-        FileError: the cluster file is none.
     """
     margin_s = _margin(margin_s, options.grace_s)
     slurm, _, chosen, cluster = _partition(env, user, options, limits.partition)

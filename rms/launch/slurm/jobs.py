@@ -41,7 +41,6 @@ class SlurmJobs(SlurmNodes):
 
     Args:
         partition: partition of jobs that name none, "" for Slurm's own choice, ``default``.
-        limits_s: the longest time limits of the partitions.
         grace_s: the time that a job has to end by itself, before Slurm's limit.
         no_grow, no_shrink: the reason why this site changes no running job, "" if it does.
         measures: whether Slurm's own plugin measures energy here.

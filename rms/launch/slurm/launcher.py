@@ -61,8 +61,6 @@ class World(ManagedProcess):
 
     Attributes:
         boot: starts it anew, None if a failure is reported instead.
-        may_boot: whether a start can succeed now.
-        abandoned: it is not started anew.
     """
 
     boot: Callable[[], ManagedProcess] | None = None
@@ -133,9 +131,7 @@ class ScriptStep(ManagedProcess):
     Attributes:
         begin: starts it, None after the start; it waits while the controller is away.
         diagnose: requests the reason why srun has ended without a status of the script.
-        may_begin: whether it can be started now.
         begun_file: the script creates it as soon as it runs.
-        abandoned: it is not started any more.
     """
 
     begin: Callable[[], subprocess.Popen[bytes]] | None = None
@@ -403,7 +399,6 @@ class SlurmLauncher(LocalLauncher):
     Attributes:
         reach: the way in which mpiexec starts its proxies on nodes (its option ``-launcher``).
         binds: whether this site binds steps to CPUs by default.
-        nodes: the nodes and scripts of an engine.
     """
 
     executor: Executor

@@ -24,7 +24,6 @@ class PilotLimits:
         on_demand: whether more nodes than ``keep`` are requested while jobs wait.
         keep: nodes that are always held.
         most: maximum number of nodes that are held or requested at once.
-        time_s: time limit of an allocation.
         margin_s: time between the end of its jobs and its own.
         idle_s: time for which an unused node is kept.
         backlog: maximum number of allocations that wait in Slurm's queue.

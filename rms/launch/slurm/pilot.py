@@ -106,7 +106,6 @@ class Allocation:
         probe_options: srun's for a step that only tests whether nodes answer.
         suspects: nodes that jobs were lost on, until a step can be started there again.
         killed: names of steps that this daemon has killed itself.
-        silent: whether the last query had no answer.
     """
 
     slurm: Slurm
@@ -258,7 +257,6 @@ class PilotNodes(SlurmNodes):
     """The nodes of a pilot's allocations, agents on them, and job scripts as steps there.
 
     Attributes:
-        held: the allocations by number.
         first: the nodes on which scripts of an earlier daemon may run.
     """
 
@@ -385,11 +383,7 @@ class PilotNodes(SlurmNodes):
     # --- scripts -----------------------------------------------------------------------------
 
     def start(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
-        """Run a job script once, on its first node; it waits while the controller is away.
-
-        Raises:
-            LaunchError: it was tried too often, its node is not held, or there is no srun.
-        """
+        """Run a job script once, on its first node; it waits while the controller is away."""
         launcher, begun = self.launcher, self._begun_file(job)
         status, slots = launcher.status_file(job), launch.nodes[0]
         if begun.exists():

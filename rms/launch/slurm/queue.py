@@ -59,11 +59,7 @@ class QueueSnapshot:
 
 
 def take_snapshot(slurm: Slurm, is_own: Callable[[str], bool]) -> QueueSnapshot:
-    """Return a snapshot.
-
-    Args:
-        is_own: whether a job of this name and user is this daemon's.
-    """
+    """Return a snapshot."""
     begun_s = time.monotonic()
     own = {
         row.job_id: row
@@ -146,7 +142,6 @@ class SubmissionRecord(msgspec.Struct):
     Attributes:
         since_s: time of the submission; an earlier job of its name is another one.
         before: numbers of earlier jobs of that name.
-        number: its own, after the answer of sbatch.
         closed: whether it is over, and the job of the RMS waits for another.
         donor: salloc's options for its donors.
         held: times and nodes that the job of the RMS has held, under all its numbers.
@@ -183,17 +178,10 @@ class SlurmJob(ManagedProcess):
     """A job script that Slurm runs.
 
     Attributes:
-        hosts: the requested nodes.
-        submission: sbatch's answer, until it is read.
         numbered_s: the monotonic clock when it got its number.
-        end_requested: whether this daemon has requested its end.
         withdrawn: whether it was taken out of Slurm's queue, because it had to wait.
         metered: the nodes with agents of meters.
         completing_s: the monotonic clock of the first snapshot in which Slurm cleans up after it.
-        finished: whether Slurm is done with it.
-        wait_reason: Slurm's reason for its wait, "" without one.
-        energy_j: Slurm's own measurement, once requested.
-        unsaved: whether its record still has to be saved.
     """
 
     name: str
@@ -282,9 +270,6 @@ def submit(
     """Submit a job, on a thread, unless it was submitted; repeat that while Slurm is away.
 
     Args:
-        arguments: sbatch's.
-        environment: of the script.
-        folder: folder of its output, which is made before.
         search: whether an earlier daemon may have submitted it: then the queue is searched first,
             which takes long with many jobs.
 
@@ -355,7 +340,6 @@ def grow(
 
     Args:
         donor: name of a throw-away job by which it gets nodes.
-        options: salloc's for the donor.
     """
     slurm = executor.slurm
     now = slurm.job(job)
@@ -402,7 +386,6 @@ class Retried:
     """A change of a running job that is repeated while it may go through later.
 
     Args:
-        change: makes it, on a thread.
         give_up: whether it fails after a while; else it ends only with the job.
     """
 
@@ -474,9 +457,6 @@ class JobTracker:
 
     Attributes:
         meters: starts agents of meters on the nodes that jobs hold; None for no meters.
-        measures: whether Slurm's own plugin measures energy here.
-        jobs: jobs by their id of the RMS.
-        resizes: changes of running jobs that are under way.
         contested: nodes that jobs have not got, and until when they are left alone.
     """
 
@@ -513,11 +493,7 @@ class JobTracker:
         return self._urgent
 
     def follow(self, snapshot: QueueSnapshot, donors: Callable[[str], str]) -> frozenset[str]:
-        """Update the jobs by a snapshot of the queue; return the nodes that are unavailable now.
-
-        Args:
-            donors: returns the name of the donors of a job.
-        """
+        """Update the jobs by a snapshot of the queue; return the nodes that are unavailable now."""
         live = [job for job in self.jobs.values() if not job.finished]
         for job in live:
             if job.record.number is not None:
