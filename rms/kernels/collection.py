@@ -30,9 +30,7 @@ from rms.wire.messages import JOB_VARIABLE
 
 T = TypeVar("T")
 
-Deliver = Callable[[TaskRun | TaskDrop], object]
-"""Takes the decision on a task."""
-
+Deliver = Callable[[TaskRun | TaskDrop], object]  # takes the decision on a task
 _numbers = map(TaskId, itertools.count(1))
 _alone_logged = threading.Event()
 

@@ -289,9 +289,7 @@ TaskDecision = TaskRun | TaskStop | TaskGoOn | TaskDrop
 
 # --- The state: read by strategies, changed by the scheduler ---------------------------------
 
-OTHERS = TaskId(-1)
-"""The holder of a unit that is a job's."""
-
+OTHERS = TaskId(-1)  # the holder of a unit that is a job's
 _order = attrgetter("order")
 
 STEP = 2.0
@@ -425,10 +423,6 @@ class TaskState:
     def free(self, device: TaskDevice) -> bool:
         """Return whether all units of a device are free."""
         return not any(unit in self.holder for unit in device.units)
-
-    def of_no_task(self, device: TaskDevice) -> bool:
-        """Return whether no task holds any unit of a device: it is free, or kept for a task."""
-        return all(self.holder.get(unit, OTHERS) == OTHERS for unit in device.units)
 
     @property
     def held(self) -> dict[int, int]:

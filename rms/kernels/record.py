@@ -3,11 +3,9 @@
 No decision of the daemon depends on the record. :func:`past_tasks` makes the history of every task
 from the entries; :func:`tried` simulates these tasks under another strategy.
 
-A trial estimates the run times of kernels on resources where they did not run, and counts the
-estimates. Arrivals are as recorded; but a task of a process that had one task after another comes
-as long after its predecessor as it did. Tasks do not get nodes of jobs. A node that a task holds
-when a job takes it goes to the job as soon as it is free. An interrupted task stops at once, as
-the record does not contain the distances of yield points.
+A trial estimates the run times of kernels where they did not run. Arrivals are as recorded, but a
+task of a process that had one after another comes as long after its predecessor as it did. An
+interrupted task stops at once.
 """
 
 from __future__ import annotations

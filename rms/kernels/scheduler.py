@@ -159,7 +159,8 @@ class TaskScheduler:
         if event.task in state.tasks:
             raise ValueError(f"expected a new task, got {event.task}")
         device = state.devices.get(event.device)
-        if event.device and (device is None or not state.of_no_task(device)):
+        holders = () if device is None else map(state.holder.get, device.units)
+        if event.device and (device is None or set(holders) - {None, OTHERS}):
             raise ValueError(f"expected a device of no task for {event.task}, got {event.device}")
         task = state.tasks[event.task] = KernelTask(event.task, spec)
         state.count(task, 1)

@@ -5,11 +5,8 @@
                            ▼
                          the daemon (:class:`NodeLender`), which gives them to no job
 
-The state of a task is in the scheduler, and in its own process, which registers it again with a
-restarted daemon. The daemon's journal has the nodes only, as decisions on jobs depend on them. A
-node that tasks no longer need is held for a moment, so that a burst of short tasks of a program
-writes three events: lent to the program, lent to no program, taken back. A job that waits for nodes
-of tasks goes first: until it has started, no task gets another device.
+The daemon's journal has the nodes only. A node that tasks no longer need is held for a moment, so
+that a burst of short tasks writes few events. A job that waits for nodes of tasks goes first.
 """
 
 from __future__ import annotations
@@ -129,12 +126,8 @@ class StrategyLoader(Protocol):
 #
 # A change is an event of the record, so strategies are tried under the governor as it was.
 
-LOOK_S = 1.0
-"""Interval at which a rule is applied."""
-
-ROUNDING = 1e-9
-"""Relative rounding of the mean of equal prices."""
-
+LOOK_S = 1.0  # interval at which a rule is applied
+ROUNDING = 1e-9  # relative rounding of the mean of equal prices
 Kind = Literal["high", "low", "price", "co2", "cap"]
 EXPECTED = "high, low, price[:LIMIT], co2[:LIMIT] or cap"
 
@@ -331,15 +324,11 @@ def _last_line(output: Path) -> str:
 
 # --- The tasks of all processes --------------------------------------------------------------
 
-RECORD_S = 1.0
-"""Time for which entries are kept in memory; a killed daemon loses them."""
-
+RECORD_S = 1.0  # time for which entries are kept in memory; a killed daemon loses them
 BEGIN_EVERY = 10_000
 """Number of entries after which the devices are entered again, as the journal drops the oldest."""
 
-LINGER_S = 0.5
-"""Time for which an unneeded node is held, if no job waits."""
-
+LINGER_S = 0.5  # time for which an unneeded node is held, if no job waits
 ADOPT_S = 10.0
 """Time after a restart for which the nodes of tasks are kept for tasks that still run there."""
 

@@ -24,9 +24,7 @@ from rms.power.frequency import Shares
 from rms.wire.messages import ClockOrders
 from rms.wire.users import SlurmRow
 
-DEADLINE_S = 300.0
-"""Default time limit of a power command."""
-
+DEADLINE_S = 300.0  # default time limit of a power command
 NODES_LOST = "GONE"
 """The ``end_state`` of a process that was lost with its nodes, not by its own fault."""
 

@@ -142,18 +142,12 @@ exec {python} "$@"
 """
 """Launcher on the PATH of a job's script; it imports nothing from the working folder."""
 
-METER = "meter"
-"""The mark of agents, in place of a job's id."""
-
+METER = "meter"  # the mark of agents, in place of a job's id
 FOR_TESTS = (POWERCAP_VARIABLE, CPUFREQ_VARIABLE)
 """Variables that name other folders than the kernel's for meters and frequencies."""
 
 NO_MEMORY_HOOKS = ("UCX_MEM_MMAP_HOOK_MODE", "none")
-"""Keeps UCX from patching the functions that map memory, which takes a rank 20 ms to boot.
-
-UCX tracks the memory that network cards have registered; ranks on one machine use none. Ranks on
-GPUs keep the patches, by which UCX recognizes their memory.
-"""
+"""Keeps UCX from patching functions that map memory, which takes a rank without GPU 20 ms."""
 
 PER_WORLD = (JOIN_VARIABLE, LISTENER_VARIABLE)
 
@@ -268,11 +262,7 @@ class LocalLauncher:
         return ["/bin/sh", "-c", KEEP_STATUS, "job", str(launch.script), *launch.arguments]
 
     def find_script(self, job: str, pid: int | None) -> ManagedProcess | None:
-        """Return a job's script after a restart of the daemon, None without a trace of it."""
-        return self.left_script(job, pid)
-
-    def left_script(self, job: str, pid: int | None) -> ManagedProcess | None:
-        """Return a script of an earlier daemon by its processes here, or its exit status."""
+        """Return a job's script after a restart, by its processes here or its exit status."""
         members, status = self.members(job), self.status_file(job)
         if not members and not status.exists():
             return None

@@ -1,11 +1,7 @@
 """Processes of jobs on this machine, in shells, and listed by environment and control group.
 
-Scripts and worlds run below shells that keep their exit status and adopt orphans. A process may
-drop its environment and its session, but not its parent. When its parent ends, Linux gives the
-process to the nearest ancestor that is a *subreaper* (``PR_SET_CHILD_SUBREAPER``, prctl(2)), which
-is the shell. So all processes of a job are below a shell and end with it: the shell ends its
-children, and then theirs, before it ends itself, also when the job is killed. Only a process that
-kills its own shell escapes.
+Scripts and worlds run below shells that keep their exit status and are *subreapers* (prctl(2)): all
+processes of a job stay below a shell, which ends them before itself, also when it is killed.
 """
 
 from __future__ import annotations
@@ -114,9 +110,8 @@ def children(pid: int) -> list[int]:
 
 # --- Processes of this daemon, by their environment -----------------------------------------------
 #
-# Every process of a job has the daemon's instance id and the job's id in its environment, so that a
-# daemon that is started again after a kill finds the running ones, and no process of a job outlives
-# it. A process that has dropped its environment is a descendant of others that have not.
+# A restarted daemon recognizes the processes of jobs by their environment; one that has dropped it is
+# a descendant of others.
 
 INSTANCE_VARIABLE = "RMS_MARK"
 """Environment variable of every process of a job: ``INSTANCE_ID:JOB``."""
@@ -125,8 +120,7 @@ NO_ENVIRONMENT = ("", "")
 NO_ENVIRONMENT_S = 0.05
 """A process without an environment: one of the kernel's, or one that is about to get one."""
 
-FOREIGN_S = 2.0
-"""Time until a foreign process is read again: its pid may be reused."""
+FOREIGN_S = 2.0  # time until a foreign process is read again: its pid may be reused
 
 
 class Processes:
@@ -246,16 +240,10 @@ def send_signal(pid: int, number: int) -> None:
 
 # --- Control groups of jobs (cgroups(7), version 2), if this user has delegated ones -----------
 #
-# A process may drop its environment, its session and its parents, but it stays in its control
-# group, which lists all processes of a job. Groups may be made below one that was delegated
-# to the user: systemd marks those (``Delegate=yes``) by the attribute ``user.delegate``; elsewhere
-# :data:`GROUP_VARIABLE` names one.
-#
-# The kernel limits the memory of a job if the group above may delegate the memory controller: if it
-# has that controller, and no process is in that group itself ("no internal processes" holds for
-# groups that delegate controllers). So the daemon has to be in another group, such as
-# :data:`SUBGROUP` of a unit; it moves no process, as systemd does not start a unit again whose own
-# group delegates controllers.
+# Groups may be made below one that was delegated to the user: systemd marks those by the attribute
+# ``user.delegate``. The kernel limits the memory of jobs if no process is in the group above theirs
+# ("no internal processes"), so the daemon has to be in another, as :data:`SUBGROUP`. It moves no
+# process: systemd would not start the unit again.
 
 GROUP_VARIABLE = "RMS_CGROUP"
 """A folder of cgroup v2 below which the daemon may make its own."""
@@ -439,8 +427,7 @@ MOST_NAME_BYTES = 255
 MOST_NAMES = 256
 """Limits of Linux for a path and for names in it, and our limit of names in a path."""
 
-MOST_LINKS = 40
-"""Symbolic links that Linux follows in a path."""
+MOST_LINKS = 40  # symbolic links that Linux follows in a path
 
 
 def check_output(place: Path | int, name: Path | None = None) -> None:

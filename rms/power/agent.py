@@ -1,12 +1,10 @@
 """The agent of a node: ``python -m rms.power.agent`` reads its meters or sets its frequencies.
 
-The agent of the meters reads them as often as they need it and reports cumulative sums. Its first
-message asks for the sums that the daemon has booked, and it continues from those. A node without
-meters is reported once, with the reason, and the daemon uses its model there.
+The agent of the meters reports cumulative sums, which continue those that the daemon has booked. A
+node without meters is reported once, with the reason.
 
-With ``--clocks`` the agent polls the daemon for the frequencies of the node's cores and GPUs, sets
-them, and reports why they cannot be set. They are restored when the agent ends and while the daemon
-is away.
+With ``--clocks`` it polls the daemon for frequencies, and sets them until it ends, or the daemon is
+away.
 
 Compute nodes import this module, so it needs only :mod:`rms.wire` and msgspec.
 """
@@ -46,24 +44,12 @@ from rms.wire.messages import (
     Metered,
 )
 
-PATIENCE_S = 600.0
-"""An agent ends when the daemon has been away for so long."""
-
-AGAIN_S = 1.0
-"""Time between two tries to reach a daemon that is away."""
-
-ANSWER_S = 30.0
-"""Time limit of the daemon's answer."""
-
-LAST_WORD_S = 2.0
-"""Time limit of the last report, once the agent has to end."""
-
-CLOCKS_EVERY_S = 0.5
-"""Time between two polls for frequencies."""
-
-AWAY_S = 10.0
-"""Frequencies are restored when the daemon has been away for so long."""
-
+PATIENCE_S = 600.0  # an agent ends when the daemon has been away for so long
+AGAIN_S = 1.0  # time between two tries to reach a daemon that is away
+ANSWER_S = 30.0  # time limit of the daemon's answer
+LAST_WORD_S = 2.0  # time limit of the last report, once the agent has to end
+CLOCKS_EVERY_S = 0.5  # time between two polls for frequencies
+AWAY_S = 10.0  # frequencies are restored when the daemon has been away for so long
 Answer = TypeVar("Answer")
 Send = Callable[[Metered, float], MeterAnswer]
 """Sends a report to the daemon with a timeout; raises UnreachableError or MeterError."""

@@ -151,17 +151,14 @@ class ReplayMeter(Meter):
 # A line is such as ``node 4711 J``, where the program itself sums up, or ``node 61.7 W``, which is
 # integrated here over the times at which lines come.
 
-GAP_S = 10.0
-"""After a longer time between two powers the energy is unknown."""
-
+GAP_S = 10.0  # after a longer time between two powers the energy is unknown
 FIRST_WAIT_S = 1.0
 MOST_WAIT_S = 60.0
 """Pause before a program that has ended is started again; it doubles until the next line."""
 
 SILENT = "the meter command has printed no reading yet"
 
-NOT_FOUND = (126, 127)
-"""Statuses of a shell that could not start it."""
+NOT_FOUND = (126, 127)  # statuses of a shell that could not start it
 
 
 @dataclass(frozen=True)
@@ -214,11 +211,7 @@ class _Device:
 
 @dataclass
 class Command(Meter):
-    """Runs the program, and starts it again when it ends; without lines there is a gap.
-
-    A new agent starts the program anew, and its counters may begin at 0: the time between two
-    agents is unseen.
-    """
+    """Runs the program, and starts it again when it ends; without lines there is a gap."""
 
     command: str
     clock: Callable[[], float] = boottime

@@ -5,11 +5,9 @@ group of cores with one frequency), GPUs by NVML's locked clocks. Both need root
 those files. :class:`Clocks` follows the users of cores and GPUs; :func:`locked` holds one domain at
 one frequency.
 
-A guard process of every domain saves the limits and restores them when this process ends, also by
-``kill -9``. If both are killed, the next call of :func:`available` or a later guard restores them
-from the record that the guard wrote; after a restart of the machine the limits are those of its
-configuration. NVML does not report earlier locks, so GPUs are left unlocked. A frequency that
-cannot be set or restored raises :class:`FrequencyError`.
+A guard process of every domain restores the limits when this process ends, also by ``kill -9``. If
+both are killed, the next :func:`available` or guard does so from its record. GPUs end unlocked, as
+NVML does not report earlier locks. All errors are :class:`FrequencyError`.
 """
 
 from __future__ import annotations

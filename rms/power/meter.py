@@ -11,15 +11,9 @@ from pathlib import Path
 
 from rms.wire.messages import NODE_LIMIT_W, DeviceEnergy
 
-AGAIN_S = 60.0
-"""Time until a meter that could not be read is tried again."""
-
-ABOVE_LIMIT = 2.0
-"""A power above this multiple of the limit of a device is implausible."""
-
-GPU_LIMIT_W = 1500.0
-"""Default power limit of a GPU: no GPU has a higher one."""
-
+AGAIN_S = 60.0  # time until a meter that could not be read is tried again
+ABOVE_LIMIT = 2.0  # a power above this multiple of the limit of a device is implausible
+GPU_LIMIT_W = 1500.0  # default power limit of a GPU: no GPU has a higher one
 SLACK_S = 1.0
 """A reading may exceed the bound of a device by the energy of this time at the bound."""
 
@@ -172,8 +166,7 @@ class Ladder:
 class _Reported:
     """The last report of a device: its time, its meter, and the tally of earlier meters.
 
-    A reading of the same meter without new joules does not replace it: counters may be renewed less
-    often than they are read.
+    A reading of the same meter without new joules does not replace it.
     """
 
     meter: Meter
@@ -272,25 +265,19 @@ class NodeMeter:
 
 # --- Energy from readings of power, and its uncertainty -------------------------------------------
 #
-# A sensor of power is read more often than it changes, its readings are means over some time
-# before, and on A100 and H100 that time is a quarter of the whole, so three quarters of a run are
-# in no reading (Yang, Adamek, Armour: Part-time Power Measurements: nvidia-smi's Lack of Attention,
-# arXiv:2312.02741, and the same authors at SC24). The possible error is summed beside the energy,
-# as half of an interval that holds the true value in about 95 of 100 cases. Readings cannot show a
-# load that repeats with the period of the sensor, or a multiple of it.
+# A sensor is read more often than it changes, and its readings are late means (README, Meters:
+# Yang et al.). The possible error is summed beside the energy, as half of a 95 % interval.
 
 GAIN = 0.05
 """The sensor's own error, as a part of the power: NVML's documentation states 5 % for Fermi and
 Kepler, and measurements show the same on later GPUs."""
-GAP_S = 2.0
-"""After a longer time between two readings the energy is unknown."""
+GAP_S = 2.0  # after a longer time between two readings the energy is unknown
 WINDOW_S = 1.0
 """Time over which the range of the readings is taken for that of the power between them."""
 UNREAD = 0.4
 """The mean of the whole time may differ from that of the readings by this part of half of that
 range: about 1 / sqrt(10) for ten readings with independent errors, and some more."""
-LONGEST_PERIOD_S = 1.0
-"""The longest period of a sensor in the literature."""
+LONGEST_PERIOD_S = 1.0  # the longest period of a sensor in the literature
 FEWEST_CHANGES = 4
 
 
@@ -394,10 +381,8 @@ class PowerIntegral:
     def uncertainty_j(self) -> float:
         """Return half of the interval that holds the true energy, J; never falls.
 
-        It is a sum of three parts: the sensor's gain; the change of power from second to second,
-        times the delay of readings (the time that they are a mean of, their period, and the time
-        between them); and the power between readings. At first it is at least the whole range of
-        readings times their delay.
+        The parts are the sensor's gain, changes of power times the delay of readings, and the power
+        between readings; at first at least the whole range of readings times their delay.
         """
         low, high = self._extremes_w
         if high < low:

@@ -1,9 +1,4 @@
-"""Power of GPUs by nvidia-smi.
-
-If nvidia-smi prints no power of a GPU for :data:`SILENT_S` (it hangs in the driver, or prints
-``[N/A]``), the GPU is reported as unseen and nvidia-smi is restarted. A power above twice the limit
-that the GPU states is refused.
-"""
+"""Power of GPUs by nvidia-smi, which is restarted if it ends, hangs or prints no power."""
 
 from __future__ import annotations
 

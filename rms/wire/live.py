@@ -92,15 +92,8 @@ class Mark(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, job: str, row: ResizeRow) -> Mark:
         """Return the mark of a row."""
-        return cls(
-            job=job,
-            at_s=row.at_s,
-            before=row.from_ranks,
-            after=row.to_ranks,
-            strategy=row.strategy,
-            stall_s=row.stall_s,
-            bytes=row.bytes,
-        )
+        ranks = row.from_ranks, row.to_ranks
+        return cls(job, row.at_s, *ranks, row.strategy, row.stall_s, row.bytes)
 
 
 class Lane(msgspec.Struct, frozen=True):

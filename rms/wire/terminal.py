@@ -24,9 +24,7 @@ from typing import Any, NoReturn
 from rms._version import __version__
 from rms.wire.files import OutputError, descriptor_of, regular_file, write_output
 
-SHOWN = 200
-"""Characters of a bad argument that an error message quotes."""
-
+SHOWN = 200  # characters of a bad argument that an error message quotes
 MOST = 1e9
 """Largest value of :func:`seconds` and :func:`positive`; timers refuse much larger ones."""
 

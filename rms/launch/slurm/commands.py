@@ -18,12 +18,7 @@ from threading import Event, Lock
 from typing import TypeVar
 
 from rms.launch.slurm import output
-from rms.launch.slurm.output import (
-    JobDetails,
-    Partition,
-    QueuedJob,
-    SiteNode,
-)
+from rms.launch.slurm.output import JobDetails, Partition, QueuedJob, SiteNode
 
 _RMS_OPTIONS = """
 --array --batch --begin --chdir --contiguous --dependency --distribution --error --exclude
@@ -202,9 +197,8 @@ def meaning_of(message: str) -> Meaning:
 class Slurm:
     """The commands of one site; a call that fails or has no answer raises :class:`SlurmError`.
 
-    ``outer`` is the caller's environment. Its options for Slurm are left out, and so are the
-    variables of an allocation: within one, ``scontrol update`` would write files to the working
-    folder. All output is read as text: JSON is 50 times as long.
+    ``outer`` is the caller's environment; its options for Slurm and its allocation are left out.
+    Output is read as text: JSON is 50 times as long.
     """
 
     outer: Mapping[str, str]
@@ -270,7 +264,9 @@ class Slurm:
 
     def config(self) -> dict[str, str]:
         """Return the controller's configuration."""
-        return output.config_from_text(self.call("scontrol", "show", "config").out)
+        lines = self.call("scontrol", "show", "config").out.splitlines()
+        pairs = (line.partition("=") for line in lines if "=" in line)
+        return {key.strip(): value.strip() for key, _, value in pairs}
 
     def ping(self) -> bool:
         """Return at once whether a controller answers; other commands take many seconds."""
@@ -310,9 +306,8 @@ class Slurm:
 
     def job(self, job: int) -> JobDetails:
         """Return the controller's details of a job."""
-        return output.details_from_text(
-            self.call("scontrol", "--details", "show", "job", str(job)).out
-        )
+        done = self.call("scontrol", "--details", "show", "job", str(job))
+        return output.details_from_text(done.out)
 
     def oversubscribed(self) -> bool:
         """Return whether several nodes are one machine, as on a test bed: timings mean nothing."""
@@ -392,8 +387,7 @@ class Slurm:
         ``on`` are these nodes by name, ``options`` are more of salloc's for the donor.
 
         Slurm breaks a donor of a job with GRES (it stays COMPLETING for good), so that is refused
-        here. ``donor_name`` is this donor's alone: a donor outlives its job, and by the name
-        :meth:`cancel_named` ends those that a killed caller has left.
+        here. By ``donor_name``, which is this donor's alone, :meth:`cancel_named` ends a left one.
 
         Raises:
             SlurmError: refused or no node free; the job is unchanged, without a donor.
@@ -445,9 +439,7 @@ class Slurm:
 
 # --- Commands on threads --------------------------------------------------------------------------
 
-THREADS = 8
-"""Most threads wait: for an answer, or for the next second."""
-
+THREADS = 8  # most threads wait: for an answer, or for the next second
 SHARE = 0.5
 """Share of the time in which changes of running jobs may keep the controller busy."""
 

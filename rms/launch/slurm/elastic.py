@@ -1,12 +1,8 @@
 """Engine ``slurm-pilot`` on demand: a pilot that requests nodes of Slurm, and returns them.
 
-The nodes of a partition are its cluster; those that none of its allocations holds are unavailable.
 A job may have nodes of several allocations: its worlds reach a node by a step in the allocation of
-that node.
-
-Allocations are batch jobs whose script only waits, so they outlive a daemon that is killed: the
-next daemon lists them by their name and continues with them. The script ends when the daemon has
-been away for long or has ended, by the age of a file that the daemon touches.
+that node. Allocations are batch jobs whose script only waits, so they outlive a daemon that is
+killed. The script ends by the age of a file that the daemon touches.
 """
 
 from __future__ import annotations
@@ -38,9 +34,7 @@ from rms.launch.slurm.ondemand import (
 from rms.launch.slurm.output import QueuedJob
 from rms.launch.slurm.pilot import PilotNodes
 
-POLL_S = 2.0
-"""Time between two polls of the queue."""
-
+POLL_S = 2.0  # time between two polls of the queue
 TOUCH_S = 60.0
 ABANDONED_MIN = 30
 """Minutes without a daemon after which an allocation ends by itself."""
@@ -49,12 +43,8 @@ RETRY_S = 30.0
 RETRY_MOST_S = 600.0
 """Pause after a refusal, which doubles with every further one, and its maximum."""
 
-SHORT_S = 30.0
-"""An allocation that ends by itself so soon is a failure."""
-
-CANCEL_S = 10.0
-"""Time limit for cancelling the allocations when the daemon ends."""
-
+SHORT_S = 30.0  # an allocation that ends by itself so soon is a failure
+CANCEL_S = 10.0  # time limit for cancelling the allocations when the daemon ends
 COMING = ("CONFIGURING", "RESIZING")
 SCRIPT = f"""#!/bin/sh
 # Holds nodes for a daemon, which touches the file $1 while it is there and removes it at its end.

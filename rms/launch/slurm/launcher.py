@@ -1,8 +1,7 @@
 """The common part of Slurm's engines: worlds, scripts and agents as steps of allocations.
 
-A world is an mpiexec on the daemon's machine that reaches the nodes through one srun, so it is one
-step, named after the job and its launch. Its ranks run while mpiexec and srun run; if these had to
-be killed, the step is ended by its name and polled until it is gone.
+A world is an mpiexec on the daemon's machine that reaches the nodes through one srun: a step named
+after the job and its launch, which is ended by its name if mpiexec and srun had to be killed.
 
 An engine is a :class:`SlurmLauncher` with :class:`SlurmNodes` of its own.
 """
@@ -40,9 +39,7 @@ from rms.launch.processes import alive, has_live_children, program_name, send_si
 from rms.launch.slurm.commands import Executor, SlurmError, inner_environment
 from rms.power.choice import AUTO, MeterChoice
 
-POLL_S = 0.5
-"""Time between two checks of a process, or of a step that is being ended."""
-
+POLL_S = 0.5  # time between two checks of a process, or of a step that is being ended
 STUCK_S = 3.0
 """Time without an srun after which mpiexec does not reach its nodes any more."""
 
@@ -256,14 +253,11 @@ StartAgent = Callable[[Sequence[str]], subprocess.Popen[bytes]]
 UNTIL_DONE = 'until "$@"; do [ $? -gt 128 ] || exit 1; sleep 5; done'
 """Shell around an agent: starts it again if it was killed."""
 
-EVERY_S = 2.0
-"""Time between readings of a job's nodes."""
-
+EVERY_S = 2.0  # time between readings of a job's nodes
 NO_METERS_S = 5.0
 """An agent that ends with status 0 so soon, while its job runs, is on a node without meters."""
 
-FORGET_S = 600.0
-"""Time until such nodes are tried again."""
+FORGET_S = 600.0  # time until such nodes are tried again
 
 
 @dataclass(frozen=True)
@@ -336,16 +330,13 @@ def agent_step(
 
 # --- the launcher and its parts --------------------------------------------------------------
 
-END_PATIENCE_S = 60.0
-"""Time for which a step that was ended is polled."""
-
+END_PATIENCE_S = 60.0  # time for which a step that was ended is polled
 SRUN_S = 10.0
 """Time that an srun has to end its step. If srun is killed between the creation of a step and the
 start of its tasks, Slurm keeps the step for good: a later scancel does not end it.
 """
 
-POLL_BUDGET_S = 0.1
-"""Time limit for polling processes in one call."""
+POLL_BUDGET_S = 0.1  # time limit for polling processes in one call
 
 
 class SlurmNodes(EngineNodes):

@@ -1,9 +1,7 @@
 """The decisions of a pilot on demand: allocations to submit, change, withdraw and let go. Pure.
 
-As HyperQueue's automatic allocation, a pilot keeps a backlog of allocations in Slurm's queue while
-there is work for more nodes. Unlike there, an allocation asks for a range of nodes (from those that
-the first job lacks to those that all lack), changes with the queue while it waits, and returns
-single nodes while it runs.
+As HyperQueue's automatic allocation, but an allocation asks for a range of nodes, changes with the
+queue while it waits, and returns single nodes while it runs.
 """
 
 from __future__ import annotations

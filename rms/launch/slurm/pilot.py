@@ -1,8 +1,7 @@
 """Engine ``slurm-pilot``: jobs as steps of the one allocation in which the daemon runs.
 
-The allocation's end (which may be changed) and its nodes are polled every few seconds on a thread.
-Slurm notices a dead node only after minutes (``SlurmdTimeout``), but a step there fails at once: so
-a script or world that dies without a record is diagnosed before its job counts as failed.
+The allocation and its nodes are polled on a thread. Slurm notices a dead node after minutes, but a
+step there fails at once: so scripts and worlds that die without a record are diagnosed.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from rms.launch.base import (
     cores_of,
     hosts_of,
 )
-from rms.launch.local import MOST_WAIT_S, AgentProcess
+from rms.launch.local import MOST_WAIT_S, AgentProcess, LocalLauncher
 from rms.launch.slurm.commands import (
     SITE_VARIABLES,
     Executor,
@@ -48,14 +47,11 @@ from rms.launch.slurm.launcher import (
     is_part_of,
     step_on_each,
 )
-from rms.launch.slurm.output import SlurmOutputError
 from rms.launch.slurm.site import UNFIT
 from rms.power.frequency import Shares
 from rms.wire.messages import ClockOrders
 
-POLL_S = 3.0
-"""Time between two snapshots of the allocation."""
-
+POLL_S = 3.0  # time between two snapshots of the allocation
 PATIENCE_S = 90.0
 """A failure is not blamed on the nodes if the controller was silent for so long."""
 
@@ -186,7 +182,7 @@ class Allocation:
         except SlurmError as error:
             over = error.meaning is Meaning.GONE
             return f"its allocation {self.number} is over" if over else ""
-        except SlurmOutputError:
+        except ValueError:  # output of an unexpected shape
             return ""
         # Slurm takes minutes to notice a dead node, and one that is silent may be back at once.
         held = set(details.hosts) - down
@@ -405,7 +401,7 @@ class PilotNodes(SlurmNodes):
 
     def find(self, job: str, pid: int | None) -> ManagedProcess | None:
         """Return a job's script after a restart of the daemon, None without a trace of it."""
-        left = self.launcher.left_script(job, pid)
+        left = LocalLauncher.find_script(self.launcher, job, pid)
         if left is None:
             return None
         diagnose = partial(self.diagnose_failure, job, self.first)

@@ -314,18 +314,12 @@ LATER_S = 8.0
 """Time limit for nodes that are not free yet: those of a job that is just ending, or that have not
 yet reported to a controller that has just started."""
 
-RESIZE_AWAY_S = 60.0
-"""A resize fails if the controller does not answer for so long."""
-
+RESIZE_AWAY_S = 60.0  # a resize fails if the controller does not answer for so long
 AGAIN_S = 0.5
 
 
-@dataclass(frozen=True)
-class ChangeOutcome:
-    """The result of a change: the job (None: it is over), or the reason of a failure."""
-
-    job: JobDetails | None = None
-    failure: str = ""
+ChangeOutcome = tuple[JobDetails | None, str]
+"""The result of a change: the job (None: it is over), and the reason of a failure, or ""."""
 
 
 def grow(
@@ -408,21 +402,21 @@ class Retried:
             return None
         answer, self._answer = self._answer, None
         try:
-            return ChangeOutcome(answer.result())
+            return answer.result(), ""
         except Exception as error:  # of Slurm, or of its output
             return self._refused(error, now)
 
     def _refused(self, error: Exception, now: float) -> ChangeOutcome | None:
         meaning = error.meaning if isinstance(error, SlurmError) else Meaning.LATER
         if meaning is Meaning.GONE and not self._give_up:
-            return ChangeOutcome()
+            return None, ""
         first_s = self._first_s.setdefault(meaning, now)
         # A controller that has just restarted refuses changes until its nodes have reported.
         away = Meaning.UNREACHABLE in self._first_s
         later = away or meaning is Meaning.LATER
         patience_s = RESIZE_AWAY_S if away else LATER_S if later else 0.0
         if self._give_up and now >= first_s + patience_s:
-            return ChangeOutcome(None, f"later: {error}" if later else str(error))
+            return None, f"later: {error}" if later else str(error)
         self._again_s = now + (AGAIN_S if self._give_up else 4 * AGAIN_S)
         return None
 
@@ -438,12 +432,8 @@ CONTESTED_S = 20.0
 COMPLETING_S = 30.0
 """Time for which Slurm may clean up after a job, before the job counts as ended."""
 
-ACCOUNTING_DELAY_S = 5.0
-"""Time from a job's end until accounting has all of it."""
-
-CHECK_S = 0.25
-"""Time between two checks whether the start or end of a job is expected."""
-
+ACCOUNTING_DELAY_S = 5.0  # time from a job's end until accounting has all of it
+CHECK_S = 0.25  # time between two checks whether the start or end of a job is expected
 FEW = 100
 """Status files are checked of up to so many jobs; of more, some job ends all the time."""
 
@@ -514,13 +504,13 @@ class JobTracker:
             if outcome is None:
                 return None
             self.resizes.pop(job_id, None)
-            now = outcome.job
+            now, failure = outcome
             if now is not None and now.hosts and now.resized_s is not None:
                 # A job that is just ending loses its nodes one by one: that is no change.
                 since_s = max((at_s for at_s, hosts in job.record.held if hosts), default=0.0)
                 if now.resized_s > since_s:
                     job.enter_nodes(now.hosts, now.resized_s)
-            return outcome.failure
+            return failure
 
         self.resizes[job_id] = answer
         return answer

@@ -94,7 +94,7 @@ def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
     found.close()
 
 
-JOB = JobDetails(7, "RUNNING", "None", ("n1",), "n1", False, 1.0, None, None)
+JOB = JobDetails(7, "RUNNING", ("n1",), "n1", False, 1.0, None, None)
 
 
 def answer(change: queue.Retried) -> queue.ChangeOutcome:
@@ -122,7 +122,7 @@ def test_a_grow_that_is_refused_for_good_is_not_tried_again(
         asked.append(meaning)
         raise SlurmError(words, meaning)
 
-    assert answer(queue.Retried(executor, refuse, give_up=True)) == queue.ChangeOutcome(None, words)
+    assert answer(queue.Retried(executor, refuse, give_up=True)) == (None, words)
     assert len(asked) == 1
 
 
@@ -135,7 +135,7 @@ def test_a_grow_that_may_go_through_later_is_tried_again(executor: Executor) -> 
             raise SlurmError("nodes are busy", Meaning.LATER)
         return JOB
 
-    assert answer(queue.Retried(executor, act, give_up=True)) == queue.ChangeOutcome(JOB)
+    assert answer(queue.Retried(executor, act, give_up=True)) == (JOB, "")
     assert len(asked) == 3
 
 
@@ -144,7 +144,7 @@ def test_a_grow_that_is_never_let_through_says_that_it_may_be_later(executor: Ex
         raise SlurmError("nodes are busy", Meaning.LATER)
 
     found = answer(queue.Retried(executor, act, give_up=True))
-    assert found == queue.ChangeOutcome(None, "later: nodes are busy")
+    assert found == (None, "later: nodes are busy")
 
 
 def test_a_release_is_tried_until_it_is_done_or_the_job_is_over(executor: Executor) -> None:
@@ -153,7 +153,7 @@ def test_a_release_is_tried_until_it_is_done_or_the_job_is_over(executor: Execut
     def act() -> JobDetails:
         raise SlurmError("no", meanings.pop(0))
 
-    assert answer(queue.Retried(executor, act, give_up=False)) == queue.ChangeOutcome()
+    assert answer(queue.Retried(executor, act, give_up=False)) == (None, "")
     assert meanings == []
 
 
@@ -167,8 +167,8 @@ def test_nodes_that_a_job_loses_by_ending_are_no_change(
     before = [(1.0, ("n1",)), (5.0, ("n1", "n2"))]
     record = SubmissionRecord(0.0, number=7, held=list(before))
     tracker = JobTracker(executor, jobs={"1": slurm_job(tmp_path, record)})
-    now = JobDetails(7, state, "None", ("n1",), "n1", False, 1.0, None, resized_s)
-    assert tracker.resize("1", lambda: queue.ChangeOutcome(now))() == ""
+    now = JobDetails(7, state, ("n1",), "n1", False, 1.0, None, resized_s)
+    assert tracker.resize("1", lambda: (now, ""))() == ""
     assert record.held == ([*before, (6.0, ("n1",))] if entered else before)
     assert SubmissionRecord.read(tmp_path / "slurm.json") == (record if entered else None)
     assert tracker.resizes == {}
