@@ -110,8 +110,8 @@ def children(pid: int) -> list[int]:
 
 # --- Processes of this daemon, by their environment -----------------------------------------------
 #
-# A restarted daemon recognizes the processes of jobs by their environment; one that has dropped it is
-# a descendant of others.
+# A restarted daemon recognizes the processes of jobs by their environment; one without it is a
+# descendant of others.
 
 INSTANCE_VARIABLE = "RMS_MARK"
 """Environment variable of every process of a job: ``INSTANCE_ID:JOB``."""
