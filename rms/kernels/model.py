@@ -109,39 +109,44 @@ class TaskSpec(msgspec.Struct, frozen=True):
 # --- Events ----------------------------------------------------------------------------------
 
 
-class TaskRegistered(msgspec.Struct, frozen=True, tag=True):
+class _TaskEvent(msgspec.Struct, frozen=True, tag=True):
+    at_s: float
+    task: TaskId
+
+
+class _UnitsEvent(msgspec.Struct, frozen=True, tag=True):
+    at_s: float
+    units: tuple[int, ...]
+
+
+class _OfTask(msgspec.Struct, frozen=True, tag=True):
+    task: TaskId
+
+
+class TaskRegistered(_TaskEvent, frozen=True):
     """A task is registered.
 
     Attributes:
         device: the device on which it runs already, after a restart of the daemon, or "".
     """
 
-    at_s: float
-    task: TaskId
     spec: TaskSpec
     device: str = ""
 
 
-class TaskYielded(msgspec.Struct, frozen=True, tag=True):
+class TaskYielded(_TaskEvent, frozen=True):
     """A task has stopped at a yield point, as decided; its data is in host memory."""
 
-    at_s: float
-    task: TaskId
 
-
-class TaskResized(msgspec.Struct, frozen=True, tag=True):
+class TaskResized(_TaskEvent, frozen=True):
     """A task goes on, from a yield point, on the cores of this device, as decided."""
 
-    at_s: float
-    task: TaskId
     device: str
 
 
-class TaskFinished(msgspec.Struct, frozen=True, tag=True):
+class TaskFinished(_TaskEvent, frozen=True):
     """The kernel of a task has returned or failed, or a task that does not run is withdrawn."""
 
-    at_s: float
-    task: TaskId
     failed: bool = False
 
 
@@ -152,18 +157,12 @@ class OwnerGone(msgspec.Struct, frozen=True, tag=True):
     owner: int
 
 
-class UnitsTaken(msgspec.Struct, frozen=True, tag=True):
+class UnitsTaken(_UnitsEvent, frozen=True):
     """Others (jobs) hold these units."""
 
-    at_s: float
-    units: tuple[int, ...]
 
-
-class UnitsFreed(msgspec.Struct, frozen=True, tag=True):
+class UnitsFreed(_UnitsEvent, frozen=True):
     """Others have released these units."""
-
-    at_s: float
-    units: tuple[int, ...]
 
 
 class GovernorSet(msgspec.Struct, frozen=True, tag=True):
@@ -195,39 +194,32 @@ TaskEvent = (
 # --- Choices of a strategy -------------------------------------------------------------------
 
 
-class TaskStart(msgspec.Struct, frozen=True, tag=True):
+class TaskStart(_OfTask, frozen=True):
     """Run a task that waits, or is queued, on a free device."""
 
-    task: TaskId
     device: str
 
 
-class TaskEnqueue(msgspec.Struct, frozen=True, tag=True):
+class TaskEnqueue(_OfTask, frozen=True):
     """Put a waiting task into the queue of a resource."""
 
-    task: TaskId
     resource: Resource
 
 
-class TaskDequeue(msgspec.Struct, frozen=True, tag=True):
+class TaskDequeue(_OfTask, frozen=True):
     """Put a queued task back among those that wait."""
 
-    task: TaskId
 
-
-class TaskInterrupt(msgspec.Struct, frozen=True, tag=True):
+class TaskInterrupt(_OfTask, frozen=True):
     """Let a running task stop at its next yield point and wait again, behind earlier tasks."""
 
-    task: TaskId
 
-
-class TaskResize(msgspec.Struct, frozen=True, tag=True):
+class TaskResize(_OfTask, frozen=True):
     """Let a running, malleable task go on with the cores of another device, uninterrupted.
 
     The new cores are a part of the present ones, or contain them and are otherwise free.
     """
 
-    task: TaskId
     device: str
 
 
@@ -250,37 +242,32 @@ Choice = TaskStart | TaskEnqueue | TaskDequeue | TaskInterrupt | TaskResize | Re
 # --- Decisions -------------------------------------------------------------------------------
 
 
-class TaskRun(msgspec.Struct, frozen=True, tag=True):
+class TaskRun(_OfTask, frozen=True):
     """A task has a device now, on which its kernel for that resource is to run or go on.
 
     Attributes:
         slots: the slots of the device, as ``cpu:3`` or ``gpu:0``; only in messages.
     """
 
-    task: TaskId
     device: str
     resource: Resource
     slots: tuple[str, ...] = ()
 
 
-class TaskStop(msgspec.Struct, frozen=True, tag=True):
+class TaskStop(_OfTask, frozen=True):
     """A running task is to stop at its next yield point, and to report it."""
 
-    task: TaskId
 
-
-class TaskGoOn(msgspec.Struct, frozen=True, tag=True):
+class TaskGoOn(_OfTask, frozen=True):
     """A running task is to go on with another device's cores, from a yield point, and report it."""
 
-    task: TaskId
     device: str
     slots: tuple[str, ...] = ()
 
 
-class TaskDrop(msgspec.Struct, frozen=True, tag=True):
+class TaskDrop(_OfTask, frozen=True):
     """A task will never run."""
 
-    task: TaskId
     reason: str
 
 

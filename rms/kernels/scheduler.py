@@ -152,8 +152,6 @@ class TaskScheduler:
         self._work_off(decisions)
         return decisions
 
-    # --- Events ------------------------------------------------------------------------------
-
     def _register(self, event: TaskRegistered, decisions: list[TaskDecision]) -> None:
         state, spec = self.state, event.spec
         if event.task in state.tasks:
@@ -214,8 +212,6 @@ class TaskScheduler:
         if task is None:
             raise ValueError(f"expected a running task, got {task_id}")
         return task
-
-    # --- Choices -----------------------------------------------------------------------------
 
     def _use(self, strategy: Strategy) -> None:
         state = self.state

@@ -18,7 +18,6 @@ import secrets
 import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
@@ -251,13 +250,6 @@ PRINTED = 4096
 """Bytes at the end of a command's output that are searched for the reason of its end."""
 
 
-@dataclass
-class _Command:
-    name: str
-    folder: Path
-    process: ManagedProcess
-
-
 class TaskCommands:
     """The commands of tasks on other nodes, at most one per task, which ends with the task's turn.
 
@@ -266,7 +258,7 @@ class TaskCommands:
 
     def __init__(self, launcher: LocalLauncher) -> None:
         self._launcher = launcher
-        self._commands: dict[TaskId, _Command] = {}
+        self._commands: dict[TaskId, tuple[str, ManagedProcess]] = {}
 
     def begin(self, task: TaskId, message: TaskCommand, slots: Sequence[str]) -> None:
         """Start a task's command on slots of one node, or raise a LaunchError."""
@@ -281,31 +273,33 @@ class TaskCommands:
             script.chmod(0o700)
             output = folder / "output"
             launch = ScriptLaunch(script, message.cwd, message.env, output, [slots])
-            self._commands[task] = _Command(name, folder, launcher.start_script(name, launch))
+            self._commands[task] = name, launcher.start_script(name, launch)
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise LaunchError(str(error)) from None
 
     def end(self, task: TaskId) -> None:
         """End a task's command, if it has one."""
-        command = self._commands.pop(task, None)
-        if command is None:
+        name, _ = self._commands.pop(task, ("", None))
+        if not name:
             return
-        self._launcher.kill(command.name)
+        self._launcher.kill(name)
+        folder = self._launcher.status_file(name).parent
         with contextlib.suppress(OSError):
-            output = (command.folder / "output").read_bytes()
+            output = (folder / "output").read_bytes()
             if output:
                 with (self._launcher.state / "tasks.log").open("ab") as log:
                     log.write(output)
-        shutil.rmtree(command.folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
     def ended(self) -> Iterator[tuple[TaskId, str]]:
         """Yield the tasks whose commands are over, once, and the reason."""
-        for task, command in list(self._commands.items()):
-            status = command.process.status()
+        for task, (name, process) in list(self._commands.items()):
+            status = process.status()
             if status is None:
                 continue
-            reason = command.process.end_reason or _last_line(command.folder / "output")
+            output = self._launcher.status_file(name).with_name("output")
+            reason = process.end_reason or _last_line(output)
             self.end(task)
             yield task, reason or f"exit status {status}"
 

@@ -195,8 +195,6 @@ class LocalLauncher:
             shim.write_text(SHIM.format(name=name, python=shlex.quote(sys.executable)))
             shim.chmod(0o755)
 
-    # --- agents ------------------------------------------------------------------------------
-
     def open(self) -> None:
         """Start the agent of the meters."""
         if self.meters.worth_starting(os.environ):
@@ -231,8 +229,6 @@ class LocalLauncher:
             TOKEN_VARIABLE: self.meter_token,
         }
         return self.start(command, str(self.state), env, self.state / "meter.log", [])
-
-    # --- scripts and worlds ------------------------------------------------------------------
 
     def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
         """Run a job script once, on its first node."""
@@ -348,8 +344,6 @@ class LocalLauncher:
             None if the kernel cannot limit it, so that the daemon has to watch the processes.
         """
         return self._groups.limit_memory(job, most_mib)
-
-    # --- processes of a job ------------------------------------------------------------------
 
     def completion_file(self, job: str, step: int) -> Path:
         """Return the file of the completion record of a step."""

@@ -20,7 +20,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
@@ -128,18 +128,14 @@ class Mailbox:
             try:
                 self.send(report, LAST_WORD_S if last else ANSWER_S)
                 report, answered_s = None, time.monotonic()
-            except MeterError as error:
-                self._fail(str(error))
-            except UnreachableError as error:
-                if time.monotonic() > answered_s + PATIENCE_S:
-                    self._fail(str(error))
+            except (MeterError, UnreachableError) as error:
+                away = isinstance(error, UnreachableError)
+                if not away or time.monotonic() > answered_s + PATIENCE_S:
+                    self.error = str(error)
+                    self.over.set()
                 self.over.wait(AGAIN_S)
             if last:
                 return
-
-    def _fail(self, reason: str) -> None:
-        self.error = reason
-        self.over.set()
 
 
 @dataclass
@@ -193,19 +189,16 @@ class Agent:
         self._number += 1
         devices = list(fresh.values())
         fresh.clear()
-        return self._message(self._number, devices, failed or self.meter.reason)
-
-    def _message(
-        self, number: int, devices: Sequence[DeviceEnergy] = (), reason: str = ""
-    ) -> Metered:
-        return Metered(self.node, self._id, number, self.wall(), self.boot, list(devices), reason)
+        own = self.node, self._id, self._number, self.wall(), self.boot, devices
+        return Metered(*own, failed or self.meter.reason)
 
     def _resume(self) -> bool:
         """Continue from the sums of the daemon's books; return False if the agent has to end."""
         until_s = time.monotonic() + PATIENCE_S
         while not self.over.is_set():
             try:
-                answer = self.send(self._message(0), ANSWER_S)
+                first = Metered(self.node, self._id, 0, self.wall(), self.boot)
+                answer = self.send(first, ANSWER_S)
             except UnreachableError as error:
                 if time.monotonic() > until_s:
                     raise MeterError(str(error)) from None

@@ -286,14 +286,10 @@ class Command(Meter):
                     )
                 continue
             self._wait_s = FIRST_WAIT_S
-            if self._device(line).take(line):
+            if line.device not in self._devices:
+                before = self._reported.get(line.device)
+                read_s = line.at_s if before is None else self._reported_s
+                self._devices[line.device] = _Device(Tally.after(before), read_s or line.at_s)
+            if self._devices[line.device].take(line):
                 fresh[line.device] = None
         return list(fresh)
-
-    def _device(self, line: Line) -> _Device:
-        """Return the device of a line, a new one with the tally of an earlier agent."""
-        if line.device not in self._devices:
-            before = self._reported.get(line.device)
-            read_s = line.at_s if before is None else self._reported_s
-            self._devices[line.device] = _Device(Tally.after(before), read_s or line.at_s)
-        return self._devices[line.device]

@@ -194,11 +194,6 @@ def gpu_domain(nvml: Any, number: int) -> Domain:
     return Domain(name, mhz, True)
 
 
-def _uuid(number: int) -> str:
-    with _nvml() as nvml:
-        return uuid_of(nvml, nvml.nvmlDeviceGetHandleByIndex(number))
-
-
 def lock_gpu(number: int, mhz: int) -> None:
     """Lock the clocks of a GPU, as NVML counts them."""
     with _nvml() as nvml:
@@ -505,7 +500,11 @@ def guard() -> int:
         order = msgspec.json.decode(sys.stdin.readline(), type=GuardOrder)
         with _held(Path(order.record)) as record:
             policies = {policy: limits_of(Path(policy)) for policy in order.policies}
-            saved = SavedLimits(boot_id(), policies, [] if policies else [_uuid(order.gpu)])
+            saved = SavedLimits(boot_id(), policies)
+            if not policies:
+                with _nvml() as nvml:
+                    handle = nvml.nvmlDeviceGetHandleByIndex(order.gpu)
+                    saved = SavedLimits(boot_id(), gpus=[uuid_of(nvml, handle)])
             record.write(msgspec.json.encode(saved))
             record.flush()
             print(READY, flush=True)

@@ -228,14 +228,12 @@ class NodeMeter:
         reasons = [ladder.reason for ladder in self.ladders]
         return "; ".join(filter(None, (*reasons, self._refusals.words(self._read_s))))
 
-    def _most_w(self, device: str) -> float:
-        limit_w = GPU_LIMIT_W if device.startswith("gpu-") else NODE_LIMIT_W
-        return self.most_w or ABOVE_LIMIT * limit_w
-
     def _continued(self, meter: Meter, read: DeviceEnergy, now_s: float) -> DeviceEnergy:
         """Return a reading with the tally of earlier meters."""
         previous = self._last.get(read.device)
-        before, most_w = Tally() if previous is None else previous.before, self._most_w(read.device)
+        before = Tally() if previous is None else previous.before
+        limit_w = GPU_LIMIT_W if read.device.startswith("gpu-") else NODE_LIMIT_W
+        most_w = self.most_w or ABOVE_LIMIT * limit_w
         left_j = most_w * SLACK_S
         if previous is not None:
             left_j = min(left_j, previous.left_j) + most_w * (now_s - previous.at_s)
@@ -366,7 +364,14 @@ class PowerIntegral:
                 self._unseen_s += seconds
                 self._close_window()
             else:
-                self._integrate(seconds, watts)
+                joules = seconds * (self._last[1] + watts) / 2
+                self.joules += joules
+                self._interval_s = max(self._interval_s, seconds)
+                self._window.take(watts)
+                self._window.seconds += seconds
+                self._window.joules += joules
+                if self._window.seconds >= WINDOW_S:
+                    self._close_window()
         self._last = at_s, watts
         low, high = self._extremes_w
         self._extremes_w = min(low, watts), max(high, watts)
@@ -404,17 +409,6 @@ class PowerIntegral:
         """The longest delay of readings, s."""
         period_s = min(self.period.seconds or 0.0, LONGEST_PERIOD_S)
         return self.averaged_s + period_s + self._interval_s
-
-    def _integrate(self, seconds: float, watts: float) -> None:
-        assert self._last is not None
-        joules = seconds * (self._last[1] + watts) / 2
-        self.joules += joules
-        self._interval_s = max(self._interval_s, seconds)
-        self._window.take(watts)
-        self._window.seconds += seconds
-        self._window.joules += joules
-        if self._window.seconds >= WINDOW_S:
-            self._close_window()
 
     def _close_window(self) -> None:
         if self._window.seconds:

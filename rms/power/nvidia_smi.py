@@ -230,9 +230,11 @@ class Devices(Meter):
         of readings, and begin anew after a jump.
         """
         readings = [self._readings.get_nowait() for _ in range(self._readings.qsize())]
-        if not readings:
-            return []
-        readings = [reading for reading in readings if self._plausible(reading, now_s)]
+        for reading in list(readings):
+            most_w = self.most_w or ABOVE_LIMIT * (reading.limit_w or GPU_LIMIT_W)
+            if reading.power_w > most_w:
+                self._refusals.add(f"gpu-{reading.gpu}", most_w, now_s)
+                readings.remove(reading)
         if not readings:
             return []
         newest_s = max(reading.at_s for reading in readings)
@@ -247,14 +249,6 @@ class Devices(Meter):
             self._curves[reading.gpu].add(at_s, reading.power_w)
             self._printed_s[reading.gpu] = now_s
         return sorted({reading.gpu for reading in readings})
-
-    def _plausible(self, reading: PowerReading, now_s: float) -> bool:
-        """Return whether a power is plausible; record the refusal if it is not."""
-        most_w = self.most_w or ABOVE_LIMIT * (reading.limit_w or GPU_LIMIT_W)
-        if reading.power_w <= most_w:
-            return True
-        self._refusals.add(f"gpu-{reading.gpu}", most_w, now_s)
-        return False
 
     def _energy(self, gpu: int, now_s: float) -> DeviceEnergy:
         name, curve = f"gpu-{gpu}", self._curves[gpu]

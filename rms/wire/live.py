@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from rms.wire.messages import Strict
 from rms.wire.users import Books, HistoryEntry, JobRow, NodeSpan, ResizeRow
 
 LIVE_PATH = "/live"
@@ -22,7 +23,7 @@ LONGEST_HOLD_S = 20.0
 """Longest time to hold a query."""
 
 
-class LiveQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class LiveQuery(Strict, frozen=True, omit_defaults=True):
     """The parts of the present and the past that a page shows; the answer has no others.
 
     Attributes:

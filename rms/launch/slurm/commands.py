@@ -256,8 +256,6 @@ class Slurm:
             since_s = min(since_s, self._silent_since_s)
         return now - since_s if now - since_s >= SILENT_S else 0.0
 
-    # -- Reading -----------------------------------------------------------------------------
-
     def version(self) -> tuple[int, ...]:
         """Return Slurm's version, as (22, 5, 8)."""
         return output.version_from_text(self.call("sinfo", "--version").out)
@@ -325,8 +323,6 @@ class Slurm:
             raise
         rows = (line.strip().partition("|") for line in done.out.splitlines())
         return [(step, name.strip()) for step, _, name in rows if step]
-
-    # -- Acting ------------------------------------------------------------------------------
 
     def submit(self, *words: str, environment: Mapping[str, str] | None = None) -> int:
         """Hand options and a script to sbatch; return the job's id."""

@@ -99,8 +99,6 @@ class Allocations:
         """Whether the pause after a refusal is over."""
         return time.monotonic() >= self._submit_s
 
-    # --- polling -----------------------------------------------------------------------------
-
     def look(self) -> None:
         """Query the queue now, and wait for the answer, if there is one."""
         with contextlib.suppress(SlurmError, ValueError):
@@ -181,8 +179,6 @@ class Allocations:
         self._submit_s = time.monotonic() + pause_s
         self.news.append(f"{words}; the next is asked for in {pause_s:.0f} s")
         self.wait_reason = self._refused_words = words
-
-    # --- requests ----------------------------------------------------------------------------
 
     def act(self, actions: Sequence[Action]) -> None:
         """Carry out actions; until the next answer of Slurm the lists are not current."""
@@ -304,8 +300,6 @@ class OnDemandNodes(PilotNodes):
         self._allocations.look()  # those of a daemon that was killed
         self._hold_all()
 
-    # --- the allocations that are held -------------------------------------------------------
-
     def reach(self, job: str, env: dict[str, str]) -> list[str]:
         """Return mpiexec's options: a node is reached by a step in its own allocation."""
         if self.launcher.reach != "slurm":
@@ -352,8 +346,6 @@ class OnDemandNodes(PilotNodes):
         self._allocations.close()
         super().close()
 
-    # --- queries -----------------------------------------------------------------------------
-
     @property
     def current(self) -> bool:
         """Whether Slurm has answered since the last request."""
@@ -396,8 +388,6 @@ class OnDemandNodes(PilotNodes):
         if row is None or row.start_s is None or row.limit_s is None:
             return inf
         return row.start_s + row.limit_s - self._limits.margin_s
-
-    # --- requests ----------------------------------------------------------------------------
 
     def follow(self, demand: Demand) -> Sequence[str]:
         """Request and return nodes by demand; return lines for the log."""

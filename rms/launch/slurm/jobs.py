@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -73,7 +73,9 @@ class SlurmJobs(SlurmNodes):
         self._wrapper.chmod(0o755)
         self._poller = QueuePoller(self.executor, self._is_own)
         options = launcher.step_options(launcher.name(METER))
-        meters = JobMeters(self._start_agent, options, launcher.meters)
+        env = commands.plain_environment(self.executor.slurm.outer)
+        start_agent = partial(launcher.start_agent, env=env)
+        meters = JobMeters(start_agent, options, launcher.meters)
         self._meters = None if launcher.meters.none else meters
         self.tracker = JobTracker(self.executor, self._meters, measures)
         self._cancelled_s: dict[str, float] = {}
@@ -83,10 +85,6 @@ class SlurmJobs(SlurmNodes):
     def _is_own(self, name: str) -> bool:
         instance = self._launcher.instance_id[:8]
         return name.startswith((f"rms.{instance}.", f"{queue.DONOR}.{instance}."))
-
-    def _start_agent(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        env = commands.plain_environment(self.executor.slurm.outer)
-        return self._launcher.start_agent(command, env)
 
     def donor(self, job: str) -> str:
         """Return the name of the donors of a job."""
@@ -117,8 +115,6 @@ class SlurmJobs(SlurmNodes):
         """End the agents."""
         if self._meters is not None:
             self._meters.close()
-
-    # --- a job's script ----------------------------------------------------------------------
 
     def start(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
         """Submit a job script, unless an earlier daemon has submitted it."""
@@ -208,8 +204,6 @@ class SlurmJobs(SlurmNodes):
     def _record(self, job: str) -> SubmissionRecord | None:
         return SubmissionRecord.read(self._record_file(job))
 
-    # --- resizes -----------------------------------------------------------------------------
-
     def resize_refusal(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> str:
         """Return why this site does not let a running job move to other nodes."""
         if self._no_grow and not set(wanted) <= set(have):
@@ -244,8 +238,6 @@ class SlurmJobs(SlurmNodes):
         )
         return self.tracker.resize(job, change)
 
-    # --- worlds, and ending a job --------------------------------------------------------------
-
     def reach(self, job: str, env: dict[str, str]) -> list[str]:
         """Return mpiexec's option; it runs here, for a job whose line was read on a node."""
         number, outer = self.number(job), self.executor.slurm.outer
@@ -277,8 +269,6 @@ class SlurmJobs(SlurmNodes):
         if number is not None and now > self._cancelled_s.get(job, 0.0) + CANCEL_AGAIN_S:
             self._cancelled_s[job] = now
             self.tracker.cancel(number)
-
-    # --- queries -----------------------------------------------------------------------------
 
     def controller_answers(self) -> bool:
         """Return whether Slurm has answered the last poll."""

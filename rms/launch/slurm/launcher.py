@@ -79,8 +79,14 @@ class World(ManagedProcess):
     def poll(self) -> None:
         """End a mpiexec that has lost its srun, and start it anew."""
         if self.process is None:
-            if self.boot is not None and not self.abandoned and not self._failed:
-                self._boot_again(self.boot)
+            over = self.boot is None or self.abandoned or self._failed
+            if self.boot is not None and not over and self.may_boot():
+                self._boots, self._childless_since_s = self._boots + 1, None
+                try:
+                    started = self.boot()
+                    self.pid, self.process = started.pid, started.process
+                except LaunchError:
+                    self._failed = True
         elif self.process.poll() is None and self._stuck():
             self.process.kill()
             self.process.wait()
@@ -88,11 +94,6 @@ class World(ManagedProcess):
                 self._failed = True
             else:
                 self.process, self.pid = None, 0
-
-    @property
-    def over(self) -> bool:
-        """Whether it has ended for good."""
-        return self.process is not None and self.process.poll() is not None
 
     def _stuck(self) -> bool:
         """Return whether mpiexec has had no child, and so no connection to nodes, for a while."""
@@ -108,17 +109,6 @@ class World(ManagedProcess):
         elif self._childless_since_s is None:
             self._childless_since_s = now
         return self._childless_since_s is not None and now > self._childless_since_s + STUCK_S
-
-    def _boot_again(self, boot: Callable[[], ManagedProcess]) -> None:
-        if not self.may_boot():
-            return
-        self._boots, self._childless_since_s = self._boots + 1, None
-        try:
-            started = boot()
-        except LaunchError:
-            self._failed = True
-            return
-        self.pid, self.process = started.pid, started.process
 
 
 @dataclass
@@ -155,22 +145,18 @@ class ScriptStep(ManagedProcess):
         if self._code is not None:
             return
         if self.begin is not None:
-            self._try_to_begin(self.begin)
+            if self.abandoned:
+                self.end_state, self._code = NODES_LOST, 1
+            elif self.may_begin():
+                try:
+                    self.process = self.begin()
+                    self.pid, self.begin = self.process.pid, None
+                except LaunchError as error:
+                    self.end_reason, self._code = str(error), 1
         elif alive(self.pid) if self.process is None else self.process.poll() is None:
             self._code = self._status_of_running()
         else:
             self._code = self._status_of_ended()
-
-    def _try_to_begin(self, begin: Callable[[], subprocess.Popen[bytes]]) -> None:
-        if self.abandoned:
-            self.end_state, self._code = NODES_LOST, 1
-        elif self.may_begin():
-            try:
-                self.process, self.begin = begin(), None
-            except LaunchError as error:
-                self.end_reason, self._code = str(error), 1
-                return
-            self.pid = self.process.pid
 
     def _status_of_running(self) -> int | None:
         """Return the script's status a while after its end, although srun still runs."""
@@ -447,8 +433,6 @@ class SlurmLauncher(LocalLauncher):
         refresh_folder(file.parent)
         return file
 
-    # --- scripts and worlds ------------------------------------------------------------------
-
     def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
         """Run a job script once, on its first node."""
         return self.nodes.start(job, launch)
@@ -463,7 +447,11 @@ class SlurmLauncher(LocalLauncher):
         started = boot()
         again = None if launch.resize else boot
         world = World(started.pid, started.process, None, again, self.nodes.controller_answers)
-        self._worlds = {name: own for name, own in self._worlds.items() if not own.over}
+        self._worlds = {
+            name: own
+            for name, own in self._worlds.items()
+            if own.process is None or own.process.poll() is None
+        }
         self._worlds[self.name(job, launch.launch)] = world
         self.watch_process(world)
         return world
@@ -485,8 +473,6 @@ class SlurmLauncher(LocalLauncher):
         """Return the command of a world: mpiexec itself, whose children :class:`World` polls."""
         file.unlink(missing_ok=True)
         return command
-
-    # --- ending them -------------------------------------------------------------------------
 
     def terminate(self, job: str, worlds: Sequence[ManagedProcess]) -> None:
         """Ask a job's worlds, or else its script, to end; a world that never began is over."""

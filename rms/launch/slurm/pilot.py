@@ -163,8 +163,6 @@ class Allocation:
         unusable = unfit.intersection(self.hosts) | set(self.hosts).difference(details.hosts)
         return AllocationSnapshot(over, details.end_s, frozenset(unusable))
 
-    # --- the failure of a job ----------------------------------------------------------------
-
     def diagnose(self, name: str, hosts: Sequence[str]) -> str:
         """Return how the steps of a job lost their nodes or were cancelled, "" if they were not.
 
@@ -286,11 +284,11 @@ class PilotNodes(SlurmNodes):
 
     def hold(self, number: int, hosts: tuple[str, ...]) -> Allocation:
         """Add an allocation, on whose nodes jobs may run."""
-        launcher = self.launcher
+        launcher, env = self.launcher, plain_environment(self.executor.slurm.outer)
 
         def agents(arguments: Sequence[str]) -> AgentProcess:
             return AgentProcess(
-                self._start_agent,
+                lambda command: launcher.start_agent(command, env, self._agent_name),
                 lambda: self._agent_step(number, arguments),
                 may_start=self.controller_answers,
                 wait_s=MOST_WAIT_S,
@@ -332,12 +330,6 @@ class PilotNodes(SlurmNodes):
         options = self.launcher.step_options(self.launcher.name(self._agent_name))
         return agent_step(number, hosts, options, ["--every", f"{every_s:g}", *arguments])
 
-    def _start_agent(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        env = plain_environment(self.executor.slurm.outer)
-        return self.launcher.start_agent(command, env, self._agent_name)
-
-    # --- queries -----------------------------------------------------------------------------
-
     @property
     def current(self) -> bool:
         """Whether Slurm has no other allocations of this pilot than those."""
@@ -375,8 +367,6 @@ class PilotNodes(SlurmNodes):
             if own and (reason := allocation.diagnose(name, own)):
                 return reason
         return f"its allocation of {', '.join(sorted(lost))} is over" if lost else ""
-
-    # --- scripts -----------------------------------------------------------------------------
 
     def start(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
         """Run a job script once, on its first node; it waits while the controller is away."""

@@ -404,10 +404,7 @@ class Retried:
         try:
             return answer.result(), ""
         except Exception as error:  # of Slurm, or of its output
-            return self._refused(error, now)
-
-    def _refused(self, error: Exception, now: float) -> ChangeOutcome | None:
-        meaning = error.meaning if isinstance(error, SlurmError) else Meaning.LATER
+            words, meaning = str(error), getattr(error, "meaning", Meaning.LATER)
         if meaning is Meaning.GONE and not self._give_up:
             return None, ""
         first_s = self._first_s.setdefault(meaning, now)
@@ -416,7 +413,7 @@ class Retried:
         later = away or meaning is Meaning.LATER
         patience_s = RESIZE_AWAY_S if away else LATER_S if later else 0.0
         if self._give_up and now >= first_s + patience_s:
-            return None, f"later: {error}" if later else str(error)
+            return None, f"later: {words}" if later else words
         self._again_s = now + (AGAIN_S if self._give_up else 4 * AGAIN_S)
         return None
 
@@ -519,8 +516,6 @@ class JobTracker:
         """Cancel a job of Slurm's, or only if it is pending."""
         slurm = self.executor.slurm
         self.executor.ask(lambda: slurm.cancel(number, only_pending=only_pending))
-
-    # --- one job -----------------------------------------------------------------------------
 
     def _take_answer(self, job: SlurmJob) -> None:
         if job.submission is None or not job.submission.done():
