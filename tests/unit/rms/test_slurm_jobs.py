@@ -28,7 +28,6 @@ from rms.launch.slurm.output import JobDetails, QueuedJob
 from rms.launch.slurm.pilot import OneAllocation
 from rms.launch.slurm.queue import (
     VANISHED,
-    JobTracker,
     QueueSnapshot,
     SlurmJob,
     SubmissionRecord,
@@ -46,6 +45,10 @@ def slurm_job(folder: Path, record: SubmissionRecord | None = None) -> SlurmJob:
         record=record or SubmissionRecord(0.0),
         record_file=folder / "slurm.json",
     )
+
+
+def jobs_of(folder: Path, executor: Executor) -> SlurmJobs:
+    return SlurmJobs(SlurmLauncher(folder, "cafe", "unix:none", executor))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +169,8 @@ def test_nodes_that_a_job_loses_by_ending_are_no_change(
 ) -> None:
     before = [(1.0, ("n1",)), (5.0, ("n1", "n2"))]
     record = SubmissionRecord(0.0, number=7, held=list(before))
-    tracker = JobTracker(executor, jobs={"1": slurm_job(tmp_path, record)})
+    tracker = jobs_of(tmp_path, executor)
+    tracker.jobs["1"] = slurm_job(tmp_path, record)
     now = JobDetails(7, state, ("n1",), "n1", False, 1.0, None, resized_s)
     assert tracker.resize("1", lambda: (now, ""))() == ""
     assert record.held == ([*before, (6.0, ("n1",))] if entered else before)
@@ -255,7 +259,7 @@ def test_a_submission_ends_with_the_daemon_and_the_next_one_looks_for_it(tmp_pat
 def test_an_answer_of_no_use_ends_its_own_job(
     tmp_path: Path, executor: Executor, fault: Fault
 ) -> None:
-    tracker, (wrong, right) = JobTracker(executor), (slurm_job(tmp_path), slurm_job(tmp_path))
+    tracker, wrong, right = jobs_of(tmp_path, executor), slurm_job(tmp_path), slurm_job(tmp_path)
     tracker.jobs = {"1": wrong, "2": right}
     wrong.submission, right.submission = Future(), Future()
     wrong.submission.set_exception(KeyError("JobId"))
@@ -284,7 +288,7 @@ def test_a_snapshot_of_no_use_is_asked_for_again(
 def test_a_record_that_finds_no_room_is_written_later(
     tmp_path: Path, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tracker, job = JobTracker(executor), slurm_job(tmp_path)
+    tracker, job = jobs_of(tmp_path, executor), slurm_job(tmp_path)
     tracker.jobs["1"], job.submission = job, Future()
     job.submission.set_result(7)
     with monkeypatch.context() as full:
