@@ -4,9 +4,7 @@ The terms are those of Süß et al., "Impact of the Scheduling Strategy in Heter
 Provide Co-Scheduling" (2017): a kernel is the code of a task for one kind of resource, a kernel
 collection is all kernels of a task, an affinity states how well a kernel runs on its resource.
 
-Events of one task and decisions on it are also the messages between its process and the daemon
-(:mod:`rms.kernels.connection`). In a message the task has the process's own number, and the time
-and the owner are 0; in the scheduler the daemon's number, time and owner take their places.
+In messages (:mod:`rms.kernels.connection`) a task has its process's number, and no time and owner.
 """
 
 from __future__ import annotations

@@ -196,10 +196,7 @@ def put_back(moved: Any, data: Any, to_host: Callable[[Any], Any] = lambda value
 
 
 def work(function: Callable[[Any], Any], data: Any, stop: Callable[[], bool]) -> bool:
-    """Run a kernel's function to its end, or to the first yield point where it is to stop.
-
-    Return whether it is done.
-    """
+    """Run a function to its end, or to a yield point to stop at; return whether it is done."""
     steps = function(data)
     if inspect.isgenerator(steps):
         for _ in steps:

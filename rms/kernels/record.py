@@ -1,7 +1,6 @@
 """The record of tasks: the entries of the journal, and other strategies tried on them.
 
-No decision of the daemon depends on the record. :func:`past_tasks` makes the history of every task
-from the entries; :func:`tried` simulates these tasks under another strategy.
+No decision of the daemon depends on the record.
 
 A trial estimates the run times of kernels where they did not run. Arrivals are as recorded, but a
 task of a process that had one after another comes as long after its predecessor as it did. An

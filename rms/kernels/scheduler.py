@@ -372,9 +372,8 @@ CPU = (Resource.CORE, Resource.CORES)
 class ShortTerm(msgspec.Struct, frozen=True):
     """Use all resources permanently (section 4.1), under either governor.
 
-    A free resource takes the first task that prefers it most; if there is none, the first whose
-    second preference it is, and so on. While no task waits, a task with yield points moves to a
-    better device that becomes free (the paper's third reason for idle accelerators).
+    A free resource takes the first task that prefers it most, else the first whose second
+    preference it is, and so on. While no task waits, a task moves to a better device that is free.
 
     Not in the paper: a malleable task on all cores narrows to one of them while others wait for a
     core, and widens again when none does.

@@ -338,11 +338,7 @@ class LocalLauncher:
         return []
 
     def limit_memory(self, job: str, most_mib: float | None = None) -> int | None:
-        """Limit a job's memory; return how many of its processes were ended for that.
-
-        Returns:
-            None if the kernel cannot limit it, so that the daemon has to watch the processes.
-        """
+        """Limit a job's memory; return the number of processes ended for it, None if impossible."""
         return self._groups.limit_memory(job, most_mib)
 
     def completion_file(self, job: str, step: int) -> Path:
@@ -526,10 +522,7 @@ def from_file(path: Path, *, shared: bool = False) -> Cluster:
 
 
 def with_levels(cluster: Cluster, env: Mapping[str, str]) -> Cluster:
-    """Return nodes with the frequencies that their devices can be set to, where none are stated.
-
-    Voltages are taken to be proportional to them.
-    """
+    """Return nodes with the frequencies of their devices, and voltages proportional to these."""
     gpus = any(slot.startswith("gpu:") for slot in cluster.slots[0])
     devices = [d for d in available(env) if d.name.startswith("gpu" if gpus else "cpu") and d.mhz]
     if cluster.levels or not devices:
@@ -554,11 +547,7 @@ class JobEngine:
     where: str = ""
 
     def first(self, nodes: int | None) -> JobEngine:
-        """Return the engine with only the first nodes, all of them for None.
-
-        Raises:
-            FileError: there are fewer.
-        """
+        """Return the engine with only the first nodes, all for None; FileError if too few."""
         names = self.cluster.names
         if nodes is not None and not 1 <= nodes <= len(names):
             raise FileError(f"expected 1 to {len(names)} nodes, got {nodes}")

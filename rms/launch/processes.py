@@ -340,8 +340,7 @@ class Groups:
     def limit_memory(self, job: str, most_mib: float | None = None) -> int | None:
         """Let the kernel end a job that exceeds a limit of its memory; nothing is swapped.
 
-        Returns:
-            How many of its processes were ended for that; None if the kernel cannot limit it.
+        Return the number of processes that were ended for that, None if it cannot be limited.
         """
         group = self._find(job)
         if group is None or not (group / "memory.max").exists():

@@ -38,11 +38,7 @@ class Curve:
     watts: list[float] = field(default_factory=list)
 
     def add(self, at_s: float, value: float) -> None:
-        """Add a row.
-
-        Raises:
-            ValueError: it is earlier than the one before, or a sum that falls.
-        """
+        """Add a row; one earlier than the last, or with a falling sum, is a ValueError."""
         if not (math.isfinite(at_s) and math.isfinite(value) and value >= 0):
             raise ValueError(f"expected a time and a reading that is not negative, got {value!r}")
         if self.at_s and at_s < self.at_s[-1]:

@@ -1,9 +1,7 @@
 """Frequencies of a machine's cores and GPUs: their steps, setting them, and restoring them.
 
-Cores are set by cpufreq (``scaling_min_freq`` and ``scaling_max_freq`` of a policy, which is a
-group of cores with one frequency), GPUs by NVML's locked clocks. Both need root, or write access to
-those files. :class:`Clocks` follows the users of cores and GPUs; :func:`locked` holds one domain at
-one frequency.
+Cores are set by cpufreq, by policies (groups of cores with one frequency), GPUs by NVML's locked
+clocks; by root, or with write access.
 
 A guard process of every domain restores the limits when this process ends, also by ``kill -9``. If
 both are killed, the next :func:`available` or guard does so from its record. GPUs end unlocked, as
@@ -231,9 +229,8 @@ Shares = Mapping[str, float | None]
 class Clocks:
     """Frequencies of this machine's slots, set for their users.
 
-    A group of cores with one frequency runs at the highest share of its users. A group without
-    users, or with one at the highest frequency, keeps its earlier limits. The first frequency
-    below the highest starts the guard process; it ends when no user has less than the highest.
+    A group of cores runs at the highest share of its users; without users, or with one at the
+    highest, it keeps its earlier limits, and no guard process runs.
 
     Attributes:
         mhz: frequencies of the slots that are set, MHz.

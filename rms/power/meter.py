@@ -65,8 +65,7 @@ class Meter:
     def resume(self, reported: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
         """Continue from the readings of an earlier agent, before the first reading.
 
-        If the counter of a device has gone on, it has measured the time between; otherwise that
-        time is added to ``unseen_s``.
+        The time between is added to ``unseen_s``, unless a counter has gone on.
 
         Args:
             gap_s: time from that report to the next reading, s.
@@ -286,10 +285,7 @@ def gain_j(joules: float) -> float:
 
 @dataclass
 class UpdatePeriod:
-    """The period of a sensor, from the times at which its readings changed.
-
-    It is no shorter than the time between two readings.
-    """
+    """The period of a sensor, from the times at which its readings changed."""
 
     _value: float | None = None
     _changed_s: float | None = None
@@ -305,10 +301,7 @@ class UpdatePeriod:
 
     @property
     def seconds(self) -> float | None:
-        """The period, s; None before a few changes.
-
-        The lower quartile of the times between changes: readings in a row may be the same.
-        """
+        """The period, s: the lower quartile of the times between changes; None before a few."""
         if len(self._gaps_s) < FEWEST_CHANGES:
             return None
         return sorted(self._gaps_s)[len(self._gaps_s) // 4]

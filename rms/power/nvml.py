@@ -118,10 +118,7 @@ class Counter:
         return spent <= most_j
 
     def uncertainty_j(self) -> float:
-        """Return half of the interval that holds the true joules, J.
-
-        It is the sensor's gain, and every change of power times the delay of the counter.
-        """
+        """Return the sensor's gain, and all changes of power times the counter's delay, J."""
         return gain_j(self.joules) + self._behind_j
 
 
@@ -303,11 +300,7 @@ def power_w(nvml: Any, handle: Any, instant: bool) -> float:
 
 
 def instant_w(nvml: Any, handle: Any) -> float | None:
-    """Return the instantaneous power, W; None if GPU, driver or pynvml lack the field.
-
-    Raises:
-        NVMLError: the GPU cannot be reached.
-    """
+    """Return the instantaneous power, W; None if GPU, driver or pynvml lack the field."""
     name = getattr(nvml, "NVML_FI_DEV_POWER_INSTANT", None)
     if name is None:
         return None

@@ -130,10 +130,7 @@ class Connection:
         return session
 
     def _hello(self, authorization: str) -> tuple[str, str]:
-        """Send a handshake; return nonce and proof from the answer, "" if it has none.
-
-        The other side is not authenticated yet, so time and length of the answer are limited.
-        """
+        """Send a handshake; return nonce and proof of the answer, which is not trusted yet."""
         sock, until_s = self._connection.sock, time.monotonic() + self._timeout_s
         host, received = f"Host: {self._connection.host}", b""
         lines = f"GET {HELLO_PATH} HTTP/1.1", host, f"Authorization: {authorization}", "", ""

@@ -283,11 +283,7 @@ class Slurm:
         return output.partitions_from_text(done.out)
 
     def nodes(self) -> list[SiteNode]:
-        """Return all nodes.
-
-        sinfo prints one row for all nodes that are alike, 35 ms for 10,000 nodes; ``sinfo --Node``
-        takes a second.
-        """
+        """Return all nodes: one row for all that are alike, as ``sinfo --Node`` takes a second."""
         command = ["sinfo", "--noheader", "--exact", f"--format={output.NODES_FORMAT}"]
         return output.nodes_from_text(self.call(*command).out)
 
@@ -361,11 +357,7 @@ class Slurm:
                 raise
 
     def shrink(self, job: int, kept: Sequence[str]) -> JobDetails:
-        """Leave a running job these of its nodes; processes on the others are killed.
-
-        Raises:
-            SlurmError: refused; the job has the nodes it had.
-        """
+        """Leave a running job these of its nodes; processes on the others are killed."""
         self.call("scontrol", "update", f"jobid={job}", f"NodeList={','.join(kept)}")
         now = self.job(job)
         if set(now.hosts) != set(kept):
@@ -415,10 +407,7 @@ class Slurm:
         return now
 
     def allocate(self, nodes: int, name: str, *options: str) -> int:
-        """Return a job without steps that holds whole nodes until it is cancelled.
-
-        It never waits in the queue: it is granted at once, or refused.
-        """
+        """Return a job without steps that holds whole nodes, granted at once or refused."""
         done = self.call(
             *["salloc", "--no-shell", "--immediate=1", "--exclusive", f"--nodes={nodes}"],
             *[f"--job-name={name}", *options],

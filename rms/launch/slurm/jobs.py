@@ -1,7 +1,6 @@
 """Engine ``slurm``: every job of the RMS is a job of Slurm's, whose nodes change while it runs.
 
-Nothing here waits for Slurm: commands run on threads, and :meth:`SlurmJobs.poll` reads their
-results.
+Nothing here waits for Slurm: :meth:`SlurmJobs.poll` reads the results of threads.
 """
 
 from __future__ import annotations
@@ -459,10 +458,7 @@ class SlurmJobs(SlurmNodes):
             self._unread.append((time.monotonic() + ACCOUNTING_DELAY_S, job))
 
     def _cancel_strays(self, snapshot: QueueSnapshot) -> None:
-        """Cancel donors without a resize and unknown jobs.
-
-        A daemon has left them that was killed, or whose journal was lost.
-        """
+        """Cancel donors without a resize and unknown jobs, which earlier daemons have left."""
         for row in snapshot.own.values():
             job = row.name.rpartition(".")[2]
             owners = self.resizes if row.name == self.donor(job) else self.jobs

@@ -256,9 +256,7 @@ class _JobMeter:
 
 @dataclass
 class JobMeters:
-    """Agents of meters in the jobs of Slurm's: one step whenever a job gets nodes.
-
-    Slurm ends them with their jobs.
+    """Agents of meters in the jobs of Slurm's, which end them: one step whenever a job gets nodes.
 
     Attributes:
         unreadable: nodes without meters, and when they are tried again.

@@ -113,10 +113,7 @@ def queue_from_text(text: str) -> list[QueuedJob]:
 
 
 def nodes_from_text(text: str) -> list[SiteNode]:
-    """Read ``sinfo --noheader --format=NODES_FORMAT``, with one row for all nodes that are alike.
-
-    The rows of a node in several partitions become one node.
-    """
+    """Read ``sinfo --noheader --format=NODES_FORMAT``; a node of several partitions is one."""
     nodes: dict[str, SiteNode] = {}
     for names, partition, state, cpus, gres, reason in _rows(text, NODES_FORMAT.count("|") + 1):
         kind = SiteNode(
@@ -147,10 +144,7 @@ def partitions_from_text(text: str) -> list[Partition]:
 
 
 def details_from_text(text: str) -> JobDetails:
-    """Read ``scontrol --details show job ID``.
-
-    It is parsed line by line, because names and paths may look like other fields.
-    """
+    """Read ``scontrol --details show job ID`` by lines: names may look like other fields."""
     fields: dict[str, str] = {}
     gres = []
     for line in map(str.strip, text.splitlines()):

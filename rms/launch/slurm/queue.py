@@ -327,11 +327,7 @@ def grow(
     donor: str,
     options: Sequence[str],
 ) -> JobDetails:
-    """Let a job hold ``hosts``; return its details after that.
-
-    Args:
-        donor: name of a throw-away job by which it gets nodes.
-    """
+    """Let a job hold ``hosts``, by a throw-away job ``donor``; return its details after that."""
     slurm = executor.slurm
     now = slurm.job(job)
     if now.state != "RUNNING":
