@@ -27,7 +27,7 @@ from rms.formats.config import FileError
 from rms.formats.joblog import COMMAND, Unit
 from rms.formats.jobscript import parse_power_cap
 from rms.formats.swf import write_trace
-from rms.kernels.model import ChoiceError, Governor, Resource
+from rms.kernels.model import Governor, Resource
 from rms.kernels.record import RecordEntry, TaskRecord, as_it_was, past_tasks, tried
 from rms.kernels.scheduler import STRATEGIES, Strategy
 from rms.sim.classes import by_class, class_lines
@@ -362,7 +362,7 @@ def _try_strategies(arguments: argparse.Namespace) -> int:
         with _loaded(name) as strategy:
             try:
                 rows.append({"strategy": name, **asdict(tried(record, strategy, governor))})
-            except (ChoiceError, ValueError) as error:
+            except ValueError as error:
                 words = str(error) if str(error).startswith(name) else f"{name}: {error}"
                 raise CommandError(words, 1) from None
     summary = {

@@ -9,10 +9,7 @@
         Kernel(on_gpu, Resource.GPU),
     ).run()
 
-Kernels run in the application's own process. A kernel is a function of the data object, in which
-it leaves its result and, if it can be interrupted, its progress. A generator function has yield
-points: at a yield point the kernel may be stopped, and the kernel for another device goes on with
-the same data. Without a daemon the best kernel runs here.
+Kernels run in the application's own process (see the README). Without a daemon the best one runs.
 
 The library of applications is ``collection``, ``connection``, ``places`` and ``remote``; the
 scheduler of tasks is ``model``, ``scheduler`` and ``record``; ``served`` is its part in the daemon,

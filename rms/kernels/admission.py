@@ -33,11 +33,8 @@ from rms.kernels.model import (
 )
 from rms.kernels.scheduler import STRATEGIES, TaskScheduler
 
-MOST_JOBS = 100
-"""Number of waiting jobs, from the first, that the strategy considers."""
-
-MISSING = -1
-"""A unit that is never free, of devices for which there are too few nodes."""
+MOST_JOBS = 100  # number of waiting jobs, from the first, that the strategy considers
+MISSING = -1  # a unit that is never free, of devices for which there are too few nodes
 
 
 class ByStrategy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -30,9 +30,7 @@ from rms.wire.messages import JOB_VARIABLE
 
 T = TypeVar("T")
 
-Deliver = Callable[[TaskRun | TaskDrop], object]
-"""Takes the decision on a task."""
-
+Deliver = Callable[[TaskRun | TaskDrop], object]  # takes the decision on a task
 _numbers = map(TaskId, itertools.count(1))
 _alone_logged = threading.Event()
 
@@ -66,7 +64,7 @@ class KernelCollection(Generic[T]):
         if not kernels or len(self.kernels) < len(kernels):
             got = ", ".join(kernel.resource for kernel in kernels) or "none"
             raise ValueError(f"expected kernels, one for a resource, got {got}")
-        self._failed = self._started = False
+        self._turn: _Turn | None = None
         malleable = [kernel for kernel in kernels if kernel.malleable]
         if any(k.resource is not Resource.CORES or not k.interruptible for k in malleable):
             raise ValueError(
@@ -112,41 +110,30 @@ class KernelCollection(Generic[T]):
 
         loop, messages = asyncio.get_running_loop(), asyncio.Queue[TaskRun | TaskDrop]()
         turn = self._start(lambda message: loop.call_soon_threadsafe(messages.put_nowait, message))
-        with self._closing(turn):
+        with turn:
             while not await asyncio.to_thread(self._work, turn, await messages.get()):
                 pass
         return self.data
 
-    # --- one run -----------------------------------------------------------------------------
-
     def _start(self, deliver: Deliver) -> _Turn:
-        if self._started:
+        if self._turn is not None:
             raise ValueError("expected a collection that was not run before, got one that was")
-        if not all(collection._started for collection in self.after):
+        before = [each._turn for each in self.after if each._turn is not None]
+        if len(before) < len(self.after):
             raise ValueError(
                 "expected collections in after that were started, got one that was not"
             )
-        self._started = True
         message = TaskRegistered(0.0, self._number, self._spec)
-        turn = _Turn(message, deliver, [collection._number for collection in self.after])
-        if any(collection._failed for collection in self.after):  # the daemon counts it as done
+        self._turn = turn = _Turn(message, deliver, [each.entry.number for each in before])
+        if any(each.failed for each in before):  # the daemon counts it as done
             turn.refused = "a collection that it comes after has failed"
         return turn
 
     def _go_on(self, turn: _Turn, messages: queue.SimpleQueue[TaskRun | TaskDrop]) -> T:
-        with self._closing(turn):
+        with turn:
             while not self._work(turn, messages.get()):
                 pass
         return self.data
-
-    @contextlib.contextmanager
-    def _closing(self, turn: _Turn) -> Iterator[None]:
-        with turn:
-            try:
-                yield
-            except BaseException:
-                self._failed = True  # before the task is reported as over
-                raise
 
     def _work(self, turn: _Turn, message: TaskRun | TaskDrop) -> bool:
         """Carry out a decision of the daemon; return whether the computation is done."""
@@ -190,7 +177,7 @@ class _Turn:
 
     def __init__(self, message: TaskRegistered, deliver: Deliver, after: Sequence[TaskId]) -> None:
         self.link, self.entry = connection(), OpenTask(message, deliver, _best(message))
-        self.refused = ""
+        self.refused, self.failed = "", False
         if self.link is not None:
             self.link.open(self.entry, after)
             return
@@ -205,8 +192,9 @@ class _Turn:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
+        self.failed = kind is not None  # before the task is reported as over
         if self.link is not None:
-            self.link.close(self.entry, failed=kind is not None)
+            self.link.close(self.entry, failed=self.failed)
 
     @contextlib.contextmanager
     def place(self, message: TaskRun | TaskDrop) -> Iterator[Place]:

@@ -1,10 +1,7 @@
 """The socket between a process with tasks and the daemon: messages, framing, the process's side.
 
-Events of a task travel to the daemon, decisions on it to the process, as they are in
-:mod:`rms.kernels.model`. A process has one connection for all its tasks, with a thread that reads.
-For the daemon, the end of the connection is the end of the process. If the daemon is gone, kernels
-go on. When it is back, the process registers its tasks again, with their devices. If it stays away,
-waiting tasks run here.
+A process has one connection for all its tasks, whose end is the end of the process. If the daemon
+is gone, kernels go on, and register with the next; if it stays away, waiting tasks run here.
 """
 
 from __future__ import annotations
@@ -103,23 +100,10 @@ class Frames:
             yield body
 
 
-def tasks_path(env: Mapping[str, str]) -> Path | None:
-    """Return the socket for tasks of the daemon that ``RMS_SERVER`` names, or of this user's.
-
-    Return None for a daemon on another machine, as devices are those of its machine.
-    """
-    server = env.get(SERVER_VARIABLE) or f"unix:{state_folder(env) / 'socket'}"
-    return Path(f"{server.removeprefix('unix:')}-tasks") if server.startswith("unix:") else None
-
-
 # --- the side of the process ---------------------------------------------------------------------
 
-AGAIN_S = 0.1
-"""Interval between attempts to connect to a daemon that is gone."""
-
-ALONE_S = 30.0
-"""Time without a daemon after which waiting tasks run without it."""
-
+AGAIN_S = 0.1  # interval between attempts to connect to a daemon that is gone
+ALONE_S = 30.0  # time without a daemon after which waiting tasks run without it
 _decode = msgspec.msgpack.Decoder(DaemonMessage).decode
 
 
@@ -132,9 +116,7 @@ class OpenTask:
     """A task of this process that is not over.
 
     Attributes:
-        message: its registration.
         deliver: takes the daemon's decision: the device, or that it will never run.
-        best: the decision without a daemon.
         stop: set while the task is to stop at its next yield point.
         lost: whether its device was given to others.
         coming: the device that it is to go on with from its next yield point.
@@ -157,11 +139,7 @@ class OpenTask:
 
 
 class TaskConnection:
-    """A connection to the daemon of a socket; its methods may be called from any thread.
-
-    Raises:
-        OSError: there is no daemon.
-    """
+    """A connection to the daemon of a socket; its methods may be called from any thread."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._lock = path, threading.Lock()
@@ -292,9 +270,10 @@ def connection() -> TaskConnection | None:
     """
     global _connection
     with _connecting:
-        path = tasks_path(os.environ)
-        if path is None or JOB_VARIABLE in os.environ:
-            return None
+        server = os.environ.get(SERVER_VARIABLE) or f"unix:{state_folder(os.environ) / 'socket'}"
+        if not server.startswith("unix:") or JOB_VARIABLE in os.environ:
+            return None  # devices are those of the daemon's machine
+        path = Path(f"{server.removeprefix('unix:')}-tasks")
         if _connection is not None and _connection.path == path and not _connection.alone:
             return _connection
         try:

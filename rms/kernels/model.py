@@ -4,9 +4,7 @@ The terms are those of Süß et al., "Impact of the Scheduling Strategy in Heter
 Provide Co-Scheduling" (2017): a kernel is the code of a task for one kind of resource, a kernel
 collection is all kernels of a task, an affinity states how well a kernel runs on its resource.
 
-Events of one task and decisions on it are also the messages between its process and the daemon
-(:mod:`rms.kernels.connection`). In a message the task has the process's own number, and the time
-and the owner are 0; in the scheduler the daemon's number, time and owner take their places.
+In messages (:mod:`rms.kernels.connection`) a task has its process's number, and no time and owner.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from math import isfinite
 from operator import attrgetter
 from typing import NewType
 
@@ -110,39 +107,44 @@ class TaskSpec(msgspec.Struct, frozen=True):
 # --- Events ----------------------------------------------------------------------------------
 
 
-class TaskRegistered(msgspec.Struct, frozen=True, tag=True):
+class _TaskEvent(msgspec.Struct, frozen=True, tag=True):
+    at_s: float
+    task: TaskId
+
+
+class _UnitsEvent(msgspec.Struct, frozen=True, tag=True):
+    at_s: float
+    units: tuple[int, ...]
+
+
+class _OfTask(msgspec.Struct, frozen=True, tag=True):
+    task: TaskId
+
+
+class TaskRegistered(_TaskEvent, frozen=True):
     """A task is registered.
 
     Attributes:
         device: the device on which it runs already, after a restart of the daemon, or "".
     """
 
-    at_s: float
-    task: TaskId
     spec: TaskSpec
     device: str = ""
 
 
-class TaskYielded(msgspec.Struct, frozen=True, tag=True):
+class TaskYielded(_TaskEvent, frozen=True):
     """A task has stopped at a yield point, as decided; its data is in host memory."""
 
-    at_s: float
-    task: TaskId
 
-
-class TaskResized(msgspec.Struct, frozen=True, tag=True):
+class TaskResized(_TaskEvent, frozen=True):
     """A task goes on, from a yield point, on the cores of this device, as decided."""
 
-    at_s: float
-    task: TaskId
     device: str
 
 
-class TaskFinished(msgspec.Struct, frozen=True, tag=True):
+class TaskFinished(_TaskEvent, frozen=True):
     """The kernel of a task has returned or failed, or a task that does not run is withdrawn."""
 
-    at_s: float
-    task: TaskId
     failed: bool = False
 
 
@@ -153,18 +155,12 @@ class OwnerGone(msgspec.Struct, frozen=True, tag=True):
     owner: int
 
 
-class UnitsTaken(msgspec.Struct, frozen=True, tag=True):
+class UnitsTaken(_UnitsEvent, frozen=True):
     """Others (jobs) hold these units."""
 
-    at_s: float
-    units: tuple[int, ...]
 
-
-class UnitsFreed(msgspec.Struct, frozen=True, tag=True):
+class UnitsFreed(_UnitsEvent, frozen=True):
     """Others have released these units."""
-
-    at_s: float
-    units: tuple[int, ...]
 
 
 class GovernorSet(msgspec.Struct, frozen=True, tag=True):
@@ -196,39 +192,32 @@ TaskEvent = (
 # --- Choices of a strategy -------------------------------------------------------------------
 
 
-class TaskStart(msgspec.Struct, frozen=True, tag=True):
+class TaskStart(_OfTask, frozen=True):
     """Run a task that waits, or is queued, on a free device."""
 
-    task: TaskId
     device: str
 
 
-class TaskEnqueue(msgspec.Struct, frozen=True, tag=True):
+class TaskEnqueue(_OfTask, frozen=True):
     """Put a waiting task into the queue of a resource."""
 
-    task: TaskId
     resource: Resource
 
 
-class TaskDequeue(msgspec.Struct, frozen=True, tag=True):
+class TaskDequeue(_OfTask, frozen=True):
     """Put a queued task back among those that wait."""
 
-    task: TaskId
 
-
-class TaskInterrupt(msgspec.Struct, frozen=True, tag=True):
+class TaskInterrupt(_OfTask, frozen=True):
     """Let a running task stop at its next yield point and wait again, behind earlier tasks."""
 
-    task: TaskId
 
-
-class TaskResize(msgspec.Struct, frozen=True, tag=True):
+class TaskResize(_OfTask, frozen=True):
     """Let a running, malleable task go on with the cores of another device, uninterrupted.
 
     The new cores are a part of the present ones, or contain them and are otherwise free.
     """
 
-    task: TaskId
     device: str
 
 
@@ -251,37 +240,32 @@ Choice = TaskStart | TaskEnqueue | TaskDequeue | TaskInterrupt | TaskResize | Re
 # --- Decisions -------------------------------------------------------------------------------
 
 
-class TaskRun(msgspec.Struct, frozen=True, tag=True):
+class TaskRun(_OfTask, frozen=True):
     """A task has a device now, on which its kernel for that resource is to run or go on.
 
     Attributes:
         slots: the slots of the device, as ``cpu:3`` or ``gpu:0``; only in messages.
     """
 
-    task: TaskId
     device: str
     resource: Resource
     slots: tuple[str, ...] = ()
 
 
-class TaskStop(msgspec.Struct, frozen=True, tag=True):
+class TaskStop(_OfTask, frozen=True):
     """A running task is to stop at its next yield point, and to report it."""
 
-    task: TaskId
 
-
-class TaskGoOn(msgspec.Struct, frozen=True, tag=True):
+class TaskGoOn(_OfTask, frozen=True):
     """A running task is to go on with another device's cores, from a yield point, and report it."""
 
-    task: TaskId
     device: str
     slots: tuple[str, ...] = ()
 
 
-class TaskDrop(msgspec.Struct, frozen=True, tag=True):
+class TaskDrop(_OfTask, frozen=True):
     """A task will never run."""
 
-    task: TaskId
     reason: str
 
 
@@ -290,9 +274,7 @@ TaskDecision = TaskRun | TaskStop | TaskGoOn | TaskDrop
 
 # --- The state: read by strategies, changed by the scheduler ---------------------------------
 
-OTHERS = TaskId(-1)
-"""The holder of a unit that is a job's."""
-
+OTHERS = TaskId(-1)  # the holder of a unit that is a job's
 _order = attrgetter("order")
 
 STEP = 2.0
@@ -384,20 +366,13 @@ class TaskState:
     """The state of all tasks, which strategies read and only the scheduler changes.
 
     Attributes:
-        devices: the devices by name.
-        by_resource: the devices by kind.
         holder: the task that holds a unit in use, or :data:`OTHERS`.
-        tasks: all tasks that are not over.
         waiting: the global queue: the highest priority first, of equal ones the oldest.
         queues: the tasks that are to run next on a kind of device, in order.
         capacity: the maximum length of these queues; a missing one is unlimited.
-        running: tasks that have a device.
         after: the tasks that come after one that is not done.
         memory: numbers that strategies keep from call to call.
         failed: numbers of tasks that failed, were dropped or are gone.
-        kernels: the number of tasks with a kernel for a resource.
-        malleable: the number of malleable tasks.
-        serial: the number of times that a task began to wait.
     """
 
     devices: Mapping[str, TaskDevice]
@@ -433,10 +408,6 @@ class TaskState:
     def free(self, device: TaskDevice) -> bool:
         """Return whether all units of a device are free."""
         return not any(unit in self.holder for unit in device.units)
-
-    def of_no_task(self, device: TaskDevice) -> bool:
-        """Return whether no task holds any unit of a device: it is free, or kept for a task."""
-        return all(self.holder.get(unit, OTHERS) == OTHERS for unit in device.units)
 
     @property
     def held(self) -> dict[int, int]:
@@ -511,85 +482,3 @@ class TaskState:
         for unit in task.units - set(task.coming.units):
             del self.holder[unit]
         task.device, task.coming = task.coming, None
-
-
-# --- The rules: checked on every choice, before it is carried out ----------------------------
-
-
-class ChoiceError(RuntimeError):
-    """A choice of a strategy that cannot be carried out."""
-
-
-def check(state: TaskState, choice: Choice) -> None:
-    """Raise a ChoiceError for a choice that cannot be carried out."""
-    if isinstance(choice, TaskStart):
-        task, device = _task(state, choice.task), state.devices.get(choice.device)
-        if device is None:
-            names = ", ".join(state.devices)
-            raise ChoiceError(f"expected a device of {names}, got {choice.device!r}")
-        if task.phase not in (TaskPhase.WAITING, TaskPhase.QUEUED):
-            raise ChoiceError(f"expected a waiting task to start, got {task.id}, {task.phase}")
-        if device.resource not in task.kernels:
-            raise ChoiceError(f"expected a kernel for {device.resource} in task {task.id}")
-        if not state.free(device):
-            raise ChoiceError(f"expected a free device for task {task.id}, got {device.name}")
-    elif isinstance(choice, TaskEnqueue):
-        _check_enqueue(state, choice)
-    elif isinstance(choice, TaskDequeue):
-        task = _task(state, choice.task)
-        if task.phase is not TaskPhase.QUEUED:
-            raise ChoiceError(f"expected a queued task, got {task.id}, {task.phase}")
-    elif isinstance(choice, TaskInterrupt):
-        task = _task(state, choice.task)
-        if task.phase is not TaskPhase.RUNNING or not task.spec.interruptible:
-            raise ChoiceError(
-                f"expected a running task with yield points to interrupt, got {task.id}"
-            )
-    elif isinstance(choice, TaskResize):
-        _check_resize(state, choice)
-    elif isinstance(choice, Wake):
-        if not choice.at_s > state.now_s:
-            raise ChoiceError(
-                f"expected a time after {state.now_s} s to wake at, got {choice.at_s}"
-            )
-    elif isinstance(choice, Remember):
-        if not isfinite(choice.value):
-            raise ChoiceError(f"expected a finite number to remember, got {choice.value}")
-    else:
-        raise ChoiceError(f"expected a choice (TaskStart, TaskEnqueue, ...), got {choice!r}")
-
-
-def _check_enqueue(state: TaskState, choice: TaskEnqueue) -> None:
-    task = _task(state, choice.task)
-    if task.phase is not TaskPhase.WAITING:
-        raise ChoiceError(f"expected a waiting task to queue, got {task.id}, {task.phase}")
-    queue = state.queues.get(choice.resource)
-    if queue is None or choice.resource not in task.kernels:
-        raise ChoiceError(f"expected a device and a kernel for {choice.resource}, task {task.id}")
-    most = state.capacity.get(choice.resource)
-    if most is not None and len(queue) >= most:
-        raise ChoiceError(f"expected at most {most} tasks queued for {choice.resource}, got more")
-
-
-def _check_resize(state: TaskState, choice: TaskResize) -> None:
-    task, device = _task(state, choice.task), state.devices.get(choice.device)
-    if task.device is None or not task.spec.malleable or task.kernel is not Resource.CORES:
-        raise ChoiceError(f"expected a malleable task on cores to resize, got {task.id}")
-    if task.coming is not None or task.stopping:
-        raise ChoiceError(f"expected a task without a pending decision, got {task.id}")
-    if device is None or device.resource not in (Resource.CORE, Resource.CORES):
-        raise ChoiceError(f"expected a device of cores for task {task.id}, got {choice.device!r}")
-    now, then = set(task.device.units), set(device.units)
-    if now == then or not (now < then or then < now):
-        raise ChoiceError(
-            f"expected more cores than {task.device.name} or some of them, got {device.name}"
-        )
-    if any(unit in state.holder for unit in then - now):
-        raise ChoiceError(f"expected free cores for task {task.id} to grow, got {device.name}")
-
-
-def _task(state: TaskState, task_id: TaskId) -> KernelTask:
-    task = state.tasks.get(task_id)
-    if task is None:
-        raise ChoiceError(f"expected an existing task, got {task_id}")
-    return task

@@ -189,17 +189,14 @@ def put_back(moved: Any, data: Any, to_host: Callable[[Any], Any] = lambda value
     own = _items(data)
     for name, value in list(_items(moved).items()):
         item, before = to_host(value), own.get(name)
-        if before is not None and _same_kind(before, item):
+        if before is not None and _kind(before)[1] is not None and _kind(before) == _kind(item):
             before[...] = item
         else:
             _put(data, name, item)
 
 
 def work(function: Callable[[Any], Any], data: Any, stop: Callable[[], bool]) -> bool:
-    """Run a kernel's function to its end, or to the first yield point where it is to stop.
-
-    Return whether it is done.
-    """
+    """Run a function to its end, or to a yield point to stop at; return whether it is done."""
     steps = function(data)
     if inspect.isgenerator(steps):
         for _ in steps:
@@ -209,12 +206,8 @@ def work(function: Callable[[Any], Any], data: Any, stop: Callable[[], bool]) ->
     return True
 
 
-def _same_kind(one: Any, other: Any) -> bool:
-    if type(one) is not type(other) or getattr(one, "shape", None) is None:
-        return False
-    if one.shape != getattr(other, "shape", None):
-        return False
-    return bool(getattr(one, "dtype", None) == getattr(other, "dtype", None))
+def _kind(array: Any) -> tuple[Any, ...]:
+    return type(array), getattr(array, "shape", None), getattr(array, "dtype", None)
 
 
 def _items(data: Any) -> Mapping[str, Any]:

@@ -1,13 +1,10 @@
 """The record of tasks: the entries of the journal, and other strategies tried on them.
 
-No decision of the daemon depends on the record. :func:`past_tasks` makes the history of every task
-from the entries; :func:`tried` simulates these tasks under another strategy.
+No decision of the daemon depends on the record.
 
-A trial estimates the run times of kernels on resources where they did not run, and counts the
-estimates. Arrivals are as recorded; but a task of a process that had one task after another comes
-as long after its predecessor as it did. Tasks do not get nodes of jobs. A node that a task holds
-when a job takes it goes to the job as soon as it is free. An interrupted task stops at once, as
-the record does not contain the distances of yield points.
+A trial estimates the run times of kernels where they did not run. Arrivals are as recorded, but a
+task of a process that had one after another comes as long after its predecessor as it did. An
+interrupted task stops at once.
 """
 
 from __future__ import annotations
@@ -62,8 +59,6 @@ class TaskRecording(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         daemon: its start time; another daemon numbers tasks and owners anew.
-        power: the power of all units by the model.
-        others: units that are jobs' now.
     """
 
     at_s: float
@@ -103,11 +98,8 @@ class PastTask:
     Attributes:
         spec: its specification; owners and tasks are numbered over all daemons of the record.
         runs: its resources, with begins and ends.
-        end_s: its end; None if that is not in the record.
-        done: whether it was completed.
         follows: its predecessor, if its owner had no other task in between: after a faster
             predecessor it would have come sooner.
-        pause_s: time from the predecessor's end to its arrival.
     """
 
     number: TaskId
@@ -130,9 +122,6 @@ class TaskRecord:
     """The tasks of a record, and their surroundings.
 
     Attributes:
-        others: changes of the units of jobs.
-        governors: the governors, with the times at which they were set.
-        strategies: the names of the strategies that decided, in order.
         left_out: number of tasks that were not completed: withdrawn, gone, or open at the end.
     """
 
@@ -314,7 +303,7 @@ def tried(
     """Return the figures of a strategy on the tasks of a record.
 
     The governor is constant, or with None that of the record. Errors of the strategy, and a
-    ChoiceError for its impossible choices, are raised.
+    ValueError for its impossible choices, are raised.
     """
     return _Trial(record, strategy, governor).run()
 

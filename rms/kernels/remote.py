@@ -1,9 +1,7 @@
 """Kernels on another node: a process there runs the kernel, and the data travels to it and back.
 
-The daemon starts the process (a step of its allocation, or a child on a virtual node of this
-machine), which connects to the application. Before anything is unpickled, both authenticate by a
-key of this run (HMAC, as in :mod:`multiprocessing.connection`). Arrays travel as they are in
-memory, beside the pickle. The data is not encrypted. The process ends with its connection.
+The daemon starts the process, which connects to the application. Both authenticate by a key of this
+run (HMAC) before anything is unpickled. Arrays travel as they are in memory, not encrypted.
 """
 
 from __future__ import annotations
@@ -32,18 +30,10 @@ Link = Connection
 ADDRESS_VARIABLE = "RMS_KERNEL_ADDRESS"
 KEY_VARIABLE = "RMS_KERNEL_KEY"
 
-START_S = 120.0
-"""Deadline for a process on another node to connect."""
-
-LOOK_S = 0.05
-"""Interval at which the application checks whether the kernel is to stop."""
-
-PROOF_S = 10.0
-"""Deadline for the proof of a connection that it has the key."""
-
-MOST_UNVERIFIED = 64
-"""Maximum number of connections without a valid proof at a time."""
-
+START_S = 120.0  # deadline for a process on another node to connect
+LOOK_S = 0.05  # interval at which the application checks whether the kernel is to stop
+PROOF_S = 10.0  # deadline for the proof of a connection that it has the key
+MOST_UNVERIFIED = 64  # maximum number of connections without a valid proof at a time
 NONCE_BYTES = 32
 STOP = b"stop"
 START = "from rms.kernels.remote import main; main()"
@@ -68,10 +58,6 @@ def run_remotely(
         begin: lets the daemon start a command there, with these variables.
         stop: returns whether the kernel is to stop at its next yield point.
         ended: returns the reason why its process is over, "" while it is not.
-
-    Raises:
-        RemoteError: the process is gone.
-        Exception: any error of the kernel.
     """
     moved = data if kernel.copy_in is None else kernel.copy_in(data)
     with _listening(local=all("/" not in slot for slot in where.slots)) as (listener, address):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from math import floor
+from math import floor, isfinite
 from operator import attrgetter
 from typing import ClassVar, Protocol
 
@@ -42,14 +42,9 @@ from rms.kernels.model import (
     UnitsFreed,
     UnitsTaken,
     Wake,
-    check,
 )
 
 AFTER_FAILED = "a task that it comes after has failed"
-
-
-class TaskError(RuntimeError):
-    """An event that cannot have happened."""
 
 
 class Strategy(Protocol):
@@ -77,7 +72,6 @@ class TaskScheduler:
 
     Args:
         strategy: the first, which decides when all others have failed.
-        say: called with a sentence when a strategy was replaced.
 
     Attributes:
         wake_s: time of the next call of the strategy (by a ``Woken``), or None.
@@ -126,11 +120,11 @@ class TaskScheduler:
         elif isinstance(event, TaskResized):
             task = self._running(event.task)
             if task.coming is None or task.coming.name != event.device:
-                raise TaskError(f"expected a task that resizes to {event.device}, got {task.id}")
+                raise ValueError(f"expected a task that resizes to {event.device}, got {task.id}")
             state.resized(task)
         elif isinstance(event, TaskFinished):
             if event.task not in state.tasks:
-                raise TaskError(f"expected an existing task, got {event.task}")
+                raise ValueError(f"expected an existing task, got {event.task}")
             task = state.tasks[event.task]
             self._end(task, TaskPhase.FAILED if event.failed else TaskPhase.DONE, decisions)
         elif isinstance(event, OwnerGone):
@@ -139,11 +133,11 @@ class TaskScheduler:
                     self._end(task, TaskPhase.GONE, decisions)
         elif isinstance(event, UnitsTaken):
             if any(unit in state.holder for unit in event.units):
-                raise TaskError(f"expected free units to be taken, got {event.units}")
+                raise ValueError(f"expected free units to be taken, got {event.units}")
             state.holder.update(dict.fromkeys(event.units, OTHERS))
         elif isinstance(event, UnitsFreed):
             if any(state.holder.get(unit) != OTHERS for unit in event.units):
-                raise TaskError(f"expected units that others hold to be freed, got {event.units}")
+                raise ValueError(f"expected units that others hold to be freed, got {event.units}")
             for unit in event.units:
                 del state.holder[unit]
         elif isinstance(event, GovernorSet):
@@ -158,15 +152,14 @@ class TaskScheduler:
         self._work_off(decisions)
         return decisions
 
-    # --- Events ------------------------------------------------------------------------------
-
     def _register(self, event: TaskRegistered, decisions: list[TaskDecision]) -> None:
         state, spec = self.state, event.spec
         if event.task in state.tasks:
-            raise TaskError(f"expected a new task, got {event.task}")
+            raise ValueError(f"expected a new task, got {event.task}")
         device = state.devices.get(event.device)
-        if event.device and (device is None or not state.of_no_task(device)):
-            raise TaskError(f"expected a device of no task for {event.task}, got {event.device}")
+        holders = () if device is None else map(state.holder.get, device.units)
+        if event.device and (device is None or set(holders) - {None, OTHERS}):
+            raise ValueError(f"expected a device of no task for {event.task}, got {event.device}")
         task = state.tasks[event.task] = KernelTask(event.task, spec)
         state.count(task, 1)
         if device is not None:
@@ -217,10 +210,8 @@ class TaskScheduler:
     def _running(self, task_id: TaskId) -> KernelTask:
         task = self.state.running.get(task_id)
         if task is None:
-            raise TaskError(f"expected a running task, got {task_id}")
+            raise ValueError(f"expected a running task, got {task_id}")
         return task
-
-    # --- Choices -----------------------------------------------------------------------------
 
     def _use(self, strategy: Strategy) -> None:
         state = self.state
@@ -238,8 +229,7 @@ class TaskScheduler:
         self.wake_s = None
         try:
             for choice in list(self.strategy(self.state)):
-                check(self.state, choice)
-                self._carry_out(choice, decisions)
+                self.carry_out(choice, decisions)
         except Exception as error:
             if self.strategy is self._first:
                 raise
@@ -250,34 +240,86 @@ class TaskScheduler:
             return False
         return True
 
-    def _carry_out(self, choice: Choice, decisions: list[TaskDecision]) -> None:
+    def carry_out(self, choice: Choice, decisions: list[TaskDecision]) -> None:
+        """Carry out a choice; an impossible one changes nothing, and is a ValueError."""
         state = self.state
+        if isinstance(choice, Wake):
+            if not choice.at_s > state.now_s:
+                expected = f"expected a time after {state.now_s} s to wake at"
+                raise ValueError(f"{expected}, got {choice.at_s}")
+            self.wake_s = choice.at_s if self.wake_s is None else min(self.wake_s, choice.at_s)
+            return
+        if isinstance(choice, Remember):
+            if not isfinite(choice.value):
+                raise ValueError(f"expected a finite number to remember, got {choice.value}")
+            state.memory[choice.key] = float(choice.value)
+            return
+        if not isinstance(
+            choice, TaskStart | TaskEnqueue | TaskDequeue | TaskInterrupt | TaskResize
+        ):
+            raise ValueError(f"expected a choice (TaskStart, TaskEnqueue, ...), got {choice!r}")
+        task = state.tasks.get(choice.task)
+        if task is None:
+            raise ValueError(f"expected an existing task, got {choice.task}")
         if isinstance(choice, TaskStart):
-            task = state.tasks[choice.task]
+            device = state.devices.get(choice.device)
+            if device is None:
+                names = ", ".join(state.devices)
+                raise ValueError(f"expected a device of {names}, got {choice.device!r}")
+            if task.phase not in (TaskPhase.WAITING, TaskPhase.QUEUED):
+                raise ValueError(f"expected a waiting task to start, got {task.id}, {task.phase}")
+            if device.resource not in task.kernels:
+                raise ValueError(f"expected a kernel for {device.resource} in task {task.id}")
+            if not state.free(device):
+                raise ValueError(f"expected a free device for task {task.id}, got {device.name}")
             state.leave(task)
-            self._run(task, state.devices[choice.device], decisions)
+            self._run(task, device, decisions)
         elif isinstance(choice, TaskEnqueue):
-            task = state.tasks[choice.task]
-            state.leave(task)
-            task.phase, task.queue = TaskPhase.QUEUED, choice.resource
-            state.queues[choice.resource].append(task)
+            self._enqueue(task, choice.resource)
         elif isinstance(choice, TaskDequeue):
-            task = state.tasks[choice.task]
+            if task.phase is not TaskPhase.QUEUED:
+                raise ValueError(f"expected a queued task, got {task.id}, {task.phase}")
             state.leave(task)
             state.wait(task)
         elif isinstance(choice, TaskInterrupt):
-            task = state.tasks[choice.task]
+            if task.phase is not TaskPhase.RUNNING or not task.spec.interruptible:
+                expected = "expected a running task with yield points to interrupt"
+                raise ValueError(f"{expected}, got {task.id}")
             if not task.stopping:
                 task.stopping = True
                 decisions.append(TaskStop(task.id))
-        elif isinstance(choice, TaskResize):
-            device = state.devices[choice.device]
-            state.resize(state.tasks[choice.task], device)
-            decisions.append(TaskGoOn(choice.task, device.name))
-        elif isinstance(choice, Remember):
-            state.memory[choice.key] = float(choice.value)
-        elif isinstance(choice, Wake):
-            self.wake_s = choice.at_s if self.wake_s is None else min(self.wake_s, choice.at_s)
+        else:
+            self._resize(task, choice.device)
+            decisions.append(TaskGoOn(task.id, choice.device))
+
+    def _enqueue(self, task: KernelTask, resource: Resource) -> None:
+        state = self.state
+        if task.phase is not TaskPhase.WAITING:
+            raise ValueError(f"expected a waiting task to queue, got {task.id}, {task.phase}")
+        queue, most = state.queues.get(resource), state.capacity.get(resource)
+        if queue is None or resource not in task.kernels:
+            raise ValueError(f"expected a device and a kernel for {resource}, task {task.id}")
+        if most is not None and len(queue) >= most:
+            raise ValueError(f"expected at most {most} tasks queued for {resource}, got more")
+        state.leave(task)
+        task.phase, task.queue = TaskPhase.QUEUED, resource
+        queue.append(task)
+
+    def _resize(self, task: KernelTask, name: str) -> None:
+        state, device = self.state, self.state.devices.get(name)
+        if task.device is None or not task.spec.malleable or task.kernel is not Resource.CORES:
+            raise ValueError(f"expected a malleable task on cores to resize, got {task.id}")
+        if task.coming is not None or task.stopping:
+            raise ValueError(f"expected a task without a pending decision, got {task.id}")
+        if device is None or device.resource not in CPU:
+            raise ValueError(f"expected a device of cores for task {task.id}, got {name!r}")
+        now, then = set(task.device.units), set(device.units)
+        if now == then or not (now < then or then < now):
+            expected = f"expected more cores than {task.device.name} or some of them"
+            raise ValueError(f"{expected}, got {device.name}")
+        if any(unit in state.holder for unit in then - now):
+            raise ValueError(f"expected free cores for task {task.id} to grow, got {device.name}")
+        state.resize(task, device)
 
     def _run(self, task: KernelTask, device: TaskDevice, decisions: list[TaskDecision]) -> None:
         self.state.hold(task, device)
@@ -330,9 +372,8 @@ CPU = (Resource.CORE, Resource.CORES)
 class ShortTerm(msgspec.Struct, frozen=True):
     """Use all resources permanently (section 4.1), under either governor.
 
-    A free resource takes the first task that prefers it most; if there is none, the first whose
-    second preference it is, and so on. While no task waits, a task with yield points moves to a
-    better device that becomes free (the paper's third reason for idle accelerators).
+    A free resource takes the first task that prefers it most, else the first whose second
+    preference it is, and so on. While no task waits, a task moves to a better device that is free.
 
     Not in the paper: a malleable task on all cores narrows to one of them while others wait for a
     core, and widens again when none does.

@@ -5,11 +5,8 @@
                            ▼
                          the daemon (:class:`NodeLender`), which gives them to no job
 
-The state of a task is in the scheduler, and in its own process, which registers it again with a
-restarted daemon. The daemon's journal has the nodes only, as decisions on jobs depend on them. A
-node that tasks no longer need is held for a moment, so that a burst of short tasks of a program
-writes three events: lent to the program, lent to no program, taken back. A job that waits for nodes
-of tasks goes first: until it has started, no task gets another device.
+The daemon's journal has the nodes only. A node that tasks no longer need is held for a moment, so
+that a burst of short tasks writes few events. A job that waits for nodes of tasks goes first.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ import secrets
 import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
@@ -61,7 +57,7 @@ from rms.kernels.model import (
     Woken,
 )
 from rms.kernels.record import RecordEntry, StrategySet, TaskRan, TaskRecording, UnitPower
-from rms.kernels.scheduler import ShortTerm, Strategy, TaskError, TaskScheduler
+from rms.kernels.scheduler import ShortTerm, Strategy, TaskScheduler
 from rms.launch.base import LaunchError, ManagedProcess, ScriptLaunch
 from rms.launch.local import LocalLauncher
 from rms.wire.users import TaskRow
@@ -73,8 +69,6 @@ class NodeLender(Protocol):
     Attributes:
         devices: the devices of tasks, whose units are numbers of nodes; none with an engine that
             has no tasks.
-        launcher: runs commands on nodes.
-        record, recorded: add entries to the record of tasks in the journal, and return all.
     """
 
     devices: Sequence[TaskDevice]
@@ -131,12 +125,8 @@ class StrategyLoader(Protocol):
 #
 # A change is an event of the record, so strategies are tried under the governor as it was.
 
-LOOK_S = 1.0
-"""Interval at which a rule is applied."""
-
-ROUNDING = 1e-9
-"""Relative rounding of the mean of equal prices."""
-
+LOOK_S = 1.0  # interval at which a rule is applied
+ROUNDING = 1e-9  # relative rounding of the mean of equal prices
 Kind = Literal["high", "low", "price", "co2", "cap"]
 EXPECTED = "high, low, price[:LIMIT], co2[:LIMIT] or cap"
 
@@ -187,7 +177,6 @@ class GovernorRule(msgspec.Struct, frozen=True):
         """Return the governor by this rule now, and the reason.
 
         Args:
-            units: all units that tasks may run on.
             present: the present governor, which stays if the file of prices has no value now.
         """
         if not self.automatic:
@@ -220,11 +209,7 @@ _decode = msgspec.msgpack.Decoder(ProcessMessage).decode
 
 
 class TaskLink(asyncio.Protocol):
-    """The connection of a process; it ends with the process.
-
-    Attributes:
-        tasks: its tasks that are not over, by the process's numbers.
-    """
+    """The connection of a process; it ends with the process."""
 
     def __init__(self, tasks: Tasks) -> None:
         self.owner = self.pid = 0
@@ -248,7 +233,7 @@ class TaskLink(asyncio.Protocol):
         try:
             for body in self._frames.feed(data):
                 self._listener.on_message(self, _decode(body))
-        except (TaskError, msgspec.MsgspecError, RecursionError, ValueError) as error:
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             self._listener.say(f"tasks: a process was cut off: {error}")
             self._transport.abort()
 
@@ -265,13 +250,6 @@ PRINTED = 4096
 """Bytes at the end of a command's output that are searched for the reason of its end."""
 
 
-@dataclass
-class _Command:
-    name: str
-    folder: Path
-    process: ManagedProcess
-
-
 class TaskCommands:
     """The commands of tasks on other nodes, at most one per task, which ends with the task's turn.
 
@@ -280,7 +258,7 @@ class TaskCommands:
 
     def __init__(self, launcher: LocalLauncher) -> None:
         self._launcher = launcher
-        self._commands: dict[TaskId, _Command] = {}
+        self._commands: dict[TaskId, tuple[str, ManagedProcess]] = {}
 
     def begin(self, task: TaskId, message: TaskCommand, slots: Sequence[str]) -> None:
         """Start a task's command on slots of one node, or raise a LaunchError."""
@@ -295,31 +273,33 @@ class TaskCommands:
             script.chmod(0o700)
             output = folder / "output"
             launch = ScriptLaunch(script, message.cwd, message.env, output, [slots])
-            self._commands[task] = _Command(name, folder, launcher.start_script(name, launch))
+            self._commands[task] = name, launcher.start_script(name, launch)
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise LaunchError(str(error)) from None
 
     def end(self, task: TaskId) -> None:
         """End a task's command, if it has one."""
-        command = self._commands.pop(task, None)
-        if command is None:
+        name, _ = self._commands.pop(task, ("", None))
+        if not name:
             return
-        self._launcher.kill(command.name)
+        self._launcher.kill(name)
+        folder = self._launcher.status_file(name).parent
         with contextlib.suppress(OSError):
-            output = (command.folder / "output").read_bytes()
+            output = (folder / "output").read_bytes()
             if output:
                 with (self._launcher.state / "tasks.log").open("ab") as log:
                     log.write(output)
-        shutil.rmtree(command.folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
     def ended(self) -> Iterator[tuple[TaskId, str]]:
         """Yield the tasks whose commands are over, once, and the reason."""
-        for task, command in list(self._commands.items()):
-            status = command.process.status()
+        for task, (name, process) in list(self._commands.items()):
+            status = process.status()
             if status is None:
                 continue
-            reason = command.process.end_reason or _last_line(command.folder / "output")
+            output = self._launcher.status_file(name).with_name("output")
+            reason = process.end_reason or _last_line(output)
             self.end(task)
             yield task, reason or f"exit status {status}"
 
@@ -338,15 +318,11 @@ def _last_line(output: Path) -> str:
 
 # --- The tasks of all processes --------------------------------------------------------------
 
-RECORD_S = 1.0
-"""Time for which entries are kept in memory; a killed daemon loses them."""
-
+RECORD_S = 1.0  # time for which entries are kept in memory; a killed daemon loses them
 BEGIN_EVERY = 10_000
 """Number of entries after which the devices are entered again, as the journal drops the oldest."""
 
-LINGER_S = 0.5
-"""Time for which an unneeded node is held, if no job waits."""
-
+LINGER_S = 0.5  # time for which an unneeded node is held, if no job waits
 ADOPT_S = 10.0
 """Time after a restart for which the nodes of tasks are kept for tasks that still run there."""
 
@@ -521,7 +497,7 @@ class Tasks:
         del self._links[link.owner]
 
     def on_message(self, link: TaskLink, message: ProcessMessage) -> None:
-        """Take in a message of a process; an impossible event is a TaskError."""
+        """Take in a message of a process; an impossible event is a ValueError."""
         if isinstance(message, Hello):
             link.pid, link.program = message.pid, message.program[:LONGEST_NAME]
             return
@@ -534,7 +510,7 @@ class Tasks:
         if isinstance(message, TaskCommand):
             task = self.scheduler.state.running.get(task_id)
             if task is None or task.device is None or task.device.resource is not Resource.NODE:
-                raise TaskError(f"expected a task that has a node to start {message.command[:1]}")
+                raise ValueError(f"expected a task that has a node to start {message.command[:1]}")
             try:
                 self._commands.begin(task_id, message, self._lender.slots_of(task.device.units))
             except LaunchError as error:
@@ -548,7 +524,7 @@ class Tasks:
 
     def _register(self, link: TaskLink, message: TaskRegistered) -> None:
         if message.task in link.tasks:
-            raise TaskError(f"expected a new task, got {message.task}")
+            raise ValueError(f"expected a new task, got {message.task}")
         self._numbers += 1
         task_id, number = TaskId(self._numbers), message.task
         if message.device:

@@ -24,9 +24,7 @@ from rms.power.frequency import Shares
 from rms.wire.messages import ClockOrders
 from rms.wire.users import SlurmRow
 
-DEADLINE_S = 300.0
-"""Default time limit of a power command."""
-
+DEADLINE_S = 300.0  # default time limit of a power command
 NODES_LOST = "GONE"
 """The ``end_state`` of a process that was lost with its nodes, not by its own fault."""
 
@@ -59,7 +57,6 @@ class ScriptLaunch:
     """A job script to be run once, on the first of its nodes.
 
     Attributes:
-        nodes: the slots of the job's nodes, by node.
         limit_s: the job's time limit, for launchers that enforce one themselves.
         errors: file of its standard error; None for its output.
     """
@@ -80,7 +77,6 @@ class WorldLaunch:
 
     Attributes:
         step: number of the launcher line among those of the job's script.
-        launch: its number among the job's launches.
         resize: number of the resize for which it takes over from a running world, or 0.
         cores: cores on which it boots, by default its own; its ranks then bind themselves.
         launches: all launches of a job's start with their ranks, if there are several.
@@ -176,7 +172,6 @@ class LeaseTerms:
     Attributes:
         until_s: the time at which jobs on a node have to end, by the wall clock; without the nodes
             that are held for good.
-        most: the highest number of nodes held at once.
         longest_s: the longest time of a job on nodes that have just come.
         waits: the reason why requested nodes have not come, "" without requests.
     """
@@ -277,14 +272,7 @@ class NodeClocks:
         return ClockOrders()
 
     def set(self, shares: Shares, highest_mhz: float | None) -> None:
-        """Set the frequencies of all slots of the nodes; they are restored when the daemon ends.
-
-        Args:
-            highest_mhz: the frequency of a share of 1; None for the highest of the slot itself.
-
-        Raises:
-            FrequencyError: one could not be set; all are restored.
-        """
+        """Set the frequencies of all slots of the nodes; they are restored when the daemon ends."""
 
     def close(self) -> None:
         """Restore all frequencies."""
@@ -296,7 +284,6 @@ class PowerCommands:
 
     Attributes:
         off, on: words of the commands, to which the node's name is added.
-        deadline_s: time limit of a command.
     """
 
     off: tuple[str, ...]

@@ -142,18 +142,12 @@ exec {python} "$@"
 """
 """Launcher on the PATH of a job's script; it imports nothing from the working folder."""
 
-METER = "meter"
-"""The mark of agents, in place of a job's id."""
-
+METER = "meter"  # the mark of agents, in place of a job's id
 FOR_TESTS = (POWERCAP_VARIABLE, CPUFREQ_VARIABLE)
 """Variables that name other folders than the kernel's for meters and frequencies."""
 
 NO_MEMORY_HOOKS = ("UCX_MEM_MMAP_HOOK_MODE", "none")
-"""Keeps UCX from patching the functions that map memory, which takes a rank 20 ms to boot.
-
-UCX tracks the memory that network cards have registered; ranks on one machine use none. Ranks on
-GPUs keep the patches, by which UCX recognizes their memory.
-"""
+"""Keeps UCX from patching functions that map memory, which takes a rank without GPU 20 ms."""
 
 PER_WORLD = (JOIN_VARIABLE, LISTENER_VARIABLE)
 
@@ -169,10 +163,6 @@ class LocalLauncher:
     Queries only read. :meth:`poll` is called in every round of the daemon's loop and never blocks.
 
     Attributes:
-        state: the daemon's folder.
-        instance_id: the mark of this daemon's processes.
-        meters: the meters of the nodes that are read.
-        nodes, clocks: the nodes of its engine, and their frequencies.
         meter_token: the token of agents that report energy; "" without agents.
         shared_filesystem: whether jobs run on other machines, whose files may appear late.
         watches_processes: whether it reads the memory of all processes of a job, and can send them
@@ -204,8 +194,6 @@ class LocalLauncher:
             shim = self.shims / name
             shim.write_text(SHIM.format(name=name, python=shlex.quote(sys.executable)))
             shim.chmod(0o755)
-
-    # --- agents ------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Start the agent of the meters."""
@@ -242,14 +230,8 @@ class LocalLauncher:
         }
         return self.start(command, str(self.state), env, self.state / "meter.log", [])
 
-    # --- scripts and worlds ------------------------------------------------------------------
-
     def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
-        """Run a job script once, on its first node.
-
-        Raises:
-            LaunchError: it could not be started.
-        """
+        """Run a job script once, on its first node."""
         status = self.status_file(job)
         status.unlink(missing_ok=True)
         env = {**launch.env, **self.script_env(job, launch.env.get("PATH", os.defpath))}
@@ -276,11 +258,7 @@ class LocalLauncher:
         return ["/bin/sh", "-c", KEEP_STATUS, "job", str(launch.script), *launch.arguments]
 
     def find_script(self, job: str, pid: int | None) -> ManagedProcess | None:
-        """Return a job's script after a restart of the daemon, None without a trace of it."""
-        return self.left_script(job, pid)
-
-    def left_script(self, job: str, pid: int | None) -> ManagedProcess | None:
-        """Return a script of an earlier daemon by its processes here, or its exit status."""
+        """Return a job's script after a restart, by its processes here or its exit status."""
         members, status = self.members(job), self.status_file(job)
         if not members and not status.exists():
             return None
@@ -288,11 +266,7 @@ class LocalLauncher:
         return ManagedProcess(own if own in members else 0, status_file=status)
 
     def boot_world(self, job: str, launch: WorldLaunch) -> ManagedProcess:
-        """Start a world: one rank per slot, by a mpiexec of its own.
-
-        Raises:
-            LaunchError: it could not be started.
-        """
+        """Start a world: one rank per slot, by a mpiexec of its own."""
         command, slots = launch.command, launch.slots
         path = self._path(command)
         mpiexec = find_mpiexec(path)
@@ -364,17 +338,8 @@ class LocalLauncher:
         return []
 
     def limit_memory(self, job: str, most_mib: float | None = None) -> int | None:
-        """Limit a job's memory; return how many of its processes were ended for that.
-
-        Args:
-            most_mib: None for the present limit.
-
-        Returns:
-            None if the kernel cannot limit it, so that the daemon has to watch the processes.
-        """
+        """Limit a job's memory; return the number of processes ended for it, None if impossible."""
         return self._groups.limit_memory(job, most_mib)
-
-    # --- processes of a job ------------------------------------------------------------------
 
     def completion_file(self, job: str, step: int) -> Path:
         """Return the file of the completion record of a step."""
@@ -436,11 +401,7 @@ class LocalLauncher:
         cores: Sequence[int],
         errors: Path | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a process in a session of its own, in the control group of its job.
-
-        Raises:
-            LaunchError: it could not be started.
-        """
+        """Start a process in a session of its own, in the control group of its job."""
         shell, job = is_shell(command), env[INSTANCE_VARIABLE].partition(":")[2]
         group = self._groups.joined(job) if shell else None
 
@@ -561,10 +522,7 @@ def from_file(path: Path, *, shared: bool = False) -> Cluster:
 
 
 def with_levels(cluster: Cluster, env: Mapping[str, str]) -> Cluster:
-    """Return nodes with the frequencies that their devices can be set to, where none are stated.
-
-    Voltages are taken to be proportional to them.
-    """
+    """Return nodes with the frequencies of their devices, and voltages proportional to these."""
     gpus = any(slot.startswith("gpu:") for slot in cluster.slots[0])
     devices = [d for d in available(env) if d.name.startswith("gpu" if gpus else "cpu") and d.mhz]
     if cluster.levels or not devices:
@@ -589,11 +547,7 @@ class JobEngine:
     where: str = ""
 
     def first(self, nodes: int | None) -> JobEngine:
-        """Return the engine with only the first nodes, all of them for None.
-
-        Raises:
-            FileError: there are fewer.
-        """
+        """Return the engine with only the first nodes, all for None; FileError if too few."""
         names = self.cluster.names
         if nodes is not None and not 1 <= nodes <= len(names):
             raise FileError(f"expected 1 to {len(names)} nodes, got {nodes}")

@@ -1,11 +1,7 @@
 """Processes of jobs on this machine, in shells, and listed by environment and control group.
 
-Scripts and worlds run below shells that keep their exit status and adopt orphans. A process may
-drop its environment and its session, but not its parent. When its parent ends, Linux gives the
-process to the nearest ancestor that is a *subreaper* (``PR_SET_CHILD_SUBREAPER``, prctl(2)), which
-is the shell. So all processes of a job are below a shell and end with it: the shell ends its
-children, and then theirs, before it ends itself, also when the job is killed. Only a process that
-kills its own shell escapes.
+Scripts and worlds run below shells that keep their exit status and are *subreapers* (prctl(2)): all
+processes of a job stay below a shell, which ends them before itself, also when it is killed.
 """
 
 from __future__ import annotations
@@ -114,9 +110,8 @@ def children(pid: int) -> list[int]:
 
 # --- Processes of this daemon, by their environment -----------------------------------------------
 #
-# Every process of a job has the daemon's instance id and the job's id in its environment, so that a
-# daemon that is started again after a kill finds the running ones, and no process of a job outlives
-# it. A process that has dropped its environment is a descendant of others that have not.
+# A restarted daemon recognizes the processes of jobs by their environment; one without it is a
+# descendant of others.
 
 INSTANCE_VARIABLE = "RMS_MARK"
 """Environment variable of every process of a job: ``INSTANCE_ID:JOB``."""
@@ -125,8 +120,7 @@ NO_ENVIRONMENT = ("", "")
 NO_ENVIRONMENT_S = 0.05
 """A process without an environment: one of the kernel's, or one that is about to get one."""
 
-FOREIGN_S = 2.0
-"""Time until a foreign process is read again: its pid may be reused."""
+FOREIGN_S = 2.0  # time until a foreign process is read again: its pid may be reused
 
 
 class Processes:
@@ -246,16 +240,10 @@ def send_signal(pid: int, number: int) -> None:
 
 # --- Control groups of jobs (cgroups(7), version 2), if this user has delegated ones -----------
 #
-# A process may drop its environment, its session and its parents, but it stays in its control
-# group, which lists all processes of a job. Groups may be made below one that was delegated
-# to the user: systemd marks those (``Delegate=yes``) by the attribute ``user.delegate``; elsewhere
-# :data:`GROUP_VARIABLE` names one.
-#
-# The kernel limits the memory of a job if the group above may delegate the memory controller: if it
-# has that controller, and no process is in that group itself ("no internal processes" holds for
-# groups that delegate controllers). So the daemon has to be in another group, such as
-# :data:`SUBGROUP` of a unit; it moves no process, as systemd does not start a unit again whose own
-# group delegates controllers.
+# Groups may be made below one that was delegated to the user: systemd marks those by the attribute
+# ``user.delegate``. The kernel limits the memory of jobs if no process is in the group above theirs
+# ("no internal processes"), so the daemon has to be in another, as :data:`SUBGROUP`. It moves no
+# process: systemd would not start the unit again.
 
 GROUP_VARIABLE = "RMS_CGROUP"
 """A folder of cgroup v2 below which the daemon may make its own."""
@@ -320,7 +308,6 @@ class Groups:
 
     Args:
         above: the group below which groups may be made, None for no groups.
-        instance_id: of the daemon.
         jobs: folder of the jobs' folders, in which their groups are saved for a later daemon.
     """
 
@@ -353,11 +340,7 @@ class Groups:
     def limit_memory(self, job: str, most_mib: float | None = None) -> int | None:
         """Let the kernel end a job that exceeds a limit of its memory; nothing is swapped.
 
-        Args:
-            most_mib: None for the present limit.
-
-        Returns:
-            How many of its processes were ended for that; None if the kernel cannot limit it.
+        Return the number of processes that were ended for that, None if it cannot be limited.
         """
         group = self._find(job)
         if group is None or not (group / "memory.max").exists():
@@ -443,8 +426,7 @@ MOST_NAME_BYTES = 255
 MOST_NAMES = 256
 """Limits of Linux for a path and for names in it, and our limit of names in a path."""
 
-MOST_LINKS = 40
-"""Symbolic links that Linux follows in a path."""
+MOST_LINKS = 40  # symbolic links that Linux follows in a path
 
 
 def check_output(place: Path | int, name: Path | None = None) -> None:
@@ -452,9 +434,6 @@ def check_output(place: Path | int, name: Path | None = None) -> None:
 
     Args:
         place: a path, or an open file, of this ``name``.
-
-    Raises:
-        ValueError: it is something else, or no path at all.
     """
     try:
         status = os.fstat(place) if isinstance(place, int) else place.stat()
@@ -485,11 +464,7 @@ def check_strings(path: str, env: Mapping[str, str]) -> None:
 
 
 def check_path(path: str) -> None:
-    """Refuse a path that no file can have.
-
-    Raises:
-        ValueError: it holds a NUL, cannot be encoded, or it or a name in it is too long.
-    """
+    """Refuse a path that no file can have."""
     if not _encodes(path):
         raise ValueError(f"expected a path without NUL, got {path[:60]!r}")
     whole = os.fsencode(path)
@@ -500,11 +475,7 @@ def check_path(path: str) -> None:
 
 
 def check_own_file(path: Path, state: Path) -> None:
-    """Refuse an output that is one of the daemon's own files.
-
-    Raises:
-        ValueError: it is in the state folder, or one of the open files of the process.
-    """
+    """Refuse an output that is one of the daemon's own files."""
     if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(state)):
         raise ValueError(f"expected an output outside the daemon's state folder, got {path}")
     for _ in range(MOST_LINKS):

@@ -1,12 +1,10 @@
 """The agent of a node: ``python -m rms.power.agent`` reads its meters or sets its frequencies.
 
-The agent of the meters reads them as often as they need it and reports cumulative sums. Its first
-message asks for the sums that the daemon has booked, and it continues from those. A node without
-meters is reported once, with the reason, and the daemon uses its model there.
+The agent of the meters reports cumulative sums, which continue those that the daemon has booked. A
+node without meters is reported once, with the reason.
 
-With ``--clocks`` the agent polls the daemon for the frequencies of the node's cores and GPUs, sets
-them, and reports why they cannot be set. They are restored when the agent ends and while the daemon
-is away.
+With ``--clocks`` it polls the daemon for frequencies, and sets them until it ends, or the daemon is
+away.
 
 Compute nodes import this module, so it needs only :mod:`rms.wire` and msgspec.
 """
@@ -22,7 +20,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
@@ -46,24 +44,12 @@ from rms.wire.messages import (
     Metered,
 )
 
-PATIENCE_S = 600.0
-"""An agent ends when the daemon has been away for so long."""
-
-AGAIN_S = 1.0
-"""Time between two tries to reach a daemon that is away."""
-
-ANSWER_S = 30.0
-"""Time limit of the daemon's answer."""
-
-LAST_WORD_S = 2.0
-"""Time limit of the last report, once the agent has to end."""
-
-CLOCKS_EVERY_S = 0.5
-"""Time between two polls for frequencies."""
-
-AWAY_S = 10.0
-"""Frequencies are restored when the daemon has been away for so long."""
-
+PATIENCE_S = 600.0  # an agent ends when the daemon has been away for so long
+AGAIN_S = 1.0  # time between two tries to reach a daemon that is away
+ANSWER_S = 30.0  # time limit of the daemon's answer
+LAST_WORD_S = 2.0  # time limit of the last report, once the agent has to end
+CLOCKS_EVERY_S = 0.5  # time between two polls for frequencies
+AWAY_S = 10.0  # frequencies are restored when the daemon has been away for so long
 Answer = TypeVar("Answer")
 Send = Callable[[Metered, float], MeterAnswer]
 """Sends a report to the daemon with a timeout; raises UnreachableError or MeterError."""
@@ -142,29 +128,19 @@ class Mailbox:
             try:
                 self.send(report, LAST_WORD_S if last else ANSWER_S)
                 report, answered_s = None, time.monotonic()
-            except MeterError as error:
-                self._fail(str(error))
-            except UnreachableError as error:
-                if time.monotonic() > answered_s + PATIENCE_S:
-                    self._fail(str(error))
+            except (MeterError, UnreachableError) as error:
+                away = isinstance(error, UnreachableError)
+                if not away or time.monotonic() > answered_s + PATIENCE_S:
+                    self.error = str(error)
+                    self.over.set()
                 self.over.wait(AGAIN_S)
             if last:
                 return
 
-    def _fail(self, reason: str) -> None:
-        self.error = reason
-        self.over.set()
-
 
 @dataclass
 class Agent:
-    """Reads a node's meters and reports them.
-
-    Attributes:
-        every_s: time between two reports.
-        clock, wall: :func:`boottime`, and seconds since the epoch.
-        boot: :func:`boot_id`.
-    """
+    """Reads a node's meters and reports them."""
 
     node: str
     meter: NodeMeter
@@ -178,11 +154,7 @@ class Agent:
     _number: int = 0
 
     def run(self) -> None:
-        """Report until it is over; a node without meters is reported once.
-
-        Raises:
-            MeterError: the daemon refuses the reports, or has been away for :data:`PATIENCE_S`.
-        """
+        """Report until it is over; a node without meters is reported once."""
         if not self._resume():
             return
         box = Mailbox(self.send, self.over)
@@ -217,19 +189,16 @@ class Agent:
         self._number += 1
         devices = list(fresh.values())
         fresh.clear()
-        return self._message(self._number, devices, failed or self.meter.reason)
-
-    def _message(
-        self, number: int, devices: Sequence[DeviceEnergy] = (), reason: str = ""
-    ) -> Metered:
-        return Metered(self.node, self._id, number, self.wall(), self.boot, list(devices), reason)
+        own = self.node, self._id, self._number, self.wall(), self.boot, devices
+        return Metered(*own, failed or self.meter.reason)
 
     def _resume(self) -> bool:
         """Continue from the sums of the daemon's books; return False if the agent has to end."""
         until_s = time.monotonic() + PATIENCE_S
         while not self.over.is_set():
             try:
-                answer = self.send(self._message(0), ANSWER_S)
+                first = Metered(self.node, self._id, 0, self.wall(), self.boot)
+                answer = self.send(first, ANSWER_S)
             except UnreachableError as error:
                 if time.monotonic() > until_s:
                     raise MeterError(str(error)) from None
@@ -270,11 +239,7 @@ class ClockAgent:
     _reason: str = ""
 
     def run(self) -> None:
-        """Follow the daemon until it is over.
-
-        Raises:
-            MeterError: the daemon refuses the reports, or has been away for :data:`PATIENCE_S`.
-        """
+        """Follow the daemon until it is over."""
         answered_s = time.monotonic()
         try:
             while not self.over.wait(CLOCKS_EVERY_S):

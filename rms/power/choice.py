@@ -29,7 +29,6 @@ class MeterChoice:
     """The meters that are read.
 
     Attributes:
-        auto: whether all are read that can be.
         command: a program of the user's that prints readings, "" for none.
         most_w: bound of the power of a device; None for twice its limit.
     """
@@ -44,9 +43,6 @@ class MeterChoice:
         cls, text: str, command: str | None = None, most_w: float | None = None
     ) -> MeterChoice:
         """Read ``auto``, ``none``, or names of meters separated by commas.
-
-        Args:
-            command, most_w: as in :class:`MeterChoice`; None for no command.
 
         Raises:
             MeterError: an unknown meter, a missing recording, an empty command, or a bound that is

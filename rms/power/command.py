@@ -38,11 +38,7 @@ class Curve:
     watts: list[float] = field(default_factory=list)
 
     def add(self, at_s: float, value: float) -> None:
-        """Add a row.
-
-        Raises:
-            ValueError: it is earlier than the one before, or a sum that falls.
-        """
+        """Add a row; one earlier than the last, or with a falling sum, is a ValueError."""
         if not (math.isfinite(at_s) and math.isfinite(value) and value >= 0):
             raise ValueError(f"expected a time and a reading that is not negative, got {value!r}")
         if self.at_s and at_s < self.at_s[-1]:
@@ -151,17 +147,14 @@ class ReplayMeter(Meter):
 # A line is such as ``node 4711 J``, where the program itself sums up, or ``node 61.7 W``, which is
 # integrated here over the times at which lines come.
 
-GAP_S = 10.0
-"""After a longer time between two powers the energy is unknown."""
-
+GAP_S = 10.0  # after a longer time between two powers the energy is unknown
 FIRST_WAIT_S = 1.0
 MOST_WAIT_S = 60.0
 """Pause before a program that has ended is started again; it doubles until the next line."""
 
 SILENT = "the meter command has printed no reading yet"
 
-NOT_FOUND = (126, 127)
-"""Statuses of a shell that could not start it."""
+NOT_FOUND = (126, 127)  # statuses of a shell that could not start it
 
 
 @dataclass(frozen=True)
@@ -214,15 +207,7 @@ class _Device:
 
 @dataclass
 class Command(Meter):
-    """Runs the program, and starts it again when it ends; without lines there is a gap.
-
-    A new agent starts the program anew, and its counters may begin at 0: the time between two
-    agents is unseen.
-
-    Attributes:
-        command: for the shell.
-        clock: the clock of lines, and of :meth:`read`.
-    """
+    """Runs the program, and starts it again when it ends; without lines there is a gap."""
 
     command: str
     clock: Callable[[], float] = boottime
@@ -297,14 +282,10 @@ class Command(Meter):
                     )
                 continue
             self._wait_s = FIRST_WAIT_S
-            if self._device(line).take(line):
+            if line.device not in self._devices:
+                before = self._reported.get(line.device)
+                read_s = line.at_s if before is None else self._reported_s
+                self._devices[line.device] = _Device(Tally.after(before), read_s or line.at_s)
+            if self._devices[line.device].take(line):
                 fresh[line.device] = None
         return list(fresh)
-
-    def _device(self, line: Line) -> _Device:
-        """Return the device of a line, a new one with the tally of an earlier agent."""
-        if line.device not in self._devices:
-            before = self._reported.get(line.device)
-            read_s = line.at_s if before is None else self._reported_s
-            self._devices[line.device] = _Device(Tally.after(before), read_s or line.at_s)
-        return self._devices[line.device]

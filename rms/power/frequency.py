@@ -1,15 +1,11 @@
 """Frequencies of a machine's cores and GPUs: their steps, setting them, and restoring them.
 
-Cores are set by cpufreq (``scaling_min_freq`` and ``scaling_max_freq`` of a policy, which is a
-group of cores with one frequency), GPUs by NVML's locked clocks. Both need root, or write access to
-those files. :class:`Clocks` follows the users of cores and GPUs; :func:`locked` holds one domain at
-one frequency.
+Cores are set by cpufreq, by policies (groups of cores with one frequency), GPUs by NVML's locked
+clocks; by root, or with write access.
 
-A guard process of every domain saves the limits and restores them when this process ends, also by
-``kill -9``. If both are killed, the next call of :func:`available` or a later guard restores them
-from the record that the guard wrote; after a restart of the machine the limits are those of its
-configuration. NVML does not report earlier locks, so GPUs are left unlocked. A frequency that
-cannot be set or restored raises :class:`FrequencyError`.
+A guard process of every domain restores the limits when this process ends, also by ``kill -9``. If
+both are killed, the next :func:`available` or guard does so from its record. GPUs end unlocked, as
+NVML does not report earlier locks. All errors are :class:`FrequencyError`.
 """
 
 from __future__ import annotations
@@ -53,8 +49,6 @@ class Domain:
     Attributes:
         name: ``cpu``, all processors of this machine, or ``gpu-0`` and so on, as NVML counts.
         mhz: the frequencies it can be set to, MHz, ascending.
-        settable: whether this user may set it, by the permissions.
-        reason: the reason if not.
     """
 
     name: str
@@ -198,11 +192,6 @@ def gpu_domain(nvml: Any, number: int) -> Domain:
     return Domain(name, mhz, True)
 
 
-def _uuid(number: int) -> str:
-    with _nvml() as nvml:
-        return uuid_of(nvml, nvml.nvmlDeviceGetHandleByIndex(number))
-
-
 def lock_gpu(number: int, mhz: int) -> None:
     """Lock the clocks of a GPU, as NVML counts them."""
     with _nvml() as nvml:
@@ -240,9 +229,8 @@ Shares = Mapping[str, float | None]
 class Clocks:
     """Frequencies of this machine's slots, set for their users.
 
-    A group of cores with one frequency runs at the highest share of its users. A group without
-    users, or with one at the highest frequency, keeps its earlier limits. The first frequency
-    below the highest starts the guard process; it ends when no user has less than the highest.
+    A group of cores runs at the highest share of its users; without users, or with one at the
+    highest, it keeps its earlier limits, and no guard process runs.
 
     Attributes:
         mhz: frequencies of the slots that are set, MHz.
@@ -509,7 +497,11 @@ def guard() -> int:
         order = msgspec.json.decode(sys.stdin.readline(), type=GuardOrder)
         with _held(Path(order.record)) as record:
             policies = {policy: limits_of(Path(policy)) for policy in order.policies}
-            saved = SavedLimits(boot_id(), policies, [] if policies else [_uuid(order.gpu)])
+            saved = SavedLimits(boot_id(), policies)
+            if not policies:
+                with _nvml() as nvml:
+                    handle = nvml.nvmlDeviceGetHandleByIndex(order.gpu)
+                    saved = SavedLimits(boot_id(), gpus=[uuid_of(nvml, handle)])
             record.write(msgspec.json.encode(saved))
             record.flush()
             print(READY, flush=True)

@@ -11,15 +11,9 @@ from pathlib import Path
 
 from rms.wire.messages import NODE_LIMIT_W, DeviceEnergy
 
-AGAIN_S = 60.0
-"""Time until a meter that could not be read is tried again."""
-
-ABOVE_LIMIT = 2.0
-"""A power above this multiple of the limit of a device is implausible."""
-
-GPU_LIMIT_W = 1500.0
-"""Default power limit of a GPU: no GPU has a higher one."""
-
+AGAIN_S = 60.0  # time until a meter that could not be read is tried again
+ABOVE_LIMIT = 2.0  # a power above this multiple of the limit of a device is implausible
+GPU_LIMIT_W = 1500.0  # default power limit of a GPU: no GPU has a higher one
 SLACK_S = 1.0
 """A reading may exceed the bound of a device by the energy of this time at the bound."""
 
@@ -63,9 +57,6 @@ class Meter:
 
         A device that cannot be read now is left out: the model is used for it until it is back.
 
-        Args:
-            now_s: by :func:`boottime`.
-
         Raises:
             MeterError: there is nothing to read here, or nothing any more.
         """
@@ -74,11 +65,9 @@ class Meter:
     def resume(self, reported: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
         """Continue from the readings of an earlier agent, before the first reading.
 
-        If the counter of a device has gone on, it has measured the time between; otherwise that
-        time is added to ``unseen_s``.
+        The time between is added to ``unseen_s``, unless a counter has gone on.
 
         Args:
-            reported: all devices of the last report, of this meter and of others.
             gap_s: time from that report to the next reading, s.
             same_boot: whether counters have gone on since then.
         """
@@ -91,11 +80,7 @@ class Meter:
 
 @dataclass
 class Tally:
-    """The energy of a device so far, to which meters add.
-
-    Attributes:
-        joules, unseen_s, uncertainty_j: as in :class:`DeviceEnergy`.
-    """
+    """The energy of a device so far, to which meters add."""
 
     joules: float = 0.0
     unseen_s: float = 0.0
@@ -140,7 +125,6 @@ class Ladder:
     After a failure the next is taken; after a while the better ones are tried again.
 
     Attributes:
-        current: the meter that was read last, None if none could be.
         refused: reasons why meters could not be read, by their place.
     """
 
@@ -181,8 +165,7 @@ class Ladder:
 class _Reported:
     """The last report of a device: its time, its meter, and the tally of earlier meters.
 
-    A reading of the same meter without new joules does not replace it: counters may be renewed less
-    often than they are read.
+    A reading of the same meter without new joules does not replace it.
     """
 
     meter: Meter
@@ -199,9 +182,6 @@ class NodeMeter:
 
     A device that changes its meter keeps its tally; the time since its last new joules is unseen,
     also after an implausible reading.
-
-    Attributes:
-        most_w: bound of the power of each device; None for the default.
     """
 
     ladders: Sequence[Ladder]
@@ -247,14 +227,12 @@ class NodeMeter:
         reasons = [ladder.reason for ladder in self.ladders]
         return "; ".join(filter(None, (*reasons, self._refusals.words(self._read_s))))
 
-    def _most_w(self, device: str) -> float:
-        limit_w = GPU_LIMIT_W if device.startswith("gpu-") else NODE_LIMIT_W
-        return self.most_w or ABOVE_LIMIT * limit_w
-
     def _continued(self, meter: Meter, read: DeviceEnergy, now_s: float) -> DeviceEnergy:
         """Return a reading with the tally of earlier meters."""
         previous = self._last.get(read.device)
-        before, most_w = Tally() if previous is None else previous.before, self._most_w(read.device)
+        before = Tally() if previous is None else previous.before
+        limit_w = GPU_LIMIT_W if read.device.startswith("gpu-") else NODE_LIMIT_W
+        most_w = self.most_w or ABOVE_LIMIT * limit_w
         left_j = most_w * SLACK_S
         if previous is not None:
             left_j = min(left_j, previous.left_j) + most_w * (now_s - previous.at_s)
@@ -284,25 +262,19 @@ class NodeMeter:
 
 # --- Energy from readings of power, and its uncertainty -------------------------------------------
 #
-# A sensor of power is read more often than it changes, its readings are means over some time
-# before, and on A100 and H100 that time is a quarter of the whole, so three quarters of a run are
-# in no reading (Yang, Adamek, Armour: Part-time Power Measurements: nvidia-smi's Lack of Attention,
-# arXiv:2312.02741, and the same authors at SC24). The possible error is summed beside the energy,
-# as half of an interval that holds the true value in about 95 of 100 cases. Readings cannot show a
-# load that repeats with the period of the sensor, or a multiple of it.
+# A sensor is read more often than it changes, and its readings are late means (README, Meters:
+# Yang et al.). The possible error is summed beside the energy, as half of a 95 % interval.
 
 GAIN = 0.05
 """The sensor's own error, as a part of the power: NVML's documentation states 5 % for Fermi and
 Kepler, and measurements show the same on later GPUs."""
-GAP_S = 2.0
-"""After a longer time between two readings the energy is unknown."""
+GAP_S = 2.0  # after a longer time between two readings the energy is unknown
 WINDOW_S = 1.0
 """Time over which the range of the readings is taken for that of the power between them."""
 UNREAD = 0.4
 """The mean of the whole time may differ from that of the readings by this part of half of that
 range: about 1 / sqrt(10) for ten readings with independent errors, and some more."""
-LONGEST_PERIOD_S = 1.0
-"""The longest period of a sensor in the literature."""
+LONGEST_PERIOD_S = 1.0  # the longest period of a sensor in the literature
 FEWEST_CHANGES = 4
 
 
@@ -313,10 +285,7 @@ def gain_j(joules: float) -> float:
 
 @dataclass
 class UpdatePeriod:
-    """The period of a sensor, from the times at which its readings changed.
-
-    It is no shorter than the time between two readings.
-    """
+    """The period of a sensor, from the times at which its readings changed."""
 
     _value: float | None = None
     _changed_s: float | None = None
@@ -332,10 +301,7 @@ class UpdatePeriod:
 
     @property
     def seconds(self) -> float | None:
-        """The period, s; None before a few changes.
-
-        The lower quartile of the times between changes: readings in a row may be the same.
-        """
+        """The period, s: the lower quartile of the times between changes; None before a few."""
         if len(self._gaps_s) < FEWEST_CHANGES:
             return None
         return sorted(self._gaps_s)[len(self._gaps_s) // 4]
@@ -364,7 +330,6 @@ class PowerIntegral:
 
     Attributes:
         averaged_s: the longest time before a reading over which it is a mean, s.
-        joules: the energy of the times with readings; never falls.
     """
 
     averaged_s: float
@@ -383,11 +348,7 @@ class PowerIntegral:
     _reported_j: float = 0.0
 
     def add(self, at_s: float, watts: float) -> None:
-        """Take a reading; one that is not later than the last is left out.
-
-        Args:
-            at_s: its time, on a clock that never goes back, s.
-        """
+        """Take a reading; one that is not later than the last is left out."""
         if self._last is not None:
             seconds = at_s - self._last[0]
             if seconds <= 0:
@@ -396,7 +357,14 @@ class PowerIntegral:
                 self._unseen_s += seconds
                 self._close_window()
             else:
-                self._integrate(seconds, watts)
+                joules = seconds * (self._last[1] + watts) / 2
+                self.joules += joules
+                self._interval_s = max(self._interval_s, seconds)
+                self._window.take(watts)
+                self._window.seconds += seconds
+                self._window.joules += joules
+                if self._window.seconds >= WINDOW_S:
+                    self._close_window()
         self._last = at_s, watts
         low, high = self._extremes_w
         self._extremes_w = min(low, watts), max(high, watts)
@@ -411,10 +379,8 @@ class PowerIntegral:
     def uncertainty_j(self) -> float:
         """Return half of the interval that holds the true energy, J; never falls.
 
-        It is a sum of three parts: the sensor's gain; the change of power from second to second,
-        times the delay of readings (the time that they are a mean of, their period, and the time
-        between them); and the power between readings. At first it is at least the whole range of
-        readings times their delay.
+        The parts are the sensor's gain, changes of power times the delay of readings, and the power
+        between readings; at first at least the whole range of readings times their delay.
         """
         low, high = self._extremes_w
         if high < low:
@@ -436,17 +402,6 @@ class PowerIntegral:
         """The longest delay of readings, s."""
         period_s = min(self.period.seconds or 0.0, LONGEST_PERIOD_S)
         return self.averaged_s + period_s + self._interval_s
-
-    def _integrate(self, seconds: float, watts: float) -> None:
-        assert self._last is not None
-        joules = seconds * (self._last[1] + watts) / 2
-        self.joules += joules
-        self._interval_s = max(self._interval_s, seconds)
-        self._window.take(watts)
-        self._window.seconds += seconds
-        self._window.joules += joules
-        if self._window.seconds >= WINDOW_S:
-            self._close_window()
 
     def _close_window(self) -> None:
         if self._window.seconds:

@@ -1,9 +1,4 @@
-"""Power of GPUs by nvidia-smi.
-
-If nvidia-smi prints no power of a GPU for :data:`SILENT_S` (it hangs in the driver, or prints
-``[N/A]``), the GPU is reported as unseen and nvidia-smi is restarted. A power above twice the limit
-that the GPU states is refused.
-"""
+"""Power of GPUs by nvidia-smi, which is restarted if it ends, hangs or prints no power."""
 
 from __future__ import annotations
 
@@ -50,11 +45,7 @@ PROBE_S = 30.0  # without persistence mode the driver takes seconds to wake
 
 @dataclass(frozen=True)
 class PowerReading:
-    """The power of one GPU (W) at one time (s since the epoch, by nvidia-smi's own clock).
-
-    Attributes:
-        limit_w: the highest settable power limit, None if it is not stated.
-    """
+    """The power of one GPU (W) at one time (s since the epoch, by nvidia-smi's own clock)."""
 
     at_s: float
     gpu: int
@@ -151,11 +142,7 @@ class NvidiaSmi:
 
 @dataclass
 class Devices(Meter):
-    """All GPUs of this machine by nvidia-smi, which is restarted when it ends or hangs.
-
-    Attributes:
-        most_w: bound of the power of a GPU; None for twice its limit.
-    """
+    """All GPUs of this machine by nvidia-smi, which is restarted when it ends or hangs."""
 
     program: str = "nvidia-smi"
     most_w: float | None = None
@@ -243,9 +230,11 @@ class Devices(Meter):
         of readings, and begin anew after a jump.
         """
         readings = [self._readings.get_nowait() for _ in range(self._readings.qsize())]
-        if not readings:
-            return []
-        readings = [reading for reading in readings if self._plausible(reading, now_s)]
+        for reading in list(readings):
+            most_w = self.most_w or ABOVE_LIMIT * (reading.limit_w or GPU_LIMIT_W)
+            if reading.power_w > most_w:
+                self._refusals.add(f"gpu-{reading.gpu}", most_w, now_s)
+                readings.remove(reading)
         if not readings:
             return []
         newest_s = max(reading.at_s for reading in readings)
@@ -260,14 +249,6 @@ class Devices(Meter):
             self._curves[reading.gpu].add(at_s, reading.power_w)
             self._printed_s[reading.gpu] = now_s
         return sorted({reading.gpu for reading in readings})
-
-    def _plausible(self, reading: PowerReading, now_s: float) -> bool:
-        """Return whether a power is plausible; record the refusal if it is not."""
-        most_w = self.most_w or ABOVE_LIMIT * (reading.limit_w or GPU_LIMIT_W)
-        if reading.power_w <= most_w:
-            return True
-        self._refusals.add(f"gpu-{reading.gpu}", most_w, now_s)
-        return False
 
     def _energy(self, gpu: int, now_s: float) -> DeviceEnergy:
         name, curve = f"gpu-{gpu}", self._curves[gpu]

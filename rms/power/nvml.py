@@ -1,10 +1,7 @@
 """Energy of GPUs by NVML: the driver's own counter, else the integral of its readings of power.
 
-The counter (``nvmlDeviceGetTotalEnergyConsumption``, Volta and later, mJ since the driver was
-loaded) is renewed every 20 to 100 ms. Where there is none (Pascal and before, most virtual GPUs)
-the power is integrated: the instantaneous field where the driver has it, as the plain call gives
-the mean of a second on Ampere and later, but GA100 (NVML API reference, nvmlDeviceGetPowerUsage).
-A GPU divided by MIG has one meter for all its parts.
+The counter (mJ since the driver was loaded) is renewed every 20 to 100 ms. Without one the power is
+integrated, by the instantaneous field if there is one: the plain call gives the mean of a second.
 
 pynvml, of the package nvidia-ml-py, is imported at its first use.
 """
@@ -34,8 +31,7 @@ COUNTER_PERIOD_S = 0.1
 """The longest time between two changes of the counter (measured on H100 and others)."""
 INSTANT_S, AVERAGE_S = 0.1, 1.0
 """The longest time over which a reading of power is a mean, s."""
-RETRY_S = 5.0
-"""Time until a lost GPU is tried again."""
+RETRY_S = 5.0  # time until a lost GPU is tried again
 STUCK_S = 10.0
 """A counter that stands still for so long, of a GPU that draws power, counts nothing."""
 POWER_EVERY_S = 0.1
@@ -83,14 +79,10 @@ def in_words(nvml: Any, error: Exception) -> str:
 class Counter:
     """The joules of a counter since its first reading.
 
-    A counter that rises implausibly fast belongs to another GPU, or was reset. It may be renewed
-    less often than it is read. A reset counter that has passed its old value by the next reading
-    cannot be recognized.
+    One that rises implausibly fast belongs to another GPU, or was reset.
 
     Attributes:
-        joules: never falls.
         unseen_s: time that was lost as the counter began anew.
-        most_w: bound of the power.
     """
 
     joules: float = 0.0
@@ -103,12 +95,7 @@ class Counter:
     _behind_j: float = 0.0
 
     def add(self, at_s: float, counted_j: float) -> bool:
-        """Take a reading; return whether its power is within the bound.
-
-        Args:
-            at_s: when, on a clock that never goes back, s.
-            counted_j: value of the counter, J.
-        """
+        """Take a reading; return whether its power is within the bound."""
         if self.at_s is None:
             self.at_s, self.counted_j, self.changed_s = at_s, counted_j, at_s
             return True
@@ -131,10 +118,7 @@ class Counter:
         return spent <= most_j
 
     def uncertainty_j(self) -> float:
-        """Return half of the interval that holds the true joules, J.
-
-        It is the sensor's gain, and every change of power times the delay of the counter.
-        """
+        """Return the sensor's gain, and all changes of power times the counter's delay, J."""
         return gain_j(self.joules) + self._behind_j
 
 
@@ -169,9 +153,6 @@ class _Gpu:
 @dataclass
 class Nvml(Meter):
     """The GPUs of this machine, by their counters or else by their power.
-
-    A GPU that cannot be read is left out meanwhile: its counter continues; if that began anew,
-    or if power is read, the time between is unseen.
 
     Attributes:
         most_w: bound of the power of a GPU; None for twice its limit.
@@ -319,11 +300,7 @@ def power_w(nvml: Any, handle: Any, instant: bool) -> float:
 
 
 def instant_w(nvml: Any, handle: Any) -> float | None:
-    """Return the instantaneous power, W; None if GPU, driver or pynvml lack the field.
-
-    Raises:
-        NVMLError: the GPU cannot be reached.
-    """
+    """Return the instantaneous power, W; None if GPU, driver or pynvml lack the field."""
     name = getattr(nvml, "NVML_FI_DEV_POWER_INSTANT", None)
     if name is None:
         return None

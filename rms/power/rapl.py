@@ -1,9 +1,7 @@
 """Energy of the processors' packages and memory by RAPL, through Linux powercap.
 
-The kernel shows a counter in microjoules for every zone, which wraps around at
-``max_energy_range_uj`` (Documentation/power/powercap/powercap.rst). Packages and memory (``dram``,
-which is in no package) are counted. Parts of a package (``core``, ``uncore``) are not, and the
-whole platform (``psys``, which includes the packages) is counted only without packages.
+Zones are counters in microjoules that wrap around (Documentation/power/powercap/powercap.rst).
+Packages and memory are counted, ``psys`` only without packages, parts of packages never.
 """
 
 from __future__ import annotations
@@ -20,12 +18,8 @@ POWERCAP = Path("/sys/class/powercap")
 MOST_W = 1000.0
 """Bound of a zone's power where it states no limit: twice what the largest sockets draw."""
 
-LATE_S = 0.1
-"""A reading may be so much older than its time."""
-
-ALIKE_S = 5e-3
-"""Counters that mirror one another may be updated so much apart."""
-
+LATE_S = 0.1  # a reading may be so much older than its time
+ALIKE_S = 5e-3  # counters that mirror one another may be updated so much apart
 UPDATE_S = 1e-3
 """The counters are updated about every millisecond (Intel SDM, volume 3B, 15.10)."""
 
@@ -59,13 +53,10 @@ class Zone:
 
     Attributes:
         name: the kernel's, with the package's number for memory.
-        device, source: its names in the books.
         range_uj: the value at which it wraps around, 0 if unknown.
-        most_w: bound of its power, W.
         twin: an earlier zone of the same package that it may mirror, until they differ.
         last_uj, last_s: its newest reading, None before the first.
         counted_uj: its count since its first reading, or since that of an earlier agent.
-        tally: the readings of earlier agents, and the unseen time.
         refused: whether the newest reading was above the bound.
     """
 
@@ -138,7 +129,6 @@ class Rapl(Meter):
     """The zones of this machine.
 
     Attributes:
-        folder: the kernel's folder of the zones.
         most_w: bound of the power of a zone; None for twice its limit.
     """
 

@@ -16,9 +16,7 @@ from urllib.parse import urlsplit
 
 from rms.wire.signing import ANSWER_HEADER, HELLO, HELLO_PATH, Session, digest, nonce, token_name
 
-RETRY_S = 0.02
-"""Time until the next attempt if the daemon's backlog is full."""
-
+RETRY_S = 0.02  # time until the next attempt if the daemon's backlog is full
 MOST_HELLO_BYTES = 1 << 10
 _HELLO = re.compile(rb"(?i)\r\n%s: ([0-9a-f]{32}) ([0-9a-f]{64})\r\n" % HELLO.encode())
 
@@ -44,27 +42,21 @@ class _UnixConnection(http.client.HTTPConnection):
                 if time.monotonic() >= until:
                     raise
                 time.sleep(RETRY_S)
-        _check_owner(self.sock, self._path)
-
-
-def _check_owner(connected: socket.socket, path: str) -> None:
-    """Check that the listening process is of this user, on systems with ``SO_PEERCRED``."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return
-    size = struct.calcsize("3i")
-    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    _, uid, _ = struct.unpack("3i", credentials)
-    if uid != os.geteuid():
-        connected.close()
-        raise OSError(f"expected a daemon of user {os.geteuid()} at {path}, got one of user {uid}")
+        if not hasattr(socket, "SO_PEERCRED"):
+            return
+        size, own = struct.calcsize("3i"), os.geteuid()
+        credentials = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        _, uid, _ = struct.unpack("3i", credentials)
+        if uid != own:
+            self.sock.close()
+            raise OSError(f"expected a daemon of user {own} at {self._path}, got one of user {uid}")
 
 
 class Connection:
     """A connection to ``unix:PATH`` or ``http://HOST:PORT`` that is kept between requests.
 
-    One thread may use it. The first request opens it, and a later one opens it again if the server
-    has closed it; a request may then arrive twice. Over TCP both sides prove that they have the
-    token (:mod:`rms.wire.signing`), the daemon before the first request; the token is never sent.
+    One thread may use it. It is opened again if the server has closed it; a request may then arrive
+    twice. Over TCP both sides prove that they have the token (:mod:`rms.wire.signing`).
 
     Raises:
         ValueError: an address of another form.
@@ -138,10 +130,7 @@ class Connection:
         return session
 
     def _hello(self, authorization: str) -> tuple[str, str]:
-        """Send a handshake; return nonce and proof from the answer, "" if it has none.
-
-        The other side is not authenticated yet, so time and length of the answer are limited.
-        """
+        """Send a handshake; return nonce and proof of the answer, which is not trusted yet."""
         sock, until_s = self._connection.sock, time.monotonic() + self._timeout_s
         host, received = f"Host: {self._connection.host}", b""
         lines = f"GET {HELLO_PATH} HTTP/1.1", host, f"Authorization: {authorization}", "", ""

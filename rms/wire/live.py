@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from rms.wire.messages import Strict
 from rms.wire.users import Books, HistoryEntry, JobRow, NodeSpan, ResizeRow
 
 LIVE_PATH = "/live"
@@ -22,7 +23,7 @@ LONGEST_HOLD_S = 20.0
 """Longest time to hold a query."""
 
 
-class LiveQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class LiveQuery(Strict, frozen=True, omit_defaults=True):
     """The parts of the present and the past that a page shows; the answer has no others.
 
     Attributes:
@@ -63,7 +64,6 @@ class JobLine(msgspec.Struct, frozen=True):
 
     Attributes:
         ids: ``7`` or ``8_[3-10]``.
-        tasks: number of jobs.
     """
 
     ids: str
@@ -93,15 +93,8 @@ class Mark(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, job: str, row: ResizeRow) -> Mark:
         """Return the mark of a row."""
-        return cls(
-            job=job,
-            at_s=row.at_s,
-            before=row.from_ranks,
-            after=row.to_ranks,
-            strategy=row.strategy,
-            stall_s=row.stall_s,
-            bytes=row.bytes,
-        )
+        ranks = row.from_ranks, row.to_ranks
+        return cls(job, row.at_s, *ranks, row.strategy, row.stall_s, row.bytes)
 
 
 class Lane(msgspec.Struct, frozen=True):
@@ -109,7 +102,6 @@ class Lane(msgspec.Struct, frozen=True):
 
     Attributes:
         name: the node's, or the first one's and the last one's (``n1 - n40``).
-        nodes: number of nodes.
         state: in the words of sinfo; of several nodes, the numbers by state.
         spans: of jobs, off and boot, by rising begin; empty for several nodes.
         held: ``(time, share of the nodes that jobs hold from then on)``; empty for one node.
@@ -137,8 +129,6 @@ class Power(msgspec.Struct, frozen=True):
     Attributes:
         points: ``(time, power from then on, of it by idle nodes, by nodes that are off, that
             boot)``, all W; these three by the model, the rest is the power of jobs and tasks.
-        sources: ``model``, or the names of meters.
-        cap_w: the power cap, or None.
     """
 
     begin_s: float
@@ -163,7 +153,6 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         seq: number of its journal's newest entry.
-        start_s: time of the first event, or None.
         waiting, running, over: number of jobs: pending, running, ended.
         held, nodes: number of nodes that jobs hold, and of all nodes.
         news: events since ``after``, by rising number; ``missed`` is the number of earlier ones

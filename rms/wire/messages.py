@@ -14,48 +14,38 @@ from msgspec import Meta
 
 from rms.wire.files import write_output
 
-Count = Annotated[int, Meta(ge=0, le=10**9)]
-"""Ranks, nodes, launches, resizes."""
-
-Nodes = Annotated[int, Meta(ge=1, le=100_000)]
-"""Nodes of a job."""
-
+Count = Annotated[int, Meta(ge=0, le=10**9)]  # ranks, nodes, launches, resizes
+Nodes = Annotated[int, Meta(ge=1, le=100_000)]  # nodes of a job
 Priority = Annotated[int, Meta(ge=-2_147_483_645, le=2_147_483_645)]
 """Priority of a job, within the bounds of sbatch --nice."""
 
 Steps = Annotated[int, Meta(ge=0, le=2**53)]
 """Steps, bytes: whole numbers that JSON's readers keep."""
 
-Seconds = Annotated[float, Meta(ge=0.0, le=1e11)]
-"""Spans, and times since 1970."""
-
+Seconds = Annotated[float, Meta(ge=0.0, le=1e11)]  # spans, and times since 1970
 Figure = Annotated[float, Meta(ge=-1e15, le=1e15)]
 """A job's measurement, by clocks that may be set back."""
 
-Amount = Annotated[float, Meta(ge=0.0, le=1e12)]
-"""Watts, GB/s."""
-
+Amount = Annotated[float, Meta(ge=0.0, le=1e12)]  # watts, GB/s
 NODE_LIMIT_W = 15_000.0
 """Default power limit of a node: more than eight of the largest GPUs and their host draw."""
 
 Joules = Annotated[float, Meta(ge=0.0, le=1e18)]
 
-Name = Annotated[str, Meta(max_length=1024)]
-"""Names, ids, words that select."""
-
-Text = Annotated[str, Meta(max_length=10_000)]
-"""Paths and lines."""
-
+Name = Annotated[str, Meta(max_length=1024)]  # names, ids, words that select
+Text = Annotated[str, Meta(max_length=10_000)]  # paths and lines
 Selection = Annotated[str, Meta(max_length=1 << 18)]
 """Lists of nodes, or of tasks of an array."""
 
-Words = Annotated[tuple[Text, ...], Meta(max_length=10_000)]
-"""Of a command line."""
-
+Words = Annotated[tuple[Text, ...], Meta(max_length=10_000)]  # of a command line
 Environment = Annotated[dict[str, str], Meta(max_length=10_000)]
 
 Script = Annotated[str, Meta(max_length=1 << 22)]
 """A file: as long as Slurm's own may be (``max_script_size``)."""
+
+
+class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message that is refused if it has other fields."""
 
 
 # --- the completion record of a job --------------------------------------------------------------
@@ -73,7 +63,7 @@ class ProtocolError(ValueError):
     """A message that does not follow the protocol."""
 
 
-class ResizeReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ResizeReport(Strict, frozen=True):
     """One world replaced by the next, as observed.
 
     ``boot_s`` runs from the launch of the new world until it is ready, ``stall_s`` is the time
@@ -91,7 +81,7 @@ class ResizeReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gb_per_s: Figure
 
 
-class CompletionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CompletionRecord(Strict, frozen=True):
     """The end of a job, written by its last world.
 
     The exit status of mpiexec is no evidence: once the first world has left, it is 0 even if a
@@ -171,7 +161,7 @@ LISTENER_VARIABLE = "DMR_LISTENER"
 """Address for a world that the old one has started itself (``host:port:token``)."""
 
 
-class BootedWorld(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BootedWorld(Strict, frozen=True):
     """A world that was booted for a resize request and waits for the running one to connect.
 
     ``launch`` is the number of its launch, ``address`` that of its control channel, ``port`` its
@@ -185,7 +175,7 @@ class BootedWorld(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     boot_s: float = 0.0
 
 
-class ResizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ResizeRequest(Strict, frozen=True):
     """Daemon to job: go over to these slots, one rank a slot, at the next resize point.
 
     ``worlds`` are the worlds booted for the request, in rank order; none where the job starts the
@@ -198,7 +188,7 @@ class ResizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     worlds: tuple[BootedWorld, ...] = ()
 
 
-class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Poll(Strict, frozen=True):
     """Job to daemon: its progress, and in ``known`` the number of its newest resize request.
 
     Answered by a :class:`PollAnswer`: at once if there is a newer request, else after a while.
@@ -217,14 +207,14 @@ class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     restartable: bool = False
 
 
-class PollAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PollAnswer(Strict, frozen=True):
     """Daemon to job: the newest resize request, or None, and the time until the next poll."""
 
     request: ResizeRequest | None = None
     pause_s: float = 0.0
 
 
-class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+class Ready(Strict, frozen=True, tag=True):
     """New world to daemon: it is booted; addresses of its control channel and its MPI port."""
 
     number: Count
@@ -233,7 +223,7 @@ class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     port: Text
 
 
-class Failed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+class Failed(Strict, frozen=True, tag=True):
     """New world to daemon: it cannot take over, and the reason."""
 
     number: Count
@@ -241,13 +231,13 @@ class Failed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     reason: str
 
 
-class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+class Begun(Strict, frozen=True, tag=True):
     """Job to daemon: it has stopped stepping to fulfil a resize request."""
 
     number: Count
 
 
-class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+class Done(Strict, frozen=True, tag=True):
     """Job to daemon: the new world has taken over; the old one's ranks leave.
 
     It is sent again before the new world's first step, with the total stall: the program's setup
@@ -260,7 +250,7 @@ class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     launches: tuple[Count, ...] = ()
 
 
-class RolledBack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+class RolledBack(Strict, frozen=True, tag=True):
     """Job to daemon: the old world goes on; ``strategy`` is its choice from now on."""
 
     number: Count
@@ -268,7 +258,7 @@ class RolledBack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=Tr
     strategy: Name
 
 
-class ApplicationResizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+class ApplicationResizeRequest(Strict, frozen=True, tag=True):
     """Job to daemon: the application wants this number of ranks; a request follows if permitted."""
 
     ranks: Count
@@ -280,7 +270,7 @@ Report = Begun | Done | RolledBack | Ready | Failed | ApplicationResizeRequest
 # --- a launcher line of a job script and its daemon --------------------------------------------
 
 
-class LaunchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LaunchRequest(Strict, frozen=True):
     """Launcher line to daemon: boot a world from this command.
 
     ``output`` and ``errors`` are the files that the line's own go to, None for the job's.
@@ -335,7 +325,7 @@ class DeviceEnergy(msgspec.Struct, frozen=True):
     counter: Joules | None = None
 
 
-class Metered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Metered(Strict, frozen=True):
     """A node's agent to the daemon: all readings so far; answered by a :class:`MeterAnswer`.
 
     Attributes:
@@ -371,7 +361,7 @@ class MeterAnswer(msgspec.Struct, frozen=True):
     at_s: float = 0.0
 
 
-class ClockReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ClockReport(Strict, frozen=True):
     """A node's agent to the daemon: a poll for frequencies; answered by :class:`ClockOrders`.
 
     Attributes:

@@ -28,11 +28,7 @@ def is_program(name: str, folder: Path, path: str) -> bool:
 def mpiexec_command(
     mpiexec: str, ranks: int, command: Sequence[str], where: Sequence[str] = ()
 ) -> list[str]:
-    """Return the command line that starts ranks of a command.
-
-    Args:
-        where: options for the nodes.
-    """
+    """Return the command line that starts ranks of a command."""
     needed = ["--oversubscribe"] if is_open_mpi(mpiexec) else []
     if needed and os.geteuid() == 0:
         needed.append("--allow-run-as-root")

@@ -40,8 +40,7 @@ HELLO = "RMS-Hello"
 SCHEME = "RMS-HMAC"
 ANSWER_HEADER = "RMS-Signature"
 
-USER_TOKEN, METER_TOKEN = "user", "meter"
-"""Names of the tokens of users and of meters."""
+USER_TOKEN, METER_TOKEN = "user", "meter"  # names of the tokens of users and of meters
 
 
 def job_name(job: str) -> str:
@@ -76,9 +75,7 @@ class Session:
     """One side's view of a connection after the handshake.
 
     Attributes:
-        name: of the token.
         key: derived from the token for this connection.
-        number: of the newest request.
     """
 
     name: str

@@ -24,9 +24,7 @@ from typing import Any, NoReturn
 from rms._version import __version__
 from rms.wire.files import OutputError, descriptor_of, regular_file, write_output
 
-SHOWN = 200
-"""Characters of a bad argument that an error message quotes."""
-
+SHOWN = 200  # characters of a bad argument that an error message quotes
 MOST = 1e9
 """Largest value of :func:`seconds` and :func:`positive`; timers refuse much larger ones."""
 
@@ -131,16 +129,6 @@ def at_least(least: int, most: float = math.inf) -> Callable[[str], int]:
     return functools.partial(_number, kind=int, least=least, most=most)
 
 
-def seconds(text: str) -> float:
-    """Return a number of at least 0; the type of an option, for argparse."""
-    return float(_number(text, kind=float, least=0.0, most=MOST))
-
-
-def positive(text: str) -> float:
-    """Return a number above 0; the type of an option, for argparse."""
-    return float(_number(text, kind=float, least=math.ulp(0.0), most=MOST))
-
-
 def _number(text: str, *, kind: type[Any], least: float, most: float) -> Any:
     try:
         number = kind(text)
@@ -152,6 +140,11 @@ def _number(text: str, *, kind: type[Any], least: float, most: float) -> Any:
     bound = f"of at most {most:g}" if number > most else bound
     form = f"a {'whole ' * (kind is int)}number {bound}"
     raise argparse.ArgumentTypeError(f"expected {form}, got {text[:SHOWN]!r}")
+
+
+seconds = functools.partial(_number, kind=float, least=0.0, most=MOST)
+positive = functools.partial(_number, kind=float, least=math.ulp(0.0), most=MOST)
+"""Types of options that are numbers of at least 0, and above 0, for argparse."""
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:

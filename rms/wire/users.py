@@ -19,6 +19,7 @@ from rms.wire.messages import (
     Script,
     Seconds,
     Selection,
+    Strict,
     Text,
     Words,
 )
@@ -54,7 +55,7 @@ class Nothing(msgspec.Struct, frozen=True):
 # --- requests about jobs --------------------------------------------------------------------------
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Options(Strict, frozen=True, omit_defaults=True):
     """Options of a job in a script or on a command line; None for those that are not there.
 
     Attributes:
@@ -107,7 +108,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         return self.nodes or (self.ntasks or 1, self.ntasks or 1)
 
 
-class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Submission(Strict, frozen=True):
     """A job script with folder, environment and options: ``rms submit``.
 
     ``command`` are the words of its only launcher line and ``program`` the hash of its file, which
@@ -120,7 +121,7 @@ class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cwd: Text
     env: Environment
     options: Options
-    command: list[str] = []
+    command: list[str] = msgspec.field(default_factory=list)
     program: Name = ""
     profile: Script = ""
 
@@ -132,7 +133,7 @@ class JobIds(msgspec.Struct, frozen=True, omit_defaults=True):
     warnings: list[str] = []
 
 
-class JobSelection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class JobSelection(Strict, frozen=True, omit_defaults=True):
     """Jobs that match all filters; a filter is a comma-separated list.
 
     Attributes:
@@ -150,7 +151,7 @@ class JobSelection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 WAIT_PATH = "/wait"
 
 
-class WaitQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WaitQuery(Strict, frozen=True):
     """Request that the daemon holds until jobs have ended, or for ``hold_s``.
 
     If ``lines``, a job counts as unfinished until the last line of its output is written.
@@ -167,7 +168,7 @@ class WaitAnswer(msgspec.Struct, frozen=True):
     left: int
 
 
-class ResizeCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ResizeCommand(Strict, frozen=True):
     """``rms resize``: to a number of nodes, or to the named ones (``on``, comma-separated).
 
     Without a number the policy chooses the size again.
@@ -397,7 +398,7 @@ class HistoryEntry(msgspec.Struct, frozen=True):
 # --- nodes, policy, energy ------------------------------------------------------------------------
 
 
-class NodePattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NodePattern(Strict, frozen=True):
     """Nodes of a command, in Slurm's bracket form: ``n[1-3]``."""
 
     node: Selection
@@ -409,7 +410,7 @@ class NodeNames(msgspec.Struct, frozen=True):
     nodes: list[str]
 
 
-class PolicyName(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class PolicyName(Strict, frozen=True, omit_defaults=True):
     """The present policy, or a new one: a name, or the text of a policy file; "" for no change.
 
     Attributes:
@@ -427,7 +428,7 @@ class PolicyName(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     governor_rule: Name = ""
 
 
-class PowerCap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PowerCap(Strict, frozen=True):
     """Power cap of the cluster, or None."""
 
     cap_w: Amount | None

@@ -156,7 +156,7 @@ class Site:
         slurm = Slurm({"PATH": os.environ["PATH"]}, os.environ.get("USER", "root"), self._run)
         self.own_s = 0.0  # of the stand-in's threads, not the engine's
         self.launcher = StoodIn(folder, "feedfacefeedface", "unix:none", Executor(slurm))
-        self.launcher.nodes = self.launcher.scripts = SlurmJobs(self.launcher, default="all")
+        self.launcher.nodes = SlurmJobs(self.launcher, default="all")
         cluster = Cluster(
             names, tuple((f"{n}/core:0",) for n in names), (NodePower(2.0, 2.0, 8.0),) * nodes
         )

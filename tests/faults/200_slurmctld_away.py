@@ -47,7 +47,7 @@ class Site:
         self.messages: list[str] = []
         slurm = Slurm({"PATH": ""}, "root", self.run)
         launcher = SlurmLauncher(folder, "feedface", "unix:none", Executor(slurm))
-        launcher.nodes = launcher.scripts = SlurmJobs(launcher, default="all")
+        launcher.nodes = SlurmJobs(launcher, default="all")
         slots = tuple((f"{name}/core:0",) for name in NAMES)
         cluster = Cluster(NAMES, slots, (NodePower(2.0, 2.0),) * 2)
         settings = Settings(policy="fifo", now=time.time, say=self.messages.append)

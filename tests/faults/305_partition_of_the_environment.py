@@ -46,7 +46,7 @@ def test_limits_and_donors_are_of_the_partition_of_the_job(
         script.write_text("\n".join(["#!/bin/sh", *(f"#SBATCH {word}" for word in own), "true\n"]))
         launch = ScriptLaunch(script, str(tmp_path), env, tmp_path / "out", [["n1/core:0"]], 60.0)
         site.start("1", launch)
-        child = site.tracker.jobs["1"]
+        child = site.jobs["1"]
         assert child.record.donor == ([f"--partition={expected}"] if expected else [])
         assert child.submission is not None and child.submission.result(60) == 7
     finally:

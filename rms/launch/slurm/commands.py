@@ -18,12 +18,7 @@ from threading import Event, Lock
 from typing import TypeVar
 
 from rms.launch.slurm import output
-from rms.launch.slurm.output import (
-    JobDetails,
-    Partition,
-    QueuedJob,
-    SiteNode,
-)
+from rms.launch.slurm.output import JobDetails, Partition, QueuedJob, SiteNode
 
 _RMS_OPTIONS = """
 --array --batch --begin --chdir --contiguous --dependency --distribution --error --exclude
@@ -58,7 +53,6 @@ def sbatch_options(own: Sequence[str], partition: str = "") -> list[str]:
     """Return the options of a script that sbatch gets.
 
     Args:
-        own: single words, as :func:`rms.formats.jobscript.parse_script` returns them.
         partition: the partition of a script that names none, "" for Slurm's own choice.
     """
     words = [word for word in own if _name(word) not in RMS_OPTIONS]
@@ -203,9 +197,8 @@ def meaning_of(message: str) -> Meaning:
 class Slurm:
     """The commands of one site; a call that fails or has no answer raises :class:`SlurmError`.
 
-    ``outer`` is the caller's environment. Its options for Slurm are left out, and so are the
-    variables of an allocation: within one, ``scontrol update`` would write files to the working
-    folder. All output is read as text: JSON is 50 times as long.
+    ``outer`` is the caller's environment; its options for Slurm and its allocation are left out.
+    Output is read as text: JSON is 50 times as long.
     """
 
     outer: Mapping[str, str]
@@ -229,11 +222,7 @@ class Slurm:
         deadline_s: float | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> CommandResult:
-        """Run a command that has to succeed.
-
-        Args:
-            environment: instead of this process's own.
-        """
+        """Run a command that has to succeed."""
         if environment is None:
             environment = self._environment
         limit_s, name = deadline_s or self.deadline_s, PurePath(command[0]).name
@@ -267,15 +256,15 @@ class Slurm:
             since_s = min(since_s, self._silent_since_s)
         return now - since_s if now - since_s >= SILENT_S else 0.0
 
-    # -- Reading -----------------------------------------------------------------------------
-
     def version(self) -> tuple[int, ...]:
         """Return Slurm's version, as (22, 5, 8)."""
         return output.version_from_text(self.call("sinfo", "--version").out)
 
     def config(self) -> dict[str, str]:
         """Return the controller's configuration."""
-        return output.config_from_text(self.call("scontrol", "show", "config").out)
+        lines = self.call("scontrol", "show", "config").out.splitlines()
+        pairs = (line.partition("=") for line in lines if "=" in line)
+        return {key.strip(): value.strip() for key, _, value in pairs}
 
     def ping(self) -> bool:
         """Return at once whether a controller answers; other commands take many seconds."""
@@ -294,11 +283,7 @@ class Slurm:
         return output.partitions_from_text(done.out)
 
     def nodes(self) -> list[SiteNode]:
-        """Return all nodes.
-
-        sinfo prints one row for all nodes that are alike, 35 ms for 10,000 nodes; ``sinfo --Node``
-        takes a second.
-        """
+        """Return all nodes: one row for all that are alike, as ``sinfo --Node`` takes a second."""
         command = ["sinfo", "--noheader", "--exact", f"--format={output.NODES_FORMAT}"]
         return output.nodes_from_text(self.call(*command).out)
 
@@ -315,9 +300,8 @@ class Slurm:
 
     def job(self, job: int) -> JobDetails:
         """Return the controller's details of a job."""
-        return output.details_from_text(
-            self.call("scontrol", "--details", "show", "job", str(job)).out
-        )
+        done = self.call("scontrol", "--details", "show", "job", str(job))
+        return output.details_from_text(done.out)
 
     def oversubscribed(self) -> bool:
         """Return whether several nodes are one machine, as on a test bed: timings mean nothing."""
@@ -336,14 +320,8 @@ class Slurm:
         rows = (line.strip().partition("|") for line in done.out.splitlines())
         return [(step, name.strip()) for step, _, name in rows if step]
 
-    # -- Acting ------------------------------------------------------------------------------
-
     def submit(self, *words: str, environment: Mapping[str, str] | None = None) -> int:
-        """Hand options and a script to sbatch; return the job's id.
-
-        Args:
-            environment: of the script, instead of this process's own.
-        """
+        """Hand options and a script to sbatch; return the job's id."""
         own, sbatch = None, "sbatch"
         if environment is not None:  # with a PATH of its own, on which there may be no sbatch
             own = {
@@ -379,11 +357,7 @@ class Slurm:
                 raise
 
     def shrink(self, job: int, kept: Sequence[str]) -> JobDetails:
-        """Leave a running job these of its nodes; processes on the others are killed.
-
-        Raises:
-            SlurmError: refused; the job has the nodes it had.
-        """
+        """Leave a running job these of its nodes; processes on the others are killed."""
         self.call("scontrol", "update", f"jobid={job}", f"NodeList={','.join(kept)}")
         now = self.job(job)
         if set(now.hosts) != set(kept):
@@ -401,8 +375,7 @@ class Slurm:
         ``on`` are these nodes by name, ``options`` are more of salloc's for the donor.
 
         Slurm breaks a donor of a job with GRES (it stays COMPLETING for good), so that is refused
-        here. ``donor_name`` is this donor's alone: a donor outlives its job, and by the name
-        :meth:`cancel_named` ends those that a killed caller has left.
+        here. By ``donor_name``, which is this donor's alone, :meth:`cancel_named` ends a left one.
 
         Raises:
             SlurmError: refused or no node free; the job is unchanged, without a donor.
@@ -434,10 +407,7 @@ class Slurm:
         return now
 
     def allocate(self, nodes: int, name: str, *options: str) -> int:
-        """Return a job without steps that holds whole nodes until it is cancelled.
-
-        It never waits in the queue: it is granted at once, or refused.
-        """
+        """Return a job without steps that holds whole nodes, granted at once or refused."""
         done = self.call(
             *["salloc", "--no-shell", "--immediate=1", "--exclusive", f"--nodes={nodes}"],
             *[f"--job-name={name}", *options],
@@ -454,9 +424,7 @@ class Slurm:
 
 # --- Commands on threads --------------------------------------------------------------------------
 
-THREADS = 8
-"""Most threads wait: for an answer, or for the next second."""
-
+THREADS = 8  # most threads wait: for an answer, or for the next second
 SHARE = 0.5
 """Share of the time in which changes of running jobs may keep the controller busy."""
 

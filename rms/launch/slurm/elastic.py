@@ -1,12 +1,8 @@
 """Engine ``slurm-pilot`` on demand: a pilot that requests nodes of Slurm, and returns them.
 
-The nodes of a partition are its cluster; those that none of its allocations holds are unavailable.
 A job may have nodes of several allocations: its worlds reach a node by a step in the allocation of
-that node.
-
-Allocations are batch jobs whose script only waits, so they outlive a daemon that is killed: the
-next daemon lists them by their name and continues with them. The script ends when the daemon has
-been away for long or has ended, by the age of a file that the daemon touches.
+that node. Allocations are batch jobs whose script only waits, so they outlive a daemon that is
+killed. The script ends by the age of a file that the daemon touches.
 """
 
 from __future__ import annotations
@@ -21,9 +17,9 @@ from math import inf
 from pathlib import Path
 
 from rms.core.rules.checks import LEAST_S
-from rms.launch.base import Demand, LeaseTerms, PendingCall
+from rms.launch.base import Demand, LeaseTerms
 from rms.launch.slurm.commands import Executor, Meaning, SlurmError
-from rms.launch.slurm.launcher import SlurmLauncher, SlurmNodes
+from rms.launch.slurm.launcher import SlurmLauncher
 from rms.launch.slurm.ondemand import (
     Action,
     Alter,
@@ -36,11 +32,9 @@ from rms.launch.slurm.ondemand import (
     decide,
 )
 from rms.launch.slurm.output import QueuedJob
-from rms.launch.slurm.pilot import HeldAllocations, diagnosis
+from rms.launch.slurm.pilot import PilotNodes
 
-POLL_S = 2.0
-"""Time between two polls of the queue."""
-
+POLL_S = 2.0  # time between two polls of the queue
 TOUCH_S = 60.0
 ABANDONED_MIN = 30
 """Minutes without a daemon after which an allocation ends by itself."""
@@ -49,12 +43,8 @@ RETRY_S = 30.0
 RETRY_MOST_S = 600.0
 """Pause after a refusal, which doubles with every further one, and its maximum."""
 
-SHORT_S = 30.0
-"""An allocation that ends by itself so soon is a failure."""
-
-CANCEL_S = 10.0
-"""Time limit for cancelling the allocations when the daemon ends."""
-
+SHORT_S = 30.0  # an allocation that ends by itself so soon is a failure
+CANCEL_S = 10.0  # time limit for cancelling the allocations when the daemon ends
 COMING = ("CONFIGURING", "RESIZING")
 SCRIPT = f"""#!/bin/sh
 # Holds nodes for a daemon, which touches the file $1 while it is there and removes it at its end.
@@ -67,13 +57,10 @@ class Allocations:
     """The allocations of one pilot in Slurm's queue.
 
     Attributes:
-        barred: nodes that are not requested.
         folder: for their script, and the file that is touched.
         running, coming: allocations with nodes, and with nodes that are being made ready.
         current: whether Slurm has answered since the last request, so that all of this holds.
-        silent: whether Slurm has not answered the last query.
         narrows: whether running allocations can return single nodes; true until a refusal.
-        news: lines for the log.
         wait_reason: the reason why requested nodes have not come, "" without requests.
     """
 
@@ -111,8 +98,6 @@ class Allocations:
     def may_submit(self) -> bool:
         """Whether the pause after a refusal is over."""
         return time.monotonic() >= self._submit_s
-
-    # --- polling -----------------------------------------------------------------------------
 
     def look(self) -> None:
         """Query the queue now, and wait for the answer, if there is one."""
@@ -194,8 +179,6 @@ class Allocations:
         self._submit_s = time.monotonic() + pause_s
         self.news.append(f"{words}; the next is asked for in {pause_s:.0f} s")
         self.wait_reason = self._refused_words = words
-
-    # --- requests ----------------------------------------------------------------------------
 
     def act(self, actions: Sequence[Action]) -> None:
         """Carry out actions; until the next answer of Slurm the lists are not current."""
@@ -281,18 +264,15 @@ exec "@srun@" --jobid="$number" --nodes=1 --ntasks=1 --nodelist="$host" --input=
 """
 
 
-class OnDemandNodes(SlurmNodes):
+class OnDemandNodes(PilotNodes):
     """Nodes of allocations that come and go by demand.
 
     Args:
-        limits: the user's limits.
         cluster: the nodes of the partition that take part.
         options: sbatch's for the allocations.
         excluded: nodes that are not requested.
     """
 
-    requeue_on_shutdown = True
-    requeue_by_default = True
     unavailable_label = "unallocated"
 
     def __init__(
@@ -303,8 +283,8 @@ class OnDemandNodes(SlurmNodes):
         options: Sequence[str] = (),
         excluded: frozenset[str] = frozenset(),
     ) -> None:
-        self._launcher, self._limits, self._cluster = launcher, limits, cluster
-        self.executor, self.held = launcher.executor, HeldAllocations(launcher)
+        super().__init__(launcher)
+        self._limits, self._cluster = limits, cluster
         self._excluded, self._barred = excluded, frozenset[str]()
         self._idle_since_s: dict[str, float] = {}
         self._leaving: dict[int, GiveBack] = {}
@@ -320,21 +300,15 @@ class OnDemandNodes(SlurmNodes):
         self._allocations.look()  # those of a daemon that was killed
         self._hold_all()
 
-    # --- the allocations that are held -------------------------------------------------------
-
-    def allocations(self, job: str) -> list[int]:
-        """Return all allocations: a job may have nodes of several."""
-        return list(self.held.by_number)
-
     def reach(self, job: str, env: dict[str, str]) -> list[str]:
         """Return mpiexec's options: a node is reached by a step in its own allocation."""
-        if self._launcher.reach != "slurm":
-            return ["-launcher", self._launcher.reach]
+        if self.launcher.reach != "slurm":
+            return ["-launcher", self.launcher.reach]
         return ["-launcher", "ssh", "-launcher-exec", str(self._reach)]
 
     def _hold_all(self) -> None:
         """Hold the allocations of the last answer, and their nodes."""
-        running, held = self._allocations.running, self.held.by_number
+        running, held = self._allocations.running, self.held
         for number in held.keys() - running.keys():
             gone = held.pop(number)
             self._leaving.pop(number, None)
@@ -342,9 +316,9 @@ class OnDemandNodes(SlurmNodes):
         for number, row in running.items():
             hosts = tuple(host for host in row.hosts if host in self._cluster)  # not newer ones
             if number not in held:
-                allocation = self.held.hold(number, hosts)
+                allocation = self.hold(number, hosts)
                 if self._opened:
-                    self.held.start_meters(allocation)
+                    self.start_meters(allocation)
             elif held[number].hosts != hosts:
                 held[number].hosts = hosts
                 self._leaving.pop(number, None)
@@ -359,32 +333,34 @@ class OnDemandNodes(SlurmNodes):
     def open(self) -> None:
         """Start an agent on every node; end those of an earlier daemon."""
         self._opened = True
-        for allocation in self.held.by_number.values():
-            self.held.start_meters(allocation)
+        super().open()
 
     def poll(self) -> None:
         """Poll the allocations, the agents and the queue."""
-        self.held.poll()
+        super().poll()
         if self._allocations.poll():
             self._hold_all()
 
     def close(self) -> None:
         """Let all allocations go."""
         self._allocations.close()
-        self.held.close()
+        super().close()
 
-    # --- queries -----------------------------------------------------------------------------
+    @property
+    def current(self) -> bool:
+        """Whether Slurm has answered since the last request."""
+        return self._allocations.current
 
     def controller_answers(self) -> bool:
         """Return whether the controller has answered the last queries."""
-        return not self._allocations.silent and self.held.answers()
+        return not self._allocations.silent and super().controller_answers()
 
     def unavailable(self) -> frozenset[str] | None:
         """Return the nodes that are not held, fail or go back soon."""
-        if not (self.held.by_number or self._allocations.current):
+        if not (self.held or self._allocations.current):
             return None
         there: set[str] = set()
-        for number, allocation in self.held.by_number.items():
+        for number, allocation in self.held.items():
             snapshot = allocation.snapshot
             over = snapshot is not None and snapshot.over
             if over or self._until_s(number) < time.time() + LEAST_S:  # no job is started there
@@ -396,7 +372,7 @@ class OnDemandNodes(SlurmNodes):
     def leases(self) -> LeaseTerms:
         """Return the times at which jobs on the held nodes have to end."""
         until_s: dict[str, float] = {}
-        for number, allocation in self.held.by_number.items():
+        for number, allocation in self.held.items():
             end_s = self._until_s(number)
             until_s.update((host, end_s) for host in allocation.hosts if end_s < inf)
         limits, waits = self._limits, self._allocations.wait_reason
@@ -404,7 +380,7 @@ class OnDemandNodes(SlurmNodes):
 
     def _until_s(self, number: int) -> float:
         """Return the time at which jobs of an allocation have to end, by the wall clock."""
-        held, row = self.held.by_number.get(number), self._allocations.running.get(number)
+        held, row = self.held.get(number), self._allocations.running.get(number)
         if held is not None and held.snapshot is not None:
             end_s = held.snapshot.end_s  # to the second; the queue's limit is in minutes
             if end_s is not None:
@@ -413,35 +389,10 @@ class OnDemandNodes(SlurmNodes):
             return inf
         return row.start_s + row.limit_s - self._limits.margin_s
 
-    def diagnose_failure(self, job: str, hosts: Sequence[str]) -> PendingCall:
-        """Return how a job has lost its nodes or allocations, or that its steps were cancelled."""
-        queries: list[Future[str]] = []
-
-        def answer() -> str | None:
-            if not queries:
-                if not self._allocations.current:
-                    return None
-                name = self._launcher.name(job)
-                queries.append(self.executor.ask(lambda: self._diagnose(name, hosts)))
-            return diagnosis(queries[0]) if queries[0].done() else None
-
-        return answer
-
-    def _diagnose(self, name: str, hosts: Sequence[str]) -> str:
-        lost = set(hosts)
-        for allocation in list(self.held.by_number.values()):
-            own = [host for host in hosts if host in allocation.hosts]
-            lost.difference_update(own)
-            if own and (reason := allocation.diagnose(name, own)):
-                return reason
-        return f"its allocation of {', '.join(sorted(lost))} is over" if lost else ""
-
-    # --- requests ----------------------------------------------------------------------------
-
     def follow(self, demand: Demand) -> Sequence[str]:
         """Request and return nodes by demand; return lines for the log."""
         now = time.time()
-        hosts = {host for own in self.held.by_number.values() for host in own.hosts}
+        hosts = {host for own in self.held.values() for host in own.hosts}
         since = self._idle_since_s
         self._idle_since_s = {h: since.get(h, now) for h in hosts if h not in demand.busy}
         self._barred = demand.barred
@@ -453,7 +404,7 @@ class OnDemandNodes(SlurmNodes):
 
     def _requests(self, now: float, demand: Demand) -> list[Action]:
         """Return the requests; nodes that are to go back are closed first."""
-        running = [self._running(number) for number in self.held.by_number]
+        running = [self._running(number) for number in self.held]
         for number, row in self._allocations.coming.items():
             running.append(Running(number, row.hosts, idle_since_s=dict.fromkeys(row.hosts, now)))
         actions = decide(
@@ -468,14 +419,14 @@ class OnDemandNodes(SlurmNodes):
         requests: list[Action] = []
         for action in actions:
             if isinstance(action, GiveBack):
-                if action.number in self.held.by_number:
+                if action.number in self.held:
                     self._leaving.setdefault(action.number, action)
             elif may_submit or not isinstance(action, Submit):
                 requests.append(action)
         return requests
 
     def _running(self, number: int) -> Running:
-        allocation = self.held.by_number[number]
+        allocation = self.held[number]
         leaving = self._leaving[number].hosts if number in self._leaving else ()
         idle = {
             host: self._idle_since_s[host]

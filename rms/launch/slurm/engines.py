@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rms.core.model.cluster import Cluster
@@ -17,10 +18,10 @@ from rms.launch.local import CORE_POWER, JobEngine
 from rms.launch.slurm.commands import Executor, Slurm, SlurmError
 from rms.launch.slurm.elastic import OnDemandNodes
 from rms.launch.slurm.jobs import SlurmJobs
-from rms.launch.slurm.launcher import SlurmLauncher
+from rms.launch.slurm.launcher import SlurmLauncher, SlurmNodes
 from rms.launch.slurm.ondemand import PilotLimits
 from rms.launch.slurm.output import Partition, SiteNode
-from rms.launch.slurm.pilot import with_steps, within_allocation
+from rms.launch.slurm.pilot import OneAllocation
 from rms.launch.slurm.site import SlurmSite, engine_verdict, inspect_site, measures, refusals
 from rms.power.choice import AUTO, MeterChoice
 
@@ -36,10 +37,7 @@ class EngineOptions:
 
     Attributes:
         reach: the way in which mpiexec starts its proxies on nodes.
-        grace_s: the time that a job has to end by itself.
         tasks: slots per node; None for those requested of Slurm, else for its GPUs or CPUs.
-        file: a cluster file with the power and the slots of the nodes.
-        meters: the meters of the nodes that are read.
     """
 
     reach: str
@@ -48,27 +46,15 @@ class EngineOptions:
     file: Path | None = None
     meters: MeterChoice = AUTO
 
-    def launcher(
-        self, slurm: Slurm, state: Path, instance_id: str, server: str, *, binds: bool
-    ) -> SlurmLauncher:
-        """Return a launcher to which an engine adds its parts."""
-        own = state, instance_id, server, Executor(slurm), self.reach, binds
-        return SlurmLauncher(*own, meters=self.meters)
-
 
 def pilot(
     env: Mapping[str, str], user: str, options: EngineOptions, margin_s: float | None = None
 ) -> JobEngine:
     """Return the nodes of the allocation that this process runs in.
 
-    Args:
-        env: this process's environment, with Slurm's variables.
-        margin_s: time between the end of jobs and that of the allocation.
-
     Raises:
         SlurmError: there is no allocation, or Slurm does not answer; the margin is too short, or
             the cluster file lacks nodes.
-        FileError: the cluster file does not parse.
     """
     margin_s = _margin(margin_s, options.grace_s)
     number = env.get("SLURM_JOB_ID", "")
@@ -78,7 +64,7 @@ def pilot(
     details = slurm.job(within)
     if details.state != "RUNNING":
         raise SlurmError(f"expected a running allocation, got job {within}, {details.state}")
-    hosts, binds = details.hosts, binding(slurm)
+    hosts = details.hosts
     file = None if options.file is None else read_cluster(options.file)
     missing = [] if file is None else [host for host in hosts if host not in file.nodes]
     if missing:
@@ -89,13 +75,8 @@ def pilot(
     slots = None
     if file is None or options.tasks is not None:
         slots = allocated(env, slurm, hosts, options.tasks)
-    cluster = _cluster(hosts, slots, file)
-
-    def launcher(state: Path, instance_id: str, server: str) -> SlurmLauncher:
-        own = options.launcher(slurm, state, instance_id, server, binds=binds)
-        return within_allocation(own, within, hosts, margin_s)
-
-    return JobEngine(cluster, launcher, True, f"slurm:{within}")
+    nodes = partial(OneAllocation, number=within, hosts=hosts, margin_s=margin_s)
+    return _engine(slurm, options, _cluster(hosts, slots, file), nodes, f"slurm:{within}")
 
 
 def site(
@@ -104,34 +85,27 @@ def site(
     """Return the nodes of a partition, for jobs that are jobs of Slurm's own.
 
     Args:
-        env: this process's environment.
         partition: partition of the nodes; "" for the default one.
 
     Raises:
         SlurmError: Slurm does not answer, has no such partition or nodes, or is too old.
-        FileError: the cluster file is none.
     """
     slurm, facts, chosen, cluster = _partition(env, user, options, partition)
-    binds, refused, partitions = binding(slurm), refusals(facts), slurm.partitions()
+    refused, partitions = refusals(facts), slurm.partitions()
     verdict = engine_verdict("slurm", facts)
     if not verdict.allowed:
         raise SlurmError(verdict.why)
-
-    def launcher(state: Path, instance_id: str, server: str) -> SlurmLauncher:
-        own = options.launcher(slurm, state, instance_id, server, binds=binds)
-        own.nodes = own.scripts = SlurmJobs(
-            own,
-            partition=partition,
-            default=chosen.name,
-            limits_s={p.name: p.limit_s for p in partitions if p.limit_s is not None},
-            grace_s=options.grace_s,
-            no_grow=refused.get("grow", ""),
-            no_shrink=refused.get("shrink", ""),
-            measures=measures(facts),
-        )
-        return own
-
-    return JobEngine(cluster, launcher, remote=True)
+    nodes = partial(
+        SlurmJobs,
+        partition=partition,
+        default=chosen.name,
+        limits_s={p.name: p.limit_s for p in partitions if p.limit_s is not None},
+        grace_s=options.grace_s,
+        no_grow=refused.get("grow", ""),
+        no_shrink=refused.get("shrink", ""),
+        measures=measures(facts),
+    )
+    return _engine(slurm, options, cluster, nodes)
 
 
 def on_demand(
@@ -146,12 +120,10 @@ def on_demand(
     Args:
         limits: the user's limits; ``most`` 0 for all nodes of the partition, which is "" for the
             default one.
-        margin_s: time between the end of jobs and that of their allocation.
 
     Raises:
         SlurmError: Slurm does not answer, or has no such partition or nodes; a margin that is too
             short, or limits beyond those of the partition.
-        FileError: the cluster file is none.
     """
     margin_s = _margin(margin_s, options.grace_s)
     slurm, _, chosen, cluster = _partition(env, user, options, limits.partition)
@@ -170,16 +142,34 @@ def on_demand(
             f"{chosen.limit_s or math.inf:g} s, the limit of partition {chosen.name}, got "
             f"{limits.time_s:g} s"
         )
-    words = [f"--partition={chosen.name}", f"--time={minutes}"]
-    binds, hosts = binding(slurm), tuple(cluster.hosts)
-    excluded = frozenset(chosen.hosts).difference(hosts)
+    nodes = partial(
+        OnDemandNodes,
+        limits=limits,
+        cluster=tuple(cluster.hosts),
+        options=(f"--partition={chosen.name}", f"--time={minutes}", *limits.options),
+        excluded=frozenset(chosen.hosts).difference(cluster.hosts),
+    )
+    return _engine(slurm, options, cluster, nodes, f"slurm pilots of {chosen.name}")
+
+
+def _engine(
+    slurm: Slurm,
+    options: EngineOptions,
+    cluster: Cluster,
+    nodes: Callable[[SlurmLauncher], SlurmNodes],
+    where: str = "",
+) -> JobEngine:
+    """Return an engine, whose launcher gets its nodes."""
+    plugins = slurm.config().get("TaskPlugin", "")
+    binds = "affinity" in plugins or "cgroup" in plugins  # of Slurm's choice, by default
 
     def launcher(state: Path, instance_id: str, server: str) -> SlurmLauncher:
-        own = options.launcher(slurm, state, instance_id, server, binds=binds)
-        own.nodes = nodes = OnDemandNodes(own, limits, hosts, (*words, *limits.options), excluded)
-        return with_steps(own, nodes.held)
+        own = state, instance_id, server, Executor(slurm), options.reach, binds
+        made = SlurmLauncher(*own, meters=options.meters)
+        made.nodes = nodes(made)
+        return made
 
-    return JobEngine(cluster, launcher, True, f"slurm pilots of {chosen.name}")
+    return JobEngine(cluster, launcher, True, where)
 
 
 def _partition(
@@ -247,7 +237,10 @@ def _cluster(
     levels = () if file is None else file.levels
     if file is None:
         slots = slots or ()
-        power = tuple(_power(len(own)) for own in slots)
+        core, cores = CORE_POWER, [len(own) for own in slots]
+        power = tuple(
+            NodePower(core.idle_w * n, core.static_w * n, core.dynamic_w * n) for n in cores
+        )
     else:
         at = [file.nodes.index(host) for host in hosts]
         power = tuple(file.power[n] for n in at)
@@ -275,12 +268,6 @@ def _slots(node: SiteNode, tasks: int | None) -> tuple[str, ...]:
 
 def _numbered(count: int, *, gpus: bool) -> tuple[str, ...]:
     return tuple(f"{'gpu' if gpus else 'core'}:{n}" for n in range(count))
-
-
-def _power(cores: int) -> NodePower:
-    return NodePower(
-        CORE_POWER.idle_w * cores, CORE_POWER.static_w * cores, CORE_POWER.dynamic_w * cores
-    )
 
 
 def allocated(
@@ -320,9 +307,3 @@ def counts(text: str) -> list[int]:
             return []
         numbers += [int(match[1])] * int(match[2] or 1)
     return numbers
-
-
-def binding(slurm: Slurm) -> bool:
-    """Return whether this site binds steps to CPUs of its choice by default."""
-    plugins = slurm.config().get("TaskPlugin", "")
-    return "affinity" in plugins or "cgroup" in plugins

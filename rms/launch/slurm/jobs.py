@@ -1,32 +1,34 @@
 """Engine ``slurm``: every job of the RMS is a job of Slurm's, whose nodes change while it runs.
 
-Nothing here waits for Slurm: commands run on threads, and :meth:`SlurmJobs.poll` reads their
-results.
+Nothing here waits for Slurm: :meth:`SlurmJobs.poll` reads the results of threads.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
 
 import msgspec
 
 from rms.formats.jobscript import parse_script
-from rms.launch.base import ManagedProcess, PendingCall, ScriptLaunch, hosts_of
+from rms.launch.base import NODES_LOST, ManagedProcess, PendingCall, ScriptLaunch, hosts_of
 from rms.launch.local import METER
 from rms.launch.slurm import commands, queue
-from rms.launch.slurm.commands import SlurmError
+from rms.launch.slurm.commands import Meaning, SlurmError
 from rms.launch.slurm.launcher import JobMeters, SlurmLauncher, SlurmNodes
+from rms.launch.slurm.output import QueuedJob
 from rms.launch.slurm.queue import (
     SLURM_NUMBER_VARIABLE,
+    VANISHED,
     WRAPPER,
-    JobTracker,
     QueuePoller,
+    QueueSnapshot,
     SlurmJob,
     SubmissionRecord,
     submit,
@@ -35,16 +37,35 @@ from rms.wire.users import NodesHeld, SlurmRow
 
 CANCEL_AGAIN_S = 2.0
 
+WAIT_S = 5.0
+"""Time for which a job waits for nodes that were free, before it gets others."""
+
+CONTESTED_S = 20.0
+"""Time for which nodes that a job did not get count as taken by others."""
+
+COMPLETING_S = 30.0
+"""Time for which Slurm may clean up after a job, before the job counts as ended."""
+
+ACCOUNTING_DELAY_S = 5.0  # time from a job's end until accounting has all of it
+CHECK_S = 0.25  # time between two checks whether the start or end of a job is expected
+FEW = 100
+"""Status files are checked of up to so many jobs; of more, some job ends all the time."""
+
+RUNNING = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
+WAITS_FOR_NODES = ("Resources", "Priority", "None", "ReqNodeNotAvail", "Nodes_required", "Resv")
+
 
 class SlurmJobs(SlurmNodes):
     """Nodes and scripts of an engine that runs every job as one of Slurm's.
 
     Args:
         partition: partition of jobs that name none, "" for Slurm's own choice, ``default``.
-        limits_s: the longest time limits of the partitions.
         grace_s: the time that a job has to end by itself, before Slurm's limit.
         no_grow, no_shrink: the reason why this site changes no running job, "" if it does.
         measures: whether Slurm's own plugin measures energy here.
+
+    Attributes:
+        contested: nodes that jobs have not got, and until when they are left alone.
     """
 
     requeue_by_default = True
@@ -74,9 +95,16 @@ class SlurmJobs(SlurmNodes):
         self._wrapper.chmod(0o755)
         self._poller = QueuePoller(self.executor, self._is_own)
         options = launcher.step_options(launcher.name(METER))
-        meters = JobMeters(self._start_agent, options, launcher.meters)
+        env = commands.plain_environment(self.executor.slurm.outer)
+        start_agent = partial(launcher.start_agent, env=env)
+        meters = JobMeters(start_agent, options, launcher.meters)
         self._meters = None if launcher.meters.none else meters
-        self.tracker = JobTracker(self.executor, self._meters, measures)
+        self._measures = measures
+        self.jobs: dict[str, SlurmJob] = {}
+        self.resizes: dict[str, PendingCall] = {}
+        self.contested: dict[str, float] = {}
+        self._unread: deque[tuple[float, SlurmJob]] = deque()
+        self._urgent, self._checked_s = False, 0.0
         self._cancelled_s: dict[str, float] = {}
         self._past: dict[str, SubmissionRecord | None] = {}
         self._unavailable: frozenset[str] | None = None
@@ -85,17 +113,13 @@ class SlurmJobs(SlurmNodes):
         instance = self._launcher.instance_id[:8]
         return name.startswith((f"rms.{instance}.", f"{queue.DONOR}.{instance}."))
 
-    def _start_agent(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        env = commands.plain_environment(self.executor.slurm.outer)
-        return self._launcher.start_agent(command, env)
-
     def donor(self, job: str) -> str:
         """Return the name of the donors of a job."""
         return f"{queue.DONOR}.{self._launcher.instance_id[:8]}.{job}"
 
     def number(self, job: str) -> int | None:
         """Return a job's number in Slurm, None while it has none."""
-        child = self.tracker.jobs.get(job)
+        child = self.jobs.get(job)
         return None if child is None else child.number
 
     def allocations(self, job: str) -> list[int]:
@@ -109,17 +133,14 @@ class SlurmJobs(SlurmNodes):
 
     def poll(self) -> None:
         """Read Slurm's report of all jobs, and poll again when it is time."""
-        urgent = self.tracker.take_answers()
-        snapshot = self._poller.poll(urgent=urgent)
+        snapshot = self._poller.poll(urgent=self.take_answers())
         if snapshot is not None:
-            self._unavailable = self.tracker.follow(snapshot, self.donor)
+            self.update(snapshot)
 
     def close(self) -> None:
         """End the agents."""
         if self._meters is not None:
             self._meters.close()
-
-    # --- a job's script ----------------------------------------------------------------------
 
     def start(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
         """Submit a job script, unless an earlier daemon has submitted it."""
@@ -200,7 +221,7 @@ class SlurmJobs(SlurmNodes):
             record=record,
             record_file=self._record_file(job),
         )
-        self.tracker.jobs[job] = child
+        self.jobs[job] = child
         return child
 
     def _record_file(self, job: str) -> Path:
@@ -208,8 +229,6 @@ class SlurmJobs(SlurmNodes):
 
     def _record(self, job: str) -> SubmissionRecord | None:
         return SubmissionRecord.read(self._record_file(job))
-
-    # --- resizes -----------------------------------------------------------------------------
 
     def resize_refusal(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> str:
         """Return why this site does not let a running job move to other nodes."""
@@ -226,26 +245,24 @@ class SlurmJobs(SlurmNodes):
         if number is None:
             return lambda: "Slurm has not assigned its number yet"
         executor = self.executor
-        donor, options = self.donor(job), self.tracker.jobs[job].record.donor
+        donor, options = self.donor(job), self.jobs[job].record.donor
         change = queue.Retried(
             executor,
             lambda: queue.grow(executor, number, hosts, wanted, donor, options),
             give_up=True,
         )
-        return self.tracker.resize(job, change)
+        return self.resize(job, change)
 
     def release(self, job: str, hosts: Sequence[str]) -> PendingCall | None:
         """Take the nodes from a running job that it no longer needs."""
         number = self.number(job)
-        if number is None or self.tracker.jobs[job].finished:
+        if number is None or self.jobs[job].finished:
             return None
         executor = self.executor
         change = queue.Retried(
             executor, lambda: queue.shrink(executor, number, hosts), give_up=False
         )
-        return self.tracker.resize(job, change)
-
-    # --- worlds, and ending a job --------------------------------------------------------------
+        return self.resize(job, change)
 
     def reach(self, job: str, env: dict[str, str]) -> list[str]:
         """Return mpiexec's option; it runs here, for a job whose line was read on a node."""
@@ -258,7 +275,7 @@ class SlurmJobs(SlurmNodes):
 
     def terminate(self, job: str, *, has_worlds: bool) -> None:
         """Ask a script to end if its job has no worlds; a pending one leaves Slurm's queue."""
-        child = self.tracker.jobs.get(job)
+        child = self.jobs.get(job)
         if child is None:
             return
         child.end_requested = True
@@ -270,16 +287,14 @@ class SlurmJobs(SlurmNodes):
 
     def kill(self, job: str, launch: int | None) -> None:
         """Cancel a job that is killed."""
-        child = self.tracker.jobs.get(job)
+        child = self.jobs.get(job)
         if launch is not None or child is None or child.finished:
             return
         child.end_requested = True
         now, number = time.monotonic(), child.number
         if number is not None and now > self._cancelled_s.get(job, 0.0) + CANCEL_AGAIN_S:
             self._cancelled_s[job] = now
-            self.tracker.cancel(number)
-
-    # --- queries -----------------------------------------------------------------------------
+            self.cancel(number)
 
     def controller_answers(self) -> bool:
         """Return whether Slurm has answered the last poll."""
@@ -291,7 +306,7 @@ class SlurmJobs(SlurmNodes):
 
     def job_details(self, job: str) -> SlurmRow:
         """Return a job's number in Slurm, the nodes it held there, and Slurm's own energy."""
-        child = self.tracker.jobs.get(job)
+        child = self.jobs.get(job)
         if child is None and job not in self._past:  # over before this daemon began
             self._past[job] = self._record(job)
         record = self._past[job] if child is None else child.record
@@ -307,3 +322,145 @@ class SlurmJobs(SlurmNodes):
             held=[NodesHeld(at_s, list(hosts)) for at_s, hosts in record.held],
             consumed_energy_j=consumed_j,
         )
+
+    # --- following jobs from one snapshot to the next ----------------------------------------
+
+    def take_answers(self) -> bool:
+        """Read sbatch's answers; return whether the next snapshot is urgent."""
+        live = [job for job in self.jobs.values() if not job.finished]
+        for job in live:
+            self._take_answer(job)
+        now = time.monotonic()
+        if now >= self._checked_s + CHECK_S:
+            self._checked_s, few = now, len(live) <= FEW
+            for job in self.jobs.values():
+                if job.unsaved:
+                    job.keep()
+            self._urgent = bool(self.resizes) or any(
+                not job.started or job.end_requested or (few and job.written_status() is not None)
+                for job in live
+            )
+        while self._unread and self._unread[0][0] < now:
+            job = self._unread.popleft()[1]
+            if job.record.number is not None:
+                consumed_j = partial(self.executor.slurm.consumed_j, job.record.number)
+                job.energy_j = self.executor.ask(consumed_j)
+        return self._urgent
+
+    def update(self, snapshot: QueueSnapshot) -> None:
+        """Update the jobs, and the nodes that are unavailable, by a snapshot of the queue."""
+        live = [job for job in self.jobs.values() if not job.finished]
+        for job in live:
+            if job.record.number is not None:
+                self._follow(job, job.record.number, snapshot)
+        if self._meters is not None:
+            self._meters.watch({job.record.number or 0 for job in live if not job.finished})
+        self._cancel_strays(snapshot)
+        now = time.monotonic()
+        self.contested = {node: until for node, until in self.contested.items() if until > now}
+        self._unavailable = snapshot.unavailable | self.contested.keys()
+
+    def resize(self, job_id: str, change: Callable[[], queue.ChangeOutcome | None]) -> PendingCall:
+        """Begin a change of a running job; at its end the job's new nodes are recorded."""
+        job = self.jobs[job_id]
+
+        def answer() -> str | None:
+            outcome = change()
+            if outcome is None:
+                return None
+            self.resizes.pop(job_id, None)
+            now, failure = outcome
+            if now is not None and now.hosts and now.resized_s is not None:
+                # A job that is just ending loses its nodes one by one: that is no change.
+                since_s = max((at_s for at_s, hosts in job.record.held if hosts), default=0.0)
+                if now.resized_s > since_s:
+                    job.enter_nodes(now.hosts, now.resized_s)
+            return failure
+
+        self.resizes[job_id] = answer
+        return answer
+
+    def cancel(self, number: int, *, only_pending: bool = False) -> None:
+        """Cancel a job of Slurm's, or only if it is pending."""
+        slurm = self.executor.slurm
+        self.executor.ask(lambda: slurm.cancel(number, only_pending=only_pending))
+
+    def _take_answer(self, job: SlurmJob) -> None:
+        if job.submission is None or not job.submission.done():
+            return
+        submission, job.submission = job.submission, None
+        try:
+            number = submission.result()
+        except Exception as error:
+            job.finished, job.end_reason = True, str(error) or type(error).__name__
+            if isinstance(error, SlurmError) and error.meaning is Meaning.LATER:
+                self._give_up(job)
+            return
+        if not number:  # its end was requested before it was submitted
+            job.finished = True
+            return
+        job.record.number, job.numbered_s = number, time.monotonic()
+        job.keep()
+
+    def _give_up(self, job: SlurmJob) -> None:
+        """Let a job that did not get its nodes be requeued; no job gets them for a while."""
+        job.end_state, job.record.closed = NODES_LOST, True
+        job.keep()
+        until_s = time.monotonic() + CONTESTED_S
+        self.contested.update(dict.fromkeys(job.hosts, until_s))
+
+    def _follow(self, job: SlurmJob, number: int, snapshot: QueueSnapshot) -> None:
+        row = snapshot.own.get(number)
+        if row is None or row.name != job.name:
+            if snapshot.begun_s > job.numbered_s:
+                self._end(job, VANISHED)
+        elif row.state in RUNNING:
+            job.started, job.wait_reason = True, ""
+            if not job.held:
+                job.enter_nodes(row.hosts, row.start_s)
+            if self._meters is not None and job.metered != job.held:
+                self._meters.start(row.job_id, set(job.held) - set(job.metered))
+                job.metered = job.held
+        elif row.state in ("PENDING", "CONFIGURING"):
+            self._waits(job, row)
+        elif row.state == "COMPLETING":
+            job.completing_s = job.completing_s or snapshot.begun_s
+            if snapshot.begun_s > job.completing_s + COMPLETING_S:
+                self._end(job, row.state)
+        else:
+            if row.hosts and not job.held:
+                job.enter_nodes(row.hosts, row.start_s)
+            self._end(job, row.state)
+
+    def _waits(self, job: SlurmJob, row: QueuedJob) -> None:
+        """Update a pending job; one that waits for nodes of others is withdrawn."""
+        job.wait_reason = row.reason
+        if job.withdrawn or job.end_requested or row.state != "PENDING":
+            return
+        for_nodes = row.reason.split(",")[0].startswith(WAITS_FOR_NODES)
+        if job.started or (for_nodes and time.monotonic() > job.numbered_s + WAIT_S):
+            job.withdrawn = True
+            self.cancel(row.job_id, only_pending=True)
+
+    def _end(self, job: SlurmJob, state: str) -> None:
+        unstarted = not job.started and not job.end_requested
+        if job.withdrawn and state == "CANCELLED" and unstarted:
+            job.finished, job.end_reason = True, f"Slurm had it wait ({job.wait_reason})"
+            self._give_up(job)
+            return
+        job.end(state)
+        if job.held:
+            job.enter_nodes(())
+        if job.end_state == NODES_LOST:
+            job.record.closed = True
+            job.keep()
+        if self._measures:
+            self._unread.append((time.monotonic() + ACCOUNTING_DELAY_S, job))
+
+    def _cancel_strays(self, snapshot: QueueSnapshot) -> None:
+        """Cancel donors without a resize and unknown jobs, which earlier daemons have left."""
+        for row in snapshot.own.values():
+            job = row.name.rpartition(".")[2]
+            owners = self.resizes if row.name == self.donor(job) else self.jobs
+            if job not in owners and row.state in ("PENDING", "CONFIGURING", "RUNNING"):
+                self.cancel(row.job_id)

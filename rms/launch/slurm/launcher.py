@@ -1,11 +1,9 @@
 """The common part of Slurm's engines: worlds, scripts and agents as steps of allocations.
 
-A world is an mpiexec on the daemon's machine that reaches the nodes through one srun, so it is one
-step, named after the job and its launch. Its ranks run while mpiexec and srun run; if these had to
-be killed, the step is ended by its name and polled until it is gone.
+A world is an mpiexec on the daemon's machine that reaches the nodes through one srun: a step named
+after the job and its launch, which is ended by its name if mpiexec and srun had to be killed.
 
-An engine is a :class:`SlurmLauncher` with parts of its own: :class:`SlurmNodes` and
-:class:`SlurmScripts`.
+An engine is a :class:`SlurmLauncher` with :class:`SlurmNodes` of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from functools import partial
 from itertools import groupby
 from math import inf
 from pathlib import Path
-from typing import Protocol
 
 from rms.launch.base import (
     NODES_LOST,
@@ -42,9 +39,7 @@ from rms.launch.processes import alive, has_live_children, program_name, send_si
 from rms.launch.slurm.commands import Executor, SlurmError, inner_environment
 from rms.power.choice import AUTO, MeterChoice
 
-POLL_S = 0.5
-"""Time between two checks of a process, or of a step that is being ended."""
-
+POLL_S = 0.5  # time between two checks of a process, or of a step that is being ended
 STUCK_S = 3.0
 """Time without an srun after which mpiexec does not reach its nodes any more."""
 
@@ -63,8 +58,6 @@ class World(ManagedProcess):
 
     Attributes:
         boot: starts it anew, None if a failure is reported instead.
-        may_boot: whether a start can succeed now.
-        abandoned: it is not started anew.
     """
 
     boot: Callable[[], ManagedProcess] | None = None
@@ -86,8 +79,14 @@ class World(ManagedProcess):
     def poll(self) -> None:
         """End a mpiexec that has lost its srun, and start it anew."""
         if self.process is None:
-            if self.boot is not None and not self.abandoned and not self._failed:
-                self._boot_again(self.boot)
+            over = self.boot is None or self.abandoned or self._failed
+            if self.boot is not None and not over and self.may_boot():
+                self._boots, self._childless_since_s = self._boots + 1, None
+                try:
+                    started = self.boot()
+                    self.pid, self.process = started.pid, started.process
+                except LaunchError:
+                    self._failed = True
         elif self.process.poll() is None and self._stuck():
             self.process.kill()
             self.process.wait()
@@ -95,11 +94,6 @@ class World(ManagedProcess):
                 self._failed = True
             else:
                 self.process, self.pid = None, 0
-
-    @property
-    def over(self) -> bool:
-        """Whether it has ended for good."""
-        return self.process is not None and self.process.poll() is not None
 
     def _stuck(self) -> bool:
         """Return whether mpiexec has had no child, and so no connection to nodes, for a while."""
@@ -116,17 +110,6 @@ class World(ManagedProcess):
             self._childless_since_s = now
         return self._childless_since_s is not None and now > self._childless_since_s + STUCK_S
 
-    def _boot_again(self, boot: Callable[[], ManagedProcess]) -> None:
-        if not self.may_boot():
-            return
-        self._boots, self._childless_since_s = self._boots + 1, None
-        try:
-            started = boot()
-        except LaunchError:
-            self._failed = True
-            return
-        self.pid, self.process = started.pid, started.process
-
 
 @dataclass
 class ScriptStep(ManagedProcess):
@@ -135,9 +118,7 @@ class ScriptStep(ManagedProcess):
     Attributes:
         begin: starts it, None after the start; it waits while the controller is away.
         diagnose: requests the reason why srun has ended without a status of the script.
-        may_begin: whether it can be started now.
         begun_file: the script creates it as soon as it runs.
-        abandoned: it is not started any more.
     """
 
     begin: Callable[[], subprocess.Popen[bytes]] | None = None
@@ -164,22 +145,18 @@ class ScriptStep(ManagedProcess):
         if self._code is not None:
             return
         if self.begin is not None:
-            self._try_to_begin(self.begin)
+            if self.abandoned:
+                self.end_state, self._code = NODES_LOST, 1
+            elif self.may_begin():
+                try:
+                    self.process = self.begin()
+                    self.pid, self.begin = self.process.pid, None
+                except LaunchError as error:
+                    self.end_reason, self._code = str(error), 1
         elif alive(self.pid) if self.process is None else self.process.poll() is None:
             self._code = self._status_of_running()
         else:
             self._code = self._status_of_ended()
-
-    def _try_to_begin(self, begin: Callable[[], subprocess.Popen[bytes]]) -> None:
-        if self.abandoned:
-            self.end_state, self._code = NODES_LOST, 1
-        elif self.may_begin():
-            try:
-                self.process, self.begin = begin(), None
-            except LaunchError as error:
-                self.end_reason, self._code = str(error), 1
-                return
-            self.pid = self.process.pid
 
     def _status_of_running(self) -> int | None:
         """Return the script's status a while after its end, although srun still runs."""
@@ -262,14 +239,11 @@ StartAgent = Callable[[Sequence[str]], subprocess.Popen[bytes]]
 UNTIL_DONE = 'until "$@"; do [ $? -gt 128 ] || exit 1; sleep 5; done'
 """Shell around an agent: starts it again if it was killed."""
 
-EVERY_S = 2.0
-"""Time between readings of a job's nodes."""
-
+EVERY_S = 2.0  # time between readings of a job's nodes
 NO_METERS_S = 5.0
 """An agent that ends with status 0 so soon, while its job runs, is on a node without meters."""
 
-FORGET_S = 600.0
-"""Time until such nodes are tried again."""
+FORGET_S = 600.0  # time until such nodes are tried again
 
 
 @dataclass(frozen=True)
@@ -282,9 +256,7 @@ class _JobMeter:
 
 @dataclass
 class JobMeters:
-    """Agents of meters in the jobs of Slurm's: one step whenever a job gets nodes.
-
-    Slurm ends them with their jobs.
+    """Agents of meters in the jobs of Slurm's, which end them: one step whenever a job gets nodes.
 
     Attributes:
         unreadable: nodes without meters, and when they are tried again.
@@ -342,20 +314,17 @@ def agent_step(
 
 # --- the launcher and its parts --------------------------------------------------------------
 
-END_PATIENCE_S = 60.0
-"""Time for which a step that was ended is polled."""
-
+END_PATIENCE_S = 60.0  # time for which a step that was ended is polled
 SRUN_S = 10.0
 """Time that an srun has to end its step. If srun is killed between the creation of a step and the
 start of its tasks, Slurm keeps the step for good: a later scancel does not end it.
 """
 
-POLL_BUDGET_S = 0.1
-"""Time limit for polling processes in one call."""
+POLL_BUDGET_S = 0.1  # time limit for polling processes in one call
 
 
 class SlurmNodes(EngineNodes):
-    """Nodes in allocations of Slurm's."""
+    """Nodes in allocations of Slurm's, and job scripts that Slurm starts."""
 
     executor: Executor
 
@@ -375,15 +344,13 @@ class SlurmNodes(EngineNodes):
         """Return the time without an answer of the controller, 0 while it answers."""
         return self.executor.slurm.silent_s()
 
-
-class SlurmScripts(Protocol):
-    """Job scripts, which Slurm starts."""
-
     def start(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
         """Run a job script once."""
+        raise NotImplementedError
 
     def find(self, job: str, pid: int | None) -> ManagedProcess | None:
         """Return a job's script after a restart of the daemon, None without a trace of it."""
+        raise NotImplementedError
 
     def terminate(self, job: str, *, has_worlds: bool) -> None:
         """Ask a script to end, unless its job has worlds, which end instead."""
@@ -407,14 +374,12 @@ class SlurmLauncher(LocalLauncher):
     Attributes:
         reach: the way in which mpiexec starts its proxies on nodes (its option ``-launcher``).
         binds: whether this site binds steps to CPUs by default.
-        nodes, scripts: the parts of an engine.
     """
 
     executor: Executor
     reach: str = "slurm"
     binds: bool = False
     nodes: SlurmNodes = field(init=False, repr=False)
-    scripts: SlurmScripts = field(init=False, repr=False)
     clocks: NodeClocks = field(default_factory=SlurmClocks, init=False, repr=False)
     meter_token: str = field(default_factory=lambda: secrets.token_hex(16), init=False, repr=False)
     _ending: dict[str, Future[None]] = field(default_factory=dict, init=False)
@@ -466,15 +431,13 @@ class SlurmLauncher(LocalLauncher):
         refresh_folder(file.parent)
         return file
 
-    # --- scripts and worlds ------------------------------------------------------------------
-
     def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
         """Run a job script once, on its first node."""
-        return self.scripts.start(job, launch)
+        return self.nodes.start(job, launch)
 
     def find_script(self, job: str, pid: int | None) -> ManagedProcess | None:
         """Return a job's script after a restart of the daemon, None without a trace of it."""
-        return self.scripts.find(job, pid)
+        return self.nodes.find(job, pid)
 
     def boot_world(self, job: str, launch: WorldLaunch) -> ManagedProcess:
         """Start a world; a job's first is started anew if Slurm did not answer meanwhile."""
@@ -482,7 +445,11 @@ class SlurmLauncher(LocalLauncher):
         started = boot()
         again = None if launch.resize else boot
         world = World(started.pid, started.process, None, again, self.nodes.controller_answers)
-        self._worlds = {name: own for name, own in self._worlds.items() if not own.over}
+        self._worlds = {
+            name: own
+            for name, own in self._worlds.items()
+            if own.process is None or own.process.poll() is None
+        }
         self._worlds[self.name(job, launch.launch)] = world
         self.watch_process(world)
         return world
@@ -505,11 +472,9 @@ class SlurmLauncher(LocalLauncher):
         file.unlink(missing_ok=True)
         return command
 
-    # --- ending them -------------------------------------------------------------------------
-
     def terminate(self, job: str, worlds: Sequence[ManagedProcess]) -> None:
         """Ask a job's worlds, or else its script, to end; a world that never began is over."""
-        self.scripts.terminate(job, has_worlds=bool(worlds))
+        self.nodes.terminate(job, has_worlds=bool(worlds))
         for world in worlds:
             if isinstance(world, World) and not world.pid:
                 world.abandoned = True
@@ -528,7 +493,7 @@ class SlurmLauncher(LocalLauncher):
 
     def kill(self, job: str, launch: int | None = None) -> None:
         """End all processes of a job or launch at once, here and on its nodes."""
-        self.scripts.kill(job, launch)
+        self.nodes.kill(job, launch)
         name, allocations = self.name(job, launch), self.nodes.allocations(job)
         ending = name in self._ending
         for key in [key for key in self._worlds if is_part_of(key, name)]:

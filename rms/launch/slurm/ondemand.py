@@ -1,9 +1,7 @@
 """The decisions of a pilot on demand: allocations to submit, change, withdraw and let go. Pure.
 
-As HyperQueue's automatic allocation, a pilot keeps a backlog of allocations in Slurm's queue while
-there is work for more nodes. Unlike there, an allocation asks for a range of nodes (from those that
-the first job lacks to those that all lack), changes with the queue while it waits, and returns
-single nodes while it runs.
+As HyperQueue's automatic allocation, but an allocation asks for a range of nodes, changes with the
+queue while it waits, and returns single nodes while it runs.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ class PilotLimits:
         on_demand: whether more nodes than ``keep`` are requested while jobs wait.
         keep: nodes that are always held.
         most: maximum number of nodes that are held or requested at once.
-        time_s: time limit of an allocation.
         margin_s: time between the end of its jobs and its own.
         idle_s: time for which an unused node is kept.
         backlog: maximum number of allocations that wait in Slurm's queue.

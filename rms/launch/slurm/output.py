@@ -1,5 +1,7 @@
 """The output of Slurm's commands as values. Pure: text in, rows out.
 
+Output of an unexpected shape is a ValueError.
+
 Times are seconds since the epoch: commands run with ``SLURM_TIME_FORMAT=%s``.
 """
 
@@ -18,10 +20,6 @@ PARTITIONS_FORMAT = "%l|%N|%P"
 NO_TEXT = ("", "(null)", "None assigned", "N/A", "None", "none", "Unknown")
 SYMBOLS = "*~#!%$@^-+"  # after a node's state
 _WHOLE_LINE = ("Command=", "WorkDir=", "StdErr=", "StdIn=", "StdOut=", "Comment=", "AdminComment=")
-
-
-class SlurmOutputError(ValueError):
-    """Output of an unexpected shape; one sentence, expected and got."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,6 @@ class JobDetails:
 
     job_id: int
     state: str
-    reason: str
     hosts: tuple[str, ...]
     batch_host: str | None
     has_gres: bool
@@ -87,7 +84,7 @@ def hosts(text: str) -> tuple[str, ...]:
     try:
         return tuple(expand(text))
     except ScriptError as error:
-        raise SlurmOutputError(f"expected a list of nodes, got {text!r} ({error})") from None
+        raise ValueError(f"expected a list of nodes, got {text!r} ({error})") from None
 
 
 def queue_from_text(text: str) -> list[QueuedJob]:
@@ -116,10 +113,7 @@ def queue_from_text(text: str) -> list[QueuedJob]:
 
 
 def nodes_from_text(text: str) -> list[SiteNode]:
-    """Read ``sinfo --noheader --format=NODES_FORMAT``, with one row for all nodes that are alike.
-
-    The rows of a node in several partitions become one node.
-    """
+    """Read ``sinfo --noheader --format=NODES_FORMAT``; a node of several partitions is one."""
     nodes: dict[str, SiteNode] = {}
     for names, partition, state, cpus, gres, reason in _rows(text, NODES_FORMAT.count("|") + 1):
         kind = SiteNode(
@@ -150,10 +144,7 @@ def partitions_from_text(text: str) -> list[Partition]:
 
 
 def details_from_text(text: str) -> JobDetails:
-    """Read ``scontrol --details show job ID``.
-
-    It is parsed line by line, because names and paths may look like other fields.
-    """
+    """Read ``scontrol --details show job ID`` by lines: names may look like other fields."""
     fields: dict[str, str] = {}
     gres = []
     for line in map(str.strip, text.splitlines()):
@@ -171,7 +162,6 @@ def details_from_text(text: str) -> JobDetails:
         return JobDetails(
             job_id=_whole(fields["JobId"]),
             state=fields["JobState"],
-            reason=fields["Reason"],
             hosts=hosts(fields["NodeList"]),
             batch_host=fields.get("BatchHost"),
             has_gres=any(value not in NO_TEXT for value in gres),
@@ -180,20 +170,14 @@ def details_from_text(text: str) -> JobDetails:
             resized_s=_time(fields.get("ResizeTime", "")),
         )
     except KeyError as error:
-        raise SlurmOutputError(f"expected {error.args[0]}= of a job, got {text[:200]!r}") from None
-
-
-def config_from_text(text: str) -> dict[str, str]:
-    """Read ``scontrol show config``."""
-    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
-    return {key.strip(): value.strip() for key, _, value in pairs}
+        raise ValueError(f"expected {error.args[0]}= of a job, got {text[:200]!r}") from None
 
 
 def version_from_text(text: str) -> tuple[int, ...]:
     """Read ``sinfo --version``: ``slurm-wlm 22.05.8`` is (22, 5, 8)."""
     match = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
     if match is None:
-        raise SlurmOutputError(f"expected a version of Slurm, got {text.strip()!r}")
+        raise ValueError(f"expected a version of Slurm, got {text.strip()!r}")
     return tuple(int(part) for part in match.groups() if part)
 
 
@@ -201,7 +185,7 @@ def _rows(text: str, columns: int) -> list[list[str]]:
     rows = [line.split("|", columns - 1) for line in text.splitlines() if line.strip()]
     for row in rows:
         if len(row) != columns:
-            raise SlurmOutputError(f"expected {columns} columns, got {'|'.join(row)!r}")
+            raise ValueError(f"expected {columns} columns, got {'|'.join(row)!r}")
     return rows
 
 
@@ -209,7 +193,7 @@ def _whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise SlurmOutputError(f"expected a whole number, got {text!r}") from None
+        raise ValueError(f"expected a whole number, got {text!r}") from None
 
 
 def _time(text: str) -> float | None:

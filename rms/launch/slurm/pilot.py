@@ -1,8 +1,7 @@
 """Engine ``slurm-pilot``: jobs as steps of the one allocation in which the daemon runs.
 
-The allocation's end (which may be changed) and its nodes are polled every few seconds on a thread.
-Slurm notices a dead node only after minutes (``SlurmdTimeout``), but a step there fails at once: so
-a script or world that dies without a record is diagnosed before its job counts as failed.
+The allocation and its nodes are polled on a thread. Slurm notices a dead node after minutes, but a
+step there fails at once: so scripts and worlds that die without a record are diagnosed.
 """
 
 from __future__ import annotations
@@ -13,9 +12,10 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from rms.launch.base import (
     cores_of,
     hosts_of,
 )
-from rms.launch.local import MOST_WAIT_S, AgentProcess
+from rms.launch.local import MOST_WAIT_S, AgentProcess, LocalLauncher
 from rms.launch.slurm.commands import (
     SITE_VARIABLES,
     Executor,
@@ -47,14 +47,11 @@ from rms.launch.slurm.launcher import (
     is_part_of,
     step_on_each,
 )
-from rms.launch.slurm.output import SlurmOutputError
 from rms.launch.slurm.site import UNFIT
 from rms.power.frequency import Shares
 from rms.wire.messages import ClockOrders
 
-POLL_S = 3.0
-"""Time between two snapshots of the allocation."""
-
+POLL_S = 3.0  # time between two snapshots of the allocation
 PATIENCE_S = 90.0
 """A failure is not blamed on the nodes if the controller was silent for so long."""
 
@@ -105,7 +102,6 @@ class Allocation:
         probe_options: srun's for a step that only tests whether nodes answer.
         suspects: nodes that jobs were lost on, until a step can be started there again.
         killed: names of steps that this daemon has killed itself.
-        silent: whether the last query had no answer.
     """
 
     slurm: Slurm
@@ -167,8 +163,6 @@ class Allocation:
         unusable = unfit.intersection(self.hosts) | set(self.hosts).difference(details.hosts)
         return AllocationSnapshot(over, details.end_s, frozenset(unusable))
 
-    # --- the failure of a job ----------------------------------------------------------------
-
     def diagnose(self, name: str, hosts: Sequence[str]) -> str:
         """Return how the steps of a job lost their nodes or were cancelled, "" if they were not.
 
@@ -186,7 +180,7 @@ class Allocation:
         except SlurmError as error:
             over = error.meaning is Meaning.GONE
             return f"its allocation {self.number} is over" if over else ""
-        except SlurmOutputError:
+        except ValueError:  # output of an unexpected shape
             return ""
         # Slurm takes minutes to notice a dead node, and one that is silent may be back at once.
         held = set(details.hosts) - down
@@ -228,98 +222,10 @@ class Allocation:
 
 
 @dataclass
-class HeldAllocations:
-    """The allocations of a pilot, by number."""
-
-    launcher: SlurmLauncher
-    by_number: dict[int, Allocation] = field(default_factory=dict)
-
-    def hold(self, number: int, hosts: tuple[str, ...]) -> Allocation:
-        """Add an allocation, on whose nodes jobs may run."""
-        launcher = self.launcher
-
-        def agents(arguments: Sequence[str]) -> AgentProcess:
-            return AgentProcess(
-                self._start_agent,
-                lambda: self._agent_step(number, arguments),
-                may_start=self.answers,
-                wait_s=MOST_WAIT_S,
-            )
-
-        self.by_number[number] = Allocation(
-            launcher.executor.slurm,
-            number,
-            hosts,
-            launcher.step_options(launcher.name("probe")),
-            meters=agents(launcher.meters.arguments),
-            clocks=agents(["--clocks"]),
-        )
-        return self.by_number[number]
-
-    def _agent_step(self, number: int, arguments: Sequence[str]) -> list[str] | None:
-        hosts = self.by_number[number].hosts
-        every_s = max(1.0, len(hosts) / READINGS_PER_S)
-        options = self.launcher.step_options(self.launcher.name(self._agent_name))
-        return agent_step(number, hosts, options, ["--every", f"{every_s:g}", *arguments])
-
-    def start_meters(self, allocation: Allocation) -> None:
-        """Read the meters of an allocation's nodes; end the agents of an earlier daemon."""
-        launcher = self.launcher
-        if not launcher.meters.none:
-            allocation.meters.start()
-        slurm, number = launcher.executor.slurm, allocation.number
-        prefix, own = launcher.name("meter-"), launcher.name(self._agent_name)
-
-        def end_others() -> None:
-            with contextlib.suppress(SlurmError):
-                steps = slurm.steps(number)
-                old = [step for step, name in steps if name.startswith(prefix) and name != own]
-                if old:
-                    slurm.end_steps(old)
-
-        launcher.executor.ask(end_others)
-
-    def poll(self) -> None:
-        """Poll all allocations."""
-        for allocation in self.by_number.values():
-            allocation.poll()
-
-    def close(self) -> None:
-        """End the agents and their steps."""
-        ran = [number for number, held in list(self.by_number.items()) if held.close()]
-        if ran:
-            executor, name = self.launcher.executor, self.launcher.name(self._agent_name)
-            executor.ask(lambda: end_steps(executor, ran, name, PROBE_S))
-
-    def answers(self) -> bool:
-        """Return whether the controller has answered the last queries."""
-        return not any(held.silent for held in self.by_number.values())
-
-    def holder(self, host: str) -> int:
-        """Return the number of the allocation of a node.
-
-        Raises:
-            LaunchError: no allocation holds it any more.
-        """
-        for number, held in self.by_number.items():
-            if host in held.hosts:
-                return number
-        raise LaunchError(f"expected a node that is held, got {host}")
-
-    @property
-    def _agent_name(self) -> str:
-        return f"meter-{self.launcher.meter_token[:6]}"
-
-    def _start_agent(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        env = plain_environment(self.launcher.executor.slurm.outer)
-        return self.launcher.start_agent(command, env, self._agent_name)
-
-
-@dataclass
 class PilotClocks(NodeClocks):
     """Frequencies of a pilot's nodes, set and restored by an agent on every node."""
 
-    held: HeldAllocations
+    held: Mapping[int, Allocation]
     _orders: dict[str, ClockOrders] = field(default_factory=dict)
 
     def orders(self, node: str) -> ClockOrders:
@@ -333,107 +239,137 @@ class PilotClocks(NodeClocks):
             host, _, device = slot.partition("/")
             by_host.setdefault(host, {})[device] = share
         self._orders = {host: ClockOrders(own, highest_mhz or 0.0) for host, own in by_host.items()}
-        for held in self.held.by_number.values():
-            if self._orders and not held.clocks.started:
-                held.clocks.start()
+        for allocation in self.held.values():
+            if self._orders and not allocation.clocks.started:
+                allocation.clocks.start()
 
 
-# --- the nodes of the one allocation ---------------------------------------------------------
+# --- nodes and scripts -----------------------------------------------------------------------
 
 
 class PilotNodes(SlurmNodes):
-    """The nodes of the one allocation in which the daemon runs.
-
-    Args:
-        margin_s: time between the end of its jobs and its own.
-    """
-
-    requeue_on_shutdown = True
-    requeue_by_default = True
-
-    def __init__(
-        self, launcher: SlurmLauncher, number: int, hosts: tuple[str, ...], margin_s: float = 40.0
-    ) -> None:
-        self._launcher, self._margin_s = launcher, margin_s
-        self.executor, self.held = launcher.executor, HeldAllocations(launcher)
-        self._allocation = self.held.hold(number, hosts)
-
-    def open(self) -> None:
-        """Start an agent on every node; end those of an earlier daemon."""
-        self.held.start_meters(self._allocation)
-
-    def poll(self) -> None:
-        """Poll the allocation and the agents."""
-        self.held.poll()
-
-    def close(self) -> None:
-        """End the agents."""
-        self.held.close()
-
-    def controller_answers(self) -> bool:
-        """Return whether the controller has answered the last query."""
-        return self.held.answers()
-
-    def allocations(self, job: str) -> list[int]:
-        """Return the pilot's own job."""
-        return [self._allocation.number]
-
-    def reach(self, job: str, env: dict[str, str]) -> list[str]:
-        """Return mpiexec's option; srun finds the allocation in the environment."""
-        env["SLURM_JOB_ID"] = str(self._allocation.number)
-        return ["-launcher", self._launcher.reach]
-
-    def shutdown_reason(self) -> str:
-        """Return that the allocation is over or ends soon."""
-        number, snapshot = self._allocation.number, self._allocation.snapshot
-        if snapshot is None:
-            return ""
-        if snapshot.over:
-            return f"the allocation {number} is over ({snapshot.over.lower()})"
-        left_s = inf if snapshot.end_s is None else snapshot.end_s - time.time()
-        if left_s <= self._margin_s:
-            return f"the allocation {number} ends in {left_s:.0f} s"
-        return ""
-
-    def unavailable(self) -> frozenset[str] | None:
-        """Return the allocation's nodes that are down, drained or silent."""
-        return None if self._allocation.snapshot is None else self._allocation.unfit
-
-    def diagnose_failure(self, job: str, hosts: Sequence[str]) -> PendingCall:
-        """Return how a job has lost its nodes, or that another user has cancelled its steps."""
-        name, diagnose = self._launcher.name(job), self._allocation.diagnose
-        answer = self.executor.ask(lambda: diagnose(name, hosts))
-        return lambda: diagnosis(answer) if answer.done() else None
-
-
-def diagnosis(answer: Future[str]) -> str:
-    """Return a diagnosis, "" if it has failed."""
-    return "" if answer.exception() is not None else answer.result()
-
-
-# --- scripts as steps ------------------------------------------------------------------------
-
-
-@dataclass
-class StepScripts:
-    """Job scripts as steps of a pilot's allocations.
+    """The nodes of a pilot's allocations, agents on them, and job scripts as steps there.
 
     Attributes:
         first: the nodes on which scripts of an earlier daemon may run.
     """
 
-    launcher: SlurmLauncher
-    held: HeldAllocations
+    requeue_on_shutdown = True
+    requeue_by_default = True
     first: Sequence[str] = ()
-    _starts: dict[str, int] = field(default_factory=dict)
-    _scripts: dict[str, ScriptStep] = field(default_factory=dict)
+
+    def __init__(self, launcher: SlurmLauncher) -> None:
+        self.launcher, self.executor = launcher, launcher.executor
+        self.held: dict[int, Allocation] = {}
+        self._starts: dict[str, int] = {}
+        self._scripts: dict[str, ScriptStep] = {}
+        launcher.clocks = PilotClocks(self.held)
+
+    def open(self) -> None:
+        """Start an agent on every node; end those of an earlier daemon."""
+        for allocation in self.held.values():
+            self.start_meters(allocation)
+
+    def poll(self) -> None:
+        """Poll all allocations and their agents."""
+        for allocation in self.held.values():
+            allocation.poll()
+
+    def close(self) -> None:
+        """End the agents and their steps."""
+        ran = [number for number, held in list(self.held.items()) if held.close()]
+        if ran:
+            executor, name = self.executor, self.launcher.name(self._agent_name)
+            executor.ask(lambda: end_steps(executor, ran, name, PROBE_S))
+
+    def hold(self, number: int, hosts: tuple[str, ...]) -> Allocation:
+        """Add an allocation, on whose nodes jobs may run."""
+        launcher, env = self.launcher, plain_environment(self.executor.slurm.outer)
+
+        def agents(arguments: Sequence[str]) -> AgentProcess:
+            return AgentProcess(
+                lambda command: launcher.start_agent(command, env, self._agent_name),
+                lambda: self._agent_step(number, arguments),
+                may_start=self.controller_answers,
+                wait_s=MOST_WAIT_S,
+            )
+
+        self.held[number] = Allocation(
+            self.executor.slurm,
+            number,
+            hosts,
+            launcher.step_options(launcher.name("probe")),
+            meters=agents(launcher.meters.arguments),
+            clocks=agents(["--clocks"]),
+        )
+        return self.held[number]
+
+    def start_meters(self, allocation: Allocation) -> None:
+        """Read the meters of an allocation's nodes; end the agents of an earlier daemon."""
+        if not self.launcher.meters.none:
+            allocation.meters.start()
+        slurm, number = self.executor.slurm, allocation.number
+        prefix, own = self.launcher.name("meter-"), self.launcher.name(self._agent_name)
+
+        def end_others() -> None:
+            with contextlib.suppress(SlurmError):
+                steps = slurm.steps(number)
+                old = [step for step, name in steps if name.startswith(prefix) and name != own]
+                if old:
+                    slurm.end_steps(old)
+
+        self.executor.ask(end_others)
+
+    @property
+    def _agent_name(self) -> str:
+        return f"meter-{self.launcher.meter_token[:6]}"
+
+    def _agent_step(self, number: int, arguments: Sequence[str]) -> list[str] | None:
+        hosts = self.held[number].hosts
+        every_s = max(1.0, len(hosts) / READINGS_PER_S)
+        options = self.launcher.step_options(self.launcher.name(self._agent_name))
+        return agent_step(number, hosts, options, ["--every", f"{every_s:g}", *arguments])
+
+    @property
+    def current(self) -> bool:
+        """Whether Slurm has no other allocations of this pilot than those."""
+        return True
+
+    def controller_answers(self) -> bool:
+        """Return whether the controller has answered the last queries."""
+        return not any(allocation.silent for allocation in self.held.values())
+
+    def allocations(self, job: str) -> list[int]:
+        """Return all allocations: a job may have nodes of several."""
+        return list(self.held)
+
+    def diagnose_failure(self, job: str, hosts: Sequence[str]) -> PendingCall:
+        """Return how a job has lost its nodes or allocations, or that its steps were cancelled."""
+        queries: list[Future[str]] = []
+
+        def answer() -> str | None:
+            if not queries:
+                if not self.current:
+                    return None
+                name = self.launcher.name(job)
+                queries.append(self.executor.ask(lambda: self._diagnose(name, hosts)))
+            if not queries[0].done():
+                return None
+            return "" if queries[0].exception() is not None else queries[0].result()
+
+        return answer
+
+    def _diagnose(self, name: str, hosts: Sequence[str]) -> str:
+        lost = set(hosts)
+        for allocation in list(self.held.values()):
+            own = [host for host in hosts if host in allocation.hosts]
+            lost.difference_update(own)
+            if own and (reason := allocation.diagnose(name, own)):
+                return reason
+        return f"its allocation of {', '.join(sorted(lost))} is over" if lost else ""
 
     def start(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
-        """Run a job script once, on its first node; it waits while the controller is away.
-
-        Raises:
-            LaunchError: it was tried too often, or there is no srun.
-        """
+        """Run a job script once, on its first node; it waits while the controller is away."""
         launcher, begun = self.launcher, self._begun_file(job)
         status, slots = launcher.status_file(job), launch.nodes[0]
         if begun.exists():
@@ -449,42 +385,29 @@ class StepScripts:
             cores = cores_of(slots)
             return launcher.start(command, launch.cwd, env, launch.output, cores, launch.errors)
 
-        script = ScriptStep(
-            0,
-            None,
-            status,
-            begin,
-            lambda: launcher.nodes.diagnose_failure(job, hosts_of(slots)) or (lambda: ""),
-            launcher.nodes.controller_answers,
-            begun,
-        )
-        return self._watched(job, script)
+        diagnose = partial(self.diagnose_failure, job, hosts_of(slots))
+        own = 0, None, status, begin, diagnose, self.controller_answers, begun
+        return self._watched(job, ScriptStep(*own))
 
     def find(self, job: str, pid: int | None) -> ManagedProcess | None:
         """Return a job's script after a restart of the daemon, None without a trace of it."""
-        launcher, left = self.launcher, self.launcher.left_script(job, pid)
+        left = LocalLauncher.find_script(self.launcher, job, pid)
         if left is None:
             return None
-        script = ScriptStep(
-            left.pid,
-            None,
-            left.status_file,
-            None,
-            lambda: launcher.nodes.diagnose_failure(job, self.first) or (lambda: ""),
-            begun_file=self._begun_file(job),
-        )
-        return self._watched(job, script)
+        diagnose = partial(self.diagnose_failure, job, self.first)
+        begun = self._begun_file(job)
+        own = left.pid, None, left.status_file, None, diagnose
+        return self._watched(job, ScriptStep(*own, begun_file=begun))
 
     def terminate(self, job: str, *, has_worlds: bool) -> None:
         """Ask a script to end if its job has no worlds; one that waits is not started."""
-        script = self._scripts.get(job)
         if has_worlds:
             return
+        script = self._scripts.get(job)
         if script is not None and not script.started:
             script.abandoned = True
             return
-        slurm, name = self.launcher.executor.slurm, self.launcher.name(job)
-        allocations = self.launcher.nodes.allocations(job)
+        slurm, name, allocations = self.executor.slurm, self.launcher.name(job), list(self.held)
 
         def signal_step() -> None:
             with contextlib.suppress(SlurmError):  # it is killed later in any case
@@ -493,11 +416,11 @@ class StepScripts:
                 if own:
                     slurm.call("scancel", "--signal=TERM", *own)
 
-        self.launcher.executor.ask(signal_step)
+        self.executor.ask(signal_step)
 
     def kill(self, job: str, launch: int | None) -> None:
         """Note that this daemon ends the steps itself."""
-        for allocation in self.held.by_number.values():
+        for allocation in self.held.values():
             allocation.killed.add(self.launcher.name(job, launch))
 
     def _watched(self, job: str, script: ScriptStep) -> ScriptStep:
@@ -514,14 +437,17 @@ class StepScripts:
         srun = shutil.which("srun")  # on the daemon's own PATH: the script's has another one first
         if srun is None:
             raise LaunchError("expected Slurm's srun on PATH, got none")
-        launcher, outer = self.launcher, self.launcher.executor.slurm.outer
+        launcher, outer = self.launcher, self.executor.slurm.outer
         site = {key: outer[key] for key in SITE_VARIABLES if key in outer}
         path, host = launch.env.get("PATH", os.defpath), hosts_of(launch.nodes[0])[0]
         env = {**site, **launch.env, **launcher.script_env(job, path)}
+        number = next((n for n, held in self.held.items() if host in held.hosts), None)
+        if number is None:
+            raise LaunchError(f"expected a node that is held, got {host}")
         # srun describes the allocation to its step; to the script, its job is the RMS's.
         own = [f"{key}={env[key]}" for key in JOB_VARIABLES if key in env]
         command = [
-            *[srun, f"--jobid={self.held.holder(host)}", "--nodes=1", "--ntasks=1"],
+            *[srun, f"--jobid={number}", "--nodes=1", "--ntasks=1"],
             *["--input=none", f"--nodelist={host}", "--quiet"],
             *[*launcher.step_options(launcher.name(job)), "env", *own],
             *["/bin/sh", "-c", MARK_BEGUN, str(self._begun_file(job))],
@@ -530,18 +456,37 @@ class StepScripts:
         return command, inner_environment(env)
 
 
-def within_allocation(
-    launcher: SlurmLauncher, number: int, hosts: tuple[str, ...] = (), margin_s: float = 40.0
-) -> SlurmLauncher:
-    """Give a launcher the parts of engine ``slurm-pilot``; return it."""
-    launcher.nodes = nodes = PilotNodes(launcher, number, hosts, margin_s)
-    return with_steps(launcher, nodes.held, hosts[:1])
+class OneAllocation(PilotNodes):
+    """The nodes of the one allocation in which the daemon runs.
 
+    Args:
+        margin_s: time between the end of its jobs and its own.
+    """
 
-def with_steps(
-    launcher: SlurmLauncher, held: HeldAllocations, first: Sequence[str] = ()
-) -> SlurmLauncher:
-    """Give a launcher scripts as steps, and agents that set frequencies; return it."""
-    launcher.scripts = StepScripts(launcher, held, first)
-    launcher.clocks = PilotClocks(held)
-    return launcher
+    def __init__(
+        self, launcher: SlurmLauncher, number: int, hosts: tuple[str, ...], margin_s: float = 40.0
+    ) -> None:
+        super().__init__(launcher)
+        self.first, self._margin_s = hosts[:1], margin_s
+        self._allocation = self.hold(number, hosts)
+
+    def reach(self, job: str, env: dict[str, str]) -> list[str]:
+        """Return mpiexec's option; srun finds the allocation in the environment."""
+        env["SLURM_JOB_ID"] = str(self._allocation.number)
+        return ["-launcher", self.launcher.reach]
+
+    def shutdown_reason(self) -> str:
+        """Return that the allocation is over or ends soon."""
+        number, snapshot = self._allocation.number, self._allocation.snapshot
+        if snapshot is None:
+            return ""
+        if snapshot.over:
+            return f"the allocation {number} is over ({snapshot.over.lower()})"
+        left_s = inf if snapshot.end_s is None else snapshot.end_s - time.time()
+        if left_s <= self._margin_s:
+            return f"the allocation {number} ends in {left_s:.0f} s"
+        return ""
+
+    def unavailable(self) -> frozenset[str] | None:
+        """Return the allocation's nodes that are down, drained or silent."""
+        return None if self._allocation.snapshot is None else self._allocation.unfit

@@ -9,19 +9,16 @@ import contextlib
 import os
 import shlex
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from rms.launch.base import NODES_LOST, ManagedProcess, PendingCall
+from rms.launch.base import NODES_LOST, ManagedProcess
 from rms.launch.processes import KEEP_STATUS
 from rms.launch.slurm.commands import Executor, Meaning, Slurm, SlurmError
-from rms.launch.slurm.launcher import JobMeters
 from rms.launch.slurm.output import JobDetails, QueuedJob
 from rms.launch.slurm.site import UNFIT
 from rms.wire.files import write_whole
@@ -59,11 +56,7 @@ class QueueSnapshot:
 
 
 def take_snapshot(slurm: Slurm, is_own: Callable[[str], bool]) -> QueueSnapshot:
-    """Return a snapshot.
-
-    Args:
-        is_own: whether a job of this name and user is this daemon's.
-    """
+    """Return a snapshot."""
     begun_s = time.monotonic()
     own = {
         row.job_id: row
@@ -146,7 +139,6 @@ class SubmissionRecord(msgspec.Struct):
     Attributes:
         since_s: time of the submission; an earlier job of its name is another one.
         before: numbers of earlier jobs of that name.
-        number: its own, after the answer of sbatch.
         closed: whether it is over, and the job of the RMS waits for another.
         donor: salloc's options for its donors.
         held: times and nodes that the job of the RMS has held, under all its numbers.
@@ -183,17 +175,10 @@ class SlurmJob(ManagedProcess):
     """A job script that Slurm runs.
 
     Attributes:
-        hosts: the requested nodes.
-        submission: sbatch's answer, until it is read.
         numbered_s: the monotonic clock when it got its number.
-        end_requested: whether this daemon has requested its end.
         withdrawn: whether it was taken out of Slurm's queue, because it had to wait.
         metered: the nodes with agents of meters.
         completing_s: the monotonic clock of the first snapshot in which Slurm cleans up after it.
-        finished: whether Slurm is done with it.
-        wait_reason: Slurm's reason for its wait, "" without one.
-        energy_j: Slurm's own measurement, once requested.
-        unsaved: whether its record still has to be saved.
     """
 
     name: str
@@ -282,9 +267,6 @@ def submit(
     """Submit a job, on a thread, unless it was submitted; repeat that while Slurm is away.
 
     Args:
-        arguments: sbatch's.
-        environment: of the script.
-        folder: folder of its output, which is made before.
         search: whether an earlier daemon may have submitted it: then the queue is searched first,
             which takes long with many jobs.
 
@@ -329,18 +311,12 @@ LATER_S = 8.0
 """Time limit for nodes that are not free yet: those of a job that is just ending, or that have not
 yet reported to a controller that has just started."""
 
-RESIZE_AWAY_S = 60.0
-"""A resize fails if the controller does not answer for so long."""
-
+RESIZE_AWAY_S = 60.0  # a resize fails if the controller does not answer for so long
 AGAIN_S = 0.5
 
 
-@dataclass(frozen=True)
-class ChangeOutcome:
-    """The result of a change: the job (None: it is over), or the reason of a failure."""
-
-    job: JobDetails | None = None
-    failure: str = ""
+ChangeOutcome = tuple[JobDetails | None, str]
+"""The result of a change: the job (None: it is over), and the reason of a failure, or ""."""
 
 
 def grow(
@@ -351,12 +327,7 @@ def grow(
     donor: str,
     options: Sequence[str],
 ) -> JobDetails:
-    """Let a job hold ``hosts``; return its details after that.
-
-    Args:
-        donor: name of a throw-away job by which it gets nodes.
-        options: salloc's for the donor.
-    """
+    """Let a job hold ``hosts``, by a throw-away job ``donor``; return its details after that."""
     slurm = executor.slurm
     now = slurm.job(job)
     if now.state != "RUNNING":
@@ -402,7 +373,6 @@ class Retried:
     """A change of a running job that is repeated while it may go through later.
 
     Args:
-        change: makes it, on a thread.
         give_up: whether it fails after a while; else it ends only with the job.
     """
 
@@ -425,216 +395,17 @@ class Retried:
             return None
         answer, self._answer = self._answer, None
         try:
-            return ChangeOutcome(answer.result())
+            return answer.result(), ""
         except Exception as error:  # of Slurm, or of its output
-            return self._refused(error, now)
-
-    def _refused(self, error: Exception, now: float) -> ChangeOutcome | None:
-        meaning = error.meaning if isinstance(error, SlurmError) else Meaning.LATER
+            words, meaning = str(error), getattr(error, "meaning", Meaning.LATER)
         if meaning is Meaning.GONE and not self._give_up:
-            return ChangeOutcome()
+            return None, ""
         first_s = self._first_s.setdefault(meaning, now)
         # A controller that has just restarted refuses changes until its nodes have reported.
         away = Meaning.UNREACHABLE in self._first_s
         later = away or meaning is Meaning.LATER
         patience_s = RESIZE_AWAY_S if away else LATER_S if later else 0.0
         if self._give_up and now >= first_s + patience_s:
-            return ChangeOutcome(None, f"later: {error}" if later else str(error))
+            return None, f"later: {words}" if later else words
         self._again_s = now + (AGAIN_S if self._give_up else 4 * AGAIN_S)
         return None
-
-
-# --- Following jobs from one snapshot to the next -------------------------------------------------
-
-WAIT_S = 5.0
-"""Time for which a job waits for nodes that were free, before it gets others."""
-
-CONTESTED_S = 20.0
-"""Time for which nodes that a job did not get count as taken by others."""
-
-COMPLETING_S = 30.0
-"""Time for which Slurm may clean up after a job, before the job counts as ended."""
-
-ACCOUNTING_DELAY_S = 5.0
-"""Time from a job's end until accounting has all of it."""
-
-CHECK_S = 0.25
-"""Time between two checks whether the start or end of a job is expected."""
-
-FEW = 100
-"""Status files are checked of up to so many jobs; of more, some job ends all the time."""
-
-RUNNING = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
-WAITS_FOR_NODES = ("Resources", "Priority", "None", "ReqNodeNotAvail", "Nodes_required", "Resv")
-
-
-@dataclass
-class JobTracker:
-    """Follows the jobs of this daemon.
-
-    Attributes:
-        meters: starts agents of meters on the nodes that jobs hold; None for no meters.
-        measures: whether Slurm's own plugin measures energy here.
-        jobs: jobs by their id of the RMS.
-        resizes: changes of running jobs that are under way.
-        contested: nodes that jobs have not got, and until when they are left alone.
-    """
-
-    executor: Executor
-    meters: JobMeters | None = None
-    measures: bool = False
-    jobs: dict[str, SlurmJob] = field(default_factory=dict)
-    resizes: dict[str, PendingCall] = field(default_factory=dict)
-    contested: dict[str, float] = field(default_factory=dict)
-    _unread: deque[tuple[float, SlurmJob]] = field(default_factory=deque)
-    _urgent: bool = False
-    _checked_s: float = 0.0
-
-    def take_answers(self) -> bool:
-        """Read sbatch's answers; return whether the next snapshot is urgent."""
-        live = [job for job in self.jobs.values() if not job.finished]
-        for job in live:
-            self._take_answer(job)
-        now = time.monotonic()
-        if now >= self._checked_s + CHECK_S:
-            self._checked_s, few = now, len(live) <= FEW
-            for job in self.jobs.values():
-                if job.unsaved:
-                    job.keep()
-            self._urgent = bool(self.resizes) or any(
-                not job.started or job.end_requested or (few and job.written_status() is not None)
-                for job in live
-            )
-        while self._unread and self._unread[0][0] < now:
-            job = self._unread.popleft()[1]
-            if job.record.number is not None:
-                consumed_j = partial(self.executor.slurm.consumed_j, job.record.number)
-                job.energy_j = self.executor.ask(consumed_j)
-        return self._urgent
-
-    def follow(self, snapshot: QueueSnapshot, donors: Callable[[str], str]) -> frozenset[str]:
-        """Update the jobs by a snapshot of the queue; return the nodes that are unavailable now.
-
-        Args:
-            donors: returns the name of the donors of a job.
-        """
-        live = [job for job in self.jobs.values() if not job.finished]
-        for job in live:
-            if job.record.number is not None:
-                self._follow(job, job.record.number, snapshot)
-        if self.meters is not None:
-            self.meters.watch({job.record.number or 0 for job in live if not job.finished})
-        self._cancel_strays(snapshot, donors)
-        now = time.monotonic()
-        self.contested = {node: until for node, until in self.contested.items() if until > now}
-        return snapshot.unavailable | self.contested.keys()
-
-    def resize(self, job_id: str, change: Callable[[], ChangeOutcome | None]) -> PendingCall:
-        """Begin a change of a running job; at its end the job's new nodes are recorded."""
-        job = self.jobs[job_id]
-
-        def answer() -> str | None:
-            outcome = change()
-            if outcome is None:
-                return None
-            self.resizes.pop(job_id, None)
-            now = outcome.job
-            if now is not None and now.hosts and now.resized_s is not None:
-                # A job that is just ending loses its nodes one by one: that is no change.
-                since_s = max((at_s for at_s, hosts in job.record.held if hosts), default=0.0)
-                if now.resized_s > since_s:
-                    job.enter_nodes(now.hosts, now.resized_s)
-            return outcome.failure
-
-        self.resizes[job_id] = answer
-        return answer
-
-    def cancel(self, number: int, *, only_pending: bool = False) -> None:
-        """Cancel a job of Slurm's, or only if it is pending."""
-        slurm = self.executor.slurm
-        self.executor.ask(lambda: slurm.cancel(number, only_pending=only_pending))
-
-    # --- one job -----------------------------------------------------------------------------
-
-    def _take_answer(self, job: SlurmJob) -> None:
-        if job.submission is None or not job.submission.done():
-            return
-        submission, job.submission = job.submission, None
-        try:
-            number = submission.result()
-        except Exception as error:
-            job.finished, job.end_reason = True, str(error) or type(error).__name__
-            if isinstance(error, SlurmError) and error.meaning is Meaning.LATER:
-                self._give_up(job)
-            return
-        if not number:  # its end was requested before it was submitted
-            job.finished = True
-            return
-        job.record.number, job.numbered_s = number, time.monotonic()
-        job.keep()
-
-    def _give_up(self, job: SlurmJob) -> None:
-        """Let a job that did not get its nodes be requeued; no job gets them for a while."""
-        job.end_state, job.record.closed = NODES_LOST, True
-        job.keep()
-        until_s = time.monotonic() + CONTESTED_S
-        self.contested.update(dict.fromkeys(job.hosts, until_s))
-
-    def _follow(self, job: SlurmJob, number: int, snapshot: QueueSnapshot) -> None:
-        row = snapshot.own.get(number)
-        if row is None or row.name != job.name:
-            if snapshot.begun_s > job.numbered_s:
-                self._end(job, VANISHED)
-        elif row.state in RUNNING:
-            job.started, job.wait_reason = True, ""
-            if not job.held:
-                job.enter_nodes(row.hosts, row.start_s)
-            if self.meters is not None and job.metered != job.held:
-                self.meters.start(row.job_id, set(job.held) - set(job.metered))
-                job.metered = job.held
-        elif row.state in ("PENDING", "CONFIGURING"):
-            self._waits(job, row)
-        elif row.state == "COMPLETING":
-            job.completing_s = job.completing_s or snapshot.begun_s
-            if snapshot.begun_s > job.completing_s + COMPLETING_S:
-                self._end(job, row.state)
-        else:
-            if row.hosts and not job.held:
-                job.enter_nodes(row.hosts, row.start_s)
-            self._end(job, row.state)
-
-    def _waits(self, job: SlurmJob, row: QueuedJob) -> None:
-        """Update a pending job; one that waits for nodes of others is withdrawn."""
-        job.wait_reason = row.reason
-        if job.withdrawn or job.end_requested or row.state != "PENDING":
-            return
-        for_nodes = row.reason.split(",")[0].startswith(WAITS_FOR_NODES)
-        if job.started or (for_nodes and time.monotonic() > job.numbered_s + WAIT_S):
-            job.withdrawn = True
-            self.cancel(row.job_id, only_pending=True)
-
-    def _end(self, job: SlurmJob, state: str) -> None:
-        unstarted = not job.started and not job.end_requested
-        if job.withdrawn and state == "CANCELLED" and unstarted:
-            job.finished, job.end_reason = True, f"Slurm had it wait ({job.wait_reason})"
-            self._give_up(job)
-            return
-        job.end(state)
-        if job.held:
-            job.enter_nodes(())
-        if job.end_state == NODES_LOST:
-            job.record.closed = True
-            job.keep()
-        if self.measures:
-            self._unread.append((time.monotonic() + ACCOUNTING_DELAY_S, job))
-
-    def _cancel_strays(self, snapshot: QueueSnapshot, donors: Callable[[str], str]) -> None:
-        """Cancel donors without a resize and unknown jobs.
-
-        A daemon has left them that was killed, or whose journal was lost.
-        """
-        for row in snapshot.own.values():
-            job = row.name.rpartition(".")[2]
-            owners = self.resizes if row.name == donors(job) else self.jobs
-            if job not in owners and row.state in ("PENDING", "CONFIGURING", "RUNNING"):
-                self.cancel(row.job_id)

@@ -35,11 +35,6 @@ class SlurmSite:
         """Nodes that jobs can have."""
         return tuple(n for n in self.nodes if n.responds and n.state not in UNFIT)
 
-    @property
-    def without_gres(self) -> tuple[SiteNode, ...]:
-        """Those nodes that can move from job to job."""
-        return tuple(node for node in self.fit if not node.gres)
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -177,7 +172,8 @@ def _shrink(site: SlurmSite) -> Verdict:
 
 
 def _grow(site: SlurmSite) -> Verdict:
-    what, free, fit = "growing running jobs", len(site.without_gres), len(site.fit)
+    what, fit = "growing running jobs", len(site.fit)
+    free = sum(not node.gres for node in site.fit)
     if "permit_job_expansion" not in site.scheduler_parameters:
         reason = "SchedulerParameters lacks permit_job_expansion: by checkpoint, or pilot"
         return Verdict(what, False, reason)

@@ -25,10 +25,9 @@ from rms.launch.slurm.commands import (
 from rms.launch.slurm.jobs import SlurmJobs
 from rms.launch.slurm.launcher import SlurmLauncher
 from rms.launch.slurm.output import JobDetails, QueuedJob
-from rms.launch.slurm.pilot import within_allocation
+from rms.launch.slurm.pilot import OneAllocation
 from rms.launch.slurm.queue import (
     VANISHED,
-    JobTracker,
     QueueSnapshot,
     SlurmJob,
     SubmissionRecord,
@@ -46,6 +45,10 @@ def slurm_job(folder: Path, record: SubmissionRecord | None = None) -> SlurmJob:
         record=record or SubmissionRecord(0.0),
         record_file=folder / "slurm.json",
     )
+
+
+def jobs_of(folder: Path, executor: Executor) -> SlurmJobs:
+    return SlurmJobs(SlurmLauncher(folder, "cafe", "unix:none", executor))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +97,7 @@ def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
     found.close()
 
 
-JOB = JobDetails(7, "RUNNING", "None", ("n1",), "n1", False, 1.0, None, None)
+JOB = JobDetails(7, "RUNNING", ("n1",), "n1", False, 1.0, None, None)
 
 
 def answer(change: queue.Retried) -> queue.ChangeOutcome:
@@ -122,7 +125,7 @@ def test_a_grow_that_is_refused_for_good_is_not_tried_again(
         asked.append(meaning)
         raise SlurmError(words, meaning)
 
-    assert answer(queue.Retried(executor, refuse, give_up=True)) == queue.ChangeOutcome(None, words)
+    assert answer(queue.Retried(executor, refuse, give_up=True)) == (None, words)
     assert len(asked) == 1
 
 
@@ -135,7 +138,7 @@ def test_a_grow_that_may_go_through_later_is_tried_again(executor: Executor) -> 
             raise SlurmError("nodes are busy", Meaning.LATER)
         return JOB
 
-    assert answer(queue.Retried(executor, act, give_up=True)) == queue.ChangeOutcome(JOB)
+    assert answer(queue.Retried(executor, act, give_up=True)) == (JOB, "")
     assert len(asked) == 3
 
 
@@ -144,7 +147,7 @@ def test_a_grow_that_is_never_let_through_says_that_it_may_be_later(executor: Ex
         raise SlurmError("nodes are busy", Meaning.LATER)
 
     found = answer(queue.Retried(executor, act, give_up=True))
-    assert found == queue.ChangeOutcome(None, "later: nodes are busy")
+    assert found == (None, "later: nodes are busy")
 
 
 def test_a_release_is_tried_until_it_is_done_or_the_job_is_over(executor: Executor) -> None:
@@ -153,7 +156,7 @@ def test_a_release_is_tried_until_it_is_done_or_the_job_is_over(executor: Execut
     def act() -> JobDetails:
         raise SlurmError("no", meanings.pop(0))
 
-    assert answer(queue.Retried(executor, act, give_up=False)) == queue.ChangeOutcome()
+    assert answer(queue.Retried(executor, act, give_up=False)) == (None, "")
     assert meanings == []
 
 
@@ -166,9 +169,10 @@ def test_nodes_that_a_job_loses_by_ending_are_no_change(
 ) -> None:
     before = [(1.0, ("n1",)), (5.0, ("n1", "n2"))]
     record = SubmissionRecord(0.0, number=7, held=list(before))
-    tracker = JobTracker(executor, jobs={"1": slurm_job(tmp_path, record)})
-    now = JobDetails(7, state, "None", ("n1",), "n1", False, 1.0, None, resized_s)
-    assert tracker.resize("1", lambda: queue.ChangeOutcome(now))() == ""
+    tracker = jobs_of(tmp_path, executor)
+    tracker.jobs["1"] = slurm_job(tmp_path, record)
+    now = JobDetails(7, state, ("n1",), "n1", False, 1.0, None, resized_s)
+    assert tracker.resize("1", lambda: (now, ""))() == ""
     assert record.held == ([*before, (6.0, ("n1",))] if entered else before)
     assert SubmissionRecord.read(tmp_path / "slurm.json") == (record if entered else None)
     assert tracker.resizes == {}
@@ -181,10 +185,9 @@ def test_queries_ask_slurm_nothing_and_start_no_thread(tmp_path: Path) -> None:
     threads = set(threading.enumerate())
     executor = Executor(Slurm({}, "nobody", refuse))
     jobs = SlurmLauncher(tmp_path / "jobs", "cafe", "unix:none", executor)
-    jobs.nodes = jobs.scripts = SlurmJobs(jobs)
-    pilot = within_allocation(
-        SlurmLauncher(tmp_path / "pilot", "cafe", "unix:none", executor), number=7
-    )
+    jobs.nodes = SlurmJobs(jobs)
+    pilot = SlurmLauncher(tmp_path / "pilot", "cafe", "unix:none", executor)
+    pilot.nodes = OneAllocation(pilot, 7, ())
     for _ in range(2):
         for nodes in (jobs.nodes, pilot.nodes):
             assert nodes.unavailable() is None
@@ -256,7 +259,7 @@ def test_a_submission_ends_with_the_daemon_and_the_next_one_looks_for_it(tmp_pat
 def test_an_answer_of_no_use_ends_its_own_job(
     tmp_path: Path, executor: Executor, fault: Fault
 ) -> None:
-    tracker, (wrong, right) = JobTracker(executor), (slurm_job(tmp_path), slurm_job(tmp_path))
+    tracker, wrong, right = jobs_of(tmp_path, executor), slurm_job(tmp_path), slurm_job(tmp_path)
     tracker.jobs = {"1": wrong, "2": right}
     wrong.submission, right.submission = Future(), Future()
     wrong.submission.set_exception(KeyError("JobId"))
@@ -285,7 +288,7 @@ def test_a_snapshot_of_no_use_is_asked_for_again(
 def test_a_record_that_finds_no_room_is_written_later(
     tmp_path: Path, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tracker, job = JobTracker(executor), slurm_job(tmp_path)
+    tracker, job = jobs_of(tmp_path, executor), slurm_job(tmp_path)
     tracker.jobs["1"], job.submission = job, Future()
     job.submission.set_result(7)
     with monkeypatch.context() as full:

@@ -20,7 +20,6 @@ from rms.launch.slurm.commands import (
     meaning_of,
     run_command,
 )
-from rms.launch.slurm.output import SlurmOutputError
 
 SAMPLES = Path(__file__).parent / "slurm_samples"
 
@@ -155,7 +154,7 @@ def test_versions(text: str, version: tuple[int, ...]) -> None:
     ],
 )
 def test_other_shapes_are_refused_in_one_sentence(read, text) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(SlurmOutputError, match=r"expected .* got "):
+    with pytest.raises(ValueError, match=r"expected .* got "):
         read(text)
 
 
