@@ -48,7 +48,7 @@ from rms.daemon.nodes.nodes import (
     NodeSwitch,
     check_placement,
 )
-from rms.daemon.store.context import Context, Faults, debug, describe, warning
+from rms.daemon.store.context import Context, Faults, describe, log
 from rms.daemon.store.journal import JournalError, JournalFullError, PolicySet
 from rms.daemon.store.notes import Note, SummaryNote
 from rms.daemon.store.record import REQUEUED
@@ -65,8 +65,8 @@ class Daemon:
     def __init__(self, context: Context) -> None:
         self.context, self.scheduler, self.jobs = context, context.scheduler, context.jobs
         self.journal, self.launcher = context.journal, context.launcher
-        self.now, self.time, self.say = context.now, context.time, context.say
-        self.faults = Faults(context.say)
+        self.now, self.time = context.now, context.time
+        self.faults = Faults()
         self.submissions = Submissions(context, self.handle)
         self.holds = Holds(context, self.handle)
         self.scripts = Scripts(context, self.handle)
@@ -160,11 +160,10 @@ class Daemon:
         if scheduler.failure:  # another policy decides from this event on
             policy, reason = scheduler.engine.policy, scheduler.failure
             journal.replaced(number, decisions, PolicySet(event.at_s, policy.key, reason))
-            self.say(warning(f"policy {reason}; {policy.name} decides from now on"))
+            log.warning(f"policy {reason}; {policy.name} decides from now on")
         else:
             journal.decided(number, decisions)
-        if context.settings.debug:
-            self.say(debug(f"entry {number}: {event}; decided: {decisions or 'nothing'}"))
+        log.debug("entry %s: %s; decided: %s", number, event, decisions or "nothing")
         self._look_s = scheduler.engine.look_s
         self.cap_watch.on_event(event)
         self.holds.on_event(event)
@@ -195,7 +194,7 @@ class Daemon:
         elif isinstance(decision, Later) and decision.code in NO_RESIZE:
             self.jobs[decision.job].user_strategy = ""
         elif isinstance(decision, Never):
-            self.say(f"job {decision.job} can never run: {decision.reason}")
+            log.info(f"job {decision.job} can never run: {decision.reason}")
         elif isinstance(decision, PowerOff | PowerOn):
             self.node_switch.switch(decision)
 
@@ -317,7 +316,7 @@ class Daemon:
         for job_id in self.leases.tick(starts=not self.scripts.stopping):
             job = self.jobs[job_id]
             if job.script is not None:
-                self.say(f"job {job_id}: told to end, as its allocation does")
+                log.info(f"job {job_id}: told to end, as its allocation does")
                 self.scripts.cancel(job, REQUEUED if job.submission.requeue else "CANCELLED")
 
     async def flush(self) -> None:
@@ -329,9 +328,9 @@ class Daemon:
         except JournalFullError as error:
             if not self._is_full:
                 words = f"{error}; until it can be written, jobs go on but none is taken in"
-                self.say(warning(words))
+                log.warning(words)
             self._is_full = True
         else:
             if self._is_full:
-                self.say("the journal can be written again")
+                log.info("the journal can be written again")
             self._is_full = False

@@ -33,7 +33,7 @@ class NodesForTasks(NodeLender):
 
     def __init__(self, context: Context, handle: Handle, files: StrategyFiles) -> None:
         self._context, self._handle, self._files = context, handle, files
-        self.now, self.say, self.prices = context.now, context.say, context.settings.prices
+        self.now, self.prices = context.now, context.settings.prices
         self.record, self.recorded = context.journal.record, context.journal.recorded
         self.launcher, cluster = context.launcher, context.cluster
         self.devices = []

@@ -317,9 +317,7 @@ def past(path: Path) -> Snapshot:
         scheduler = restored(journal).scheduler
         restore_energy(scheduler, journal)
         forget_archived(journal, scheduler)
-        settings = Settings(
-            policy="", say=lambda words: None, now=lambda: scheduler.engine.state.now_s
-        )
+        settings = Settings(policy="", now=lambda: scheduler.engine.state.now_s)
         launcher = LocalLauncher(Path(folder), "", "")  # it starts nothing
         context = Context(settings, scheduler, restore_jobs(journal, scheduler), journal, launcher)
         accounting = acct(context)

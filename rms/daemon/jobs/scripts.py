@@ -10,7 +10,7 @@ from pathlib import Path
 from rms.core.model.events import Ended, Event, Reopened, Requeued, Start, Started
 from rms.core.model.jobs import Job, JobId, JobState, Node
 from rms.daemon.store.archive import energy_rows, is_settled
-from rms.daemon.store.context import Context, Handle, describe, warning
+from rms.daemon.store.context import Context, Handle, describe, log
 from rms.daemon.store.journal import JournalError
 from rms.daemon.store.notes import EndingNote, EndNote, Notes, ScriptNote, SignalNote, SummaryNote
 from rms.daemon.store.record import REQUEUED, JobRuntime, ResizeNote
@@ -128,7 +128,7 @@ class Scripts:
         context = self._context
         if not job.fault:
             job.fault = reason
-            context.say(f"job {job.id} FAILED: {reason}")
+            log.info(f"job {job.id} FAILED: {reason}")
         if context.launcher.members(job.id):
             context.launcher.kill(job.id)
             return
@@ -191,7 +191,7 @@ class Scripts:
         """Let a job without processes wait again."""
         context = self._context
         loss = restart_words(job.restartable, job.step, job.total) if job.steps else ""
-        context.say(f"job {job.id}: {reason}; requeued{': ' if loss else ''}{loss}")
+        log.info(f"job {job.id}: {reason}; requeued{': ' if loss else ''}{loss}")
         reason = f"{reason}; {loss}" if loss else reason
         self._handle(Requeued(context.time(), job.id, reason), self.forget(job))
         context.scheduler.reasons[job.id] = reason
@@ -244,7 +244,7 @@ class Scripts:
         limits = {"TIMEOUT": f"TimeLimit: {reason}", "OUT_OF_MEMORY": f"OutOfMemory: {reason}"}
         reason = "" if state == "COMPLETED" else limits.get(state, reason)
         self.enter_end(job, status, reason, state)
-        context.say(f"job {job.id} {state}{': ' if reason else ''}{reason}")
+        log.info(f"job {job.id} {state}{': ' if reason else ''}{reason}")
 
     def enter_end(self, job: JobRuntime, status: int, reason: str, state: str) -> None:
         """Enter the end of a job, with its exit code, its answer and the reason."""
@@ -339,7 +339,7 @@ class Endings:
                 check_own_file(output, context.launcher.state)
                 _append(output, job_id, f"rms: {job.summary}\n")
         except (OSError, ValueError) as error:
-            context.say(warning(f"job {job_id}: its output does not take its last line: {error}"))
+            log.warning(f"job {job_id}: its output does not take its last line: {error}")
         # If the daemon is killed in between, the line is written again rather than lost.
         context.journal.note(SummaryNote(job_id, job.summary))
 

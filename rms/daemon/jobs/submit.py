@@ -31,7 +31,7 @@ from rms.core.rules.checks import allowed, needs_s
 from rms.core.rules.powercap import is_unknown, within_limit
 from rms.core.rules.transition import is_met, unknown
 from rms.core.state import State
-from rms.daemon.store.context import Context, Handle
+from rms.daemon.store.context import Context, Handle, log
 from rms.daemon.store.notes import IdempotencyNote, NextNote, Note, SubmissionNote
 from rms.daemon.store.record import JobRuntime
 from rms.formats import profiles
@@ -464,7 +464,7 @@ def _profile(context: Context, body: Submission, options: Options) -> Profile | 
     try:
         return profiles.find(base, Program(tuple(body.command), body.program), hardware)
     except ProfileError as error:
-        context.say(f"no profile of {body.name}: {error}")  # it runs without one as well
+        log.info(f"no profile of {body.name}: {error}")  # it runs without one as well
         return None
 
 

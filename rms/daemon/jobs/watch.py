@@ -16,7 +16,7 @@ from rms.core.model.jobs import Job, JobState
 from rms.daemon.jobs.machine import ScriptEnded
 from rms.daemon.jobs.scripts import Scripts
 from rms.daemon.jobs.worlds import Worlds
-from rms.daemon.store.context import Context, Faults, describe
+from rms.daemon.store.context import Context, Faults, describe, log
 from rms.daemon.store.journal import JournalError
 from rms.daemon.store.notes import SignalNote
 from rms.daemon.store.record import JobRuntime
@@ -144,7 +144,7 @@ class JobWatch:
         self._context.journal.note(SignalNote(job.id, sent=True))
         script = 0 if job.script is None else job.script.pid
         self._context.launcher.send_signal(job.id, number, script if batch else 0)
-        self._context.say(f"job {job.id}: gets signal {number} before the end of its time")
+        log.info(f"job {job.id}: gets signal {number} before the end of its time")
 
     def _check_memory(self, job: JobRuntime, running: Job) -> None:
         """End a job whose processes hold more memory than its ``--mem``.
@@ -157,12 +157,12 @@ class JobWatch:
         ended = context.launcher.limit_memory(job.id, most_mib)
         if ended is not None:
             if ended:
-                context.say(f"job {job.id}: reached its memory limit of {most_mib:.0f} MiB")
+                log.info(f"job {job.id}: reached its memory limit of {most_mib:.0f} MiB")
                 self._scripts.cancel(job, "OUT_OF_MEMORY", grace_s=0.0)
             return
         used_mib = sum_mib(context.launcher.members(job.id))
         if used_mib > most_mib:
-            context.say(f"job {job.id}: uses {used_mib:.0f} MiB, limit {most_mib:.0f} MiB")
+            log.info(f"job {job.id}: uses {used_mib:.0f} MiB, limit {most_mib:.0f} MiB")
             self._scripts.cancel(job, "OUT_OF_MEMORY", grace_s=0.0)
 
 

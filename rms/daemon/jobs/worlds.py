@@ -6,6 +6,7 @@ with the states of processes and the reports of jobs, and carries out its instru
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +15,7 @@ from rms.core.model.jobs import Job, JobId, JobState, Node
 from rms.daemon.jobs import machine
 from rms.daemon.jobs.machine import Instructions, ResizeContext, ResizeMachine
 from rms.daemon.jobs.scripts import Scripts
-from rms.daemon.store.context import Context, Handle, debug, describe
+from rms.daemon.store.context import Context, Handle, describe, log
 from rms.daemon.store.journal import JournalError
 from rms.daemon.store.notes import LineNote, Note, Notes, ResizesNote, ScriptNote
 from rms.daemon.store.private import line_file
@@ -329,9 +330,9 @@ class Worlds:
         context = self._resize_context(job)
         if context is None:
             return []  # the job is over
-        if self._context.settings.debug and not machine.is_legal(job.resize, message):
+        if log.isEnabledFor(logging.DEBUG) and not machine.is_legal(job.resize, message):
             state = "without a resize" if job.resize is None else f"while {job.resize.state}"
-            self._context.say(debug(f"job {job.id}: {type(message).__name__} ignored {state}"))
+            log.debug(f"job {job.id}: {type(message).__name__} ignored {state}")
         instructions, notes = self._machine.handle(job, context, message), Notes()
         for instruction in instructions:
             if isinstance(instruction, machine.SaveCommand):
@@ -440,7 +441,7 @@ class Worlds:
             case machine.Requeue(reason):
                 self._scripts.requeue(job, reason)
             case machine.Say(words):
-                context.say(words)
+                log.info(words)
 
     def _boot(self, job: JobRuntime, boot: machine.BootWorlds) -> None:
         step = job.steps[boot.step]

@@ -13,7 +13,7 @@ from rms.core.model.cluster import Cluster
 from rms.core.model.events import Event, PowerMeasured
 from rms.core.rules.powercap import expected_w, matters
 from rms.core.scheduler.scheduler import Scheduler
-from rms.daemon.store.context import Context, Handle, warning
+from rms.daemon.store.context import Context, Handle, log
 from rms.daemon.store.journal import Journal
 from rms.daemon.store.notes import MeterNote
 from rms.wire.messages import MeterAnswer, Metered
@@ -61,7 +61,7 @@ class Meters:
         if report.reason and report.reason not in self._reasons:
             self._reasons[report.reason] = report.node
             what = "not all is measured on" if report.devices else "power is the model's on"
-            context.say(f"{what} {_where(report.node)}, and others alike: {report.reason}")
+            log.info(f"{what} {_where(report.node)}, and others alike: {report.reason}")
         is_new = self._scheduler.report(report, context.time(), nodes)
         host = self._scheduler.energy.measured.hosts[report.node]
         if is_new:
@@ -85,7 +85,7 @@ class Meters:
             elif key not in self._refused:
                 self._refused.add(key)
                 words = f"{where}: refused energy of {device.device} above {measured.most_w:g} W"
-                self._context.say(warning(f"{words} (--meter-limit): by the model"))
+                log.warning(f"{words} (--meter-limit): by the model")
 
     def _say_silent(self, report: Metered) -> None:
         """Log the devices that an agent no longer reports, if it gives no reason."""
@@ -94,7 +94,7 @@ class Meters:
         self._silent[report.node] = silent
         if new and not report.reason:
             words = f"no readings of {', '.join(sorted(new))} of {_where(report.node)}"
-            self._context.say(warning(f"{words}: by the model"))
+            log.warning(f"{words}: by the model")
 
     def tick(self) -> None:
         """Write the rows that events have changed; leave hosts without reports to the model."""
@@ -106,7 +106,7 @@ class Meters:
         for host in silent:
             _, for_s = self._reported.pop(host)
             words = f"no report of the meters of {_where(host)} for {for_s:g} s"
-            self._context.say(warning(f"{words}: by the model"))
+            log.warning(f"{words}: by the model")
             self._scheduler.forget_meter(host, self._context.time())
 
     def write_all(self) -> None:

@@ -37,7 +37,7 @@ from rms.core.model.jobs import JobId, Node
 from rms.core.policies import Policy, PolicyError
 from rms.core.rules.checks import LEAST_S, needs_s
 from rms.core.state import State
-from rms.daemon.store.context import Context, Handle, warning
+from rms.daemon.store.context import Context, Handle, log
 from rms.daemon.store.notes import DrainedNote, PoweredOffNote
 from rms.launch.base import Demand, WaitingJob
 from rms.power.frequency import FrequencyError
@@ -82,15 +82,15 @@ class Nodes:
         self._silent_s = silent_s
         if silent_s and not before_s:
             words = f"slurmctld has not answered for {silent_s:.0f} s"
-            self._context.say(warning(f"{words}: starts and resizes wait, running jobs go on"))
+            log.warning(f"{words}: starts and resizes wait, running jobs go on")
         elif before_s and not silent_s:
-            self._context.say(f"slurmctld answers again, after {before_s:.0f} s")
+            log.info(f"slurmctld answers again, after {before_s:.0f} s")
         away = launcher.nodes.unavailable()
         if away is None or self._away == away:
             return
         gone = sorted(set(away) - (self._away or set()))
         if gone and launcher.nodes.requeue_on_shutdown and launcher.nodes.leases() is None:
-            self._context.say(warning(f"not to be had now: {', '.join(gone)}"))
+            log.warning(f"not to be had now: {', '.join(gone)}")
         self._away = frozenset(away)
         self._close_and_open(self._context.cluster.hosts)
 
@@ -192,7 +192,7 @@ class LeaseWatch:
             self._handle(new)
         ends = self._leave(now, until_s)
         for words in context.launcher.nodes.follow(self._demand(starts=starts)):
-            context.say(words)
+            log.info(words)
         return ends
 
     def _leave(self, now: float, until_s: dict[Node, float]) -> list[JobId]:
@@ -275,7 +275,7 @@ class NodeSwitch:
         """Begin to power nodes off or on."""
         names = ", ".join(self._context.cluster.hosts_of(decision.nodes))
         word = "off" if isinstance(decision, PowerOff) else "on"
-        self._context.say(f"power {word}: {names} ({decision.reason})")
+        log.info(f"power {word}: {names} ({decision.reason})")
         for node in self._each_host(decision.nodes):
             self._begin(node)
 
@@ -345,7 +345,7 @@ class NodeSwitch:
     def _fail(self, node: Node, reason: str) -> None:
         context, name = self._context, self._context.cluster.host_of(node)
         words = f"{name} is down: {reason}; rms resume {name} gives it to jobs again"
-        context.say(warning(words))
+        log.warning(words)
         context.set_broken([*context.broken, name])
         self._note(name, is_off=False)
         self._handle(NodePowerFailed(context.time(), node, reason))
@@ -425,7 +425,7 @@ class FrequencyControl:
     def _enter(self, reason: str) -> None:
         """Enter and log whether frequencies can be set."""
         if reason:
-            self._context.say(f"frequencies are not set here: {reason}")
+            log.info(f"frequencies are not set here: {reason}")
             with contextlib.suppress(FrequencyError):
                 self._context.launcher.clocks.set({}, None)
         at_s = self._context.time()

@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, pairwise, zip_longest
 from pathlib import Path
@@ -36,7 +36,7 @@ from rms.daemon.jobs import scripts
 from rms.daemon.jobs.machine import RELAUNCH, Adopted
 from rms.daemon.nodes.energy import restore_energy
 from rms.daemon.nodes.nodes import check_placement
-from rms.daemon.store.context import Context, Settings, describe, warning
+from rms.daemon.store.context import Context, Settings, describe, log
 from rms.daemon.store.file import CountFiles, DamagedError, finish_salvage, salvage
 from rms.daemon.store.journal import Entry, Journal, JournalError, Opened, PolicySet, Seen
 from rms.daemon.store.notes import (
@@ -77,7 +77,7 @@ _ID = re.compile(r"([0-9]+)(?:_[0-9]+)?")
 # --- the journal, its mark, the next number ------------------------------------------------------
 
 
-def open_journal(path: Path, say: Callable[[str], None]) -> Journal:
+def open_journal(path: Path) -> Journal:
     """Open a journal; a broken one is set aside, and its readable records go on.
 
     Raises:
@@ -90,10 +90,10 @@ def open_journal(path: Path, say: Callable[[str], None]) -> Journal:
     except DamagedError as error:
         if not any(count.exists() for count in CountFiles(path).paths):
             raise
-        say(warning(str(error)))
+        log.warning(str(error))
     records, aside = salvage(path)
     words = f"{path}: {records} records could be read, and go on; the file is kept as {aside.name}"
-    say(warning(words))
+    log.warning(words)
     return Journal.open(path)
 
 
@@ -351,7 +351,7 @@ def restore(
     result = restored(journal, None if settings.where else cluster)
     missing = result.missing if result.unrecorded else []
     for sentence in (*missing, *result.refused, *result.differing):
-        settings.say(f"before the restart: {sentence}")
+        log.info(f"before the restart: {sentence}")
     for number, decisions in result.unrecorded.items():
         journal.decided(number, decisions)
     if settings.clock is not None:
@@ -417,11 +417,11 @@ def end_unrecorded_runs(daemon: Daemon) -> None:
         reason = f"{how}; when it ran is missing from the journal"
         if code is None and job.submission.requeue:
             status.unlink(missing_ok=True)  # written by the shell that ran its script
-            daemon.say(f"job {job_id}: {reason}; requeued")
+            log.info(f"job {job_id}: {reason}; requeued")
             continue
         state = "COMPLETED" if code == 0 else "FAILED"
         daemon.scripts.enter_end(job, 1 if code is None else code, reason, state)
-        daemon.say(f"job {job_id} {state}: {reason}")
+        log.info(f"job {job_id} {state}: {reason}")
     daemon.scripts.stopping = False
 
 
@@ -450,7 +450,7 @@ def _adopt(daemon: Daemon, job: JobRuntime, running: Job) -> None:
     if running.state is JobState.CONFIGURING:
         if script is None:
             daemon.scripts.start(job, running.nodes)
-            daemon.say(f"job {job.id}: started now, as decided before the restart")
+            log.info(f"job {job.id}: started now, as decided before the restart")
             _go_on_ending(daemon, job)  # it may have been submitted to Slurm before
             return
         job.script = script
@@ -478,7 +478,7 @@ def _take_back(daemon: Daemon, job: JobRuntime, script: ManagedProcess | None) -
         script = job.script
     if script is not None:
         job.script = script
-        daemon.say(
+        log.info(
             f"job {job.id}: adopted, {len(members)} processes still run"
             if script.status() is None
             else f"job {job.id}: ended while the daemon was away"
@@ -487,7 +487,7 @@ def _take_back(daemon: Daemon, job: JobRuntime, script: ManagedProcess | None) -
         daemon.scripts.requeue(job, "ended, its processes are gone")
         return
     else:
-        daemon.say(f"job {job.id}: ended, its processes are gone")
+        log.info(f"job {job.id}: ended, its processes are gone")
         state = "FAILED" if ending.state in ("", REQUEUED) else ending.state
         reason = "its processes died while the daemon was away"
         daemon.scripts.enter_end(job, 1, reason, state)
@@ -540,7 +540,7 @@ def _line_environment(daemon: Daemon, job: JobRuntime, number: int) -> dict[str,
     try:
         return daemon.context.private.kept(line_file(job.id, number))
     except LaunchError as error:  # running processes have theirs, but a resize would need it
-        daemon.say(f"job {job.id}: {error}")
+        log.info(f"job {job.id}: {error}")
         return {}
 
 
@@ -585,12 +585,12 @@ def reopen(daemon: Daemon, cluster: Cluster) -> None:
             job.exit_code = 1
             notes.append(EndNote(job_id, 1, "", reason))
         notes += daemon.scripts.forget(job)
-        daemon.say(f"job {job_id}: its nodes are gone; {'requeued' if again else 'FAILED'}")
+        log.info(f"job {job_id}: its nodes are gone; {'requeued' if again else 'FAILED'}")
     daemon.scripts.stopping = False
     drained = context.drained
     down = tuple(n for name in cluster.hosts if name in drained for n in cluster.nodes_of[name])
     before = len(context.cluster.hosts)
-    daemon.say(f"goes on with {len(cluster.hosts)} nodes, after {before} before")
+    log.info(f"goes on with {len(cluster.hosts)} nodes, after {before} before")
     event = Reopened(
         daemon.time(),
         context.settings.where,
@@ -626,12 +626,12 @@ def settle(daemon: Daemon) -> None:
     """Log losses; end processes of unknown jobs, and jobs that cannot start."""
     state, journal = daemon.context.state, daemon.journal
     for sentence in journal.damage:
-        daemon.say(warning(f"{journal.path}: {sentence}"))
+        log.warning(f"{journal.path}: {sentence}")
     for job_id, job in state.waiting.items():
         if job.state is JobState.PENDING and daemon.jobs[job_id].submission is LOST:
             daemon.scheduler.reasons[job_id] = NO_NOTE
             daemon.handle(Ended(daemon.time(), job_id, "FAILED"))
-            daemon.say(f"job {job_id} FAILED: {NO_NOTE}")
+            log.info(f"job {job_id} FAILED: {NO_NOTE}")
     if journal.damage:
         ids = {*state.waiting, *state.running, *state.ended, *journal.archived_ids()}
         names = {name for name in _names(daemon.launcher.state / "jobs") if _ID.fullmatch(name)}
@@ -640,17 +640,15 @@ def settle(daemon: Daemon) -> None:
         if lost:
             more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
             words = f"jobs {', '.join(lost[:MOST_NAMED])}{more}"
-            daemon.say(warning(f"missing in the journal, or refused when submitted: {words}"))
+            log.warning(f"missing in the journal, or refused when submitted: {words}")
     mark = journal.noted(MarkNote)
     if mark.copied:
-        daemon.say(
-            warning(
-                f"{journal.path.parent} is a copy of another state folder: the processes of its "
-                "jobs are not touched, and waiting jobs run here as well"
-            )
+        log.warning(
+            f"{journal.path.parent} is a copy of another state folder: the processes of its "
+            "jobs are not touched, and waiting jobs run here as well"
         )
         journal.note(msgspec.structs.replace(mark, copied=False))
     for name in daemon.launcher.jobs():
         if _ID.fullmatch(name) and name not in state.running:
             daemon.launcher.kill(name)
-            daemon.say(f"job {name}: killed its remaining processes, as it does not run")
+            log.info(f"job {name}: killed its remaining processes, as it does not run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,26 +51,7 @@ BOOT_S, GRACE_S = 60.0, 10.0
 # --- the log -------------------------------------------------------------------------------------
 
 
-class Sentence(str):
-    """A log message of another level than ``info``."""
-
-    level = "info"
-
-
-def warning(words: str) -> str:
-    """Return a message that an operator should act on."""
-    return _at("warning", words)
-
-
-def debug(words: str) -> str:
-    """Return a message that is of use for finding a fault only."""
-    return _at("debug", words)
-
-
-def _at(level: str, words: str) -> Sentence:
-    sentence = Sentence(words)
-    sentence.level = level
-    return sentence
+log = logging.getLogger("rms")
 
 
 def describe(error: Exception) -> str:
@@ -89,8 +71,8 @@ class Faults:
     are not contained: without a journal the daemon must not decide anything.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say, self._last = say, dict[str, str]()
+    def __init__(self) -> None:
+        self._last = dict[str, str]()
 
     @contextlib.contextmanager
     def of(self, part: str) -> Iterator[None]:
@@ -103,7 +85,7 @@ class Faults:
             words = describe(error)
             if self._last.get(part) != words:
                 self._last[part] = words
-                self._say(warning(f"{part}: {words}; the rest goes on"))
+                log.warning(f"{part}: {words}; the rest goes on")
 
 
 # --- the clock -----------------------------------------------------------------------------------
@@ -130,13 +112,12 @@ class BootClock:
     def __init__(
         self,
         journal: Journal,
-        say: Callable[[str], None],
         *,
         uptime: Callable[[], float] = boottime,
         of_day: Callable[[], float] = time.time,
         boot: str | None = None,
     ) -> None:
-        self._journal, self._say, self._uptime, self._of_day = journal, say, uptime, of_day
+        self._journal, self._uptime, self._of_day = journal, uptime, of_day
         self._boot = boot_id() if boot is None else boot
         note = journal.noted(ClockNote)
         goes_on = bool(self._boot) and note.boot == self._boot
@@ -160,11 +141,10 @@ class BootClock:
         """Seconds by which the time of day is ahead of this clock; a change is logged."""
         skew_s = self._of_day() - self()
         if abs(skew_s - self._skew_s) > STEP_S:
-            words = (
+            log.warning(
                 f"the time of day was set by {skew_s - self._skew_s:+.1f} s; times here go on as "
                 f"before, {abs(skew_s):.1f} s {'behind' if skew_s > 0.0 else 'ahead of'} it"
             )
-            self._say(warning(words))
             self._skew_s = skew_s
         return self._skew_s
 
@@ -305,7 +285,6 @@ class Settings:
     """Options of a daemon, fixed when it starts.
 
     Attributes:
-        debug: whether all events and their decisions are logged.
         listen: ``unix:PATH`` or ``tcp:HOST:PORT``.
         parent: process whose end ends the daemon, or None.
         grace_s: from SIGTERM to SIGKILL: time for a job to reach a resize point and write its
@@ -327,8 +306,6 @@ class Settings:
     """
 
     policy: str
-    say: Callable[[str], None]
-    debug: bool = False
     listen: str = ""
     parent: int | None = None
     grace_s: float = GRACE_S
@@ -411,10 +388,6 @@ class Context:
     def time(self) -> float:
         """Return the time for the next event: the wall clock, never going back."""
         return max(self.now(), self.state.now_s)
-
-    def say(self, words: str) -> None:
-        """Write a message to the log."""
-        self.settings.say(words)
 
     def set_broken(self, names: Iterable[str]) -> None:
         """Note the nodes that could not be powered off or on."""

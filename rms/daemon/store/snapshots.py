@@ -12,7 +12,7 @@ from typing import IO
 from rms.core.scheduler.scheduler import Scheduler
 from rms.core.scheduler.snapshot import freeze
 from rms.daemon.store.archive import retire
-from rms.daemon.store.context import Context
+from rms.daemon.store.context import Context, log
 from rms.daemon.store.journal import JournalFullError
 from rms.daemon.store.sandbox import fork
 
@@ -140,4 +140,4 @@ class Snapshots:
     def _together(self, why: str) -> None:
         """Pack in the daemon from now on."""
         self._forks = False
-        self._context.say(f"snapshots are made while all wait from now on: {why}")
+        log.info(f"snapshots are made while all wait from now on: {why}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from said import Said
 from submissions import hand_in
 
 from rms.core.model.cluster import Cluster
@@ -53,7 +54,7 @@ class Bench:
 
     def __init__(self, journal: Journal, folder: Path) -> None:
         self.journal, self.folder = journal, folder
-        self.now_s, self.said = 1000.0, list[str]()
+        self.now_s, self.said = 1000.0, Said()
         self.daemon = self.resumed()
 
     def resumed(self) -> Daemon:
@@ -61,7 +62,7 @@ class Bench:
             NAMES, tuple((f"cpu:{n}",) for n in range(4)), (NodePower(5.0, 10.0),) * 4
         )
         self.launcher = Idle(self.folder, "instance", "unix:none")
-        settings = Settings(policy="array-share", now=lambda: self.now_s, say=self.said.append)
+        settings = Settings(policy="array-share", now=lambda: self.now_s)
         return resume(cluster, self.journal, self.launcher, settings)
 
     def run(self, name: JobId, low: int, high: int, preferred: int, mode: Mode) -> None:
