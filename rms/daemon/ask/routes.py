@@ -469,7 +469,10 @@ class Routes:
             hold_s = FIRST_HOLD_S
         self._held += 1
         try:
-            await job.wakeup.wait(hold_s)
+            async with asyncio.timeout(hold_s):
+                await job.wakeup.wait()
+        except TimeoutError:
+            pass
         finally:
             self._held -= 1
         return PollAnswer(job.request_after(body.known))

@@ -397,7 +397,7 @@ class Worlds:
     def _carry_out(
         self,
         job: JobRuntime,
-        instruction: machine.ResizeAction | machine.SchedulerEvent,
+        instruction: machine.ResizeAction | machine.Act | machine.SchedulerEvent,
         notes: Notes,
     ) -> None:
         context, launcher = self._context, self._context.launcher
@@ -405,7 +405,7 @@ class Worlds:
             self.enter_worlds(job)
             self._handle(instruction, notes)
             return
-        if isinstance(instruction, machine.RunScript):  # the next run leaves its own status
+        if instruction is machine.Act.RUN_SCRIPT:  # the next run leaves its own status
             launcher.status_file(job.id).unlink(missing_ok=True)
             notes.append(ScriptNote(job.id))
         context.journal.note(*notes)
@@ -424,19 +424,19 @@ class Worlds:
                 self._boot(job, instruction)
             case machine.KillLaunch(launch):
                 launcher.kill(job.id, launch)
-            case machine.KillJob():
+            case machine.Act.KILL_JOB:
                 launcher.kill(job.id)
-            case machine.Terminate():
+            case machine.Act.TERMINATE:
                 self._scripts.terminate(job)
-            case machine.TellJob():
-                job.wakeup.wake()
-            case machine.Observe():
+            case machine.Act.TELL_JOB:
+                job.wake()
+            case machine.Act.OBSERVE:
                 self._observe(job)
             case machine.Decide(slots, strategy):
                 self.begin_resize(job, slots, strategy)
             case machine.FindLaunches(launches):
                 self._find(job, launches)
-            case machine.RunScript():
+            case machine.Act.RUN_SCRIPT:
                 self._run_script(job)
             case machine.Requeue(reason):
                 self._scripts.requeue(job, reason)

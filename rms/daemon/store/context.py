@@ -6,10 +6,9 @@ import contextlib
 import logging
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from prometheus_client import (
     CollectorRegistry,
@@ -35,7 +34,7 @@ from rms.core.model.jobs import JobId
 from rms.core.scheduler.scheduler import Scheduler
 from rms.core.state import State
 from rms.daemon.store.journal import Journal, JournalError
-from rms.daemon.store.notes import BrokenNote, ClockNote, Note
+from rms.daemon.store.notes import BrokenNote, ClockNote
 from rms.daemon.store.private import Private
 from rms.daemon.store.record import JobRuntime
 from rms.formats.prices import Prices
@@ -268,16 +267,8 @@ def _set_gauge(gauge: Gauge, values: Mapping[str, float]) -> None:
 # --- settings and context ------------------------------------------------------------------------
 
 
-class Handle(Protocol):
-    """Enters an event: journal, scheduler, journal of the decisions, actions."""
-
-    def __call__(
-        self, event: Event, notes: Sequence[Note] = (), number: int | None = None
-    ) -> list[Decision]:
-        """Enter the event and its notes; return the decisions.
-
-        An event that is in the journal already has a number.
-        """
+Handle = Callable[..., list[Decision]]
+"""Enters an event: :meth:`rms.daemon.heart.Daemon.handle`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -181,36 +181,6 @@ class StepCount:
     span_s: float
 
 
-class Wakeup:
-    """Wakes the requests that wait for it. Thousands wait: a timer costs less than a task."""
-
-    def __init__(self) -> None:
-        self._waiting: set[asyncio.Future[None]] = set()
-
-    async def wait(self, hold_s: float = inf) -> None:
-        """Return when :meth:`wake` is called, or after ``hold_s`` seconds."""
-        loop = asyncio.get_running_loop()
-        waiting = loop.create_future()
-        timer = None if hold_s == inf else loop.call_later(hold_s, _wake, waiting)
-        self._waiting.add(waiting)
-        try:
-            await waiting
-        finally:
-            self._waiting.discard(waiting)
-            if timer is not None:
-                timer.cancel()
-
-    def wake(self) -> None:
-        """Wake all requests that wait now."""
-        for waiting in self._waiting:
-            _wake(waiting)
-
-
-def _wake(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)
-
-
 @dataclass
 class JobRuntime:
     """Everything the daemon knows about a job that the scheduler does not.
@@ -244,7 +214,7 @@ class JobRuntime:
     resize: PendingResize | None = None
     call: PendingCall | None = None
     diagnosis: PendingCall | None = None
-    wakeup: Wakeup = field(default_factory=Wakeup)
+    wakeup: asyncio.Event = field(default_factory=asyncio.Event)
     rests_until_s: float = 0.0
     requested_ranks: int = 0
     user_strategy: str = ""
@@ -261,6 +231,11 @@ class JobRuntime:
     count: StepCount | None = None
     calm_until_s: float = 0.0
     checked_ends: int = 0
+
+    def wake(self) -> None:
+        """Wake the polls that wait now."""
+        self.wakeup.set()
+        self.wakeup.clear()
 
     @property
     def calm(self) -> bool:

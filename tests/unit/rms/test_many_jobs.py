@@ -143,7 +143,7 @@ def test_a_question_is_held_while_its_wish_is_known() -> None:
         waiting = asyncio.create_task(job.wakeup.wait())
         await asyncio.sleep(0)
         job.resize = PendingResize(1, ("a",), "spawn", told=True)
-        job.wakeup.wake()
+        job.wake()
         await asyncio.wait_for(waiting, 10)
         held = asyncio.create_task(job.wakeup.wait())
         await asyncio.sleep(0.01)
@@ -151,7 +151,7 @@ def test_a_question_is_held_while_its_wish_is_known() -> None:
         await asyncio.sleep(0.01)
         assert not held.done()
         job.resize = PendingResize(2, ("b",), "spawn", told=True)
-        job.wakeup.wake()
+        job.wake()
         await asyncio.wait_for(held, 10)
 
     asyncio.run(ask())
