@@ -146,7 +146,13 @@ def run_daemon(state: Path, engine: JobEngine, settings: Settings) -> None:
             server = _server(Routes(daemon, stopping.set, token, own, metrics_token))
             # First, so that a client of the daemon finds this socket too. The reference is kept,
             # as uvloop closes a server without one.
-            kept = tasks_socket and await _serve_tasks(tasks, tasks_socket, settings.governor)
+            kept = None
+            if tasks_socket is not None:
+                tasks.restore()
+                if settings.governor:
+                    tasks.use(None, GovernorRule.parse(settings.governor))
+                loop = asyncio.get_running_loop()
+                kept = await loop.create_unix_server(lambda: TaskLink(tasks), sock=tasks_socket)
             serving = asyncio.create_task(server.serve(sockets=listening))
             log.info(f"serving at {address}")
             launcher.open()
@@ -202,15 +208,6 @@ def _tasks_socket(tasks: Tasks, listen: str, stack: contextlib.ExitStack) -> soc
     stack.callback(private.close, sock, f"{listen}-tasks")
     stack.callback(tasks.close)
     return sock
-
-
-async def _serve_tasks(tasks: Tasks, listening: socket.socket, governor: str) -> asyncio.Server:
-    """Listen to processes with tasks for the lifetime of the server that is returned."""
-    tasks.restore()
-    if governor:
-        tasks.use(None, GovernorRule.parse(governor))
-    loop = asyncio.get_running_loop()
-    return await loop.create_unix_server(lambda: TaskLink(tasks), sock=listening)
 
 
 def _server(routes: Routes) -> uvicorn.Server:
@@ -275,7 +272,10 @@ class Notifier:
     def __init__(self, env: Mapping[str, str]) -> None:
         where = env.get("NOTIFY_SOCKET", "")
         self._address = f"\0{where[1:]}" if where.startswith("@") else where
-        self._alive_s, self._sent_s = _watchdog_s(env) / 2, -math.inf
+        self._alive_s, self._sent_s = math.inf, -math.inf
+        if env.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):
+            with contextlib.suppress(ValueError):
+                self._alive_s = int(env.get("WATCHDOG_USEC", "")) / 2e6
 
     def send(self, *lines: str) -> None:
         """Send ``READY=1``, ``STOPPING=1``, ``STATUS=...`` as a datagram; errors are ignored."""
@@ -292,16 +292,6 @@ class Notifier:
         if now_s >= self._sent_s + self._alive_s:
             self._sent_s = now_s
             self.send("WATCHDOG=1")
-
-
-def _watchdog_s(env: Mapping[str, str]) -> float:
-    """Return the manager's watchdog interval for this process, else infinity."""
-    if env.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
-        return math.inf
-    try:
-        return int(env.get("WATCHDOG_USEC", "")) / 1e6
-    except ValueError:
-        return math.inf
 
 
 # --- the garbage collector -----------------------------------------------------------------------

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rms.daemon.store.journal import Journal, JournalError, JournalFullError
+from rms.daemon.store.journal import Journal, JournalError, JournalFullError, UnknownJobError
 from rms.wire.signing import ANSWER_HEADER, HELLO, HELLO_PATH, SCHEME, Session, digest, nonce
 from rms.wire.users import ErrorAnswer
 
@@ -48,10 +48,6 @@ MOST_HEADERS = 64
 MOST_REQUEST_BYTES = 1 << 25
 """Limit of a whole request. It exceeds :data:`MOST_BYTES`, so that a body that is too long gets an
 answer."""
-
-
-class RefusedRequestError(Exception):
-    """A request is refused before it is read completely."""
 
 
 @dataclass
@@ -116,14 +112,14 @@ def bounded(
 
         def on_message_begin(self) -> None:
             if self._answering:
-                raise RefusedRequestError
+                raise RefusedError(400, "expected one request at a time, got more")
             self._most = MOST_HEAD_BYTES if self._verified else MOST_UNVERIFIED_BYTES
             super().on_message_begin()
 
         def on_header(self, name: bytes, value: bytes) -> None:
             # A chunked body may cost a call per byte.
             if len(self.headers) >= MOST_HEADERS or name.lower() == b"transfer-encoding":
-                raise RefusedRequestError
+                raise RefusedError(400, "expected fewer headers, and none of chunks")
             super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
@@ -207,11 +203,11 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Content type of an answer that is a text, in the format of Prometheus."""
 
 STATUSES: tuple[tuple[tuple[type[Exception], ...], int], ...] = (
+    ((UnknownJobError,), 404),
     ((JournalError, OSError), 503),
     ((ValueError, OverflowError, RecursionError), 400),
 )
-"""Status of errors without one of their own: 503 if the journal cannot be written now, 400 if the
-request is invalid."""
+"""Status of errors without one of their own: 503 if the journal cannot be written now."""
 
 
 class RefusedError(Exception):

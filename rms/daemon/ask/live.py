@@ -383,9 +383,8 @@ def _node(context: Context, node: int) -> str:
     return context.cluster.host_of(node) if 0 <= node < len(names) else f"number {node}"
 
 
-def _submitted(context: Context, event: Submitted) -> str:
-    ids = fold_ids(spec.id for spec in event.specs[:1000])
-    return f"job {', '.join(ids)} submitted"
+def _folded(ids: Iterable[str]) -> str:
+    return ", ".join(fold_ids(islice(ids, 1000)))
 
 
 def _resized(context: Context, event: Resized) -> str:
@@ -398,27 +397,22 @@ def _resized(context: Context, event: Resized) -> str:
     return f"job {event.job} resized {sizes}, stopped for {row.stall_s:.3f} s"
 
 
-def _held_by_user(context: Context, event: HeldByUser) -> str:
-    ids = ", ".join(fold_ids(event.jobs[:1000]))
-    return f"job {ids} {'held' if event.held else 'released'}"
-
-
-def _cap(context: Context, event: PowerCapSet) -> str:
-    return "power cap removed" if event.watts is None else f"power cap set to {event.watts:g} W"
-
-
 _WORDS: Mapping[type[Event], Callable[[Context, Any], str]] = {
-    Submitted: _submitted,
+    Submitted: lambda _, event: f"job {_folded(spec.id for spec in event.specs)} submitted",
     Started: lambda context, event: f"job {event.job} started",
     ResizeBegun: lambda context, event: f"job {event.job} stops for a resize",
     Resized: _resized,
     ResizeRolledBack: lambda _, event: f"job {event.job} resize rolled back: {event.reason}",
     Requeued: lambda context, event: f"job {event.job} requeued",
-    HeldByUser: _held_by_user,
+    HeldByUser: lambda _, event: (
+        f"job {_folded(event.jobs)} {'held' if event.held else 'released'}"
+    ),
     Ended: lambda context, event: f"job {event.job} {event.state}",
     NodeDown: lambda context, event: f"node {_node(context, event.node)} unavailable",
     NodeUp: lambda context, event: f"node {_node(context, event.node)} available",
     NodeBooted: lambda context, event: f"node {_node(context, event.node)} booted",
     NodePowerFailed: lambda c, event: f"node {_node(c, event.node)}: {event.reason}",
-    PowerCapSet: _cap,
+    PowerCapSet: lambda _, event: (
+        "power cap removed" if event.watts is None else f"power cap set to {event.watts:g} W"
+    ),
 }

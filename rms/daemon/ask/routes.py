@@ -27,7 +27,7 @@ from rms.daemon.ask.http import (
     is_signed,
     over_tcp,
 )
-from rms.daemon.ask.views import UnknownJobError, archived, selected
+from rms.daemon.ask.views import archived, selected
 from rms.daemon.heart import Daemon
 from rms.daemon.store.private import is_loopback, raise_open_files
 from rms.daemon.store.record import REQUEUED
@@ -143,7 +143,15 @@ class Routes:
 
     def endpoints(self) -> list[Endpoint]:
         """Return all routes with their access: users, a job about itself, or meters."""
-        user, job, meter = self._check_user, self._check_job, self._check_meter
+        user = self._check_user
+
+        def job(request: Request) -> None:
+            job_id = _job_id(request)  # the error is the same for a job that does not exist
+            self._check(request, job_name(job_id), f"job {job_id}")
+
+        def meter(request: Request) -> None:
+            self._check(request, METER_TOKEN, "this daemon's meters")
+
         return [
             Endpoint("GET", "/openapi.json", user, self.openapi),
             Endpoint("POST", "/jobs", user, self.submit, Submission),
@@ -189,11 +197,8 @@ class Routes:
         if name == METER_TOKEN:
             return self.daemon.launcher.meter_token
         job_id = JobId(name.removeprefix(job_name("")))
-        return self._job_token(job_id) if name == job_name(job_id) else ""
-
-    def _job_token(self, job_id: JobId) -> str:
-        job = self.daemon.jobs.get(job_id)
-        return "" if job is None else self.daemon.context.private.token(job_id)
+        known = name == job_name(job_id) and job_id in self.daemon.jobs
+        return self.daemon.context.private.token(job_id) if known else ""
 
     def _check_user(self, request: Request) -> None:
         """Require the owner: at one of the owner's Unix sockets, or by the token from here."""
@@ -210,16 +215,9 @@ class Routes:
         if not (is_loopback(host) and has_bearer(request, self._metrics_token)):
             self._check_user(request)
 
-    def _check_meter(self, request: Request) -> None:
-        token = self.daemon.launcher.meter_token
-        self._check(request, METER_TOKEN, token, "this daemon's meters")
-
-    def _check_job(self, request: Request) -> None:
-        job_id = _job_id(request)  # the error is the same for a job that does not exist
-        self._check(request, job_name(job_id), self._job_token(job_id), f"job {job_id}")
-
-    def _check(self, request: Request, name: str, token: str, whose: str) -> None:
+    def _check(self, request: Request, name: str, whose: str) -> None:
         """Require a token: as a signature over TCP, as a bearer token at a Unix socket."""
+        token = self._token(name, "")
         valid = is_signed(request, name) if over_tcp(request) else has_bearer(request, token)
         if not (token and valid):
             raise RefusedError(401, f"expected the token of {whose}")
@@ -243,7 +241,7 @@ class Routes:
         if limit is not None and not _LIMIT.fullmatch(limit):
             raise ValueError(f"expected a limit of 1 to 9999 rows, got {limit!r}")
         context, query = self.daemon.context, JobSelection(**options)
-        jobs = sorted(self._selected(query).values(), key=attrgetter("number"))  # by rising id
+        jobs = sorted(selected(context, query).values(), key=attrgetter("number"))  # by rising id
         old = views.by_id(archived(context, query))
         if after is not None:
             last = sort_key(JobId(after))
@@ -268,7 +266,7 @@ class Routes:
 
     async def wait(self, request: Request, body: WaitQuery) -> WaitAnswer:
         """Answer with the number of unfinished jobs: when there is none, or after a while."""
-        left = list(self._selected(JobSelection(body.id)))
+        left = list(selected(self.daemon.context, JobSelection(body.id)))
         until_s, ended = time.monotonic() + min(body.hold_s, MOST_WAIT_S), self._ended(body)
         while True:
             while left and ended(left[-1]):
@@ -283,12 +281,6 @@ class Routes:
         if not body.lines:
             return ended.__contains__
         return lambda job_id: job_id in ended and jobs[job_id].summary != ""
-
-    def _selected(self, selection: JobSelection) -> dict[JobId, Job]:
-        try:
-            return selected(self.daemon.context, selection)
-        except UnknownJobError as error:
-            raise RefusedError(404, str(error)) from None
 
     async def cancel(self, request: Request, body: JobSelection) -> JobIds:
         """Cancel jobs; answer with the ids of those that had not ended."""
@@ -328,7 +320,7 @@ class Routes:
         """Return the jobs that a command changes; an empty selection is an error."""
         if selection == JobSelection():
             raise ValueError("expected ids, states, names or users of jobs, got none")
-        return self._selected(selection)
+        return selected(self.daemon.context, selection)
 
     def _among(
         self, selection: JobSelection, candidates: Collection[JobId], expected: str
@@ -411,10 +403,7 @@ class Routes:
     async def acct(self, request: Request) -> AcctAnswer:
         """Return all jobs, or the selected ones, and the energy rows of their owners."""
         filters = {key: text for key, text in request.query_params.items() if key in ACCT_QUERY}
-        try:
-            return views.acct(self.daemon.context, JobSelection(**filters) if filters else None)
-        except UnknownJobError as error:
-            raise RefusedError(404, str(error)) from None
+        return views.acct(self.daemon.context, JobSelection(**filters) if filters else None)
 
     async def prices(self, request: Request) -> PricesAnswer:
         """Return the prices of electricity, if the daemon has them."""

@@ -24,7 +24,7 @@ from rms.daemon.restart.recover import forget_archived, restore_jobs, restored
 from rms.daemon.store.archive import energy_rows, priority, stalled, waits_for
 from rms.daemon.store.archive import row as row
 from rms.daemon.store.context import Context, Settings
-from rms.daemon.store.journal import Journal
+from rms.daemon.store.journal import Journal, UnknownJobError
 from rms.formats.values import IdSelection, parse_id_list
 from rms.kernels.served import Tasks
 from rms.launch.local import LocalLauncher
@@ -43,10 +43,6 @@ from rms.wire.users import (
 
 PLANNED = 200
 """Number of pending jobs whose expected starts are computed."""
-
-
-class UnknownJobError(ValueError):
-    """An id belongs to no job."""
 
 
 # --- selection of jobs --------------------------------------------------------------------------

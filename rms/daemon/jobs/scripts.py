@@ -85,7 +85,7 @@ class Scripts:
             script=context.launcher.state / "jobs" / submission.array / "script",
             cwd=submission.cwd,
             env={
-                **context.private.environment(submission.array),
+                **context.private.kept(f"{submission.array}/environment"),
                 **environment(job, len(context.cluster.hosts_of(nodes))),
                 **processors(context.cluster.kinds_of(nodes)),
                 TOKEN_VARIABLE: context.private.token(job.id),

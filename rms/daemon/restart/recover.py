@@ -525,7 +525,11 @@ def restore_steps(daemon: Daemon, job: JobRuntime) -> list[int]:
         line = journal.noted(LineNote, f"{job.id}/{number}")
         if not line.command:
             raise JournalError("expected its launcher line in the journal, got none")
-        env = _line_environment(daemon, job, number)
+        try:
+            env = daemon.context.private.kept(line_file(job.id, number))
+        except LaunchError as error:  # running processes have theirs, but a resize would need it
+            log.info(f"job {job.id}: {error}")
+            env = {}
         command = LaunchCommand(line.command, line.cwd, env, line.output, line.errors)
         worlds = {launch: world(launch, pid) for launch, pid in step.pids.items()}
         facts = {name: getattr(step, name) for name in STEP_FACTS}
@@ -534,14 +538,6 @@ def restore_steps(daemon: Daemon, job: JobRuntime) -> list[int]:
     if job.steps and job.steps[-1].exit_code is None and not job.steps[-1].current:
         _find_first_world(daemon, job)
     return members
-
-
-def _line_environment(daemon: Daemon, job: JobRuntime, number: int) -> dict[str, str]:
-    try:
-        return daemon.context.private.kept(line_file(job.id, number))
-    except LaunchError as error:  # running processes have theirs, but a resize would need it
-        log.info(f"job {job.id}: {error}")
-        return {}
 
 
 def _find_first_world(daemon: Daemon, job: JobRuntime) -> None:

@@ -39,6 +39,9 @@ def row(context: Context, job: Job, now_s: float) -> JobRow:
     parts = scheduler.energy.parts(spec.id, energy_j)
     details = _compared(context.launcher.nodes.job_details(spec.id), energy_j)
     rank, wanted = priority(context, job), context.state.wanted.get(spec.id)
+    waits = waits_for(context, spec.id)
+    reason = stalled(context, spec.id) or scheduler.reasons.get(spec.id, "")
+    reason = reason if waits is None else waits.reason
     return JobRow(
         id=spec.id,
         name=submission.name,
@@ -51,7 +54,7 @@ def row(context: Context, job: Job, now_s: float) -> JobRow:
         size=len(job.nodes),
         nodes_min=spec.nodes_min,
         nodes_max=spec.nodes_max,
-        reason=_reason(context, job) or details.waits or "",
+        reason=reason or details.waits or "",
         step=runtime.step,
         steps=runtime.total,
         energy_j=energy_j,
@@ -123,14 +126,6 @@ def stalled(context: Context, job_id: JobId) -> str:
     if job is None or (job.state is not JobState.CONFIGURING and job.requested_size is None):
         return ""
     return context.controller_away
-
-
-def _reason(context: Context, job: Job) -> str:
-    """Return why a job waits, else the last reason about it."""
-    waits = waits_for(context, job.spec.id)
-    if waits is not None:
-        return waits.reason
-    return stalled(context, job.spec.id) or context.scheduler.reasons.get(job.spec.id, "")
 
 
 # --- energy: rows of owner, node, device and source ----------------------------------------------

@@ -8,6 +8,7 @@ import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import (
@@ -168,45 +169,30 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
-
-        def gauge(name: str, text: str, label: str | None = None) -> Gauge:
-            return Gauge(name, text, [label] if label else [], registry=registry)
-
-        def counter(name: str, text: str, label: str, values: tuple[str, ...]) -> Counter:
-            metric = Counter(name, text, [label], registry=registry)
-            for value in values:
-                metric.labels(value)
-            return metric
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, buckets=buckets, registry=registry)
-
-        self._jobs = gauge("rms_jobs", "Jobs that are not over, by state.", "state")
-        self._ended = counter(
-            "rms_jobs_ended",
-            "Jobs that have ended since the daemon was started, by state.",
-            "state",
-            ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"),
-        )
-        self._waits_s = histogram("rms_wait_seconds", "From submission to start of a job.", WAITS_S)
-        self._passes_s = histogram(
-            "rms_pass_seconds", "An event, and what is decided on it.", PASSES_S
-        )
+        self._registry = CollectorRegistry()
+        gauge = partial(Gauge, registry=self._registry)
+        counter = partial(Counter, registry=self._registry)
+        histogram = partial(Histogram, registry=self._registry)
+        self._jobs = gauge("rms_jobs", "Jobs that are not over, by state.", ["state"])
+        ended = "Jobs that have ended since the daemon was started, by state."
+        self._ended = counter("rms_jobs_ended", ended, ["state"])
+        wait, begun = "From submission to start of a job.", "An event, and what is decided on it."
+        self._waits_s = histogram("rms_wait_seconds", wait, buckets=WAITS_S)
+        self._passes_s = histogram("rms_pass_seconds", begun, buckets=PASSES_S)
         self._nodes = gauge("rms_nodes", "Nodes, or slots of shared ones.")
         self._free = gauge("rms_nodes_free", "Those that are free.")
-        self._power_w = gauge("rms_power_watts", "Power by its source.", "source")
-        self._energy_j = gauge(
-            "rms_energy_joules",
-            "Energy of the cluster by its source; what meters report later replaces the model's.",
-            "source",
+        self._power_w = gauge("rms_power_watts", "Power by its source.", ["source"])
+        energy = (
+            "Energy of the cluster by its source; what meters report later replaces the model's."
         )
-        self._resizes = counter(
-            "rms_resizes", "Resizes that are over, by outcome.", "outcome", ("done", "rolled_back")
-        )
-        self._stalls_s = histogram(
-            "rms_stall_seconds", "A job stands still for a resize.", STALLS_S
-        )
+        self._energy_j = gauge("rms_energy_joules", energy, ["source"])
+        self._resizes = counter("rms_resizes", "Resizes that are over, by outcome.", ["outcome"])
+        stall = "A job stands still for a resize."
+        self._stalls_s = histogram("rms_stall_seconds", stall, buckets=STALLS_S)
+        for state in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"):
+            self._ended.labels(state)
+        for outcome in ("done", "rolled_back"):
+            self._resizes.labels(outcome)
 
     def on_event(self, context: Context, event: Event, pass_s: float) -> None:
         """Count an event after its scheduling pass, which took ``pass_s``."""

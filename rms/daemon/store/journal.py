@@ -148,6 +148,10 @@ class Archived(msgspec.Struct, frozen=True):
     history: list[HistoryEntry] = []
 
 
+class UnknownJobError(ValueError):
+    """An id belongs to no job, present or archived."""
+
+
 _archived = msgspec.msgpack.Decoder(Archived)
 
 _ARCHIVE = "INSERT OR REPLACE INTO over (id, state, body, sum) VALUES (?, ?, ?, ?)"
@@ -207,7 +211,7 @@ class Journal:
             self.damage.append(f"{lost}: it is damaged, or an older journal was restored")
         self._mark, self._next = self.noted(MarkNote), self.noted(NextNote)
         self._unchecked = max(self.snapshots(), default=0)
-        self.began = next(self._headers(), None)
+        self.began = self._header()
         self._nodes = None if self.began is None else self.began.nodes
 
     @classmethod
@@ -467,8 +471,8 @@ class Journal:
         while rows := self._run(_PAGE, after)[0]:
             for row in rows:
                 entry = self._decode(*self._checked(*row))
-                if begins and not isinstance(entry, Opened):  # it is lost: the next serves
-                    yield from self._headers()
+                if begins and not isinstance(entry, Opened) and (header := self._header()):
+                    yield header  # the first is lost: the next serves
                 if after + 1 < row[0]:
                     self._add_damage(_missing(after + 1, row[0] - 1))
                 after, begins = row[0], False
@@ -486,10 +490,10 @@ class Journal:
         rows = self._run(newest, after, *kinds, most)[0]
         return [(row[0], self._decode(*row)) for row in reversed(rows)], number
 
-    def _headers(self) -> Iterator[Opened]:
-        """Yield the first whole header."""
-        headers = (self._decode(*header) for header in self._run(_HEADER)[0])
-        yield from (header for header in headers if isinstance(header, Opened))
+    def _header(self) -> Opened | None:
+        rows = self._run(_HEADER)[0]
+        entry = self._decode(*rows[0]) if rows else None
+        return entry if isinstance(entry, Opened) else None
 
     def _checked(
         self, seq: int, body: bytes, decided: bytes | None, kind: str, *sums: int | None

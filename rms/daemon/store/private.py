@@ -123,10 +123,6 @@ class Private:
         token.update(f"{self._instance_id}/{job}".encode())
         return token.hexdigest()
 
-    def environment(self, submission: str) -> dict[str, str]:
-        """Return the environment of a submission, one for all tasks of an array."""
-        return self.kept(f"{submission}/environment")
-
     def keep(self, name: str, env: Mapping[str, str], *, sync: bool = False) -> None:
         """Write an environment to a file below ``jobs/`` of mode 600."""
         path = self._folder / "jobs" / name

@@ -191,7 +191,6 @@ class JobRuntime:
         launch_count: number of launches so far; the next launch has this number.
         call: the request of the resize in flight to the owner of the nodes.
         diagnosis: the request for the cause of the job's failure.
-        wakeup: wakes the job's poll when a resize request waits for it.
         rests_until_s: end of its cooldown.
         requested_ranks: size that its application requested, 0 without a request.
         user_strategy: a user's strategy for the resize that is to be decided next, or "".
@@ -214,7 +213,6 @@ class JobRuntime:
     resize: PendingResize | None = None
     call: PendingCall | None = None
     diagnosis: PendingCall | None = None
-    wakeup: asyncio.Event = field(default_factory=asyncio.Event)
     rests_until_s: float = 0.0
     requested_ranks: int = 0
     user_strategy: str = ""
@@ -231,6 +229,11 @@ class JobRuntime:
     count: StepCount | None = None
     calm_until_s: float = 0.0
     checked_ends: int = 0
+
+    @cached_property
+    def wakeup(self) -> asyncio.Event:
+        """Wakes the job's poll when a resize request waits for it; pending jobs have none."""
+        return asyncio.Event()
 
     def wake(self) -> None:
         """Wake the polls that wait now."""
