@@ -326,8 +326,7 @@ class Collector:
         if now_s < self._next_s:
             return
         self._next_s = now_s + EVERY_S
-        grown = sys.getallocatedblocks() > self._most
-        if grown or now_s >= self._all_s:
+        if sys.getallocatedblocks() > self._most or now_s >= self._all_s:
             gc.collect()
             self._collected(now_s)
 

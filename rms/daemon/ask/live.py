@@ -112,7 +112,6 @@ def _start(context: Context) -> float | None:
 
 
 def _jobs(context: Context, query: LiveQuery, now_s: float) -> JobPage:
-    """Return a page of the pending and running jobs, or of the ended ones."""
     if query.jobs not in ("active", "over"):
         raise ValueError(f"expected jobs that are active or over, got {query.jobs!r}")
     state, first = context.state, max(0, query.offset)
@@ -145,7 +144,6 @@ def _over(context: Context, text: str, first: int, last: int) -> JobPage:
 
 
 def _job(context: Context, job_id: str) -> JobRow | None:
-    """Return the row of a job, or None if the id is unknown."""
     job = context.state.job(JobId(job_id))
     if job is not None:
         return views.rows(context, [job])[0]
@@ -234,7 +232,6 @@ def _window(context: Context, query: LiveQuery, now_s: float) -> TimeWindow:
 
 
 def _held(context: Context, window: TimeWindow) -> Iterator[NodeSpan]:
-    """Yield the spans in which jobs held nodes in a window."""
     timeline = context.scheduler.timeline
     first = bisect_left(timeline.past, window.begin_s, key=lambda span: span.end_s or 0.0)
     for span in chain(islice(timeline.past, first, None), timeline.present()):
@@ -243,7 +240,6 @@ def _held(context: Context, window: TimeWindow) -> Iterator[NodeSpan]:
 
 
 def _unpowered(context: Context, window: TimeWindow) -> Iterator[NodeSpan]:
-    """Yield the spans in which nodes were off or booted in a window."""
     for span in context.scheduler.timeline.power_spans:
         is_past = span.end_s is not None and span.end_s <= window.begin_s
         if span.start_s < window.end_s and not is_past:

@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request
 
 from rms._version import __version__
-from rms.core.model.events import Reason
+from rms.core.model.events import HeldByUser, Reason, Withdrawn
 from rms.core.model.jobs import Job, JobId, sort_key
 from rms.daemon.ask import views
 from rms.daemon.ask.http import (
@@ -290,7 +290,8 @@ class Routes:
         for first in range(0, len(pending), CANCELLED_AT_ONCE):
             await asyncio.sleep(0)
             part, waiting = pending[first : first + CANCELLED_AT_ONCE], state.waiting
-            daemon.holds.withdraw([job_id for job_id in part if job_id in waiting])
+            gone = tuple(job_id for job_id in part if job_id in waiting)
+            daemon.handle(Withdrawn(daemon.time(), gone))
         for job_id in ids:
             if job_id in state.running:
                 daemon.scripts.cancel(daemon.jobs[job_id], if_journalled=True)
@@ -304,7 +305,7 @@ class Routes:
         else:
             held = {job_id for job_id, job in state.held.items() if job.held_by_user}
             ids = self._among(body, held, "a job that a user holds")
-        self.daemon.holds.hold(ids, held=hold)
+        self.daemon.handle(HeldByUser(self.daemon.time(), tuple(ids), hold))
         return JobIds([str(job_id) for job_id in ids])
 
     async def requeue(self, request: Request, body: JobSelection) -> JobIds:

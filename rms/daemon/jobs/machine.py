@@ -399,7 +399,6 @@ class ResizeMachine:
         return roll_back(job, context, message.reason)
 
     def _check_move(self, at: Flight, message: Observed) -> Instructions:
-        """End a job that has not reported in time."""
         job, resize, context = at
         if context.now_s <= resize.until_s:
             return []

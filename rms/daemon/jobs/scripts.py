@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from rms.core.model.events import Ended, Event, Reopened, Requeued, Start, Started
@@ -84,12 +84,7 @@ class Scripts:
         launch = ScriptLaunch(
             script=context.launcher.state / "jobs" / submission.array / "script",
             cwd=submission.cwd,
-            env={
-                **context.private.kept(f"{submission.array}/environment"),
-                **environment(job, len(context.cluster.hosts_of(nodes))),
-                **processors(context.cluster.kinds_of(nodes)),
-                TOKEN_VARIABLE: context.private.token(job.id),
-            },
+            env=_environment(context, job, nodes),
             output=output,
             nodes=[context.cluster.slots[node] for node in nodes],
             limit_s=context.state.running[job.id].spec.limit_s,
@@ -264,18 +259,19 @@ class Scripts:
         return "" if job.diagnosis is None else job.diagnosis()
 
 
-def environment(job: JobRuntime, nodes: int) -> dict[str, str]:
-    """Return the variables that the RMS adds to the environment of a job's script."""
-    index = job.submission.index(job.id)
-    values: dict[str, str] = {"JOB_ID": JobId(job.id), "JOB_NUM_NODES": str(nodes)}
+def _environment(context: Context, job: JobRuntime, nodes: tuple[Node, ...]) -> dict[str, str]:
+    """Return the environment of a job's script: its submission's, and variables of the RMS."""
+    array, index, cluster = job.submission.array, job.submission.index(job.id), context.cluster
+    env = context.private.kept(f"{array}/environment").copy()
+    values = {"JOB_ID": str(job.id), "JOB_NUM_NODES": str(len(cluster.hosts_of(nodes)))}
     if index is not None:
-        values |= {"ARRAY_JOB_ID": job.submission.array, "ARRAY_TASK_ID": str(index)}
-    return {f"{kind}_{key}": value for kind in ("RMS", "SLURM") for key, value in values.items()}
-
-
-def processors(kinds: Sequence[str]) -> dict[str, str]:
-    """Return the variable with the kinds of a job's processors, none if the nodes state none."""
-    return {PROCESSORS_VARIABLE: " ".join(kinds)} if kinds else {}
+        values |= {"ARRAY_JOB_ID": array, "ARRAY_TASK_ID": str(index)}
+    for key, value in values.items():
+        env[f"RMS_{key}"] = env[f"SLURM_{key}"] = value
+    if kinds := cluster.kinds_of(nodes):  # none if the nodes state none
+        env[PROCESSORS_VARIABLE] = " ".join(kinds)
+    env[TOKEN_VARIABLE] = context.private.token(job.id)
+    return env
 
 
 # --- the last line of a job's output -------------------------------------------------------------

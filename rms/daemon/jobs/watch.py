@@ -139,7 +139,6 @@ class JobWatch:
             self._check_memory(job, running)
 
     def _signal(self, job: JobRuntime, number: int, *, batch: bool) -> None:
-        """Send a job the signal of its ``--signal``, once."""
         job.signalled = True
         self._context.journal.note(SignalNote(job.id, sent=True))
         script = 0 if job.script is None else job.script.pid
@@ -155,14 +154,13 @@ class JobWatch:
         hosts = len(context.cluster.hosts_of(running.held))
         most_mib = (job.submission.memory_mib or 0.0) * hosts
         ended = context.launcher.limit_memory(job.id, most_mib)
-        if ended is not None:
-            if ended:
-                log.info(f"job {job.id}: reached its memory limit of {most_mib:.0f} MiB")
-                self._scripts.cancel(job, "OUT_OF_MEMORY", grace_s=0.0)
-            return
-        used_mib = sum_mib(context.launcher.members(job.id))
-        if used_mib > most_mib:
-            log.info(f"job {job.id}: uses {used_mib:.0f} MiB, limit {most_mib:.0f} MiB")
+        words = f"reached its memory limit of {most_mib:.0f} MiB"
+        if ended is None:
+            used_mib = sum_mib(context.launcher.members(job.id))
+            words = f"uses {used_mib:.0f} MiB, limit {most_mib:.0f} MiB"
+            ended = used_mib > most_mib
+        if ended:
+            log.info(f"job {job.id}: {words}")
             self._scripts.cancel(job, "OUT_OF_MEMORY", grace_s=0.0)
 
 

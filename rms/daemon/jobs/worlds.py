@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rms.core.model.events import ResizeAsked, ResizePoint, Started, Stepped
 from rms.core.model.jobs import Job, JobId, JobState, Node
@@ -77,20 +78,11 @@ class Worlds:
         context.journal.note(LineNote(f"{job.id}/{number}", *line))
         self.save_steps(job)
         parts = dict(enumerate(self.parts(job.id, command, slots), job.launch_count))
-        kinds = self._kinds(job, parts, resized=relaunched)
         job.launch_count += len(parts)
         launches = tuple((launch, len(part)) for launch, part in parts.items())
+        wanted = WorldLaunch(number, 0, (), command, launches=launches if len(parts) > 1 else ())
         try:
-            for launch, part in parts.items():
-                wanted = WorldLaunch(
-                    number,
-                    launch,
-                    part,
-                    command,
-                    launches=launches if len(parts) > 1 else (),
-                    processors=kinds[launch],
-                )
-                step.worlds[launch] = context.launcher.boot_world(job.id, wanted)
+            self._boot_worlds(job, wanted, parts, resized=relaunched)
             step.current = tuple(parts)
             self.enter_worlds(job, step.current)
         except LaunchError as error:
@@ -444,26 +436,29 @@ class Worlds:
                 log.info(words)
 
     def _boot(self, job: JobRuntime, boot: machine.BootWorlds) -> None:
-        step = job.steps[boot.step]
-        pids: dict[int, int] = {}
-        kinds = self._kinds(job, boot.launches, resized=True)
-        for launch, slots in boot.launches.items():
-            wanted = WorldLaunch(
-                boot.step,
-                launch,
-                slots,
-                step.command,
-                boot.resize,
-                boot.cores,
-                processors=kinds[launch],
-            )
-            try:
-                step.worlds[launch] = self._context.launcher.boot_world(job.id, wanted)
-            except LaunchError as error:
-                self.feed(job, machine.Booted(pids, str(error)))
-                return
-            pids[launch] = step.worlds[launch].pid
-        self.feed(job, machine.Booted(pids))
+        step, failure = job.steps[boot.step], ""
+        wanted = WorldLaunch(boot.step, 0, (), step.command, boot.resize, boot.cores)
+        try:
+            self._boot_worlds(job, wanted, boot.launches, resized=True)
+        except LaunchError as error:
+            failure = str(error)
+        pids = {n: step.worlds[n].pid for n in boot.launches if n in step.worlds}
+        self.feed(job, machine.Booted(pids, failure))
+
+    def _boot_worlds(
+        self,
+        job: JobRuntime,
+        wanted: WorldLaunch,
+        launches: Mapping[int, Sequence[str]],
+        *,
+        resized: bool,
+    ) -> None:
+        """Start launches of a step on their slots; a LaunchError ends that."""
+        kinds = self._kinds(job, launches, resized=resized)
+        for launch, slots in launches.items():
+            each = replace(wanted, launch=launch, slots=slots, processors=kinds[launch])
+            world = self._context.launcher.boot_world(job.id, each)
+            job.steps[wanted.step].worlds[launch] = world
 
     def _run_script(self, job: JobRuntime) -> None:
         nodes = self._context.state.running[job.id].requested_nodes

@@ -17,7 +17,7 @@ import os
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -97,15 +97,9 @@ class Nodes:
     def resume(self) -> None:
         """Enter nodes that a killed daemon may not have entered, after a restart."""
         context, state = self._context, self._context.state
-        unfit, remote = context.drained | context.broken, context.launcher.shared_filesystem
-        down, up = list[Node](), list[Node]()
-        for name in context.cluster.hosts:
-            node = context.cluster.nodes_of[name][0]
-            if name in unfit and node not in {*state.down, *state.off, *state.booting}:
-                down.append(node)
-            elif name not in unfit and node in state.down and not remote:
-                up.append(node)  # remote nodes are looked up
-        self._enter(down, up)
+        looked_up = context.launcher.shared_filesystem  # remote nodes
+        unpowered = {*state.off, *state.booting}
+        self._close_and_open(context.cluster.hosts, unpowered, opens=not looked_up)
 
     def drain(self, names: Sequence[str], *, drained: bool) -> None:
         """Drain nodes, or resume them. Jobs that run there are not affected."""
@@ -120,24 +114,23 @@ class Nodes:
             context.set_broken(context.broken.difference(names))
         self._close_and_open(names)
 
-    def _close_and_open(self, names: Sequence[str]) -> None:
-        """Tell the scheduler which of these nodes are down now, and which are up.
+    def _close_and_open(
+        self, names: Sequence[str], closed: Collection[Node] = (), *, opens: bool = True
+    ) -> None:
+        """Tell the scheduler which of these nodes are down now, and then which are up.
 
-        The first slot of a shared node stands for the whole node.
+        One decision is made on all that are up. The first slot of a shared node stands for the
+        whole node. Nodes that are ``closed`` already stay as they are.
         """
-        context, away = self._context, self._away
-        unfit, down, up = context.drained | context.broken, list[Node](), list[Node]()
+        context, down, up = self._context, list[Node](), list[Node]()
+        unfit = context.drained | context.broken | (self._away or frozenset())
         for name in dict.fromkeys(names):
             node = context.cluster.nodes_of[name][0]
-            if name in unfit or (away is not None and name in away):
-                if node not in context.state.down:
-                    down.append(node)
-            elif node in context.state.down:
+            is_down = node in context.state.down
+            if name in unfit and not is_down and node not in closed:
+                down.append(node)
+            elif name not in unfit and is_down and opens:
                 up.append(node)
-        self._enter(down, up)
-
-    def _enter(self, down: Sequence[Node], up: Sequence[Node]) -> None:
-        """Enter nodes that go or come back together, so that one decision is made on all."""
         for node in down:
             self._handle(NodeDown(self._context.time(), node))
         for left, node in zip(reversed(range(len(up))), up, strict=True):
@@ -238,7 +231,6 @@ class LeaseWatch:
 
 
 def _same(old: NodesLeased | None, new: NodesLeased) -> bool:
-    """Return whether an event changes nothing."""
     if old is None or old.nodes != new.nodes:
         return False
     if (old.most, old.longest_s) != (new.most, new.longest_s):

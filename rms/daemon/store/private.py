@@ -76,9 +76,9 @@ def check_folder(state: Path) -> None:
 
 
 @contextlib.contextmanager
-def owner_only() -> Iterator[None]:
+def owner_only(mask: int = OTHERS) -> Iterator[None]:
     """Make files of the block that only their owner can open. Jobs keep the umask of the user."""
-    before = os.umask(OTHERS)
+    before = os.umask(mask)
     try:
         yield
     finally:
@@ -207,14 +207,12 @@ def _bind_unix(path: Path) -> socket.socket:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.unlink(missing_ok=True)  # of a daemon that was killed
     server = socket.socket(socket.AF_UNIX)
-    before = os.umask(0o177)
     try:
-        server.bind(str(path))
+        with owner_only(0o177):
+            server.bind(str(path))
     except OSError as error:
         server.close()
         raise ServeError(f"cannot make the socket {path}: {error}") from None
-    finally:
-        os.umask(before)
     server.listen(128)
     return server
 

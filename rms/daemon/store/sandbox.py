@@ -355,7 +355,6 @@ class StrategyFiles:
 
 
 def _head(state: TaskState) -> TaskState:
-    """Return a state with the first waiting tasks only."""
     if len(state.waiting) <= MOST_SEEN:
         return state
     head = copy.copy(state)

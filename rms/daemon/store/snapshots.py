@@ -63,21 +63,16 @@ class Packing:
             raise
         return cls(pid, after, into, time.monotonic() + LIMIT_S)
 
-    def over(self) -> bool | None:
-        """Return whether it has succeeded, None while it runs."""
+    def result(self) -> bytes | None:
+        """Return the snapshot, b"" if the fork has failed, None while it runs."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
-        if pid:
-            return status == 0
-        if time.monotonic() < self.until_s:
+        if not pid and time.monotonic() < self.until_s:
             return None
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        return False
-
-    def read(self) -> bytes:
-        """Return the snapshot."""
+        if not pid:
+            os.kill(self.pid, signal.SIGKILL)
+            _, status = os.waitpid(self.pid, 0)
         self.into.seek(0)
-        return self.into.read()
+        return b"" if status else self.into.read()
 
 
 class Snapshots:
@@ -125,17 +120,17 @@ class Snapshots:
 
     def _follow(self, packing: Packing) -> None:
         """Enter the snapshot of a fork that has ended."""
-        packed = packing.over()
+        packed = packing.result()
         if packed is None:
             return
         self._packing = None
-        with packing.into:
-            if not packed:
-                self._together("a process of it failed")
-                return
-            self._last, self._prunes = packing.after, True
-            keep = self._context.settings.keep_entries
-            self._context.journal.save(packing.read(), keep, packing.after)
+        packing.into.close()
+        if not packed:
+            self._together("a process of it failed")
+            return
+        self._last, self._prunes = packing.after, True
+        keep = self._context.settings.keep_entries
+        self._context.journal.save(packed, keep, packing.after)
 
     def _together(self, why: str) -> None:
         """Pack in the daemon from now on."""

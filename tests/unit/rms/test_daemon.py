@@ -11,7 +11,7 @@ from said import Said
 from submissions import hand_in
 
 from rms.core.model.cluster import Cluster
-from rms.core.model.events import Ended, Later, Reason, Resize
+from rms.core.model.events import Ended, HeldByUser, Later, Reason, Resize
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.daemon.ask import views
 from rms.daemon.heart import Daemon
@@ -94,7 +94,7 @@ def test_who_is_held_is_held_after_a_restart_and_freed_in_time(bench: Bench) -> 
     bench.daemon.tick()
     state = bench.daemon.context.state
     assert set(state.held) == {"3"} and set(state.running) == {"4"}
-    bench.daemon.holds.hold([JobId("3")], held=False)
+    bench.daemon.handle(HeldByUser(bench.now_s, (JobId("3"),), False))
     assert set(state.running) == {"3", "4"} and not state.held
     assert replay(bench.journal.read()).differing == []
 
