@@ -238,11 +238,7 @@ class Daemon:
         return self.handle(event)[0]
 
     def set_policy(self, name: str) -> None:
-        """Let another policy decide from now on.
-
-        A policy that does not exist, cannot decide here, or names functions of modules that the
-        daemon was not started with is a PolicyError.
-        """
+        """Let another policy decide from now on; one that cannot is a PolicyError."""
         policy = guarded(placing(name, self.context.settings.policy_modules))
         check_placement(policy, self.context.cluster)
         if not policy.always_on and self.launcher.shared_filesystem:

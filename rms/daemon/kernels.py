@@ -18,8 +18,7 @@ from rms.kernels.record import UnitPower
 from rms.kernels.scheduler import Strategy
 from rms.kernels.served import NodeLender, Tasks
 
-MOST_CHECKED = 100
-"""Number of waiting jobs that are checked for tasks in their way."""
+MOST_CHECKED = 100  # number of waiting jobs that are checked for tasks in their way
 
 
 def tasks_of(context: Context, handle: Handle) -> Tasks:

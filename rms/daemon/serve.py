@@ -39,14 +39,12 @@ from rms.launch.local import JobEngine
 from rms.launch.processes import escapes, uncontained
 from rms.wire.terminal import printable
 
-HURRY_S = 5.0
-"""Time that a daemon with two stop signals waits for jobs that it has killed."""
+HURRY_S = 5.0  # time that a daemon with two stop signals waits for jobs that it has killed
 
 
 # --- the log -------------------------------------------------------------------------------------
 
-LEVELS = {"debug": 7, "info": 6, "warning": 4}
-"""Numbers of syslog(3)."""
+LEVELS = {"debug": 7, "info": 6, "warning": 4}  # numbers of syslog(3)
 
 
 class LogFormatter(logging.Formatter):
@@ -86,10 +84,7 @@ def start_log(level: str, env: Mapping[str, str]) -> None:
 
 
 def check_start(state: Path, engine: JobEngine, settings: Settings) -> None:
-    """Check everything that can be checked before a daemon is started; nothing is written.
-
-    A failed check is a PolicyError or ServeError.
-    """
+    """Check what can be checked without writing; raise a PolicyError or ServeError."""
     if settings.power_cap is not None:
         try:
             check_cap(settings.power_cap.cap_w, sum(model.idle_w for model in engine.cluster.power))
@@ -103,11 +98,7 @@ def check_start(state: Path, engine: JobEngine, settings: Settings) -> None:
 
 
 def run_daemon(state: Path, engine: JobEngine, settings: Settings) -> None:
-    """Run a daemon until a signal or a request stops it (or its ``parent`` process is gone).
-
-    Raises:
-        JournalError, PolicyError, ServeError, OSError: it cannot be started.
-    """
+    """Run a daemon until a signal or a request stops it (or its ``parent`` process is gone)."""
     check_start(state, engine, settings)
     make_folder(state)
     with owner_only():
@@ -301,17 +292,10 @@ class Notifier:
 # are new in every run, though their number is constant: the daemon stands still for 0.2 s. It makes
 # hardly any cycles, so the collector runs only after a large growth of memory, or rarely.
 
-EVERY_S = 10.0
-"""Interval between two looks at the memory in use."""
-
-GROWN = 2.0
-"""Growth of the memory in use that starts a collection."""
-
-LEAST = 2_000_000
-"""Least such growth in blocks of memory, some 200 MB."""
-
-ALL_S = 1_800.0
-"""Longest time between two collections."""
+EVERY_S = 10.0  # interval between two looks at the memory in use
+GROWN = 2.0  # growth of the memory in use that starts a collection
+LEAST = 2_000_000  # least such growth in blocks of memory, some 200 MB
+ALL_S = 1_800.0  # longest time between two collections
 
 
 class Collector:

@@ -30,17 +30,13 @@ BACKLOG = 16_384
 """Connections that may wait to be accepted, within the system's limit (``somaxconn``). Ten thousand
 ranks may connect at once during a scheduling pass."""
 
-REQUEST_S = 30.0
-"""Time for a client to send a whole request, its first or the next."""
-
-ANSWER_S = 300.0
-"""Time until the client has read the answer; the longest poll is held for seconds."""
+REQUEST_S = 30.0  # time for a client to send a whole request, its first or the next
+ANSWER_S = 300.0  # time until the client has read the answer; the longest poll is held for seconds
 
 MOST_HEAD_BYTES = 1 << 16
 """Limit of request line and headers together, which the parser does not have."""
 
-MOST_UNVERIFIED_BYTES = 1 << 14
-"""The same over TCP until the first verified request."""
+MOST_UNVERIFIED_BYTES = 1 << 14  # the same over TCP until the first verified request
 
 MOST_HEADERS = 64
 """Limit of headers of a request: a header object takes far more memory than its bytes."""
@@ -65,8 +61,7 @@ class Peer:
     endless: bool = False
 
 
-PEER = "rms.peer"
-"""Key of a connection's :class:`Peer` in the state of its requests."""
+PEER = "rms.peer"  # key of a connection's :class:`Peer` in the state of its requests
 
 
 def bounded(
@@ -193,11 +188,8 @@ def bounded(
 
 # --- requests -----------------------------------------------------------------------------------
 
-MOST_BYTES = 1 << 24
-"""Limit of a request's body: a script (4 MiB at most) with an environment."""
-
-MOST_SENTENCE = 1000
-"""Characters of an error message."""
+MOST_BYTES = 1 << 24  # limit of a request's body: a script (4 MiB at most) with an environment
+MOST_SENTENCE = 1000  # characters of an error message
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Content type of an answer that is a text, in the format of Prometheus."""
@@ -218,8 +210,7 @@ class RefusedError(Exception):
         self.status = status
 
 
-SIGNATURE = "rms.signature"
-"""Key of the :class:`Signature` in the scope of a signed request."""
+SIGNATURE = "rms.signature"  # key of the :class:`Signature` in the scope of a signed request
 
 _NONCE = re.compile("[0-9a-f]{32}")
 
@@ -403,10 +394,7 @@ def _answering(endpoint: Endpoint, flush: Callable[[], Awaitable[None]]) -> Answ
 
 
 def _refusal(error: Exception, *, signed: bool) -> tuple[ErrorAnswer, int]:
-    """Return the error message and status for an exception.
-
-    An internal error is raised for the server to answer, unless the answer has to be signed.
-    """
+    """Return the answer to an error; raise one of the daemon itself, unless that is signed."""
     if isinstance(error, RefusedError):
         return _sentence(str(error)), error.status
     if isinstance(error, RecursionError):

@@ -81,26 +81,16 @@ JOB_QUERY = ("id", "state", "name", "user", "after", "limit")
 ACCT_QUERY = ("id", "state", "name", "user")
 QUERIES = {"/jobs": JOB_QUERY, "/acct": ACCT_QUERY}
 
-CANCELLED_AT_ONCE = 1000
-"""Pending jobs that are cancelled before other requests get a turn."""
-
-ROWS_AT_ONCE = 100
-"""Rows of jobs that are built before other requests get a turn."""
-
-MOST_WAIT_S = 20.0
-"""Longest time to hold a request that waits for jobs to end."""
+CANCELLED_AT_ONCE = 1000  # pending jobs that are cancelled before other requests get a turn
+ROWS_AT_ONCE = 100  # rows of jobs that are built before other requests get a turn
+MOST_WAIT_S = 20.0  # longest time to hold a request that waits for jobs to end
 
 WAIT_LOOK_S = 0.25
 """Interval of the checks for that; a hundred waiting requests cost almost nothing."""
 
-WATCH_S = 0.05
-"""Interval at which the daemon checks its processes, and a launcher line its step."""
-
-STEP_LOOKS = 100
-"""Number of checks of a step before a launcher line gets an answer."""
-
-FIRST_HOLD_S = 0.2
-"""Time to hold the poll of a job before its first step, which is near."""
+WATCH_S = 0.05  # interval at which the daemon checks its processes, and a launcher line its step
+STEP_LOOKS = 100  # number of checks of a step before a launcher line gets an answer
+FIRST_HOLD_S = 0.2  # time to hold the poll of a job before its first step, which is near
 
 HOLD_S = 1.0
 MOST_HOLD_S = 8.0

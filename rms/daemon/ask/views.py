@@ -41,8 +41,7 @@ from rms.wire.users import (
     Snapshot,
 )
 
-PLANNED = 200
-"""Number of pending jobs whose expected starts are computed."""
+PLANNED = 200  # number of pending jobs whose expected starts are computed
 
 
 # --- selection of jobs --------------------------------------------------------------------------
@@ -54,12 +53,7 @@ def groups(state: State) -> tuple[Mapping[JobId, Job], ...]:
 
 
 def selected(context: Context, selection: JobSelection) -> dict[JobId, Job]:
-    """Return the jobs that match all filters of a selection.
-
-    Raises:
-        UnknownJobError: an id belongs to no job.
-        ValueError: an id or a state is malformed.
-    """
+    """Return the jobs that match all filters of a selection; each id must be a job's."""
     matches = _filter(selection)
     jobs = {} if matches is None else dict(_named(context, selection.id))
     return {

@@ -34,11 +34,9 @@ from rms.wire.messages import (
 )
 from rms.wire.users import ResizeRow
 
-READY_S, MOVE_S, LEAVE_S = 1800.0, 180.0, 10.0
-"""Deadlines of the states ready, moving and leaving."""
+READY_S, MOVE_S, LEAVE_S = 1800.0, 180.0, 10.0  # deadlines of the states ready, moving and leaving
 
-LATER_S = 10.0
-"""Pause after a refusal that may be withdrawn later."""
+LATER_S = 10.0  # pause after a refusal that may be withdrawn later
 
 RELAUNCH = (ResizeState.STOPPING, ResizeState.STARTING)
 

@@ -20,8 +20,7 @@ from rms.launch.processes import check_own_file
 from rms.wire.messages import PROCESSORS_VARIABLE, TOKEN_VARIABLE
 from rms.wire.users import restart_words
 
-START_S = 0.02
-"""Time budget for starting jobs, after which requests are answered for as long."""
+START_S = 0.02  # time budget for starting jobs, after which requests are answered for as long
 
 
 class Scripts:
@@ -46,10 +45,7 @@ class Scripts:
         self.start_some()
 
     def start_some(self) -> None:
-        """Start jobs within the time budget, as hundreds of starts may be decided at once.
-
-        Remaining starts are made in the next round, or after a restart.
-        """
+        """Start jobs within the time budget; the rest in the next round, or after a restart."""
         context = self._context
         while self._starts and not self.stopping and context.now() <= self._since_s + START_S:
             decision = self._starts.popleft()
@@ -116,10 +112,7 @@ class Scripts:
     # --- ends --------------------------------------------------------------------------------
 
     def fail(self, job: JobRuntime, reason: str) -> None:
-        """End a job that the daemon cannot handle; it is FAILED once its processes are gone.
-
-        The method is called again in every round until the job is over.
-        """
+        """End a job that the daemon cannot handle; called in every round until it is over."""
         context = self._context
         if not job.fault:
             job.fault = reason
@@ -192,10 +185,7 @@ class Scripts:
         context.scheduler.reasons[job.id] = reason
 
     def forget(self, job: JobRuntime) -> Notes:
-        """Drop everything about a job's processes, which have all ended.
-
-        Return the notes to be kept with the event that the job waits again or has ended.
-        """
+        """Drop everything about a job's ended processes; return the notes for the next event."""
         job.forget_processes()
         self._ends.pop(job.id, None)
         # Before the event, else it is taken for that of the next run.
@@ -276,11 +266,8 @@ def _environment(context: Context, job: JobRuntime, nodes: tuple[Node, ...]) -> 
 
 # --- the last line of a job's output -------------------------------------------------------------
 
-SETTLE_S = 5.0
-"""Longest wait for the last readings of meters."""
-
-TAIL = 1 << 16
-"""Bytes at the end of an output that are searched for the job's line."""
+SETTLE_S = 5.0  # longest wait for the last readings of meters
+TAIL = 1 << 16  # bytes at the end of an output that are searched for the job's line
 
 COPIED = "it ran in the state folder that this one is a copy of"
 """Reason of a job that belongs to the original folder, which still writes its output."""
@@ -367,10 +354,7 @@ def end_words(context: Context, job: Job, runtime: JobRuntime) -> str:
 
 
 def _append(path: Path, job_id: JobId, line: str) -> None:
-    """Append a job's line to its output, unless it is there from before a restart.
-
-    A file that does not exist is not made, and a pipe without a reader is an error.
-    """
+    """Append a job's line to its output, if that exists, unless it is there from before."""
     try:
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NONBLOCK)
     except FileNotFoundError:

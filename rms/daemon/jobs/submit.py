@@ -66,8 +66,7 @@ from rms.wire.users import JobIds, Options, Submission
 PLACING = {"--deadline", "--reservation", "--nodefile", "-F", "--constraint", "-C"}
 """Options of sbatch that restrict when or where a job may run: a job with them is refused."""
 
-CHUNK = 250
-"""Tasks of an array that are made before other requests are answered."""
+CHUNK = 250  # tasks of an array that are made before other requests are answered
 
 MOST_REPEATED = 100_000
 """Limit of dependencies and profile points of all tasks together, as every task has a copy."""
@@ -235,10 +234,7 @@ def exported(env: Mapping[str, str], wanted: str) -> dict[str, str]:
 
 
 def _refuse_no_program(context: Context, body: Submission) -> None:
-    """Refuse a script with a single command whose program does not exist.
-
-    Scripts of several commands, shells with options (``bash -l``) and other machines may have it.
-    """
+    """Refuse a plain script of this machine with one command, whose program does not exist."""
     lines = [line.strip() for line in body.text.replace("\\\n", " ").split("\n")]
     commands = [line for line in lines if line and not line.startswith("#")]
     if context.launcher.shared_filesystem or len(commands) != 1 or not body.command:
@@ -416,10 +412,7 @@ def _most(state: State) -> int:
 
 
 def _at_most(spec: JobSpec, most: int) -> JobSpec:
-    """Return a job with its preferred size reduced to the largest size of at most ``most`` nodes.
-
-    A job that waits for more nodes keeps its size; without such a size the smallest is preferred.
-    """
+    """Return a job that prefers the largest size of at most ``most`` nodes, else its smallest."""
     if spec.preferred <= most or spec.wait_for_nodes:
         return spec
     sizes = spec.sizes()

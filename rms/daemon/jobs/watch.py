@@ -23,11 +23,8 @@ from rms.daemon.store.record import JobRuntime
 from rms.launch.base import NODES_LOST
 from rms.launch.processes import resident_mib
 
-LIMITS_LOOK_S = 1.0
-"""Interval between two checks of a job's memory."""
-
-BUDGET_S = 0.01
-"""Time budget of a round, after which requests are answered."""
+LIMITS_LOOK_S = 1.0  # interval between two checks of a job's memory
+BUDGET_S = 0.01  # time budget of a round, after which requests are answered
 
 
 class JobWatch:
@@ -47,10 +44,7 @@ class JobWatch:
         self._ends += 1
 
     def tick(self) -> None:
-        """Check the jobs that need it once.
-
-        When the time budget is used up, the remaining jobs are checked in the next round.
-        """
+        """Check the jobs that need it; those beyond the time budget in the next round."""
         context, ends = self._context, self._ends
         now, jobs = context.now(), context.jobs
         first, self._unseen = self._unseen, 0

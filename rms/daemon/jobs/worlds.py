@@ -35,8 +35,7 @@ from rms.wire.messages import (
     read_completion,
 )
 
-MOST_RANKS = 1 << 20
-"""Limit of a job's ranks; larger numbers are a mistake, or an attack."""
+MOST_RANKS = 1 << 20  # limit of a job's ranks; larger numbers are a mistake, or an attack
 
 LAST_REPORT_S = 10.0
 """Time after the end of a launch within which its last report (a commit, a record) must arrive."""
@@ -55,11 +54,7 @@ class Worlds:
     # --- steps -------------------------------------------------------------------------------
 
     def launch(self, job: JobRuntime, command: LaunchCommand, key: str) -> int:
-        """Boot the first world of a launcher line of a job script; return the step's number.
-
-        A line that repeats its request with its ``key``, after a restart of the daemon, gets the
-        same step.
-        """
+        """Boot the first world of a launcher line; return its step, for its ``key`` the same."""
         context = self._context
         if key in job.keys:
             return job.keys.index(key)
@@ -107,11 +102,9 @@ class Worlds:
     def _kinds(
         self, job: JobRuntime, launches: Mapping[int, Sequence[str]], *, resized: bool
     ) -> dict[int, tuple[str, ...]]:
-        """Return the kinds of processors by launch, in the order of its slots.
+        """Return the kinds of processors by launch; together they have a world's last slots.
 
-        Args:
-            launches: slots by launch; together they are the last slots of a world.
-            resized: whether that is the world of a resize, not the job's present one.
+        That is the world of a resize (``resized``), or the job's present one.
         """
         cluster, running = self._context.cluster, self._context.state.running.get(job.id)
         nodes: tuple[Node, ...] | None = ()
@@ -125,11 +118,7 @@ class Worlds:
         return kinds
 
     def enter_worlds(self, job: JobRuntime, launches: tuple[int, ...] = ()) -> None:
-        """Tell the energy books which launches of a job are on which of its nodes.
-
-        Args:
-            launches: the launch on all nodes, or one per node; () for those of a resize.
-        """
+        """Book the launch on all nodes of a job, or one per node; without, those of a resize."""
         context, resize = self._context, job.resize
         running = context.state.running.get(job.id)
         if running is None:
@@ -261,10 +250,7 @@ class Worlds:
             job.requested_ranks = 0
 
     def report(self, job: JobRuntime, report: Report) -> None:
-        """Take in the progress of a resize, or a resize request of the application.
-
-        Unknown launches and numbers of ranks out of range are a ValueError.
-        """
+        """Take in the progress of a resize, or a resize request of the application."""
         if isinstance(report, ApplicationResizeRequest):
             if not 0 < report.ranks <= MOST_RANKS:
                 raise ValueError(f"expected 1 to {MOST_RANKS} ranks, got {report.ranks}")

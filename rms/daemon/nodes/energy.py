@@ -24,8 +24,7 @@ interval of the last two reports if that is longer, as reports are rare on large
 
 LONGEST_STALE_S = 600.0
 
-FORGET_S = 10.0
-"""Interval at which spans are forgotten that no report can concern any more."""
+FORGET_S = 10.0  # interval at which spans are forgotten that no report can concern any more
 
 
 class Meters:
@@ -41,10 +40,7 @@ class Meters:
         self._forgot_s = -inf
 
     def take_report(self, report: Metered) -> MeterAnswer:
-        """Take in a report, which follows the time of day; it is on disk when this returns.
-
-        A report of an unknown node, or of a replaced agent, is a ValueError.
-        """
+        """Take in a report, which follows the time of day; it is on disk when this returns."""
         skew_s = self._context.skew_s
         if skew_s:
             report = msgspec.structs.replace(report, at_s=report.at_s - skew_s)
@@ -172,8 +168,7 @@ def restore_energy(scheduler: Scheduler, journal: Journal) -> None:
 
 # --- the power cap -------------------------------------------------------------------------------
 
-LOOK_S = 1.0
-"""Interval at which readings are compared with the cap."""
+LOOK_S = 1.0  # interval at which readings are compared with the cap
 
 LAG_S = 10.0
 """A report that overlaps a drop in power is used only if no other arrived for this long."""

@@ -139,11 +139,8 @@ class Nodes:
 
 # --- leases --------------------------------------------------------------------------------------
 
-EVERY_S = 0.5
-"""Interval between two ticks of the leases."""
-
-SAME_S = 5.0
-"""Ends that differ by less are equal, as they are read from the clocks of two machines."""
+EVERY_S = 0.5  # interval between two ticks of the leases
+SAME_S = 5.0  # ends that differ by less are equal, as they are read from the clocks of two machines
 
 
 class LeaseWatch:

@@ -62,11 +62,8 @@ from rms.daemon.store.sandbox import guarded, stand_ins
 from rms.launch.base import LaunchCommand, LaunchError, ManagedProcess
 from rms.launch.local import LocalLauncher
 
-KILL_S = 5.0
-"""Deadline at start for killed processes to end."""
-
-LOST = SubmissionNote(name="lost", output="/dev/null")
-"""Submission of a job whose own is lost."""
+KILL_S = 5.0  # deadline at start for killed processes to end
+LOST = SubmissionNote(name="lost", output="/dev/null")  # submission of a job whose own is lost
 
 NO_NOTE = "its submission is missing from the journal"
 MOST_NAMED = 20
@@ -80,9 +77,7 @@ _ID = re.compile(r"([0-9]+)(?:_[0-9]+)?")
 def open_journal(path: Path) -> Journal:
     """Open a journal; a broken one is set aside, and its readable records go on.
 
-    Raises:
-        JournalError: as :meth:`rms.daemon.store.journal.Journal.open`; a broken file without a
-            count beside it may be no journal at all, and is left alone.
+    A broken file without a count beside it may be no journal at all, and is left alone.
     """
     finish_salvage(path)
     try:
@@ -148,13 +143,11 @@ class Replayed(msgspec.Struct):
 
     Attributes:
         scheduler: in the state of the daemon that wrote the journal, if nothing differs.
-        events: number of events.
         differing: a sentence per event on which the decisions differ from the recorded ones, or
             that is refused although it was accepted before.
         unrecorded: by sequence number, the decisions on events without recorded decisions: these
             have not been acted on, so they are to be recorded and carried out.
         refused: a sentence per refused event without recorded decisions.
-        missing: a sentence per missing policy.
     """
 
     scheduler: Scheduler
@@ -315,9 +308,7 @@ def resume(
             those of the journal.
 
     Raises:
-        JournalError: the journal is damaged, is of other nodes, or has records that this version
-            cannot have written.
-        PolicyError: there is no such policy, or it does not place jobs.
+        JournalError, PolicyError: the journal is of other nodes; there is no such policy.
     """
     where, policy = settings.where, settings.policy
     check_placement(placing(policy), cluster)

@@ -169,11 +169,8 @@ def is_settled(context: Context, job: Job) -> bool:
 # that other jobs wait for. No decision depends on a job that is over, so a replay, which has all of
 # them, decides the same.
 
-KEPT = 1_000
-"""Number of jobs that are over and stay in memory."""
-
-AT_ONCE = 100
-"""Number of jobs that are archived at once: requests are answered in between."""
+KEPT = 1_000  # number of jobs that are over and stay in memory
+AT_ONCE = 100  # number of jobs that are archived at once: requests are answered in between
 
 NOTES = (
     *(SubmissionNote, ScriptNote, StepsNote, ResizeNote, ResizesNote),

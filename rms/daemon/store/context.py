@@ -90,8 +90,7 @@ class Faults:
 
 # --- the clock -----------------------------------------------------------------------------------
 
-STEP_S = 1.0
-"""Smallest difference between the time of day and the clock that counts as a change."""
+STEP_S = 1.0  # smallest difference between the time of day and the clock that counts as a change
 
 
 class BootClock:
@@ -102,11 +101,6 @@ class BootClock:
     the journal's notes. A daemon that is restarted before the next boot of the machine continues
     with that offset. Meters on the nodes and time stamps of files follow the time of day; the
     difference is :attr:`skew_s`.
-
-    Args:
-        uptime: counts seconds since the boot of the machine.
-        of_day: the time of day, in seconds since the epoch.
-        boot: identifier of this boot.
     """
 
     def __init__(
@@ -163,10 +157,7 @@ _without_created()
 
 
 class Metrics:
-    """Counters, histograms and gauges of one daemon.
-
-    The daemon counts events as they happen; gauges are set when the text is requested.
-    """
+    """Counters and histograms of one daemon, and gauges, which are set on request."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -253,8 +244,7 @@ def _set_gauge(gauge: Gauge, values: Mapping[str, float]) -> None:
 # --- settings and context ------------------------------------------------------------------------
 
 
-Handle = Callable[..., list[Decision]]
-"""Enters an event: :meth:`rms.daemon.heart.Daemon.handle`."""
+Handle = Callable[..., list[Decision]]  # enters an event: :meth:`rms.daemon.heart.Daemon.handle`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,14 +256,10 @@ class Settings:
         parent: process whose end ends the daemon, or None.
         grace_s: from SIGTERM to SIGKILL: time for a job to reach a resize point and write its
             checkpoint.
-        boot_s: deadline for a world that boots beside a running one.
         assumed_s: run time to plan with for jobs without a limit; None: unlimited.
         policy_modules: the user's modules whose functions a later policy may name.
-        profiles: folder of measured profiles, or None.
-        prices: of electricity, or None.
         power_cap: bound of the cluster's power; None to keep the bound of before a restart.
         power_commands: power nodes off and on; None: nodes are off in the books only.
-        set_frequencies: whether the frequencies that a policy decides are set.
         meter_limit_w: bound of the power of a device, None for the default.
         governor: rule for the governor of tasks, "" to keep the rule of before a restart.
         keep_entries: least number of entries that the journal keeps, None for all.
@@ -307,10 +293,8 @@ class Context:
     """A scheduler and its jobs, and the outside world.
 
     Attributes:
-        drained: names of nodes that get no new jobs.
         broken: names of nodes that could not be powered off or on, until a user resumes them.
         nodes_wait: why requested nodes are not there yet, "" if none are requested.
-        private: tokens and environments of jobs.
     """
 
     settings: Settings

@@ -128,8 +128,7 @@ _PRUNE = (
         WHERE seq <= ? AND seq > (SELECT min(seq) FROM entries WHERE kind = 'Opened')
         ORDER BY seq LIMIT ?)""",
 )
-PRUNED = 1000
-"""Number of entries that are deleted at once: requests are answered in between."""
+PRUNED = 1000  # number of entries that are deleted at once: requests are answered in between
 
 
 # --- notes, archived jobs, energy, tasks ---------------------------------------------------------
@@ -137,8 +136,7 @@ PRUNED = 1000
 _NOTE = "INSERT OR REPLACE INTO notes (key, value, sum) VALUES (?, ?, ?)"
 _NOTES = "SELECT key, value FROM notes WHERE key >= ? AND key < ? ORDER BY key"
 _DROP = "DELETE FROM notes WHERE key >= ? AND key <= ?"
-_LAST = chr(0x10FFFF)
-"""Behind every character of a key."""
+_LAST = chr(0x10FFFF)  # behind every character of a key
 
 
 class Archived(msgspec.Struct, frozen=True):
@@ -175,8 +173,7 @@ _NEWEST = f"""SELECT {_ROW} FROM energy JOIN (
     ) USING (node) WHERE begin_s >= min(newest_s, ifnull(first_s, newest_s)) AND {_WHOLE}
     ORDER BY begin_s"""
 
-MOST_RECORDED = 100_000
-"""Number of events of tasks that are kept; a task has three or four."""
+MOST_RECORDED = 100_000  # number of events of tasks that are kept; a task has three or four
 
 _RECORD = "INSERT INTO tasks (at_s, kind, body) VALUES (?, ?, ?)"
 _FORGET = "DELETE FROM tasks WHERE seq <= (SELECT max(seq) FROM tasks) - ?"
@@ -442,10 +439,7 @@ class Journal:
     # --- events of tasks ---------------------------------------------------------------------
 
     def record(self, entries: Sequence[RecordEntry]) -> None:
-        """Keep events of tasks, where there is room, and delete the oldest.
-
-        No flush waits for it.
-        """
+        """Keep events of tasks, where there is room, and delete the oldest."""
         rows = [(entry.at_s, type(entry).__name__, _encode(entry)) for entry in entries]
         with contextlib.suppress(JournalFullError), self.whole():
             self._run(_RECORD, *rows, many=True)
@@ -480,10 +474,7 @@ class Journal:
                     yield entry
 
     def since(self, after: int, kinds: Collection[str], most: int) -> tuple[list[Any], int]:
-        """Return the newest entries of some kinds behind an entry, and the number of all of these.
-
-        The entries are ``(number, entry)``, at most ``most``, in rising order.
-        """
+        """Return the newest ``(number, entry)`` of some kinds, and the number of all of these."""
         those = f"FROM entries WHERE seq > ? AND kind IN ({','.join('?' * len(kinds))})"
         number = self._run(f"SELECT count(*) {those}", after, *kinds)[0][0][0]
         newest = f"SELECT seq, body, NULL {those} ORDER BY seq DESC LIMIT ?"
@@ -535,10 +526,7 @@ class Journal:
         return body
 
     def begins(self) -> int:
-        """Return the entry behind which all entries exist: 0, or that of the oldest snapshot.
-
-        Those before it have been pruned, or some are lost.
-        """
+        """Return the entry behind which none is pruned: 0, or that of the oldest snapshot."""
         oldest = min(self.snapshots(), default=0)
         (number,) = self._run("SELECT count(*) FROM entries WHERE seq <= ?", oldest)[0][0]
         return 0 if number == oldest else oldest

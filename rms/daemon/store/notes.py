@@ -48,8 +48,7 @@ class Note(msgspec.Struct, forbid_unknown_fields=True):
         return msgspec.convert(json.loads(value), cls, str_keys=True)  # odd bytes of names: by json
 
 
-Notes = list[Note]
-"""Notes that are written together, or with an event."""
+Notes = list[Note]  # notes that are written together, or with an event
 
 
 # --- the daemon ----------------------------------------------------------------------------------
@@ -137,9 +136,6 @@ class SubmissionNote(Note, tag="job"):
     Attributes:
         output, error: patterns of file names; without ``error`` both streams go to ``output``.
         node: the first host of the cluster, for ``%N``.
-        array: the number of the submission.
-        profile: the name of the measured profile and when it was measured.
-        signal: the signal before the end of the time limit.
     """
 
     name: str = ""

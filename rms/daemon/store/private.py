@@ -31,8 +31,7 @@ class ServeError(Exception):
 
 # --- the folder ----------------------------------------------------------------------------------
 
-OTHERS = 0o077
-"""Bits of a mode that let others than the owner in."""
+OTHERS = 0o077  # bits of a mode that let others than the owner in
 
 
 def make_folder(state: Path) -> None:
@@ -101,11 +100,7 @@ def line_file(job: str, number: int) -> str:
 
 
 class Private:
-    """Tokens of jobs, and the environments of their submissions and launcher lines.
-
-    Args:
-        instance_id: of its journal; a job of the same id in another journal has another token.
-    """
+    """Tokens of jobs, and the environments of their submissions and launcher lines."""
 
     def __init__(self, folder: Path, instance_id: str) -> None:
         self._folder, self._instance_id = folder, instance_id
@@ -113,10 +108,7 @@ class Private:
         self._keyed: hmac.HMAC | None = None
 
     def token(self, job: str) -> str:
-        """Return the token by which a job speaks to the daemon: the same over restarts.
-
-        It is an HMAC-SHA256 of the job's id by a key in a file, so that it need not be kept.
-        """
+        """Return the HMAC-SHA256 of the journal's and the job's id, by a key in a file."""
         if self._keyed is None:
             self._keyed = hmac.new(secret(self._folder / "key").encode(), digestmod="sha256")
         token = self._keyed.copy()  # the key is hashed once, as every poll has a token
@@ -150,8 +142,7 @@ LONGEST_UNIX_PATH = 100
 MOST_PORT = 65_535
 _PORT = re.compile("[0-9]{1,5}")
 
-MOST_FILES = 16384
-"""Wanted limit of open files; a held poll is an open file."""
+MOST_FILES = 16384  # wanted limit of open files; a held poll is an open file
 
 
 def bind(listen: str) -> tuple[socket.socket, str]:

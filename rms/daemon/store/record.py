@@ -21,8 +21,7 @@ from rms.wire.users import ResizeRow
 STEP_FACTS = StepNote.__struct_fields__[1:]
 """Attributes of a step that its note has as well: all but the processes."""
 
-REQUEUED = "REQUEUED"
-"""The ending of a job that returns to the queue."""
+REQUEUED = "REQUEUED"  # the ending of a job that returns to the queue
 
 
 @dataclass
@@ -36,7 +35,6 @@ class Step:
         has_polled: whether it has polled: only a program of dmr does, and leaves a record.
         ended_s: when the first of the current launches was observed to have ended.
         cooldown_s: pause after a resize before the next request.
-        restartable: whether it resumes from a checkpoint when it is started again.
     """
 
     command: LaunchCommand
@@ -105,10 +103,8 @@ class PendingResize(msgspec.Struct):
         number: of this resize among those decided for the job.
         slots: the job's slots after the resize.
         begun_s: time of the launch of the new world, or of the request to end at a checkpoint.
-        until_s: deadline of the state.
         leaving: launches that are to end, in the states ``leaving`` and ``closing``.
         committed: whether the new world goes on.
-        reason: of a rollback.
         at_step: of a relaunch, the step of its checkpoint.
         told: whether the job may get the request now. Not kept for a restarted daemon.
     """
@@ -189,13 +185,9 @@ class JobRuntime:
         submission: its submission, or that of its array.
         keys: of the launcher lines so far, in the order of ``steps``.
         launch_count: number of launches so far; the next launch has this number.
-        call: the request of the resize in flight to the owner of the nodes.
         diagnosis: the request for the cause of the job's failure.
-        rests_until_s: end of its cooldown.
-        requested_ranks: size that its application requested, 0 without a request.
         user_strategy: a user's strategy for the resize that is to be decided next, or "".
         ending: the state in which it is to end, once its end was requested.
-        signalled: whether it has received the signal before the end of its time.
         fault: an error of the daemon about this job, which is being ended for it; else "".
         summary: last line of its output, "" while that is due, None without one.
         count: the present count of steps; None during a resize.

@@ -40,11 +40,8 @@ from rms.kernels.model import Choice, Resource, TaskState
 from rms.kernels.scheduler import STRATEGIES, Strategy
 from rms.wire.files import write_whole
 
-LIMIT_S = 2.0
-"""Deadline for an answer; the daemon waits until then."""
-
-MOST_OPEN = 1 << 16
-"""Lower bound of the number of open files where the system states no limit."""
+LIMIT_S = 2.0  # deadline for an answer; the daemon waits until then
+MOST_OPEN = 1 << 16  # lower bound of the number of open files where the system states no limit
 
 LENGTH_BYTES = 8
 
@@ -122,12 +119,7 @@ class Sandbox:
             theirs.close()
 
     def answer(self, kind: Any, limit_s: float, question: bytes | None = None) -> Any:
-        """Send a question, if there is one; return the next answer, which must be of this type.
-
-        Raises:
-            SandboxError: the function raised, the answer is late or of another type, or the process
-                has ended.
-        """
+        """Send a question, if there is one; return the answer, of this type, or a SandboxError."""
         if self._socket.fileno() < 0:
             raise SandboxError("expected one that goes on, got one that was ended")
         until_s = time.monotonic() + limit_s
@@ -259,11 +251,7 @@ class GuardedPolicy(Policy):
 
 
 def forked(work: Callable[[], T], kind: type[T]) -> T:
-    """Return the value, of this type, of a function that runs in a fork of this process.
-
-    Raises:
-        FailedPolicyError: it raised, ended its process, was late, or returned another type.
-    """
+    """Return the value, of this type, of a function in a fork, or raise a FailedPolicyError."""
     sandbox = Sandbox(lambda answers: reply(answers, work), expected="decisions")
     try:
         value: T = sandbox.answer(kind, LIMIT_S)
@@ -276,11 +264,8 @@ def forked(work: Callable[[], T], kind: type[T]) -> T:
 
 # --- strategies of tasks in users' files ---------------------------------------------------------
 
-LOAD_S = 30.0
-"""Deadline for the import of a file; the daemon goes on meanwhile."""
-
-PARENT_S = 0.5
-"""Interval at which a strategy's process checks that its daemon is there."""
+LOAD_S = 30.0  # deadline for the import of a file; the daemon goes on meanwhile
+PARENT_S = 0.5  # interval at which a strategy's process checks that its daemon is there
 
 MOST_SEEN = 256
 """Number of waiting tasks, from the first, that a strategy is sent: sending takes time."""
@@ -291,11 +276,7 @@ class StrategyError(ValueError):
 
 
 class FileStrategy:
-    """A strategy whose function ``schedule(state)`` is in a file and runs in its own process.
-
-    Every failure is a :class:`StrategyError` of the call, after which the scheduler of tasks goes
-    back to the strategy before.
-    """
+    """A strategy whose function ``schedule(state)`` is in a file and runs in its own process."""
 
     def __init__(self, path: Path, name: str = "") -> None:
         self.path, self.name = path, name or str(path)

@@ -16,29 +16,19 @@ from rms.daemon.store.context import Context, log
 from rms.daemon.store.journal import JournalFullError
 from rms.daemon.store.sandbox import fork
 
-EVERY = 2_000
-"""Number of entries between snapshots; a start replays no more than these."""
-
-KEEP = 100_000
-"""Default of the minimum number of entries that are kept."""
+EVERY = 2_000  # number of entries between snapshots; a start replays no more than these
+KEEP = 100_000  # default of the minimum number of entries that are kept
 
 AT_ONCE = 500
 """Number of jobs up to which a snapshot is packed by the daemon, in some 10 ms; else in a fork."""
 
-LIMIT_S = 60.0
-"""Deadline for a fork, on a busy machine too."""
-
-NICE = 5
-"""Niceness of a fork, for which no request waits."""
+LIMIT_S = 60.0  # deadline for a fork, on a busy machine too
+NICE = 5  # niceness of a fork, for which no request waits
 
 
 @dataclass(frozen=True)
 class Packing:
-    """A fork that packs the scheduler as it was after an entry.
-
-    Attributes:
-        into: a file without a name, which is gone when it is closed.
-    """
+    """A fork that packs the scheduler as it was after an entry, into a file without a name."""
 
     pid: int
     after: int
