@@ -48,17 +48,12 @@ answer."""
 
 @dataclass
 class Peer:
-    """The other side of a connection over TCP.
+    """The other side of a connection over TCP."""
 
-    Attributes:
-        session: set by a handshake.
-        verified: whether a signed request has arrived, or at ``rms web`` one with its token.
-        endless: its answer is a stream without end, which no timer ends.
-    """
-
-    session: Session | None = None
+    session: Session | None = None  # set by a handshake
+    # whether a signed request has arrived, or at ``rms web`` one with its token
     verified: bool = False
-    endless: bool = False
+    endless: bool = False  # its answer is a stream without end, which no timer ends
 
 
 PEER = "rms.peer"  # key of a connection's :class:`Peer` in the state of its requests
@@ -265,16 +260,12 @@ with ``may``, and for GET, the answer is sent nevertheless."""
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A method of HTTP on a path.
-
-    Attributes:
-        check: raises :class:`RefusedError` if the client has no access.
-        call: returns the answer to a request, and its decoded body if ``body`` is set.
-    """
+    """A method of HTTP on a path."""
 
     method: str
     path: str
-    check: Callable[[Request], None]
+    check: Callable[[Request], None]  # raises :class:`RefusedError` if the client has no access
+    # returns the answer to a request, and its decoded body if ``body`` is set
     call: Callable[..., Awaitable[object]]
     body: Any = None
     flush: Flush = "must"

@@ -51,17 +51,12 @@ class ResizeInput(msgspec.Struct, frozen=True):
 
 
 class Decided(ResizeInput, frozen=True):
-    """The scheduler decided a resize.
-
-    Attributes:
-        strategy: a user's choice, or "" for the job's own.
-        refusal: why a running job cannot go over to these slots, or "".
-    """
+    """The scheduler decided a resize."""
 
     number: int
     slots: tuple[str, ...]
-    strategy: str = ""
-    refusal: str = ""
+    strategy: str = ""  # a user's choice, or "" for the job's own
+    refusal: str = ""  # why a running job cannot go over to these slots, or ""
 
 
 class CallStarted(ResizeInput, frozen=True):
@@ -82,15 +77,10 @@ class Booted(ResizeInput, frozen=True):
 
 
 class Observed(ResizeInput, frozen=True):
-    """The state of the resize's processes at a tick; deadlines are checked.
+    """The state of the resize's processes at a tick; deadlines are checked."""
 
-    Attributes:
-        ended: exit status of launches of the resize that have ended.
-        gone: launches that are to leave and have no processes any more.
-    """
-
-    ended: dict[int, int]
-    gone: frozenset[int]
+    ended: dict[int, int]  # exit status of launches of the resize that have ended
+    gone: frozenset[int]  # launches that are to leave and have no processes any more
 
 
 class WorldEnded(ResizeInput, frozen=True):
@@ -122,22 +112,15 @@ Input = ResizeInput | Ready | Failed | Begun | Done | RolledBack
 
 @dataclass(frozen=True)
 class ResizeContext:
-    """The time, and the scheduler's view of the job.
+    """The time, and the scheduler's view of the job."""
 
-    Attributes:
-        now_s: wall clock, for deadlines.
-        at_s: time of events, which never goes back.
-        requested: the job's next slots, None if the scheduler has no resize in flight.
-        resize_begun: whether the scheduler has received ``ResizeBegun``.
-        number: of the newest resize that was decided for the job.
-    """
-
-    now_s: float
-    at_s: float
+    now_s: float  # wall clock, for deadlines
+    at_s: float  # time of events, which never goes back
     slots: tuple[str, ...]
+    # the job's next slots, None if the scheduler has no resize in flight
     requested: tuple[str, ...] | None = None
-    resize_begun: bool = False
-    number: int = 1
+    resize_begun: bool = False  # whether the scheduler has received ``ResizeBegun``
+    number: int = 1  # of the newest resize that was decided for the job
 
 
 class Flight(NamedTuple):

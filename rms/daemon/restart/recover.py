@@ -139,22 +139,17 @@ def _names(folder: Path) -> list[str]:
 
 
 class Replayed(msgspec.Struct):
-    """The result of feeding a journal to a scheduler.
+    """The result of feeding a journal to a scheduler."""
 
-    Attributes:
-        scheduler: in the state of the daemon that wrote the journal, if nothing differs.
-        differing: a sentence per event on which the decisions differ from the recorded ones, or
-            that is refused although it was accepted before.
-        unrecorded: by sequence number, the decisions on events without recorded decisions: these
-            have not been acted on, so they are to be recorded and carried out.
-        refused: a sentence per refused event without recorded decisions.
-    """
-
-    scheduler: Scheduler
+    scheduler: Scheduler  # in the state of the daemon that wrote the journal, if nothing differs
     events: int = 0
+    # a sentence per event on which the decisions differ from the recorded ones, or that is refused
+    # although it was accepted before
     differing: list[str] = []
+    # by sequence number, the decisions on events without recorded decisions: these have not been
+    # acted on, so they are to be recorded and carried out
     unrecorded: dict[int, list[Decision]] = {}
-    refused: list[str] = []
+    refused: list[str] = []  # a sentence per refused event without recorded decisions
     missing: list[str] = []
 
     @property

@@ -249,53 +249,38 @@ Handle = Callable[..., list[Decision]]  # enters an event: :meth:`rms.daemon.hea
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Options of a daemon, fixed when it starts.
-
-    Attributes:
-        listen: ``unix:PATH`` or ``tcp:HOST:PORT``.
-        parent: process whose end ends the daemon, or None.
-        grace_s: from SIGTERM to SIGKILL: time for a job to reach a resize point and write its
-            checkpoint.
-        assumed_s: run time to plan with for jobs without a limit; None: unlimited.
-        policy_modules: the user's modules whose functions a later policy may name.
-        power_cap: bound of the cluster's power; None to keep the bound of before a restart.
-        power_commands: power nodes off and on; None: nodes are off in the books only.
-        meter_limit_w: bound of the power of a device, None for the default.
-        governor: rule for the governor of tasks, "" to keep the rule of before a restart.
-        keep_entries: least number of entries that the journal keeps, None for all.
-        where: distinguishes the nodes from others of the same names: an allocation's id, or "".
-        now: the time in seconds since the epoch, which is never set.
-        clock: the clock behind ``now``, if the time of day may differ from it.
-    """
+    """Options of a daemon, fixed when it starts."""
 
     policy: str
-    listen: str = ""
-    parent: int | None = None
+    listen: str = ""  # ``unix:PATH`` or ``tcp:HOST:PORT``
+    parent: int | None = None  # process whose end ends the daemon, or None
+    # from SIGTERM to SIGKILL: time for a job to reach a resize point and write its checkpoint
     grace_s: float = GRACE_S
     boot_s: float = BOOT_S
+    # run time to plan with for jobs without a limit; None: unlimited
     assumed_s: float | None = None
+    # the user's modules whose functions a later policy may name
     policy_modules: frozenset[str] = frozenset()
     profiles: Path | None = None
     prices: Prices | None = None
+    # bound of the cluster's power; None to keep the bound of before a restart
     power_cap: PowerCap | None = None
+    # power nodes off and on; None: nodes are off in the books only
     power_commands: PowerCommands | None = None
     set_frequencies: bool = True
-    meter_limit_w: float | None = None
-    governor: str = ""
-    keep_entries: int | None = None
+    meter_limit_w: float | None = None  # bound of the power of a device, None for the default
+    governor: str = ""  # rule for the governor of tasks, "" to keep the rule of before a restart
+    keep_entries: int | None = None  # least number of entries that the journal keeps, None for all
+    # distinguishes the nodes from others of the same names: an allocation's id, or ""
     where: str = ""
-    now: Callable[[], float] = time.time
+    now: Callable[[], float] = time.time  # the time in seconds since the epoch, which is never set
+    # the clock behind ``now``, if the time of day may differ from it
     clock: BootClock | None = None
 
 
 @dataclass
 class Context:
-    """A scheduler and its jobs, and the outside world.
-
-    Attributes:
-        broken: names of nodes that could not be powered off or on, until a user resumes them.
-        nodes_wait: why requested nodes are not there yet, "" if none are requested.
-    """
+    """A scheduler and its jobs, and the outside world."""
 
     settings: Settings
     scheduler: Scheduler
@@ -303,8 +288,9 @@ class Context:
     journal: Journal
     launcher: LocalLauncher
     drained: frozenset[str] = frozenset()
+    # names of nodes that could not be powered off or on, until a user resumes them
     broken: frozenset[str] = frozenset()
-    nodes_wait: str = ""
+    nodes_wait: str = ""  # why requested nodes are not there yet, "" if none are requested
     private: Private = field(init=False)
     metrics: Metrics = field(default_factory=Metrics, init=False)
     _as_of_s: float | None = None

@@ -59,35 +59,26 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
     """A header: a daemon has started with these nodes, their power models and this policy.
 
     A :class:`Reopened` follows where the cluster is another than that of the entries before.
-
-    Attributes:
-        where: tells a cluster from another one with the same nodes.
-        widths: the nodes' numbers of slots.
-        at_once: the maximum number of jobs that are resized at once, 0 for any number.
-        shared: hosts whose slots are the ``nodes``; ``power`` is theirs then.
-        levels: the frequencies of nodes, with voltages.
     """
 
     nodes: tuple[str, ...]
     policy: str
     power: tuple[NodePower, ...] = ()
-    where: str = ""
-    widths: tuple[int, ...] = ()
-    at_once: int = 0
+    where: str = ""  # tells a cluster from another one with the same nodes
+    widths: tuple[int, ...] = ()  # the nodes' numbers of slots
+    at_once: int = 0  # the maximum number of jobs that are resized at once, 0 for any number
+    # hosts whose slots are the ``nodes``; ``power`` is theirs then
     shared: tuple[SharedNode, ...] = ()
-    levels: tuple[tuple[float, float], ...] = ()
+    levels: tuple[tuple[float, float], ...] = ()  # the frequencies of nodes, with voltages
 
 
 class PolicySet(msgspec.Struct, frozen=True, tag=True):
-    """Another policy decides on every event from here on.
-
-    Attributes:
-        reason: how the policy before failed on the event before this entry; "" where a user chose.
-            The decisions on that event are of both policies, so no replay decides it again.
-    """
+    """Another policy decides on every event from here on."""
 
     at_s: float
     policy: str
+    # how the policy before failed on the event before this entry; "" where a user chose. The
+    # decisions on that event are of both policies, so no replay decides it again.
     reason: str = ""
 
 

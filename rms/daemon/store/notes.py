@@ -20,13 +20,9 @@ from rms.wire.users import ResizeRow
 
 
 class Note(msgspec.Struct, forbid_unknown_fields=True):
-    """A fact, replaced as a whole; the tag of its class is its kind.
+    """A fact, replaced as a whole; the tag of its class is its kind."""
 
-    Attributes:
-        of: the job, launcher line, host or key that it is about; "" where it is the daemon.
-    """
-
-    of: str = ""
+    of: str = ""  # the job, launcher line, host or key that it is about; "" where it is the daemon
 
     @property
     def key(self) -> str:
@@ -55,18 +51,12 @@ Notes = list[Note]  # notes that are written together, or with an event
 
 
 class MarkNote(Note, tag="mark"):
-    """The mark of the processes of this state folder, and where the folder was.
-
-    Attributes:
-        folder: the file system and inode of the folder.
-        inodes: of the folder and the journal.
-        copied: whether the folder is a copy that no daemon has served yet.
-    """
+    """The mark of the processes of this state folder, and where the folder was."""
 
     mark: str = ""
-    folder: str = ""
-    inodes: list[int] = []
-    copied: bool = False
+    folder: str = ""  # the file system and inode of the folder
+    inodes: list[int] = []  # of the folder and the journal
+    copied: bool = False  # whether the folder is a copy that no daemon has served yet
 
 
 class NextNote(Note, tag="next"):
@@ -131,18 +121,14 @@ class IdempotencyNote(Note, tag="submitted"):
 
 
 class SubmissionNote(Note, tag="job"):
-    """The submission of a job, or of all tasks of an array.
-
-    Attributes:
-        output, error: patterns of file names; without ``error`` both streams go to ``output``.
-        node: the first host of the cluster, for ``%N``.
-    """
+    """The submission of a job, or of all tasks of an array."""
 
     name: str = ""
     cwd: str = "/"
+    # output, error: patterns of file names; without ``error`` both streams go to ``output``
     output: str = ""
     error: str | None = None
-    node: str = ""
+    node: str = ""  # the first host of the cluster, for ``%N``
     user: str = ""
     array: str = ""
     requeue: bool = False

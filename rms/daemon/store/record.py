@@ -26,27 +26,22 @@ REQUEUED = "REQUEUED"  # the ending of a job that returns to the queue
 
 @dataclass
 class Step:
-    """One launcher line of a job script: a sequence of worlds, and its end.
-
-    Attributes:
-        worlds: launches by number: every mpiexec whose ranks are, or may become, the job.
-        current: the launches of the job's present ranks.
-        ranks: ``(launch, number of ranks)`` of the current launches, in rank order.
-        has_polled: whether it has polled: only a program of dmr does, and leaves a record.
-        ended_s: when the first of the current launches was observed to have ended.
-        cooldown_s: pause after a resize before the next request.
-    """
+    """One launcher line of a job script: a sequence of worlds, and its end."""
 
     command: LaunchCommand
+    # launches by number: every mpiexec whose ranks are, or may become, the job
     worlds: dict[int, ManagedProcess] = field(default_factory=dict)
-    current: tuple[int, ...] = ()
+    current: tuple[int, ...] = ()  # the launches of the job's present ranks
     strategy: str = "spawn"
+    # ``(launch, number of ranks)`` of the current launches, in rank order
     ranks: tuple[tuple[int, int], ...] = ()
     exit_code: int | None = None
     message: str = ""
+    # whether it has polled: only a program of dmr does, and leaves a record
     has_polled: bool = False
+    # when the first of the current launches was observed to have ended
     ended_s: float | None = None
-    cooldown_s: float = 0.0
+    cooldown_s: float = 0.0  # pause after a resize before the next request
     restartable: bool = False
 
 
@@ -85,42 +80,29 @@ class ResizeState(StrEnum):
 
 
 class NewLaunches(msgspec.Struct):
-    """Launches started for a resize, by number; none before the state ``booting``.
-
-    Attributes:
-        ready: those that wait for the running world to connect.
-    """
+    """Launches started for a resize, by number; none before the state ``booting``."""
 
     slots: dict[int, tuple[str, ...]] = {}
     pids: dict[int, int] = {}
-    ready: dict[int, BootedWorld] = {}
+    ready: dict[int, BootedWorld] = {}  # those that wait for the running world to connect
 
 
 class PendingResize(msgspec.Struct):
-    """A resize in flight, from the decision to the end of the last superfluous process.
+    """A resize in flight, from the decision to the end of the last superfluous process."""
 
-    Attributes:
-        number: of this resize among those decided for the job.
-        slots: the job's slots after the resize.
-        begun_s: time of the launch of the new world, or of the request to end at a checkpoint.
-        leaving: launches that are to end, in the states ``leaving`` and ``closing``.
-        committed: whether the new world goes on.
-        at_step: of a relaunch, the step of its checkpoint.
-        told: whether the job may get the request now. Not kept for a restarted daemon.
-    """
-
-    number: int
-    slots: tuple[str, ...]
+    number: int  # of this resize among those decided for the job
+    slots: tuple[str, ...]  # the job's slots after the resize
     strategy: str
     state: ResizeState = ResizeState.REQUESTED
     new: NewLaunches = msgspec.field(default_factory=NewLaunches)
+    # time of the launch of the new world, or of the request to end at a checkpoint
     begun_s: float = 0.0
     until_s: float = 0.0
-    leaving: list[int] = []
-    committed: bool = False
+    leaving: list[int] = []  # launches that are to end, in the states ``leaving`` and ``closing``
+    committed: bool = False  # whether the new world goes on
     reason: str = ""
-    at_step: int = 0
-    told: bool = False
+    at_step: int = 0  # of a relaunch, the step of its checkpoint
+    told: bool = False  # whether the job may get the request now. Not kept for a restarted daemon.
 
     @property
     def request(self) -> ResizeRequest:
@@ -179,48 +161,36 @@ class StepCount:
 
 @dataclass
 class JobRuntime:
-    """Everything the daemon knows about a job that the scheduler does not.
-
-    Attributes:
-        submission: its submission, or that of its array.
-        keys: of the launcher lines so far, in the order of ``steps``.
-        launch_count: number of launches so far; the next launch has this number.
-        diagnosis: the request for the cause of the job's failure.
-        user_strategy: a user's strategy for the resize that is to be decided next, or "".
-        ending: the state in which it is to end, once its end was requested.
-        fault: an error of the daemon about this job, which is being ended for it; else "".
-        summary: last line of its output, "" while that is due, None without one.
-        count: the present count of steps; None during a resize.
-        calm_until_s: skip checking this job until then unless a child of the daemon ends.
-        checked_ends: number of ended children at the last check of this job.
-    """
+    """Everything the daemon knows about a job that the scheduler does not."""
 
     id: JobId
+    # its submission, or that of its array
     submission: SubmissionNote = field(default_factory=SubmissionNote)
     script: ManagedProcess | None = None
     steps: list[Step] = field(default_factory=list)
+    # of the launcher lines so far, in the order of ``steps``
     keys: list[str] = field(default_factory=list)
-    launch_count: int = 0
+    launch_count: int = 0  # number of launches so far; the next launch has this number
     resizes: list[ResizeRow] = field(default_factory=list)
     resize: PendingResize | None = None
     call: PendingCall | None = None
-    diagnosis: PendingCall | None = None
+    diagnosis: PendingCall | None = None  # the request for the cause of the job's failure
     rests_until_s: float = 0.0
     requested_ranks: int = 0
-    user_strategy: str = ""
+    user_strategy: str = ""  # a user's strategy for the resize that is to be decided next, or ""
     step: int = 0
     total: int = 0
-    ending: str | None = None
-    fault: str = ""
+    ending: str | None = None  # the state in which it is to end, once its end was requested
+    fault: str = ""  # an error of the daemon about this job, which is being ended for it; else ""
     kill_at: float | None = None
     signalled: bool = False
     memory_s: float = -inf
     answer: str = ""
-    summary: str | None = None
+    summary: str | None = None  # last line of its output, "" while that is due, None without one
     exit_code: int | None = None
-    count: StepCount | None = None
-    calm_until_s: float = 0.0
-    checked_ends: int = 0
+    count: StepCount | None = None  # the present count of steps; None during a resize
+    calm_until_s: float = 0.0  # skip checking this job until then unless a child of the daemon ends
+    checked_ends: int = 0  # number of ended children at the last check of this job
 
     @cached_property
     def wakeup(self) -> asyncio.Event:

@@ -206,12 +206,9 @@ def guarded(policy: Policy) -> Policy:
 
 @dataclass(frozen=True)
 class GuardedPolicy(Policy):
-    """A policy that decides in forks. Its methods raise :class:`FailedPolicyError`.
+    """A policy that decides in forks. Its methods raise :class:`FailedPolicyError`."""
 
-    Attributes:
-        silent: the error of the first explanation that failed; there are no others.
-    """
-
+    # the error of the first explanation that failed; there are no others
     silent: list[FailedPolicyError] = field(default_factory=list, init=False, compare=False)
 
     def decide(self, state: State, events: Sequence[Event]) -> list[Decision]:
