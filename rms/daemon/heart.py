@@ -112,14 +112,9 @@ class Daemon:
     ) -> list[Decision]:
         """Write an event, let the scheduler decide, write and carry out the decisions.
 
-        Events that are raised meanwhile are queued and handled next.
-
-        Args:
-            notes: notes that are written in the same transaction as the event.
-            number: its sequence number if it is in the journal already.
-
-        Raises:
-            TransitionError: the event is impossible; nothing of it is in the journal.
+        Events that are raised meanwhile are queued and handled next. Notes are written with their
+        event; one that is in the journal already has a number. An impossible event is a
+        TransitionError, and not in the journal.
         """
         self._events.append((event, notes, number))
         if self._is_busy:
@@ -219,14 +214,9 @@ class Daemon:
     def resize(
         self, job_id: JobId, size: int | None, strategy: str | None = None, on: Sequence[str] = ()
     ) -> Decision:
-        """Request a resize for a user; return the decision on it.
+        """Request a resize for a user, by a strategy or the job's own; return the decision on it.
 
-        Args:
-            size: None gives the choice back to the policy.
-            strategy: for this resize only; None for the job's own.
-
-        Raises:
-            ValueError: ``on`` names unknown nodes, or not ``size`` of them.
+        Without a size the policy has the choice again. Other than ``size`` nodes are a ValueError.
         """
         nodes_of = self.context.cluster.nodes_of
         nodes = tuple(node for name in on for node in nodes_of.get(name, ()))

@@ -64,11 +64,7 @@ def selected(context: Context, selection: JobSelection) -> dict[JobId, Job]:
 
 
 def archived(context: Context, selection: JobSelection, *, every: bool = False) -> list[JobRow]:
-    """Return the archived jobs of a selection with ids.
-
-    Args:
-        every: a selection without ids includes all archived jobs.
-    """
+    """Return the archived jobs of a selection with ids, or (``every``) of one without."""
     matches, journal = _filter(selection), context.journal
     if matches is None or (selection.id is None and not every):
         return []

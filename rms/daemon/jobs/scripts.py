@@ -136,14 +136,10 @@ class Scripts:
         grace_s: float | None = None,
         if_journalled: bool = False,
     ) -> None:
-        """End a job: at once if it waits, by SIGTERM and later SIGKILL if it runs.
+        """End a job: at once if it waits, by SIGTERM and after ``grace_s`` SIGKILL if it runs.
 
-        Args:
-            grace_s: time for a checkpoint, None for the daemon's own.
-            if_journalled: send SIGTERM only after the request is in the journal. If the daemon is
-                killed before that, the job continues.
-
-        A requeue does not replace a cancel that waits for the journal.
+        With ``if_journalled`` it gets SIGTERM only after the request is in the journal. A requeue
+        does not replace a cancel that waits for the journal.
         """
         context = self._context
         if state == REQUEUED:

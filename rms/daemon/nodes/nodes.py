@@ -203,13 +203,10 @@ class LeaseWatch:
 
     def _demand(self, *, starts: bool) -> Demand:
         context, state = self._context, self._context.state
-        hosts_of, down = context.cluster.hosts_of, state.down
-        busy = {node for job in state.running.values() for node in job.held}
-        busy.update(state.lent)
-        closed = frozenset(hosts_of(tuple(down)))
-        barred = context.drained | context.broken
-        waiting = self._waiting() if starts else []
-        return Demand(waiting, frozenset(hosts_of(tuple(busy))), closed, barred)
+        hosts_of, waiting = context.cluster.hosts_of, self._waiting() if starts else []
+        busy = {node for job in state.running.values() for node in job.held} | state.lent.keys()
+        held, closed = (frozenset(hosts_of(tuple(nodes))) for nodes in (busy, state.down))
+        return Demand(waiting, held, closed, context.drained | context.broken)
 
     def _waiting(self) -> list[WaitingJob]:
         """Return the jobs that wait for nodes, up to the limits of their arrays."""

@@ -217,8 +217,7 @@ def replay(
 
     Args:
         cluster: the nodes it begins with; by default those of the journal's first entry.
-        again: whether policies decide again on events with recorded decisions; else these are
-            followed, so that a changed policy changes nothing.
+        again: whether policies decide again on events with recorded decisions.
         base: the result of the entries before these; None at the beginning of the journal.
     """
     rest = iter(entries)
@@ -298,12 +297,7 @@ def resume(
 ) -> Daemon:
     """Return a daemon that goes on where the journal ends, new or of an earlier daemon.
 
-    Args:
-        cluster: the present nodes. Where ``settings`` do not say ``where`` they are, they must be
-            those of the journal.
-
-    Raises:
-        JournalError, PolicyError: the journal is of other nodes; there is no such policy.
+    Where ``settings`` do not say ``where`` the nodes are, they must be those of the journal.
     """
     where, policy = settings.where, settings.policy
     check_placement(placing(policy), cluster)
@@ -328,12 +322,7 @@ def resume(
 def restore(
     cluster: Cluster, journal: Journal, launcher: LocalLauncher, settings: Settings
 ) -> Context:
-    """Rebuild scheduler and jobs from a journal; record the decisions that it lacks.
-
-    Args:
-        cluster: the nodes the scheduler begins with; those that the journal began with where
-            ``settings`` say ``where`` the present ones are.
-    """
+    """Rebuild scheduler and jobs from a journal; record the decisions that it lacks."""
     result = restored(journal, None if settings.where else cluster)
     missing = result.missing if result.unrecorded else []
     for sentence in (*missing, *result.refused, *result.differing):

@@ -218,14 +218,9 @@ def _due(context: Context, number: int) -> Iterator[Job]:
 
 def _arrays_over(context: Context, jobs: Sequence[Job]) -> set[str]:
     """Return the arrays of jobs of which no task is left when these are archived."""
-    state, gone = context.state, {job.spec.id for job in jobs}
+    gone = {job.spec.id for job in jobs}
     arrays = {job.spec.array for job in jobs if job.spec.array is not None}
-    arrays -= state.arrays.keys()
-    for held in (state.held, state.too_wide):  # these are not among the waiting ones
-        arrays -= {job.spec.array for job in held.values()}
-    for job_id, job in state.ended.items() if arrays else ():
-        if job_id not in gone:
-            arrays.discard(job.spec.array or "")
-            if not arrays:
-                break
+    arrays -= context.state.arrays.keys()
+    if arrays:
+        arrays -= {job_id.partition("_")[0] for job_id in context.jobs if job_id not in gone}
     return arrays

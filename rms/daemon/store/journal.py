@@ -13,12 +13,9 @@ until it closes it or dies. Its tables:
 - ``over``: jobs that ended long ago (:mod:`rms.daemon.store.archive`), one row per job.
 - ``damaged``: records that did not fit their checksum when the journal was opened.
 - ``energy``: joules by node, time, owner, device and source (:class:`rms.wire.users.EnergyRow`).
-  Their sum is the cluster's energy once a daemon has ended. After a kill the model's joules since
-  the last report or change of owner are missing until the next start. A row that does not fit its
-  checksum is left out of all sums.
+  A row that does not fit its checksum is left out of all sums.
 - ``tasks``: ``seq``, ``at_s``, ``kind``, ``body`` (MessagePack of a
-  :data:`rms.kernels.record.RecordEntry`): the newest :data:`MOST_RECORDED` events of tasks. No
-  decision depends on them; a power cut may cost the last seconds.
+  :data:`rms.kernels.record.RecordEntry`): the newest :data:`MOST_RECORDED` events of tasks.
 
 ``PRAGMA application_id`` tells a journal from other databases, ``PRAGMA user_version`` is
 :data:`rms.daemon.store.file.FORMAT`; a journal of another format is refused.
@@ -337,11 +334,7 @@ class Journal:
     # --- archived jobs -----------------------------------------------------------------------
 
     def archive(self, jobs: Sequence[Archived], keys: Iterable[str]) -> None:
-        """Keep the rows of ended jobs and drop notes, all or nothing.
-
-        Args:
-            keys: keys of notes; one that ends with a slash is a prefix of keys.
-        """
+        """Keep the rows of ended jobs, and drop notes by keys or prefixes (with a slash)."""
         with self.whole():
             for job in jobs:
                 body, job_id = _encode(job), job.row.id
@@ -365,12 +358,7 @@ class Journal:
         return int(self._run("SELECT ifnull(max(rowid), 0) FROM over")[0][0][0])
 
     def newest_archived(self, skip: int, most: int, text: str = "") -> list[Archived]:
-        """Return archived jobs, the newest first.
-
-        Args:
-            skip: the number of newest jobs that are left out.
-            most: the maximum number; with a ``text``, the number of jobs that are searched for it.
-        """
+        """Return at most so many archived jobs, or those with a text among these, newest first."""
         last = self.archived_number() - skip
         return _whole(self._run(_NEWEST_ARCHIVED, last - most, last, text.encode(), most)[0])
 
@@ -526,11 +514,8 @@ class Journal:
         """Keep a snapshot, and delete unneeded ones.
 
         Two are for a start, should the newer be damaged; the others are some of those between,
-        from which the rest will begin when older entries are pruned.
-
-        Args:
-            keep: the minimum number of entries behind a snapshot, None for all.
-            after: the entry after which it was taken, None for the newest.
+        from which the rest will begin when older entries are pruned. At least ``keep`` entries stay
+        behind the oldest, None for all.
         """
         last = self.last if after is None else after
         older = self.snapshots()[::-1]
@@ -597,8 +582,7 @@ class Journal:
     def flush(self) -> None:
         """Write all entered records to disk, so that a power cut does not lose them.
 
-        A killed daemon loses nothing that it entered. Many entries cost one flush, before decisions
-        are acted on and before a request is answered. After a JournalFullError the records are
+        A killed daemon loses nothing that it entered. After a JournalFullError the records are
         tried again.
         """
         work = self.flushing()

@@ -166,18 +166,19 @@ class LineNote(Note, tag="line"):
     errors: str = ""
 
 
-class StepNote(msgspec.Struct):
-    """A step of a job: see :class:`rms.daemon.store.record.Step`."""
+class StepNote(msgspec.Struct, kw_only=True):
+    """A step of a job (:class:`rms.daemon.store.record.Step`) for a restarted daemon."""
 
-    pids: dict[int, int]
-    current: tuple[int, ...]
-    strategy: str
-    ranks: tuple[tuple[int, int], ...]
-    exit_code: int | None
-    message: str
-    has_polled: bool
-    cooldown_s: float
-    restartable: bool
+    pids: dict[int, int] = {}
+    current: tuple[int, ...] = ()  # the launches of the job's present ranks
+    strategy: str = "spawn"
+    # ``(launch, number of ranks)`` of the current launches, in rank order
+    ranks: tuple[tuple[int, int], ...] = ()
+    exit_code: int | None = None
+    message: str = ""
+    has_polled: bool = False  # whether it has: only a program of dmr does, and leaves a record
+    cooldown_s: float = 0.0  # pause after a resize before the next request
+    restartable: bool = False
 
 
 class StepsNote(Note, tag="steps"):

@@ -24,59 +24,35 @@ STEP_FACTS = StepNote.__struct_fields__[1:]
 REQUEUED = "REQUEUED"  # the ending of a job that returns to the queue
 
 
-@dataclass
-class Step:
+class Step(StepNote):
     """One launcher line of a job script: a sequence of worlds, and its end."""
 
     command: LaunchCommand
     # launches by number: every mpiexec whose ranks are, or may become, the job
-    worlds: dict[int, ManagedProcess] = field(default_factory=dict)
-    current: tuple[int, ...] = ()  # the launches of the job's present ranks
-    strategy: str = "spawn"
-    # ``(launch, number of ranks)`` of the current launches, in rank order
-    ranks: tuple[tuple[int, int], ...] = ()
-    exit_code: int | None = None
-    message: str = ""
-    # whether it has polled: only a program of dmr does, and leaves a record
-    has_polled: bool = False
-    # when the first of the current launches was observed to have ended
-    ended_s: float | None = None
-    cooldown_s: float = 0.0  # pause after a resize before the next request
-    restartable: bool = False
+    worlds: dict[int, ManagedProcess] = msgspec.field(default_factory=dict)
+    ended_s: float | None = None  # when the first of the current launches was seen to have ended
 
 
 class ResizeState(StrEnum):
     """State of a resize in flight.
 
-    - ``requested``: nothing is started here; the job does everything itself (``spawn``).
-    - ``granting``: the owner of the nodes received the request to give them to the job.
-    - ``booting``: the next world (of ``merge``, the additional ranks) boots beside the running one.
-    - ``ready``: the job gets the request and connects to the next world at its next resize point.
-    - ``moving``: the job has stopped stepping.
-    - ``leaving``: committed; the launches that are no longer the job's end.
-    - ``closing``: rolled back; the new launches are killed.
-    - ``releasing``: nodes that are no longer needed are released.
-
     A running job that cannot go over to other nodes is relaunched: it ends at a checkpoint and its
     script runs again at the new size. For the RMS it stays one job.
-
-    - ``stopping``: the job ends at a checkpoint; its launcher line gets no answer.
-    - ``starting``: its script runs again; the resize is done when the job computes again.
 
     Every state in which a world waits that was booted here has a deadline. A world that misses its
     deadline is killed, and its slots are free only when its processes are gone.
     """
 
-    REQUESTED = "requested"
-    GRANTING = "granting"
-    BOOTING = "booting"
-    READY = "ready"
-    MOVING = "moving"
-    LEAVING = "leaving"
-    CLOSING = "closing"
-    RELEASING = "releasing"
-    STOPPING = "stopping"
-    STARTING = "starting"
+    REQUESTED = "requested"  # nothing is started here; the job does everything itself (spawn)
+    GRANTING = "granting"  # the owner of the nodes received the request to give them to the job
+    BOOTING = "booting"  # the next world (of merge, the additional ranks) boots beside the present
+    READY = "ready"  # the job gets the request, and connects at its next resize point
+    MOVING = "moving"  # the job has stopped stepping
+    LEAVING = "leaving"  # committed; the launches that are no longer the job's end
+    CLOSING = "closing"  # rolled back; the new launches are killed
+    RELEASING = "releasing"  # nodes that are no longer needed are released
+    STOPPING = "stopping"  # a relaunch: the job ends at a checkpoint; its line gets no answer
+    STARTING = "starting"  # its script runs again, until the job computes
 
 
 class NewLaunches(msgspec.Struct):
@@ -103,12 +79,6 @@ class PendingResize(msgspec.Struct):
     reason: str = ""
     at_step: int = 0  # of a relaunch, the step of its checkpoint
     told: bool = False  # whether the job may get the request now. Not kept for a restarted daemon.
-
-    @property
-    def request(self) -> ResizeRequest:
-        """The request for the job."""
-        worlds = tuple(self.new.ready[n] for n in self.new.slots)
-        return ResizeRequest(self.number, self.slots, self.strategy, worlds)
 
     def note(self) -> PendingResize:
         """Return a copy for a restarted daemon, whose deadlines begin anew."""
@@ -256,7 +226,11 @@ class JobRuntime:
     @property
     def request(self) -> ResizeRequest | None:
         """The resize request for the job."""
-        return self.resize.request if self.resize is not None and self.resize.told else None
+        resize = self.resize
+        if resize is None or not resize.told:
+            return None
+        worlds = tuple(resize.new.ready[n] for n in resize.new.slots)
+        return ResizeRequest(resize.number, resize.slots, resize.strategy, worlds)
 
     def request_after(self, number: int) -> ResizeRequest | None:
         """Return the resize request if it is newer than a number."""
@@ -275,7 +249,8 @@ class JobRuntime:
         steps = []
         for step in self.steps:
             pids = {number: world.pid for number, world in step.worlds.items()}
-            steps.append(StepNote(pids, **{name: getattr(step, name) for name in STEP_FACTS}))
+            facts = {name: getattr(step, name) for name in STEP_FACTS}
+            steps.append(StepNote(pids=pids, **facts))
         return StepsNote(self.id, list(self.keys), self.launch_count, steps)
 
     def forget_processes(self) -> None:

@@ -52,12 +52,8 @@ def fork(work: Callable[[], object], only: int | None = None) -> int:
     """Start a process that calls a function and ends; return its process id.
 
     Its status is 0 if the function returned, 1 if it raised, -N if signal N ended it. Other threads
-    do not exist in it: the function must need none, nor a lock that one of them may have held.
-
-    Args:
-        only: the one file that stays open, besides standard input, output and error; None keeps
-            all. Listening sockets among these stay open until the process ends, even if the daemon
-            is killed.
+    do not exist in it: the function must need none, nor a lock that one of them may have held. All
+    files stay open, or ``only`` one besides standard input, output and error.
     """
     with warnings.catch_warnings():  # the warning is about other threads, which are not used
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -213,13 +209,11 @@ class GuardedPolicy(Policy):
 
     def decide(self, state: State, events: Sequence[Event]) -> list[Decision]:
         """Return the decisions."""
-        kind = list[Decision]
-        return forked(lambda: Policy.decide(self, state, events), kind)
+        return forked(lambda: Policy.decide(self, state, events), list[Decision])
 
     def place(self, state: State, job: Job, size: int) -> tuple[Node, ...]:
         """Return the nodes of a running job at another size."""
-        kind = tuple[Node, ...]
-        return forked(lambda: Policy.place(self, state, job, size), kind)
+        return forked(lambda: Policy.place(self, state, job, size), tuple[Node, ...])
 
     def explained(self, state: State) -> dict[JobId, Later]:
         """Return why the first jobs wait."""

@@ -63,7 +63,7 @@ def facts(now_s: float = 100.0, *, begun: bool = False, requested: bool = True) 
 
 def job(strategy: str = "warm", **step: object) -> JobRuntime:
     """Return a job with one world, launch 0, on one node."""
-    line = Step(COMMAND, {0: ManagedProcess(10)}, (0,), strategy, ((0, 1),))
+    line = Step(COMMAND, {0: ManagedProcess(10)}, current=(0,), strategy=strategy, ranks=((0, 1),))
     for name, value in step.items():
         setattr(line, name, value)
     return JobRuntime(JOB, steps=[line], keys=["k"], launch_count=1)
@@ -118,7 +118,7 @@ def in_state(state: str) -> JobRuntime:
         if state == "starting":
             record = CompletionRecord("CANCELLED", 0, "", 42, 1, 1)
             fed(found, machine.WorldEnded(record), machine.ScriptEnded())
-            found.steps.append(Step(COMMAND, {1: ManagedProcess(12)}, (1,)))
+            found.steps.append(Step(COMMAND, {1: ManagedProcess(12)}, current=(1,)))
     else:
         found = booting()
         after = ("ready", "moving", "leaving", "releasing")
@@ -507,7 +507,7 @@ def test_a_relaunch() -> None:
     assert words(given) == ["SaveSteps", "SaveResize", "RunScript"]
     assert found.steps == found.keys == [] and states(given) == ["starting"]
     assert found.resizing == "starting"
-    found.steps.append(Step(COMMAND, {1: ManagedProcess(12)}, (1,), cooldown_s=3.0))
+    found.steps.append(Step(COMMAND, {1: ManagedProcess(12)}, current=(1,), cooldown_s=3.0))
     given = fed(found, machine.Polled(), at_s=108.0)
     assert given == [
         machine.SaveFinishedResizes(),
