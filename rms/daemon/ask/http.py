@@ -26,24 +26,19 @@ from rms.wire.users import ErrorAnswer
 
 # --- connections --------------------------------------------------------------------------------
 
+# Connections that may wait to be accepted, within the system's limit (``somaxconn``). Ten thousand
+# ranks may connect at once during a scheduling pass.
 BACKLOG = 16_384
-"""Connections that may wait to be accepted, within the system's limit (``somaxconn``). Ten thousand
-ranks may connect at once during a scheduling pass."""
-
 REQUEST_S = 30.0  # time for a client to send a whole request, its first or the next
 ANSWER_S = 300.0  # time until the client has read the answer; the longest poll is held for seconds
-
+# Limit of request line and headers together, which the parser does not have.
 MOST_HEAD_BYTES = 1 << 16
-"""Limit of request line and headers together, which the parser does not have."""
-
 MOST_UNVERIFIED_BYTES = 1 << 14  # the same over TCP until the first verified request
-
+# Limit of headers of a request: a header object takes far more memory than its bytes.
 MOST_HEADERS = 64
-"""Limit of headers of a request: a header object takes far more memory than its bytes."""
-
+# Limit of a whole request. It exceeds :data:`MOST_BYTES`, so that a body that is too long gets an
+# answer.
 MOST_REQUEST_BYTES = 1 << 25
-"""Limit of a whole request. It exceeds :data:`MOST_BYTES`, so that a body that is too long gets an
-answer."""
 
 
 @dataclass
@@ -185,16 +180,15 @@ def bounded(
 
 MOST_BYTES = 1 << 24  # limit of a request's body: a script (4 MiB at most) with an environment
 MOST_SENTENCE = 1000  # characters of an error message
-
+# Content type of an answer that is a text, in the format of Prometheus.
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Content type of an answer that is a text, in the format of Prometheus."""
 
+# Status of errors without one of their own: 503 if the journal cannot be written now.
 STATUSES: tuple[tuple[tuple[type[Exception], ...], int], ...] = (
     ((UnknownJobError,), 404),
     ((JournalError, OSError), 503),
     ((ValueError, OverflowError, RecursionError), 400),
 )
-"""Status of errors without one of their own: 503 if the journal cannot be written now."""
 
 
 class RefusedError(Exception):
@@ -206,7 +200,6 @@ class RefusedError(Exception):
 
 
 SIGNATURE = "rms.signature"  # key of the :class:`Signature` in the scope of a signed request
-
 _NONCE = re.compile("[0-9a-f]{32}")
 
 
@@ -253,9 +246,9 @@ def _verify(request: Request, peer: Peer) -> Signature | None:
 
 # --- endpoints ----------------------------------------------------------------------------------
 
+# Whether the journal is flushed before the answer. With ``must`` a full disk gives status 503; with
+# ``may``, and for GET, the answer is sent nevertheless.
 Flush = Literal["must", "may", "no"]
-"""Whether the journal is flushed before the answer. With ``must`` a full disk gives status 503;
-with ``may``, and for GET, the answer is sent nevertheless."""
 
 
 @dataclass(frozen=True)

@@ -54,12 +54,9 @@ from rms.wire.users import JobRow, NodeSpan
 OLDEST = 20_000  # older entries of the journal are not in the feed
 SEARCHED = 20_000  # number of archived jobs that a search for a text goes through
 MOST_BARS = 40  # a lane with more spans shows the share of time held instead of its jobs
-
 MOST_MARKS = 300
-
 LEAST_S = 60.0  # shortest window, unless the query requests a shorter one
 PARTS = 120  # resolution of curves: parts of the window
-
 MOST_TASKS = 100_000
 
 

@@ -80,24 +80,19 @@ from rms.wire.users import (
 JOB_QUERY = ("id", "state", "name", "user", "after", "limit")
 ACCT_QUERY = ("id", "state", "name", "user")
 QUERIES = {"/jobs": JOB_QUERY, "/acct": ACCT_QUERY}
-
 CANCELLED_AT_ONCE = 1000  # pending jobs that are cancelled before other requests get a turn
 ROWS_AT_ONCE = 100  # rows of jobs that are built before other requests get a turn
 MOST_WAIT_S = 20.0  # longest time to hold a request that waits for jobs to end
-
+# Interval of the checks for that; a hundred waiting requests cost almost nothing.
 WAIT_LOOK_S = 0.25
-"""Interval of the checks for that; a hundred waiting requests cost almost nothing."""
-
 WATCH_S = 0.05  # interval at which the daemon checks its processes, and a launcher line its step
 STEP_LOOKS = 100  # number of checks of a step before a launcher line gets an answer
 FIRST_HOLD_S = 0.2  # time to hold the poll of a job before its first step, which is near
-
+# Time to hold a job's poll: longer where many jobs poll, so that there are no more polls a second
+# than this, but shorter than a job waits for an answer (10 s).
 HOLD_S = 1.0
 MOST_HOLD_S = 8.0
 POLLS_PER_S = 200.0
-"""Time to hold a job's poll: longer where many jobs poll, so that there are no more polls a second
-than this, but shorter than a job waits for an answer (10 s)."""
-
 _LIMIT = re.compile("[1-9][0-9]{0,3}")
 _AFTER = re.compile("[0-9]{1,9}(_[0-9]{1,9})?")
 _STEP = re.compile("[0-9]{1,9}")

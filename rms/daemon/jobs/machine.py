@@ -35,9 +35,7 @@ from rms.wire.messages import (
 from rms.wire.users import ResizeRow
 
 READY_S, MOVE_S, LEAVE_S = 1800.0, 180.0, 10.0  # deadlines of the states ready, moving and leaving
-
 LATER_S = 10.0  # pause after a refusal that may be withdrawn later
-
 RELAUNCH = (ResizeState.STOPPING, ResizeState.STARTING)
 
 
@@ -223,8 +221,8 @@ class Say(ResizeAction, frozen=True):
 
 SchedulerEvent = ResizeBegun | Resized | ResizeRolledBack
 Instruction = ResizeAction | Act | SaveCommand | SchedulerEvent
+# Events for the scheduler and commands, to be carried out in order.
 Instructions = list[Instruction]
-"""Events for the scheduler and commands, to be carried out in order."""
 
 
 @dataclass(frozen=True)

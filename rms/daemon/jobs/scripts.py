@@ -264,9 +264,8 @@ def _environment(context: Context, job: JobRuntime, nodes: tuple[Node, ...]) -> 
 
 SETTLE_S = 5.0  # longest wait for the last readings of meters
 TAIL = 1 << 16  # bytes at the end of an output that are searched for the job's line
-
+# Reason of a job that belongs to the original folder, which still writes its output.
 COPIED = "it ran in the state folder that this one is a copy of"
-"""Reason of a job that belongs to the original folder, which still writes its output."""
 
 
 class Endings:

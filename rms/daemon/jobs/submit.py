@@ -63,26 +63,20 @@ from rms.wire.messages import COOLDOWN_VARIABLE
 from rms.wire.mpiexec import is_program
 from rms.wire.users import JobIds, Options, Submission
 
+# Options of sbatch that restrict when or where a job may run: a job with them is refused.
 PLACING = {"--deadline", "--reservation", "--nodefile", "-F", "--constraint", "-C"}
-"""Options of sbatch that restrict when or where a job may run: a job with them is refused."""
-
 CHUNK = 250  # tasks of an array that are made before other requests are answered
-
+# Limit of dependencies and profile points of all tasks together, as every task has a copy.
 MOST_REPEATED = 100_000
-"""Limit of dependencies and profile points of all tasks together, as every task has a copy."""
-
+# Number of tasks whose outputs are checked at submission; all are checked when they start.
 MOST_CHECKED = 100
-"""Number of tasks whose outputs are checked at submission; all are checked when they start."""
-
+# First line of a script whose shell reads no other file before it.
 _PLAIN_SHELL = re.compile("#! *(/usr)?/bin/(env +)?(ba)?sh")
-"""First line of a script whose shell reads no other file before it."""
-
+# Address space per job, and the reserve for everything else: C libraries may crash without it.
 MARGIN_BYTES = 32 << 20
 JOB_BYTES = 3 << 10
-"""Address space per job, and the reserve for everything else: C libraries may crash without it."""
-
+# Limit of names of all tasks together, as every task has its own list in the journal.
 MOST_NAMES = 1_000_000
-"""Limit of names of all tasks together, as every task has its own list in the journal."""
 
 
 class Submissions:

@@ -36,9 +36,8 @@ from rms.wire.messages import (
 )
 
 MOST_RANKS = 1 << 20  # limit of a job's ranks; larger numbers are a mistake, or an attack
-
+# Time after the end of a launch within which its last report (a commit, a record) must arrive.
 LAST_REPORT_S = 10.0
-"""Time after the end of a launch within which its last report (a commit, a record) must arrive."""
 
 
 class Worlds:

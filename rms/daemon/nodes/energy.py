@@ -18,12 +18,10 @@ from rms.daemon.store.journal import Journal
 from rms.daemon.store.notes import MeterNote
 from rms.wire.messages import MeterAnswer, Metered
 
+# Time without a report after which a node's power is the model's again. It is three times the
+# interval of the last two reports if that is longer, as reports are rare on large clusters.
 STALE_S = 60.0
-"""Time without a report after which a node's power is the model's again. It is three times the
-interval of the last two reports if that is longer, as reports are rare on large clusters."""
-
 LONGEST_STALE_S = 600.0
-
 FORGET_S = 10.0  # interval at which spans are forgotten that no report can concern any more
 
 
@@ -169,10 +167,8 @@ def restore_energy(scheduler: Scheduler, journal: Journal) -> None:
 # --- the power cap -------------------------------------------------------------------------------
 
 LOOK_S = 1.0  # interval at which readings are compared with the cap
-
+# A report that overlaps a drop in power is used only if no other arrived for this long.
 LAG_S = 10.0
-"""A report that overlaps a drop in power is used only if no other arrived for this long."""
-
 CAP_STALE_S = 60.0
 """Time without reports after which meters say nothing about the cluster's power.
 

@@ -64,10 +64,8 @@ from rms.launch.local import LocalLauncher
 
 KILL_S = 5.0  # deadline at start for killed processes to end
 LOST = SubmissionNote(name="lost", output="/dev/null")  # submission of a job whose own is lost
-
 NO_NOTE = "its submission is missing from the journal"
 MOST_NAMED = 20
-
 _ID = re.compile(r"([0-9]+)(?:_[0-9]+)?")
 
 

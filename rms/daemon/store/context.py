@@ -44,8 +44,8 @@ from rms.launch.local import LocalLauncher
 from rms.power.meter import boot_id, boottime
 from rms.wire.users import PowerCap
 
+# Default deadlines of a world that boots beside a running one, and of a job that is to end.
 BOOT_S, GRACE_S = 60.0, 10.0
-"""Default deadlines of a world that boots beside a running one, and of a job that is to end."""
 
 
 # --- the log -------------------------------------------------------------------------------------

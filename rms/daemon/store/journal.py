@@ -100,9 +100,9 @@ _DECIDE = """INSERT OR IGNORE INTO decisions (seq, body, sum) SELECT seq, ?, ? F
 _PAGE = """SELECT seq, entries.body, decisions.body, kind, entries.sum, decisions.sum
     FROM entries LEFT JOIN decisions USING (seq) WHERE seq > ? ORDER BY seq LIMIT 1000"""
 _HEADER = "SELECT seq, body, NULL FROM entries WHERE kind = 'Opened' ORDER BY seq LIMIT 1"
+# A damaged journal may have decisions on an entry that is lost: its number is not used again.
 _NEWEST_ENTRY = """SELECT ifnull(max(seq), 0)
     FROM (SELECT seq FROM entries UNION ALL SELECT seq FROM decisions)"""
-"""A damaged journal may have decisions on an entry that is lost: its number is not used again."""
 
 
 # --- snapshots, pruning --------------------------------------------------------------------------
@@ -162,7 +162,6 @@ _NEWEST = f"""SELECT {_ROW} FROM energy JOIN (
     ORDER BY begin_s"""
 
 MOST_RECORDED = 100_000  # number of events of tasks that are kept; a task has three or four
-
 _RECORD = "INSERT INTO tasks (at_s, kind, body) VALUES (?, ?, ?)"
 _FORGET = "DELETE FROM tasks WHERE seq <= (SELECT max(seq) FROM tasks) - ?"
 

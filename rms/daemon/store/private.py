@@ -136,12 +136,10 @@ class Private:
 
 # --- the sockets ---------------------------------------------------------------------------------
 
+# Systems allow 104 to 108 bytes, and their own error does not name the limit.
 LONGEST_UNIX_PATH = 100
-"""Systems allow 104 to 108 bytes, and their own error does not name the limit."""
-
 MOST_PORT = 65_535
 _PORT = re.compile("[0-9]{1,5}")
-
 MOST_FILES = 16384  # wanted limit of open files; a held poll is an open file
 
 

@@ -18,9 +18,8 @@ from rms.launch.base import LaunchCommand, ManagedProcess, PendingCall
 from rms.wire.messages import BootedWorld, ResizeRequest
 from rms.wire.users import ResizeRow
 
+# Attributes of a step that its note has as well: all but the processes.
 STEP_FACTS = StepNote.__struct_fields__[1:]
-"""Attributes of a step that its note has as well: all but the processes."""
-
 REQUEUED = "REQUEUED"  # the ending of a job that returns to the queue
 
 
@@ -91,14 +90,13 @@ class ResizeNote(Note, tag="resize"):
     resize: PendingResize | None = None
 
 
+# Time for which steps are counted at a size before the count is entered; doubled every time.
 PACE_S = 5.0
-"""Time for which steps are counted at a size before the count is entered; doubled every time."""
-
+# Rate limit for ``Stepped`` events of all jobs together (per second, and burst). The jobs of a
+# large array are due at the same time, and an event costs a journal entry and a scheduler pass.
+# Jobs above the limit go on counting.
 COUNTS_PER_S = 200.0
 COUNTS_AT_ONCE = 10
-"""Rate limit for ``Stepped`` events of all jobs together (per second, and burst). The jobs of a
-large array are due at the same time, and an event costs a journal entry and a scheduler pass.
-Jobs above the limit go on counting."""
 
 
 class StepRateLimit:

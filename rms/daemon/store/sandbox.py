@@ -175,9 +175,8 @@ def _receive(stream: socket.socket, until_s: float | None = None) -> bytes:
 
 # --- policies with parts of users' own -----------------------------------------------------------
 
+# Number of waiting jobs, from the first, whose reasons to wait a user's part explains.
 EXPLAINED = 100
-"""Number of waiting jobs, from the first, whose reasons to wait a user's part explains."""
-
 PARTS = ("order", "sizing", "admission", "placement", "passes", "node_power", "frequency")
 
 
@@ -257,9 +256,8 @@ def forked(work: Callable[[], T], kind: type[T]) -> T:
 
 LOAD_S = 30.0  # deadline for the import of a file; the daemon goes on meanwhile
 PARENT_S = 0.5  # interval at which a strategy's process checks that its daemon is there
-
+# Number of waiting tasks, from the first, that a strategy is sent: sending takes time.
 MOST_SEEN = 256
-"""Number of waiting tasks, from the first, that a strategy is sent: sending takes time."""
 
 
 class StrategyError(ValueError):

@@ -18,10 +18,8 @@ from rms.daemon.store.sandbox import fork
 
 EVERY = 2_000  # number of entries between snapshots; a start replays no more than these
 KEEP = 100_000  # default of the minimum number of entries that are kept
-
+# Number of jobs up to which a snapshot is packed by the daemon, in some 10 ms; else in a fork.
 AT_ONCE = 500
-"""Number of jobs up to which a snapshot is packed by the daemon, in some 10 ms; else in a fork."""
-
 LIMIT_S = 60.0  # deadline for a fork, on a busy machine too
 NICE = 5  # niceness of a fork, for which no request waits
 
