@@ -52,6 +52,7 @@ BOOT_S, GRACE_S = 60.0, 10.0
 
 
 log = logging.getLogger("rms")
+log.addHandler(logging.NullHandler())  # without it warnings go to standard error
 
 
 def describe(error: Exception) -> str:
