@@ -20,8 +20,8 @@ from rms.cli.options import ON_DEMAND, add_engine, add_policy, check_engine, loc
 from rms.core.policies import DEFAULT, MissingPartError, Policy, PolicyError, placing
 from rms.daemon.nodes.nodes import POWERED_BY_SLURM
 from rms.daemon.restart.recover import replayed
-from rms.daemon.serve import LEVELS, StderrLog, check_start, run_daemon
-from rms.daemon.store.context import Settings, warning
+from rms.daemon.serve import LEVELS, check_start, run_daemon, start_log
+from rms.daemon.store.context import Settings, log
 from rms.daemon.store.journal import Journal, JournalError
 from rms.daemon.store.private import ServeError
 from rms.daemon.store.snapshots import KEEP
@@ -232,11 +232,11 @@ def serve(arguments: argparse.Namespace) -> int:
         arguments.cluster = arguments.check
     if arguments.check is not None and arguments.engine not in ("local", ON_DEMAND):
         return _check_site(arguments)
-    say = StderrLog(arguments.log_level, os.environ)
+    start_log(arguments.log_level, os.environ)
     state = (arguments.state or state_folder(os.environ)).absolute()
     cap, refused = arguments.power_cap, (MeterError, PolicyError, JournalError)
     with refuse_on(*refused, *_of_slurm(arguments.engine), ServeError, OSError):
-        policy = _policy(arguments, (state / "journal.sqlite").exists(), say)
+        policy = _policy(arguments, (state / "journal.sqlite").exists())
         commands = _power_commands(arguments)
         if arguments.engine != "local" and not policy.always_on:
             raise PolicyError(POWERED_BY_SLURM)
@@ -247,8 +247,6 @@ def serve(arguments: argparse.Namespace) -> int:
         prices = None if arguments.prices is None else read_prices(arguments.prices)
         settings = Settings(
             policy=arguments.policy,
-            say=say,
-            debug=arguments.log_level == "debug",
             listen=arguments.listen or f"unix:{state / 'socket'}",
             parent=arguments.with_parent,
             grace_s=arguments.grace,
@@ -345,14 +343,14 @@ def _policy_modules(text: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _policy(arguments: argparse.Namespace, goes_on: bool, say: StderrLog) -> Policy:
+def _policy(arguments: argparse.Namespace, goes_on: bool) -> Policy:
     """Return the policy; the default if the policy of a restarted daemon no longer exists."""
     try:
         return placing(arguments.policy)
     except MissingPartError as error:
         if not goes_on:
             raise
-        say(warning(f"policy {DEFAULT} decides instead: {error}"))
+        log.warning(f"policy {DEFAULT} decides instead: {error}")
         arguments.policy = DEFAULT
         return placing(DEFAULT)
 

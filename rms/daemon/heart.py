@@ -48,7 +48,7 @@ from rms.daemon.nodes.nodes import (
     NodeSwitch,
     check_placement,
 )
-from rms.daemon.store.context import Context, Faults, debug, describe, warning
+from rms.daemon.store.context import Context, Faults, describe, log
 from rms.daemon.store.journal import JournalError, JournalFullError, PolicySet
 from rms.daemon.store.notes import Note, SummaryNote
 from rms.daemon.store.record import REQUEUED
@@ -65,8 +65,8 @@ class Daemon:
     def __init__(self, context: Context) -> None:
         self.context, self.scheduler, self.jobs = context, context.scheduler, context.jobs
         self.journal, self.launcher = context.journal, context.launcher
-        self.now, self.time, self.say = context.now, context.time, context.say
-        self.faults = Faults(context.say)
+        self.now, self.time = context.now, context.time
+        self.faults = Faults()
         self.submissions = Submissions(context, self.handle)
         self.holds = Holds(context, self.handle)
         self.scripts = Scripts(context, self.handle)
@@ -112,14 +112,9 @@ class Daemon:
     ) -> list[Decision]:
         """Write an event, let the scheduler decide, write and carry out the decisions.
 
-        Events that are raised meanwhile are queued and handled next.
-
-        Args:
-            notes: notes that are written in the same transaction as the event.
-            number: its sequence number if it is in the journal already.
-
-        Raises:
-            TransitionError: the event is impossible; nothing of it is in the journal.
+        Events that are raised meanwhile are queued and handled next. Notes are written with their
+        event; one that is in the journal already has a number. An impossible event is a
+        TransitionError, and not in the journal.
         """
         self._events.append((event, notes, number))
         if self._is_busy:
@@ -160,11 +155,10 @@ class Daemon:
         if scheduler.failure:  # another policy decides from this event on
             policy, reason = scheduler.engine.policy, scheduler.failure
             journal.replaced(number, decisions, PolicySet(event.at_s, policy.key, reason))
-            self.say(warning(f"policy {reason}; {policy.name} decides from now on"))
+            log.warning(f"policy {reason}; {policy.name} decides from now on")
         else:
             journal.decided(number, decisions)
-        if context.settings.debug:
-            self.say(debug(f"entry {number}: {event}; decided: {decisions or 'nothing'}"))
+        log.debug("entry %s: %s; decided: %s", number, event, decisions or "nothing")
         self._look_s = scheduler.engine.look_s
         self.cap_watch.on_event(event)
         self.holds.on_event(event)
@@ -195,7 +189,7 @@ class Daemon:
         elif isinstance(decision, Later) and decision.code in NO_RESIZE:
             self.jobs[decision.job].user_strategy = ""
         elif isinstance(decision, Never):
-            self.say(f"job {decision.job} can never run: {decision.reason}")
+            log.info(f"job {decision.job} can never run: {decision.reason}")
         elif isinstance(decision, PowerOff | PowerOn):
             self.node_switch.switch(decision)
 
@@ -220,14 +214,9 @@ class Daemon:
     def resize(
         self, job_id: JobId, size: int | None, strategy: str | None = None, on: Sequence[str] = ()
     ) -> Decision:
-        """Request a resize for a user; return the decision on it.
+        """Request a resize for a user, by a strategy or the job's own; return the decision on it.
 
-        Args:
-            size: None gives the choice back to the policy.
-            strategy: for this resize only; None for the job's own.
-
-        Raises:
-            ValueError: ``on`` names unknown nodes, or not ``size`` of them.
+        Without a size the policy has the choice again. Other than ``size`` nodes are a ValueError.
         """
         nodes_of = self.context.cluster.nodes_of
         nodes = tuple(node for name in on for node in nodes_of.get(name, ()))
@@ -239,11 +228,7 @@ class Daemon:
         return self.handle(event)[0]
 
     def set_policy(self, name: str) -> None:
-        """Let another policy decide from now on.
-
-        A policy that does not exist, cannot decide here, or names functions of modules that the
-        daemon was not started with is a PolicyError.
-        """
+        """Let another policy decide from now on; one that cannot is a PolicyError."""
         policy = guarded(placing(name, self.context.settings.policy_modules))
         check_placement(policy, self.context.cluster)
         if not policy.always_on and self.launcher.shared_filesystem:
@@ -317,7 +302,7 @@ class Daemon:
         for job_id in self.leases.tick(starts=not self.scripts.stopping):
             job = self.jobs[job_id]
             if job.script is not None:
-                self.say(f"job {job_id}: told to end, as its allocation does")
+                log.info(f"job {job_id}: told to end, as its allocation does")
                 self.scripts.cancel(job, REQUEUED if job.submission.requeue else "CANCELLED")
 
     async def flush(self) -> None:
@@ -329,9 +314,9 @@ class Daemon:
         except JournalFullError as error:
             if not self._is_full:
                 words = f"{error}; until it can be written, jobs go on but none is taken in"
-                self.say(warning(words))
+                log.warning(words)
             self._is_full = True
         else:
             if self._is_full:
-                self.say("the journal can be written again")
+                log.info("the journal can be written again")
             self._is_full = False

@@ -18,8 +18,7 @@ from rms.kernels.record import UnitPower
 from rms.kernels.scheduler import Strategy
 from rms.kernels.served import NodeLender, Tasks
 
-MOST_CHECKED = 100
-"""Number of waiting jobs that are checked for tasks in their way."""
+MOST_CHECKED = 100  # number of waiting jobs that are checked for tasks in their way
 
 
 def tasks_of(context: Context, handle: Handle) -> Tasks:
@@ -33,7 +32,7 @@ class NodesForTasks(NodeLender):
 
     def __init__(self, context: Context, handle: Handle, files: StrategyFiles) -> None:
         self._context, self._handle, self._files = context, handle, files
-        self.now, self.say, self.prices = context.now, context.say, context.settings.prices
+        self.now, self.prices = context.now, context.settings.prices
         self.record, self.recorded = context.journal.record, context.journal.recorded
         self.launcher, cluster = context.launcher, context.cluster
         self.devices = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import math
 import os
 import signal
@@ -29,7 +30,7 @@ from rms.daemon.nodes.nodes import check_placement
 from rms.daemon.restart import recover
 from rms.daemon.restart.recover import uncollected
 from rms.daemon.store import private
-from rms.daemon.store.context import BootClock, Sentence, Settings, warning
+from rms.daemon.store.context import BootClock, Settings, log
 from rms.daemon.store.journal import Journal
 from rms.daemon.store.notes import PortNote
 from rms.daemon.store.private import ServeError, check_folder, make_folder, owner_only, secret
@@ -38,60 +39,52 @@ from rms.launch.local import JobEngine
 from rms.launch.processes import escapes, uncontained
 from rms.wire.terminal import printable
 
-HURRY_S = 5.0
-"""Time that a daemon with two stop signals waits for jobs that it has killed."""
+HURRY_S = 5.0  # time that a daemon with two stop signals waits for jobs that it has killed
 
 
 # --- the log -------------------------------------------------------------------------------------
 
-LEVELS = {"debug": 7, "info": 6, "warning": 4}
-"""Numbers of syslog(3)."""
+LEVELS = {"debug": 7, "info": 6, "warning": 4}  # numbers of syslog(3)
 
 
-class StderrLog:
-    """Writes messages of a level or more urgent to standard error.
+class LogFormatter(logging.Formatter):
+    """Formats a message with its time; for systemd's journal with its level, as ``<4>``."""
+
+    def __init__(self, *, for_journal: bool) -> None:
+        super().__init__(datefmt="%Y-%m-%d %H:%M:%S")
+        self._for_journal = for_journal
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a message, without control characters."""
+        text, level = printable(record.getMessage()), record.levelname.lower()
+        if self._for_journal:
+            return f"<{LEVELS.get(level, 3)}>{text}"
+        named = "" if level == "info" else f"{level}: "
+        return f"{self.formatTime(record, self.datefmt)} {named}{text}"
+
+
+def start_log(level: str, env: Mapping[str, str]) -> None:
+    """Write messages of a level or more urgent to standard error.
 
     No file is opened, so none has to be opened again: a journal, a pipe or the shell's ``2>>FILE``
     keeps the log. If standard error is systemd's journal (``JOURNAL_STREAM``, systemd.exec(5)), a
-    line begins with its level as ``<4>`` (sd-daemon(3)) and has no time, which the journal adds. A
-    message that cannot be written, on a full disk, is lost.
+    line begins with its level (sd-daemon(3)) and has no time, which the journal adds. A message
+    that cannot be written, on a full disk, is lost.
     """
-
-    def __init__(self, level: str, env: Mapping[str, str]) -> None:
-        self.level, self._journal = level, _is_journal(env.get("JOURNAL_STREAM", ""))
-
-    def __call__(self, words: str) -> None:
-        """Write a message."""
-        level = words.level if isinstance(words, Sentence) else "info"
-        if LEVELS[level] > LEVELS[self.level]:
-            return
-        text = printable(words)
-        if self._journal:
-            line = f"<{LEVELS[level]}>{text}"
-        else:
-            named = "" if level == "info" else f"{level}: "
-            line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {named}{text}"
-        with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
-            print(line, file=sys.stderr, flush=True)
-
-
-def _is_journal(stream: str) -> bool:
-    """Return whether standard error is the file ``DEVICE:INODE`` of systemd's journal."""
-    try:
+    for_journal, handler = False, logging.StreamHandler(sys.stderr)
+    with contextlib.suppress(OSError):
         stat = os.fstat(2)
-    except OSError:
-        return False
-    return stream == f"{stat.st_dev}:{stat.st_ino}"
+        for_journal = env.get("JOURNAL_STREAM") == f"{stat.st_dev}:{stat.st_ino}"
+    handler.setFormatter(LogFormatter(for_journal=for_journal))
+    log.handlers, log.propagate, logging.raiseExceptions = [handler], False, False
+    log.setLevel(level.upper())
 
 
 # --- the start -----------------------------------------------------------------------------------
 
 
 def check_start(state: Path, engine: JobEngine, settings: Settings) -> None:
-    """Check everything that can be checked before a daemon is started; nothing is written.
-
-    A failed check is a PolicyError or ServeError.
-    """
+    """Check what can be checked without writing; raise a PolicyError or ServeError."""
     if settings.power_cap is not None:
         try:
             check_cap(settings.power_cap.cap_w, sum(model.idle_w for model in engine.cluster.power))
@@ -105,16 +98,11 @@ def check_start(state: Path, engine: JobEngine, settings: Settings) -> None:
 
 
 def run_daemon(state: Path, engine: JobEngine, settings: Settings) -> None:
-    """Run a daemon until a signal or a request stops it (or its ``parent`` process is gone).
-
-    Raises:
-        JournalError, PolicyError, ServeError, OSError: it cannot be started.
-    """
+    """Run a daemon until a signal or a request stops it (or its ``parent`` process is gone)."""
     check_start(state, engine, settings)
     make_folder(state)
-    say = settings.say
     with owner_only():
-        opened = recover.open_journal(state / "journal.sqlite", say)
+        opened = recover.open_journal(state / "journal.sqlite")
     with opened as journal, contextlib.ExitStack() as stack:
         recover.restore_notes(journal, state / "jobs")
         instance_id = recover.own_mark(journal, state)
@@ -128,7 +116,7 @@ def run_daemon(state: Path, engine: JobEngine, settings: Settings) -> None:
             journal.note(PortNote(port=listening[-1].getsockname()[1]))
         launcher = engine.launcher(state, instance_id, address)
         stack.callback(launcher.close)
-        clock = BootClock(journal, say)
+        clock = BootClock(journal)
         modules = settings.policy_modules | modules_of(placing(settings.policy))
         settings = replace(
             settings, now=clock, clock=clock, where=engine.where, policy_modules=modules
@@ -149,9 +137,15 @@ def run_daemon(state: Path, engine: JobEngine, settings: Settings) -> None:
             server = _server(Routes(daemon, stopping.set, token, own, metrics_token))
             # First, so that a client of the daemon finds this socket too. The reference is kept,
             # as uvloop closes a server without one.
-            kept = tasks_socket and await _serve_tasks(tasks, tasks_socket, settings.governor)
+            kept = None
+            if tasks_socket is not None:
+                tasks.restore()
+                if settings.governor:
+                    tasks.use(None, GovernorRule.parse(settings.governor))
+                loop = asyncio.get_running_loop()
+                kept = await loop.create_unix_server(lambda: TaskLink(tasks), sock=tasks_socket)
             serving = asyncio.create_task(server.serve(sockets=listening))
-            say(f"serving at {address}")
+            log.info(f"serving at {address}")
             launcher.open()
             notifier.send("READY=1", f"STATUS=serving at {address}")
             with gc_paused(time.monotonic()) as collector:
@@ -182,16 +176,15 @@ def _addresses(state: Path, listen: str, journal: Journal, *, remote: bool) -> l
 
 def _begin(daemon: Daemon, settings: Settings, escaping: str) -> None:
     """Set the power cap, and log the limitations of the daemon on this machine."""
-    say = daemon.say
     if escaping:
         words = f"processes of a job may outlive it: {escaping}"
-        say(warning(words) if uncontained() else words)
+        log.log(logging.WARNING if uncontained() else logging.INFO, words)
     if not placing(settings.policy).always_on and settings.power_commands is None:
-        say("nodes go off in the books only, without --power-off and --power-on")
+        log.info("nodes go off in the books only, without --power-off and --power-on")
     if settings.power_cap is not None:
         daemon.set_power_cap(settings.power_cap.cap_w)
     elif (cap_w := daemon.context.state.power_cap_w) is not None:
-        say(f"power cap: {cap_w:g} W, as before (--power-cap none lifts it)")
+        log.info(f"power cap: {cap_w:g} W, as before (--power-cap none lifts it)")
 
 
 def _tasks_socket(tasks: Tasks, listen: str, stack: contextlib.ExitStack) -> socket.socket | None:
@@ -201,20 +194,11 @@ def _tasks_socket(tasks: Tasks, listen: str, stack: contextlib.ExitStack) -> soc
     try:
         sock, _ = private.bind(f"{listen}-tasks")
     except ServeError as error:  # paths have a longest length
-        tasks.say(f"no tasks with kernels: {error}")
+        log.info(f"no tasks with kernels: {error}")
         return None
     stack.callback(private.close, sock, f"{listen}-tasks")
     stack.callback(tasks.close)
     return sock
-
-
-async def _serve_tasks(tasks: Tasks, listening: socket.socket, governor: str) -> asyncio.Server:
-    """Listen to processes with tasks for the lifetime of the server that is returned."""
-    tasks.restore()
-    if governor:
-        tasks.use(None, GovernorRule.parse(governor))
-    loop = asyncio.get_running_loop()
-    return await loop.create_unix_server(lambda: TaskLink(tasks), sock=listening)
 
 
 def _server(routes: Routes) -> uvicorn.Server:
@@ -279,7 +263,10 @@ class Notifier:
     def __init__(self, env: Mapping[str, str]) -> None:
         where = env.get("NOTIFY_SOCKET", "")
         self._address = f"\0{where[1:]}" if where.startswith("@") else where
-        self._alive_s, self._sent_s = _watchdog_s(env) / 2, -math.inf
+        self._alive_s, self._sent_s = math.inf, -math.inf
+        if env.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):
+            with contextlib.suppress(ValueError):
+                self._alive_s = int(env.get("WATCHDOG_USEC", "")) / 2e6
 
     def send(self, *lines: str) -> None:
         """Send ``READY=1``, ``STOPPING=1``, ``STATUS=...`` as a datagram; errors are ignored."""
@@ -298,16 +285,6 @@ class Notifier:
             self.send("WATCHDOG=1")
 
 
-def _watchdog_s(env: Mapping[str, str]) -> float:
-    """Return the manager's watchdog interval for this process, else infinity."""
-    if env.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
-        return math.inf
-    try:
-        return int(env.get("WATCHDOG_USEC", "")) / 1e6
-    except ValueError:
-        return math.inf
-
-
 # --- the garbage collector -----------------------------------------------------------------------
 #
 # Python's collector runs whenever there are some hundred objects more than after its last run, and
@@ -315,17 +292,10 @@ def _watchdog_s(env: Mapping[str, str]) -> float:
 # are new in every run, though their number is constant: the daemon stands still for 0.2 s. It makes
 # hardly any cycles, so the collector runs only after a large growth of memory, or rarely.
 
-EVERY_S = 10.0
-"""Interval between two looks at the memory in use."""
-
-GROWN = 2.0
-"""Growth of the memory in use that starts a collection."""
-
-LEAST = 2_000_000
-"""Least such growth in blocks of memory, some 200 MB."""
-
-ALL_S = 1_800.0
-"""Longest time between two collections."""
+EVERY_S = 10.0  # interval between two looks at the memory in use
+GROWN = 2.0  # growth of the memory in use that starts a collection
+LEAST = 2_000_000  # least such growth in blocks of memory, some 200 MB
+ALL_S = 1_800.0  # longest time between two collections
 
 
 class Collector:
@@ -340,8 +310,7 @@ class Collector:
         if now_s < self._next_s:
             return
         self._next_s = now_s + EVERY_S
-        grown = sys.getallocatedblocks() > self._most
-        if grown or now_s >= self._all_s:
+        if sys.getallocatedblocks() > self._most or now_s >= self._all_s:
             gc.collect()
             self._collected(now_s)
 
@@ -380,12 +349,12 @@ async def _run(
             await daemon.flush()
         except Exception as error:  # an error of one round does not affect the next
             if trouble != (trouble := f"{type(error).__name__}: {error}"):
-                daemon.say(warning(f"looking at processes: {trouble}"))
+                log.warning(f"looking at processes: {trouble}")
         if parent is not None and os.getppid() != parent:
             stopping.set()
         reason = "" if ending else daemon.launcher.nodes.shutdown_reason()
         if reason:
-            daemon.say(reason)
+            log.info(reason)
             stopping.set()
         if stopping.stops and not ending:
             ending = True
@@ -396,6 +365,6 @@ async def _run(
             daemon.hurry()
         if time.monotonic() > until_s:
             left = ", ".join(daemon.context.state.running)
-            daemon.say(warning(f"second stop signal: left to the next daemon: {left}"))
+            log.warning(f"second stop signal: left to the next daemon: {left}")
             break
         await asyncio.sleep(0.0 if daemon.scripts.starting else WATCH_S)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import secrets
 import shlex
@@ -62,6 +63,8 @@ from rms.launch.base import LaunchError, ManagedProcess, ScriptLaunch
 from rms.launch.local import LocalLauncher
 from rms.wire.users import TaskRow
 
+log = logging.getLogger("rms")
+
 
 class NodeLender(Protocol):
     """The daemon's interface for tasks: it lends nodes to them and takes them back.
@@ -76,7 +79,6 @@ class NodeLender(Protocol):
     prices: Prices | None
     launcher: LocalLauncher
     now: Callable[[], float]
-    say: Callable[[str], None]
     record: Callable[[Sequence[RecordEntry]], None]
     recorded: Callable[[], list[RecordEntry]]
 
@@ -234,7 +236,7 @@ class TaskLink(asyncio.Protocol):
             for body in self._frames.feed(data):
                 self._listener.on_message(self, _decode(body))
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-            self._listener.say(f"tasks: a process was cut off: {error}")
+            log.info(f"tasks: a process was cut off: {error}")
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -333,7 +335,7 @@ class Tasks:
     """The tasks of all connected processes."""
 
     def __init__(self, lender: NodeLender, strategies: StrategyLoader) -> None:
-        self._lender, self.say = lender, lender.say
+        self._lender = lender
         self.scheduler = TaskScheduler(lender.devices, ShortTerm(), self._strategy_failed)
         self.strategies = strategies
         self._entries, self._entry_count = list[RecordEntry](), 0
@@ -461,22 +463,22 @@ class Tasks:
         try:
             self.use(load(), None)
         except ValueError as error:
-            self.say(f"strategy {self.scheduler.strategy.name} instead: {error}")
+            log.info(f"strategy {self.scheduler.strategy.name} instead: {error}")
         try:
             self.use(None, GovernorRule.parse(rule))
         except ValueError as error:
-            self.say(f"governor {self.rule} instead: {error}")
+            log.info(f"governor {self.rule} instead: {error}")
 
     def _strategy_failed(self, words: str) -> None:
         self._failure = words
-        self.say(words)
+        log.info(words)
 
     def _govern(self) -> None:
         self._governed_s, state = self._lender.now(), self.scheduler.state
         governor, reason = self.rule.governor(self._lender, self._units, state.governor)
         if governor is not state.governor:
             if self.rule.automatic:
-                self.say(f"governor of tasks {governor}: {reason}")
+                log.info(f"governor of tasks {governor}: {reason}")
             self._feed(GovernorSet(self._lender.now(), governor))
 
     # --- processes ---------------------------------------------------------------------------

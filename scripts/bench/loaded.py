@@ -28,7 +28,7 @@ import uvloop
 from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import NodePower
 from rms.daemon.ask import routes
-from rms.daemon.serve import StderrLog, run_daemon
+from rms.daemon.serve import run_daemon, start_log
 from rms.daemon.store.context import Settings
 from rms.daemon.store.snapshots import KEEP
 from rms.launch.base import ManagedProcess, ScriptLaunch, WorldLaunch
@@ -95,9 +95,9 @@ def serve(
     routes.HOLD_S, routes.POLLS_PER_S = 0.0, polls_per_s
     names = tuple(f"n{n}" for n in range(1, nodes + 1))
     cluster = Cluster(names, tuple((f"{name}/cpu:0",) for name in names), (POWER,) * nodes)
+    start_log("info", {})
     settings = Settings(
         policy=policy,
-        say=StderrLog("info", {}),
         listen=f"unix:{state / 'socket'}",
         parent=os.getppid(),
         keep_entries=KEEP,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import logging
 import os
 import random
 import statistics
@@ -147,10 +148,13 @@ def speed(ranks: int) -> float:
     return 1 / (SERIAL + (1 - SERIAL) / ranks)
 
 
-class Site:
+class Site(logging.Handler):
     """Everything together, driven as the server's loop drives the daemon."""
 
     def __init__(self, nodes: int, folder: Path, seed: int = 1) -> None:
+        super().__init__()
+        logging.getLogger("rms").addHandler(self)
+        logging.getLogger("rms").setLevel(logging.INFO)
         names = tuple(f"n{n}" for n in range(1, nodes + 1))
         self.controller = Controller(names)
         slurm = Slurm({"PATH": os.environ["PATH"]}, os.environ.get("USER", "root"), self._run)
@@ -161,7 +165,7 @@ class Site:
             names, tuple((f"{n}/core:0",) for n in names), (NodePower(2.0, 2.0, 8.0),) * nodes
         )
         self.messages: Counter[str] = Counter()
-        settings = Settings(policy="array-share", now=time.time, say=self._count_words)
+        settings = Settings(policy="array-share", now=time.time)
         journal = Journal.open(folder / "journal.sqlite")
         self.daemon = resume(cluster, journal, self.launcher, settings, Counted)
         self.folder, self._draw = folder, random.Random(seed)
@@ -185,7 +189,9 @@ class Site:
         finally:
             self.own_s += time.thread_time() - begun
 
-    def _count_words(self, words: str) -> None:
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count a message of the daemon."""
+        words = record.getMessage()
         self.messages[words.partition(": ")[2][:60] or words[:60]] += 1
 
     def ask(self, what: str, method: Callable[..., Any], *words: Any) -> Any:

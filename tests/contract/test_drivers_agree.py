@@ -208,7 +208,7 @@ def agree(
     simulation.run()
     clock = [0.0]
     with Journal.open(tmp_path / "journal.sqlite") as journal:
-        settings = Settings(policy=policy, now=lambda: clock[0], say=print)
+        settings = Settings(policy=policy, now=lambda: clock[0])
         # A daemon looks at its idle nodes as it starts; a simulation begins with the first job.
         with mock.patch.object(Daemon, "look_at_idle_nodes"):
             daemon = resume(cluster, journal, NoProcesses(tmp_path), settings)

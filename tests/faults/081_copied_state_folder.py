@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from routed import SCRIPT, Idle, Routed
+from said import Said
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import JobId, JobState, NodePower
@@ -57,11 +58,11 @@ class Served:
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[Served]:
     """Serve a state folder as ``rms serve`` does."""
-    messages: list[str] = []
-    with open_journal(folder / "journal.sqlite", messages.append) as journal:
+    messages = Said()
+    with open_journal(folder / "journal.sqlite") as journal:
         restore_notes(journal, folder / "jobs")
         launcher = Adopting(folder, own_mark(journal, folder), "unix:none")
-        settings = Settings(policy="fifo", now=lambda: 1_000.0, say=messages.append)
+        settings = Settings(policy="fifo", now=lambda: 1_000.0)
         daemon = resume(CLUSTER, journal, launcher, settings)
         settle(daemon)
         yield Served(daemon, launcher, messages)
@@ -89,7 +90,7 @@ def original(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
         while f"{INSTANCE_VARIABLE}={mark}".encode() not in (environment(process.pid) or []):
             assert time.monotonic() < end
             time.sleep(0.001)
-        with open_journal(folder / "journal.sqlite", print) as journal:
+        with open_journal(folder / "journal.sqlite") as journal:
             journal.note(ScriptNote("1", process.pid))
         yield folder, process
     finally:

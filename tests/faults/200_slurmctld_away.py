@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from processes import called
 from routed import Routed
+from said import Said
 
 from rms.cli.main import main
 from rms.core.model.cluster import Cluster
@@ -44,13 +45,13 @@ class Site:
 
     def __init__(self, folder: Path, journal: Journal) -> None:
         self.controller, self.away, self.back = standin.Controller(NAMES), "", threading.Event()
-        self.messages: list[str] = []
+        self.messages = Said()
         slurm = Slurm({"PATH": ""}, "root", self.run)
         launcher = SlurmLauncher(folder, "feedface", "unix:none", Executor(slurm))
         launcher.nodes = SlurmJobs(launcher, default="all")
         slots = tuple((f"{name}/core:0",) for name in NAMES)
         cluster = Cluster(NAMES, slots, (NodePower(2.0, 2.0),) * 2)
-        settings = Settings(policy="fifo", now=time.time, say=self.messages.append)
+        settings = Settings(policy="fifo", now=time.time)
         self.server = Routed(resume(cluster, journal, launcher, settings), [0.0])
         self.launcher = launcher
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from killed import bench
+from said import Said
 
 from rms.core.model.jobs import Mode
 from rms.daemon.restart.recover import open_journal
@@ -20,6 +21,6 @@ def test_what_is_left_of_the_journal_goes_on(tmp_path: Path) -> None:
         path.write_bytes(bytes(4096) + path.read_bytes()[4096:])
         for count in filter(Path.exists, CountFiles(path).paths):
             count.write_bytes(bytes(512))
-        messages: list[str] = []
-        with open_journal(path, messages.append):
+        messages = Said()
+        with open_journal(path):
             assert any("records could be read, and go on" in words for words in messages)

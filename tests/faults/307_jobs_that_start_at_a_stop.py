@@ -45,9 +45,7 @@ def test_the_next_daemon_on_other_nodes_starts_them(
         busy.setattr(scripts, "START_S", -1.0)
         waiting = server.submit(nodes=[1, 1])
         server.daemon.stop()
-    settings = Settings(
-        policy="fifo", now=lambda: 2_000.0, say=lambda _: None, where="another allocation"
-    )
+    settings = Settings(policy="fifo", now=lambda: 2_000.0, where="another allocation")
     with Journal.open(tmp_path / "journal") as journal:
         daemon = resume(OTHERS, journal, Idle(tmp_path, "instance", "unix:none"), settings)
         assert daemon.jobs[waiting].script is not None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from said import Said
 from submissions import hand_in
 
 from rms.core.model.cluster import Cluster
@@ -149,7 +150,7 @@ class Bench:
         at: int | None = None,
         keep: int | None = None,
     ) -> None:
-        self.folder, self.policy, self.now_s, self.said = folder, policy, 1000.0, list[str]()
+        self.folder, self.policy, self.now_s, self.said = folder, policy, 1000.0, Said()
         self.keep = keep
         self.machine, self.restarts, self.db = Machine(), -1, None
         self.start(at)
@@ -174,7 +175,6 @@ class Bench:
         settings = Settings(
             policy=self.policy,
             now=lambda: self.now_s,
-            say=self.said.append,
             keep_entries=self.keep,
         )
         self.restarts += 1

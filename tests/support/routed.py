@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from said import Said
+
 from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import NodePower
 from rms.daemon.ask.http import PEER, Peer
@@ -165,11 +167,11 @@ def routed(folder: Path, cluster: Cluster | None = None, policy: str = "fifo") -
     cluster = cluster or Cluster(
         ("n1", "n2"), (("cpu:0",), ("cpu:1",)), (NodePower(idle_w=5.0, static_w=5.0),) * 2
     )
-    messages: list[str] = []
+    messages = Said()
     launcher = Idle(folder, "instance", "unix:none")
     with Journal.open(folder / "journal") as journal:
         clock = [1_000.0]
-        settings = Settings(policy=policy, now=lambda: clock[0], say=messages.append)
+        settings = Settings(policy=policy, now=lambda: clock[0])
         server = Routed(resume(cluster, journal, launcher, settings), clock, messages=messages)
         try:
             yield server

@@ -20,57 +20,38 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rms.daemon.store.journal import Journal, JournalError, JournalFullError
+from rms.daemon.store.journal import Journal, JournalError, JournalFullError, UnknownJobError
 from rms.wire.signing import ANSWER_HEADER, HELLO, HELLO_PATH, SCHEME, Session, digest, nonce
 from rms.wire.users import ErrorAnswer
 
 # --- connections --------------------------------------------------------------------------------
 
+# Connections that may wait to be accepted, within the system's limit (``somaxconn``). Ten thousand
+# ranks may connect at once during a scheduling pass.
 BACKLOG = 16_384
-"""Connections that may wait to be accepted, within the system's limit (``somaxconn``). Ten thousand
-ranks may connect at once during a scheduling pass."""
-
-REQUEST_S = 30.0
-"""Time for a client to send a whole request, its first or the next."""
-
-ANSWER_S = 300.0
-"""Time until the client has read the answer; the longest poll is held for seconds."""
-
+REQUEST_S = 30.0  # time for a client to send a whole request, its first or the next
+ANSWER_S = 300.0  # time until the client has read the answer; the longest poll is held for seconds
+# Limit of request line and headers together, which the parser does not have.
 MOST_HEAD_BYTES = 1 << 16
-"""Limit of request line and headers together, which the parser does not have."""
-
-MOST_UNVERIFIED_BYTES = 1 << 14
-"""The same over TCP until the first verified request."""
-
+MOST_UNVERIFIED_BYTES = 1 << 14  # the same over TCP until the first verified request
+# Limit of headers of a request: a header object takes far more memory than its bytes.
 MOST_HEADERS = 64
-"""Limit of headers of a request: a header object takes far more memory than its bytes."""
-
+# Limit of a whole request. It exceeds :data:`MOST_BYTES`, so that a body that is too long gets an
+# answer.
 MOST_REQUEST_BYTES = 1 << 25
-"""Limit of a whole request. It exceeds :data:`MOST_BYTES`, so that a body that is too long gets an
-answer."""
-
-
-class RefusedRequestError(Exception):
-    """A request is refused before it is read completely."""
 
 
 @dataclass
 class Peer:
-    """The other side of a connection over TCP.
+    """The other side of a connection over TCP."""
 
-    Attributes:
-        session: set by a handshake.
-        verified: whether a signed request has arrived, or at ``rms web`` one with its token.
-        endless: its answer is a stream without end, which no timer ends.
-    """
-
-    session: Session | None = None
+    session: Session | None = None  # set by a handshake
+    # whether a signed request has arrived, or at ``rms web`` one with its token
     verified: bool = False
-    endless: bool = False
+    endless: bool = False  # its answer is a stream without end, which no timer ends
 
 
-PEER = "rms.peer"
-"""Key of a connection's :class:`Peer` in the state of its requests."""
+PEER = "rms.peer"  # key of a connection's :class:`Peer` in the state of its requests
 
 
 def bounded(
@@ -116,14 +97,14 @@ def bounded(
 
         def on_message_begin(self) -> None:
             if self._answering:
-                raise RefusedRequestError
+                raise RefusedError(400, "expected one request at a time, got more")
             self._most = MOST_HEAD_BYTES if self._verified else MOST_UNVERIFIED_BYTES
             super().on_message_begin()
 
         def on_header(self, name: bytes, value: bytes) -> None:
             # A chunked body may cost a call per byte.
             if len(self.headers) >= MOST_HEADERS or name.lower() == b"transfer-encoding":
-                raise RefusedRequestError
+                raise RefusedError(400, "expected fewer headers, and none of chunks")
             super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
@@ -197,21 +178,17 @@ def bounded(
 
 # --- requests -----------------------------------------------------------------------------------
 
-MOST_BYTES = 1 << 24
-"""Limit of a request's body: a script (4 MiB at most) with an environment."""
-
-MOST_SENTENCE = 1000
-"""Characters of an error message."""
-
+MOST_BYTES = 1 << 24  # limit of a request's body: a script (4 MiB at most) with an environment
+MOST_SENTENCE = 1000  # characters of an error message
+# Content type of an answer that is a text, in the format of Prometheus.
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Content type of an answer that is a text, in the format of Prometheus."""
 
+# Status of errors without one of their own: 503 if the journal cannot be written now.
 STATUSES: tuple[tuple[tuple[type[Exception], ...], int], ...] = (
+    ((UnknownJobError,), 404),
     ((JournalError, OSError), 503),
     ((ValueError, OverflowError, RecursionError), 400),
 )
-"""Status of errors without one of their own: 503 if the journal cannot be written now, 400 if the
-request is invalid."""
 
 
 class RefusedError(Exception):
@@ -222,9 +199,7 @@ class RefusedError(Exception):
         self.status = status
 
 
-SIGNATURE = "rms.signature"
-"""Key of the :class:`Signature` in the scope of a signed request."""
-
+SIGNATURE = "rms.signature"  # key of the :class:`Signature` in the scope of a signed request
 _NONCE = re.compile("[0-9a-f]{32}")
 
 
@@ -271,23 +246,19 @@ def _verify(request: Request, peer: Peer) -> Signature | None:
 
 # --- endpoints ----------------------------------------------------------------------------------
 
+# Whether the journal is flushed before the answer. With ``must`` a full disk gives status 503; with
+# ``may``, and for GET, the answer is sent nevertheless.
 Flush = Literal["must", "may", "no"]
-"""Whether the journal is flushed before the answer. With ``must`` a full disk gives status 503;
-with ``may``, and for GET, the answer is sent nevertheless."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A method of HTTP on a path.
-
-    Attributes:
-        check: raises :class:`RefusedError` if the client has no access.
-        call: returns the answer to a request, and its decoded body if ``body`` is set.
-    """
+    """A method of HTTP on a path."""
 
     method: str
     path: str
-    check: Callable[[Request], None]
+    check: Callable[[Request], None]  # raises :class:`RefusedError` if the client has no access
+    # returns the answer to a request, and its decoded body if ``body`` is set
     call: Callable[..., Awaitable[object]]
     body: Any = None
     flush: Flush = "must"
@@ -407,10 +378,7 @@ def _answering(endpoint: Endpoint, flush: Callable[[], Awaitable[None]]) -> Answ
 
 
 def _refusal(error: Exception, *, signed: bool) -> tuple[ErrorAnswer, int]:
-    """Return the error message and status for an exception.
-
-    An internal error is raised for the server to answer, unless the answer has to be signed.
-    """
+    """Return the answer to an error; raise one of the daemon itself, unless that is signed."""
     if isinstance(error, RefusedError):
         return _sentence(str(error)), error.status
     if isinstance(error, RecursionError):

@@ -51,23 +51,12 @@ from rms.wire.live import (
 )
 from rms.wire.users import JobRow, NodeSpan
 
-OLDEST = 20_000
-"""Older entries of the journal are not in the feed."""
-
-SEARCHED = 20_000
-"""Number of archived jobs that a search for a text goes through."""
-
-MOST_BARS = 40
-"""A lane with more spans shows the share of time held instead of its jobs."""
-
+OLDEST = 20_000  # older entries of the journal are not in the feed
+SEARCHED = 20_000  # number of archived jobs that a search for a text goes through
+MOST_BARS = 40  # a lane with more spans shows the share of time held instead of its jobs
 MOST_MARKS = 300
-
-LEAST_S = 60.0
-"""Shortest window, unless the query requests a shorter one."""
-
-PARTS = 120
-"""Resolution of curves: parts of the window."""
-
+LEAST_S = 60.0  # shortest window, unless the query requests a shorter one
+PARTS = 120  # resolution of curves: parts of the window
 MOST_TASKS = 100_000
 
 
@@ -112,7 +101,6 @@ def _start(context: Context) -> float | None:
 
 
 def _jobs(context: Context, query: LiveQuery, now_s: float) -> JobPage:
-    """Return a page of the pending and running jobs, or of the ended ones."""
     if query.jobs not in ("active", "over"):
         raise ValueError(f"expected jobs that are active or over, got {query.jobs!r}")
     state, first = context.state, max(0, query.offset)
@@ -145,7 +133,6 @@ def _over(context: Context, text: str, first: int, last: int) -> JobPage:
 
 
 def _job(context: Context, job_id: str) -> JobRow | None:
-    """Return the row of a job, or None if the id is unknown."""
     job = context.state.job(JobId(job_id))
     if job is not None:
         return views.rows(context, [job])[0]
@@ -234,7 +221,6 @@ def _window(context: Context, query: LiveQuery, now_s: float) -> TimeWindow:
 
 
 def _held(context: Context, window: TimeWindow) -> Iterator[NodeSpan]:
-    """Yield the spans in which jobs held nodes in a window."""
     timeline = context.scheduler.timeline
     first = bisect_left(timeline.past, window.begin_s, key=lambda span: span.end_s or 0.0)
     for span in chain(islice(timeline.past, first, None), timeline.present()):
@@ -243,7 +229,6 @@ def _held(context: Context, window: TimeWindow) -> Iterator[NodeSpan]:
 
 
 def _unpowered(context: Context, window: TimeWindow) -> Iterator[NodeSpan]:
-    """Yield the spans in which nodes were off or booted in a window."""
     for span in context.scheduler.timeline.power_spans:
         is_past = span.end_s is not None and span.end_s <= window.begin_s
         if span.start_s < window.end_s and not is_past:
@@ -383,9 +368,8 @@ def _node(context: Context, node: int) -> str:
     return context.cluster.host_of(node) if 0 <= node < len(names) else f"number {node}"
 
 
-def _submitted(context: Context, event: Submitted) -> str:
-    ids = fold_ids(spec.id for spec in event.specs[:1000])
-    return f"job {', '.join(ids)} submitted"
+def _folded(ids: Iterable[str]) -> str:
+    return ", ".join(fold_ids(islice(ids, 1000)))
 
 
 def _resized(context: Context, event: Resized) -> str:
@@ -398,27 +382,22 @@ def _resized(context: Context, event: Resized) -> str:
     return f"job {event.job} resized {sizes}, stopped for {row.stall_s:.3f} s"
 
 
-def _held_by_user(context: Context, event: HeldByUser) -> str:
-    ids = ", ".join(fold_ids(event.jobs[:1000]))
-    return f"job {ids} {'held' if event.held else 'released'}"
-
-
-def _cap(context: Context, event: PowerCapSet) -> str:
-    return "power cap removed" if event.watts is None else f"power cap set to {event.watts:g} W"
-
-
 _WORDS: Mapping[type[Event], Callable[[Context, Any], str]] = {
-    Submitted: _submitted,
+    Submitted: lambda _, event: f"job {_folded(spec.id for spec in event.specs)} submitted",
     Started: lambda context, event: f"job {event.job} started",
     ResizeBegun: lambda context, event: f"job {event.job} stops for a resize",
     Resized: _resized,
     ResizeRolledBack: lambda _, event: f"job {event.job} resize rolled back: {event.reason}",
     Requeued: lambda context, event: f"job {event.job} requeued",
-    HeldByUser: _held_by_user,
+    HeldByUser: lambda _, event: (
+        f"job {_folded(event.jobs)} {'held' if event.held else 'released'}"
+    ),
     Ended: lambda context, event: f"job {event.job} {event.state}",
     NodeDown: lambda context, event: f"node {_node(context, event.node)} unavailable",
     NodeUp: lambda context, event: f"node {_node(context, event.node)} available",
     NodeBooted: lambda context, event: f"node {_node(context, event.node)} booted",
     NodePowerFailed: lambda c, event: f"node {_node(c, event.node)}: {event.reason}",
-    PowerCapSet: _cap,
+    PowerCapSet: lambda _, event: (
+        "power cap removed" if event.watts is None else f"power cap set to {event.watts:g} W"
+    ),
 }

@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request
 
 from rms._version import __version__
-from rms.core.model.events import Reason
+from rms.core.model.events import HeldByUser, Reason, Withdrawn
 from rms.core.model.jobs import Job, JobId, sort_key
 from rms.daemon.ask import views
 from rms.daemon.ask.http import (
@@ -27,7 +27,7 @@ from rms.daemon.ask.http import (
     is_signed,
     over_tcp,
 )
-from rms.daemon.ask.views import UnknownJobError, archived, selected
+from rms.daemon.ask.views import archived, selected
 from rms.daemon.heart import Daemon
 from rms.daemon.store.private import is_loopback, raise_open_files
 from rms.daemon.store.record import REQUEUED
@@ -80,34 +80,19 @@ from rms.wire.users import (
 JOB_QUERY = ("id", "state", "name", "user", "after", "limit")
 ACCT_QUERY = ("id", "state", "name", "user")
 QUERIES = {"/jobs": JOB_QUERY, "/acct": ACCT_QUERY}
-
-CANCELLED_AT_ONCE = 1000
-"""Pending jobs that are cancelled before other requests get a turn."""
-
-ROWS_AT_ONCE = 100
-"""Rows of jobs that are built before other requests get a turn."""
-
-MOST_WAIT_S = 20.0
-"""Longest time to hold a request that waits for jobs to end."""
-
+CANCELLED_AT_ONCE = 1000  # pending jobs that are cancelled before other requests get a turn
+ROWS_AT_ONCE = 100  # rows of jobs that are built before other requests get a turn
+MOST_WAIT_S = 20.0  # longest time to hold a request that waits for jobs to end
+# Interval of the checks for that; a hundred waiting requests cost almost nothing.
 WAIT_LOOK_S = 0.25
-"""Interval of the checks for that; a hundred waiting requests cost almost nothing."""
-
-WATCH_S = 0.05
-"""Interval at which the daemon checks its processes, and a launcher line its step."""
-
-STEP_LOOKS = 100
-"""Number of checks of a step before a launcher line gets an answer."""
-
-FIRST_HOLD_S = 0.2
-"""Time to hold the poll of a job before its first step, which is near."""
-
+WATCH_S = 0.05  # interval at which the daemon checks its processes, and a launcher line its step
+STEP_LOOKS = 100  # number of checks of a step before a launcher line gets an answer
+FIRST_HOLD_S = 0.2  # time to hold the poll of a job before its first step, which is near
+# Time to hold a job's poll: longer where many jobs poll, so that there are no more polls a second
+# than this, but shorter than a job waits for an answer (10 s).
 HOLD_S = 1.0
 MOST_HOLD_S = 8.0
 POLLS_PER_S = 200.0
-"""Time to hold a job's poll: longer where many jobs poll, so that there are no more polls a second
-than this, but shorter than a job waits for an answer (10 s)."""
-
 _LIMIT = re.compile("[1-9][0-9]{0,3}")
 _AFTER = re.compile("[0-9]{1,9}(_[0-9]{1,9})?")
 _STEP = re.compile("[0-9]{1,9}")
@@ -143,7 +128,15 @@ class Routes:
 
     def endpoints(self) -> list[Endpoint]:
         """Return all routes with their access: users, a job about itself, or meters."""
-        user, job, meter = self._check_user, self._check_job, self._check_meter
+        user = self._check_user
+
+        def job(request: Request) -> None:
+            job_id = _job_id(request)  # the error is the same for a job that does not exist
+            self._check(request, job_name(job_id), f"job {job_id}")
+
+        def meter(request: Request) -> None:
+            self._check(request, METER_TOKEN, "this daemon's meters")
+
         return [
             Endpoint("GET", "/openapi.json", user, self.openapi),
             Endpoint("POST", "/jobs", user, self.submit, Submission),
@@ -189,11 +182,8 @@ class Routes:
         if name == METER_TOKEN:
             return self.daemon.launcher.meter_token
         job_id = JobId(name.removeprefix(job_name("")))
-        return self._job_token(job_id) if name == job_name(job_id) else ""
-
-    def _job_token(self, job_id: JobId) -> str:
-        job = self.daemon.jobs.get(job_id)
-        return "" if job is None else self.daemon.context.private.token(job_id)
+        known = name == job_name(job_id) and job_id in self.daemon.jobs
+        return self.daemon.context.private.token(job_id) if known else ""
 
     def _check_user(self, request: Request) -> None:
         """Require the owner: at one of the owner's Unix sockets, or by the token from here."""
@@ -210,16 +200,9 @@ class Routes:
         if not (is_loopback(host) and has_bearer(request, self._metrics_token)):
             self._check_user(request)
 
-    def _check_meter(self, request: Request) -> None:
-        token = self.daemon.launcher.meter_token
-        self._check(request, METER_TOKEN, token, "this daemon's meters")
-
-    def _check_job(self, request: Request) -> None:
-        job_id = _job_id(request)  # the error is the same for a job that does not exist
-        self._check(request, job_name(job_id), self._job_token(job_id), f"job {job_id}")
-
-    def _check(self, request: Request, name: str, token: str, whose: str) -> None:
+    def _check(self, request: Request, name: str, whose: str) -> None:
         """Require a token: as a signature over TCP, as a bearer token at a Unix socket."""
+        token = self._token(name, "")
         valid = is_signed(request, name) if over_tcp(request) else has_bearer(request, token)
         if not (token and valid):
             raise RefusedError(401, f"expected the token of {whose}")
@@ -243,7 +226,7 @@ class Routes:
         if limit is not None and not _LIMIT.fullmatch(limit):
             raise ValueError(f"expected a limit of 1 to 9999 rows, got {limit!r}")
         context, query = self.daemon.context, JobSelection(**options)
-        jobs = sorted(self._selected(query).values(), key=attrgetter("number"))  # by rising id
+        jobs = sorted(selected(context, query).values(), key=attrgetter("number"))  # by rising id
         old = views.by_id(archived(context, query))
         if after is not None:
             last = sort_key(JobId(after))
@@ -268,7 +251,7 @@ class Routes:
 
     async def wait(self, request: Request, body: WaitQuery) -> WaitAnswer:
         """Answer with the number of unfinished jobs: when there is none, or after a while."""
-        left = list(self._selected(JobSelection(body.id)))
+        left = list(selected(self.daemon.context, JobSelection(body.id)))
         until_s, ended = time.monotonic() + min(body.hold_s, MOST_WAIT_S), self._ended(body)
         while True:
             while left and ended(left[-1]):
@@ -284,12 +267,6 @@ class Routes:
             return ended.__contains__
         return lambda job_id: job_id in ended and jobs[job_id].summary != ""
 
-    def _selected(self, selection: JobSelection) -> dict[JobId, Job]:
-        try:
-            return selected(self.daemon.context, selection)
-        except UnknownJobError as error:
-            raise RefusedError(404, str(error)) from None
-
     async def cancel(self, request: Request, body: JobSelection) -> JobIds:
         """Cancel jobs; answer with the ids of those that had not ended."""
         state, daemon = self.daemon.context.state, self.daemon
@@ -298,7 +275,8 @@ class Routes:
         for first in range(0, len(pending), CANCELLED_AT_ONCE):
             await asyncio.sleep(0)
             part, waiting = pending[first : first + CANCELLED_AT_ONCE], state.waiting
-            daemon.holds.withdraw([job_id for job_id in part if job_id in waiting])
+            gone = tuple(job_id for job_id in part if job_id in waiting)
+            daemon.handle(Withdrawn(daemon.time(), gone))
         for job_id in ids:
             if job_id in state.running:
                 daemon.scripts.cancel(daemon.jobs[job_id], if_journalled=True)
@@ -312,7 +290,7 @@ class Routes:
         else:
             held = {job_id for job_id, job in state.held.items() if job.held_by_user}
             ids = self._among(body, held, "a job that a user holds")
-        self.daemon.holds.hold(ids, held=hold)
+        self.daemon.handle(HeldByUser(self.daemon.time(), tuple(ids), hold))
         return JobIds([str(job_id) for job_id in ids])
 
     async def requeue(self, request: Request, body: JobSelection) -> JobIds:
@@ -328,7 +306,7 @@ class Routes:
         """Return the jobs that a command changes; an empty selection is an error."""
         if selection == JobSelection():
             raise ValueError("expected ids, states, names or users of jobs, got none")
-        return self._selected(selection)
+        return selected(self.daemon.context, selection)
 
     def _among(
         self, selection: JobSelection, candidates: Collection[JobId], expected: str
@@ -411,10 +389,7 @@ class Routes:
     async def acct(self, request: Request) -> AcctAnswer:
         """Return all jobs, or the selected ones, and the energy rows of their owners."""
         filters = {key: text for key, text in request.query_params.items() if key in ACCT_QUERY}
-        try:
-            return views.acct(self.daemon.context, JobSelection(**filters) if filters else None)
-        except UnknownJobError as error:
-            raise RefusedError(404, str(error)) from None
+        return views.acct(self.daemon.context, JobSelection(**filters) if filters else None)
 
     async def prices(self, request: Request) -> PricesAnswer:
         """Return the prices of electricity, if the daemon has them."""
@@ -469,7 +444,10 @@ class Routes:
             hold_s = FIRST_HOLD_S
         self._held += 1
         try:
-            await job.wakeup.wait(hold_s)
+            async with asyncio.timeout(hold_s):
+                await job.wakeup.wait()
+        except TimeoutError:
+            pass
         finally:
             self._held -= 1
         return PollAnswer(job.request_after(body.known))

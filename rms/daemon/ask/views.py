@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import getpass
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,7 +24,7 @@ from rms.daemon.restart.recover import forget_archived, restore_jobs, restored
 from rms.daemon.store.archive import energy_rows, priority, stalled, waits_for
 from rms.daemon.store.archive import row as row
 from rms.daemon.store.context import Context, Settings
-from rms.daemon.store.journal import Journal
+from rms.daemon.store.journal import Journal, UnknownJobError
 from rms.formats.values import IdSelection, parse_id_list
 from rms.kernels.served import Tasks
 from rms.launch.local import LocalLauncher
@@ -41,12 +41,7 @@ from rms.wire.users import (
     Snapshot,
 )
 
-PLANNED = 200
-"""Number of pending jobs whose expected starts are computed."""
-
-
-class UnknownJobError(ValueError):
-    """An id belongs to no job."""
+PLANNED = 200  # number of pending jobs whose expected starts are computed
 
 
 # --- selection of jobs --------------------------------------------------------------------------
@@ -58,52 +53,39 @@ def groups(state: State) -> tuple[Mapping[JobId, Job], ...]:
 
 
 def selected(context: Context, selection: JobSelection) -> dict[JobId, Job]:
-    """Return the jobs that match all filters of a selection.
-
-    Raises:
-        UnknownJobError: an id belongs to no job.
-        ValueError: an id or a state is malformed.
-    """
-    states, names = _states(selection.state), _names(selection)
-    if _of_others(selection):
-        return {}
-    jobs = dict(_named(context, selection.id))
-    if states is not None:
-        jobs = {job_id: job for job_id, job in jobs.items() if job.state in states}
-    if names is not None:
-        jobs = {i: job for i, job in jobs.items() if context.jobs[i].submission.name in names}
-    return jobs
+    """Return the jobs that match all filters of a selection; each id must be a job's."""
+    matches = _filter(selection)
+    jobs = {} if matches is None else dict(_named(context, selection.id))
+    return {
+        job_id: job
+        for job_id, job in jobs.items()
+        if matches and matches(job.state, context.jobs[job_id].submission.name)
+    }
 
 
 def archived(context: Context, selection: JobSelection, *, every: bool = False) -> list[JobRow]:
-    """Return the archived jobs of a selection with ids.
-
-    Args:
-        every: a selection without ids includes all archived jobs.
-    """
-    if _of_others(selection) or (selection.id is None and not every):
+    """Return the archived jobs of a selection with ids, or (``every``) of one without."""
+    matches, journal = _filter(selection), context.journal
+    if matches is None or (selection.id is None and not every):
         return []
-    states, names, journal = _states(selection.state), _names(selection), context.journal
     if selection.id is None:
         entries = journal.all_archived()
     else:
         ids = {job_id: None for part in parse_id_list(selection.id) for job_id in _ids(part)}
         entries = (entry for job_id in ids for entry in journal.archived(job_id))
     rows = {entry.row.id: entry.row for entry in entries}
-    return [
-        row
-        for row in rows.values()
-        if (states is None or row.state in states) and (names is None or row.name in names)
-    ]
+    return [row for row in rows.values() if matches(row.state, row.name)]
 
 
-def _of_others(selection: JobSelection) -> bool:
-    """Return whether a selection names other users only; all jobs are of the daemon's owner."""
-    return selection.user is not None and getpass.getuser() not in selection.user.split(",")
-
-
-def _names(selection: JobSelection) -> set[str] | None:
-    return None if selection.name is None else set(selection.name.split(","))
+def _filter(selection: JobSelection) -> Callable[[str, str], bool] | None:
+    """Return the test of a job's state and name; None for other users' jobs: there are none."""
+    states = _states(selection.state)
+    names = None if selection.name is None else set(selection.name.split(","))
+    if selection.user is not None and getpass.getuser() not in selection.user.split(","):
+        return None
+    return lambda state, name: (
+        (states is None or state in states) and (names is None or name in names)
+    )
 
 
 def _named(context: Context, ids: str | None) -> Iterator[tuple[JobId, Job]]:
@@ -123,7 +105,6 @@ def _named(context: Context, ids: str | None) -> Iterator[tuple[JobId, Job]]:
 
 
 def _of(state: State, part: IdSelection) -> list[tuple[JobId, Job]]:
-    """Return the jobs with exactly these ids."""
     ids = map(JobId, _ids(part))
     return [(job_id, job) for job_id in ids if (job := state.job(job_id)) is not None]
 
@@ -317,9 +298,7 @@ def past(path: Path) -> Snapshot:
         scheduler = restored(journal).scheduler
         restore_energy(scheduler, journal)
         forget_archived(journal, scheduler)
-        settings = Settings(
-            policy="", say=lambda words: None, now=lambda: scheduler.engine.state.now_s
-        )
+        settings = Settings(policy="", now=lambda: scheduler.engine.state.now_s)
         launcher = LocalLauncher(Path(folder), "", "")  # it starts nothing
         context = Context(settings, scheduler, restore_jobs(journal, scheduler), journal, launcher)
         accounting = acct(context)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from math import inf
 from typing import NamedTuple
 
@@ -33,12 +34,8 @@ from rms.wire.messages import (
 )
 from rms.wire.users import ResizeRow
 
-READY_S, MOVE_S, LEAVE_S = 1800.0, 180.0, 10.0
-"""Deadlines of the states ready, moving and leaving."""
-
-LATER_S = 10.0
-"""Pause after a refusal that may be withdrawn later."""
-
+READY_S, MOVE_S, LEAVE_S = 1800.0, 180.0, 10.0  # deadlines of the states ready, moving and leaving
+LATER_S = 10.0  # pause after a refusal that may be withdrawn later
 RELAUNCH = (ResizeState.STOPPING, ResizeState.STARTING)
 
 
@@ -52,17 +49,12 @@ class ResizeInput(msgspec.Struct, frozen=True):
 
 
 class Decided(ResizeInput, frozen=True):
-    """The scheduler decided a resize.
-
-    Attributes:
-        strategy: a user's choice, or "" for the job's own.
-        refusal: why a running job cannot go over to these slots, or "".
-    """
+    """The scheduler decided a resize."""
 
     number: int
     slots: tuple[str, ...]
-    strategy: str = ""
-    refusal: str = ""
+    strategy: str = ""  # a user's choice, or "" for the job's own
+    refusal: str = ""  # why a running job cannot go over to these slots, or ""
 
 
 class CallStarted(ResizeInput, frozen=True):
@@ -83,15 +75,10 @@ class Booted(ResizeInput, frozen=True):
 
 
 class Observed(ResizeInput, frozen=True):
-    """The state of the resize's processes at a tick; deadlines are checked.
+    """The state of the resize's processes at a tick; deadlines are checked."""
 
-    Attributes:
-        ended: exit status of launches of the resize that have ended.
-        gone: launches that are to leave and have no processes any more.
-    """
-
-    ended: dict[int, int]
-    gone: frozenset[int]
+    ended: dict[int, int]  # exit status of launches of the resize that have ended
+    gone: frozenset[int]  # launches that are to leave and have no processes any more
 
 
 class WorldEnded(ResizeInput, frozen=True):
@@ -123,22 +110,15 @@ Input = ResizeInput | Ready | Failed | Begun | Done | RolledBack
 
 @dataclass(frozen=True)
 class ResizeContext:
-    """The time, and the scheduler's view of the job.
+    """The time, and the scheduler's view of the job."""
 
-    Attributes:
-        now_s: wall clock, for deadlines.
-        at_s: time of events, which never goes back.
-        requested: the job's next slots, None if the scheduler has no resize in flight.
-        resize_begun: whether the scheduler has received ``ResizeBegun``.
-        number: of the newest resize that was decided for the job.
-    """
-
-    now_s: float
-    at_s: float
+    now_s: float  # wall clock, for deadlines
+    at_s: float  # time of events, which never goes back
     slots: tuple[str, ...]
+    # the job's next slots, None if the scheduler has no resize in flight
     requested: tuple[str, ...] | None = None
-    resize_begun: bool = False
-    number: int = 1
+    resize_begun: bool = False  # whether the scheduler has received ``ResizeBegun``
+    number: int = 1  # of the newest resize that was decided for the job
 
 
 class Flight(NamedTuple):
@@ -160,6 +140,16 @@ class ResizeAction(msgspec.Struct, frozen=True):
 
 class SaveCommand(msgspec.Struct, frozen=True):
     """A note for a restarted daemon, written with the next event or before the next command."""
+
+
+class Act(StrEnum):
+    """Actions without arguments."""
+
+    KILL_JOB = "kill all processes of the job"
+    TERMINATE = "ask the job's world to end at a checkpoint"
+    TELL_JOB = "wake the job's poll: a resize request waits for it"
+    OBSERVE = "observe the processes now"
+    RUN_SCRIPT = "run the job's script again, at the new size"
 
 
 class AskGrant(ResizeAction, frozen=True):
@@ -190,14 +180,6 @@ class KillLaunch(ResizeAction, frozen=True):
     launch: int
 
 
-class KillJob(ResizeAction, frozen=True):
-    """Kill all processes of the job."""
-
-
-class Terminate(ResizeAction, frozen=True):
-    """Ask the job's world to end at a checkpoint."""
-
-
 class SaveResize(SaveCommand, frozen=True):
     """Note the resize in flight for a restarted daemon; the note is empty after the last one."""
 
@@ -210,14 +192,6 @@ class SaveSteps(SaveCommand, frozen=True):
 
 class SaveFinishedResizes(SaveCommand, frozen=True):
     """Note the resizes that are over."""
-
-
-class TellJob(ResizeAction, frozen=True):
-    """Wake the job's poll: a resize request waits for it."""
-
-
-class Observe(ResizeAction, frozen=True):
-    """Observe the processes now."""
 
 
 class Decide(ResizeAction, frozen=True):
@@ -233,10 +207,6 @@ class FindLaunches(ResizeAction, frozen=True):
     launches: tuple[int, ...]
 
 
-class RunScript(ResizeAction, frozen=True):
-    """Run the job's script again, at the new size."""
-
-
 class Requeue(ResizeAction, frozen=True):
     """Let the job wait again."""
 
@@ -250,9 +220,9 @@ class Say(ResizeAction, frozen=True):
 
 
 SchedulerEvent = ResizeBegun | Resized | ResizeRolledBack
-Instruction = ResizeAction | SaveCommand | SchedulerEvent
+Instruction = ResizeAction | Act | SaveCommand | SchedulerEvent
+# Events for the scheduler and commands, to be carried out in order.
 Instructions = list[Instruction]
-"""Events for the scheduler and commands, to be carried out in order."""
 
 
 @dataclass(frozen=True)
@@ -302,7 +272,7 @@ class ResizeMachine:
         state = ResizeState.STOPPING
         job.resize = resize = PendingResize(message.number, message.slots, "relaunch", state=state)
         resize.begun_s, resize.until_s = now, now + self.grace_s
-        return [SaveResize(resize.note()), ResizeBegun(context.at_s, job.id), Terminate()]
+        return [SaveResize(resize.note()), ResizeBegun(context.at_s, job.id), Act.TERMINATE]
 
     def _call_started(self, at: Flight, message: CallStarted) -> Instructions:
         at.resize.state = ResizeState.GRANTING
@@ -324,9 +294,9 @@ class ResizeMachine:
         if step is None or not parts:
             resize.told = True
             if resize.state is ResizeState.REQUESTED:
-                return [TellJob()]
+                return [Act.TELL_JOB]
             resize.state, resize.until_s = ResizeState.READY, inf
-            return [TellJob(), SaveResize(resize.note())]
+            return [Act.TELL_JOB, SaveResize(resize.note())]
         resize.state = ResizeState.BOOTING
         resize.begun_s, resize.until_s = context.now_s, context.now_s + self.boot_s
         resize.new = NewLaunches(dict(enumerate(parts, job.launch_count)))
@@ -358,10 +328,7 @@ class ResizeMachine:
             return [SaveResize(resize.note())]
         resize.state, resize.told = ResizeState.READY, True
         resize.until_s = context.now_s + READY_S
-        return [TellJob(), SaveResize(resize.note())]
-
-    def _failed(self, at: Flight, message: Failed) -> Instructions:
-        return close(at.resize, message.reason)
+        return [Act.TELL_JOB, SaveResize(resize.note())]
 
     def _check_boot(self, at: Flight, message: Observed) -> Instructions:
         """Roll back if a new launch has ended or a deadline has passed."""
@@ -401,7 +368,7 @@ class ResizeMachine:
         resize.state, resize.committed, resize.told = ResizeState.LEAVING, True, False
         resize.until_s = context.now_s + LEAVE_S
         saved = SaveFinishedResizes(), SaveSteps(), SaveResize(resize.note())
-        return [*instructions, *saved, Observe()]
+        return [*instructions, *saved, Act.OBSERVE]
 
     def _rolled_back(self, at: Flight, message: RolledBack) -> Instructions:
         job, resize, context = at
@@ -411,18 +378,14 @@ class ResizeMachine:
         return roll_back(job, context, message.reason)
 
     def _check_move(self, at: Flight, message: Observed) -> Instructions:
-        """End a job that has not reported in time."""
         job, resize, context = at
         if context.now_s <= resize.until_s:
             return []
         resize.until_s = inf
         words = f"job {job.id}: no report of its resize for {MOVE_S:g} s; it is ended"
-        return [Say(words), KillJob()]
+        return [Say(words), Act.KILL_JOB]
 
     # --- launches leave, nodes are given back ------------------------------------------------
-
-    def _step_ended(self, at: Flight, message: StepEnded) -> Instructions:
-        return close(at.resize, "the job ended")
 
     def _check_leaving(self, at: Flight, message: Observed) -> Instructions:
         """Kill launches that do not leave; when all are gone, give their nodes back."""
@@ -438,9 +401,6 @@ class ResizeMachine:
             step.worlds = {n: w for n, w in step.worlds.items() if n not in resize.leaving}
         resize.state = ResizeState.RELEASING
         return [SaveSteps(), SaveResize(resize.note()), release(resize, context)]
-
-    def _grant_withdrawn(self, at: Flight, message: CallAnswered) -> Instructions:
-        return [Observe()]
 
     def _release_again(self, at: Flight, message: Observed) -> Instructions:
         return [release(at.resize, at.context)] if at.job.call is None else []
@@ -476,7 +436,7 @@ class ResizeMachine:
                 return []
             at.resize.at_step = record.step
         at.resize.committed = True
-        return [SaveResize(at.resize.note()), KillJob()]
+        return [SaveResize(at.resize.note()), Act.KILL_JOB]
 
     def _script_ended(self, at: Flight, message: ScriptEnded) -> Instructions:
         """Run the script again; if it could not start, requeue the job."""
@@ -489,7 +449,7 @@ class ResizeMachine:
             return []
         job.steps, job.keys = [], []
         resize.state = ResizeState.STARTING
-        return [SaveSteps(), SaveResize(resize.note()), RunScript()]
+        return [SaveSteps(), SaveResize(resize.note()), Act.RUN_SCRIPT]
 
     def _relaunched(self, at: Flight, message: Polled) -> Instructions:
         """End the relaunch: the job computes again."""
@@ -522,8 +482,8 @@ class ResizeMachine:
         if resize.state in RELAUNCH:
             resize.until_s = now + self.grace_s
             if resize.committed:
-                return [KillJob()] if resize.state is ResizeState.STOPPING else []
-            return [Terminate()]
+                return [Act.KILL_JOB] if resize.state is ResizeState.STOPPING else []
+            return [Act.TERMINATE]
         if resize.state is ResizeState.BOOTING and not resize.new.pids:  # perhaps none was started
             job.resize = None
             again = Decide(resize.slots, resize.strategy)
@@ -537,7 +497,7 @@ class ResizeMachine:
         instructions.append(Say(f"job {job.id}: its resize goes on, {resize.state}"))
         if resize.state in (ResizeState.READY, ResizeState.MOVING):
             resize.told = True
-            instructions.append(TellJob())
+            instructions.append(Act.TELL_JOB)
         step = job.running_step
         lost = () if step is None else tuple(n for n in resize.new.slots if n not in step.worlds)
         return [*instructions, FindLaunches(lost)] if lost else instructions
@@ -598,11 +558,11 @@ REQUESTED, GRANTING, BOOTING, READY, MOVING, LEAVING, CLOSING, RELEASING, STOPPI
 _ROWS: tuple[tuple[type[Input], tuple[ResizeState, ...], Callable[..., Instructions]], ...] = (
     (CallStarted, (REQUESTED,), ResizeMachine._call_started),
     (CallAnswered, (REQUESTED, GRANTING), ResizeMachine._granted),
-    (CallAnswered, (CLOSING,), ResizeMachine._grant_withdrawn),
+    (CallAnswered, (CLOSING,), lambda *_: [Act.OBSERVE]),
     (CallAnswered, (RELEASING,), ResizeMachine._released),
     (Booted, (BOOTING,), ResizeMachine._booted),
     (Ready, (BOOTING,), ResizeMachine._ready),
-    (Failed, (BOOTING, READY), ResizeMachine._failed),
+    (Failed, (BOOTING, READY), lambda _, at, message: close(at.resize, message.reason)),
     # After a restart the note may be older than the request that the job has received.
     (Begun, (REQUESTED, GRANTING, BOOTING, READY, MOVING), ResizeMachine._begun),
     (Done, (REQUESTED, GRANTING, BOOTING, READY, MOVING), ResizeMachine._done),
@@ -617,7 +577,7 @@ _ROWS: tuple[tuple[type[Input], tuple[ResizeState, ...], Callable[..., Instructi
     (
         StepEnded,
         (GRANTING, BOOTING, READY, MOVING, CLOSING, RELEASING, STOPPING),
-        ResizeMachine._step_ended,
+        lambda _, at, *__: close(at.resize, "the job ended"),
     ),
     (WorldEnded, (STOPPING,), ResizeMachine._world_ended),
     (ScriptEnded, (STOPPING, STARTING), ResizeMachine._script_ended),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from rms.core.model.events import Ended, Event, Reopened, Requeued, Start, Started
 from rms.core.model.jobs import Job, JobId, JobState, Node
 from rms.daemon.store.archive import energy_rows, is_settled
-from rms.daemon.store.context import Context, Handle, describe, warning
+from rms.daemon.store.context import Context, Handle, describe, log
 from rms.daemon.store.journal import JournalError
 from rms.daemon.store.notes import EndingNote, EndNote, Notes, ScriptNote, SignalNote, SummaryNote
 from rms.daemon.store.record import REQUEUED, JobRuntime, ResizeNote
@@ -20,8 +20,7 @@ from rms.launch.processes import check_own_file
 from rms.wire.messages import PROCESSORS_VARIABLE, TOKEN_VARIABLE
 from rms.wire.users import restart_words
 
-START_S = 0.02
-"""Time budget for starting jobs, after which requests are answered for as long."""
+START_S = 0.02  # time budget for starting jobs, after which requests are answered for as long
 
 
 class Scripts:
@@ -46,10 +45,7 @@ class Scripts:
         self.start_some()
 
     def start_some(self) -> None:
-        """Start jobs within the time budget, as hundreds of starts may be decided at once.
-
-        Remaining starts are made in the next round, or after a restart.
-        """
+        """Start jobs within the time budget; the rest in the next round, or after a restart."""
         context = self._context
         while self._starts and not self.stopping and context.now() <= self._since_s + START_S:
             decision = self._starts.popleft()
@@ -84,12 +80,7 @@ class Scripts:
         launch = ScriptLaunch(
             script=context.launcher.state / "jobs" / submission.array / "script",
             cwd=submission.cwd,
-            env={
-                **context.private.environment(submission.array),
-                **environment(job, len(context.cluster.hosts_of(nodes))),
-                **processors(context.cluster.kinds_of(nodes)),
-                TOKEN_VARIABLE: context.private.token(job.id),
-            },
+            env=_environment(context, job, nodes),
             output=output,
             nodes=[context.cluster.slots[node] for node in nodes],
             limit_s=context.state.running[job.id].spec.limit_s,
@@ -121,14 +112,11 @@ class Scripts:
     # --- ends --------------------------------------------------------------------------------
 
     def fail(self, job: JobRuntime, reason: str) -> None:
-        """End a job that the daemon cannot handle; it is FAILED once its processes are gone.
-
-        The method is called again in every round until the job is over.
-        """
+        """End a job that the daemon cannot handle; called in every round until it is over."""
         context = self._context
         if not job.fault:
             job.fault = reason
-            context.say(f"job {job.id} FAILED: {reason}")
+            log.info(f"job {job.id} FAILED: {reason}")
         if context.launcher.members(job.id):
             context.launcher.kill(job.id)
             return
@@ -148,14 +136,10 @@ class Scripts:
         grace_s: float | None = None,
         if_journalled: bool = False,
     ) -> None:
-        """End a job: at once if it waits, by SIGTERM and later SIGKILL if it runs.
+        """End a job: at once if it waits, by SIGTERM and after ``grace_s`` SIGKILL if it runs.
 
-        Args:
-            grace_s: time for a checkpoint, None for the daemon's own.
-            if_journalled: send SIGTERM only after the request is in the journal. If the daemon is
-                killed before that, the job continues.
-
-        A requeue does not replace a cancel that waits for the journal.
+        With ``if_journalled`` it gets SIGTERM only after the request is in the journal. A requeue
+        does not replace a cancel that waits for the journal.
         """
         context = self._context
         if state == REQUEUED:
@@ -191,16 +175,13 @@ class Scripts:
         """Let a job without processes wait again."""
         context = self._context
         loss = restart_words(job.restartable, job.step, job.total) if job.steps else ""
-        context.say(f"job {job.id}: {reason}; requeued{': ' if loss else ''}{loss}")
+        log.info(f"job {job.id}: {reason}; requeued{': ' if loss else ''}{loss}")
         reason = f"{reason}; {loss}" if loss else reason
         self._handle(Requeued(context.time(), job.id, reason), self.forget(job))
         context.scheduler.reasons[job.id] = reason
 
     def forget(self, job: JobRuntime) -> Notes:
-        """Drop everything about a job's processes, which have all ended.
-
-        Return the notes to be kept with the event that the job waits again or has ended.
-        """
+        """Drop everything about a job's ended processes; return the notes for the next event."""
         job.forget_processes()
         self._ends.pop(job.id, None)
         # Before the event, else it is taken for that of the next run.
@@ -244,7 +225,7 @@ class Scripts:
         limits = {"TIMEOUT": f"TimeLimit: {reason}", "OUT_OF_MEMORY": f"OutOfMemory: {reason}"}
         reason = "" if state == "COMPLETED" else limits.get(state, reason)
         self.enter_end(job, status, reason, state)
-        context.say(f"job {job.id} {state}{': ' if reason else ''}{reason}")
+        log.info(f"job {job.id} {state}{': ' if reason else ''}{reason}")
 
     def enter_end(self, job: JobRuntime, status: int, reason: str, state: str) -> None:
         """Enter the end of a job, with its exit code, its answer and the reason."""
@@ -264,30 +245,27 @@ class Scripts:
         return "" if job.diagnosis is None else job.diagnosis()
 
 
-def environment(job: JobRuntime, nodes: int) -> dict[str, str]:
-    """Return the variables that the RMS adds to the environment of a job's script."""
-    index = job.submission.index(job.id)
-    values: dict[str, str] = {"JOB_ID": JobId(job.id), "JOB_NUM_NODES": str(nodes)}
+def _environment(context: Context, job: JobRuntime, nodes: tuple[Node, ...]) -> dict[str, str]:
+    """Return the environment of a job's script: its submission's, and variables of the RMS."""
+    array, index, cluster = job.submission.array, job.submission.index(job.id), context.cluster
+    env = context.private.kept(f"{array}/environment").copy()
+    values = {"JOB_ID": str(job.id), "JOB_NUM_NODES": str(len(cluster.hosts_of(nodes)))}
     if index is not None:
-        values |= {"ARRAY_JOB_ID": job.submission.array, "ARRAY_TASK_ID": str(index)}
-    return {f"{kind}_{key}": value for kind in ("RMS", "SLURM") for key, value in values.items()}
-
-
-def processors(kinds: Sequence[str]) -> dict[str, str]:
-    """Return the variable with the kinds of a job's processors, none if the nodes state none."""
-    return {PROCESSORS_VARIABLE: " ".join(kinds)} if kinds else {}
+        values |= {"ARRAY_JOB_ID": array, "ARRAY_TASK_ID": str(index)}
+    for key, value in values.items():
+        env[f"RMS_{key}"] = env[f"SLURM_{key}"] = value
+    if kinds := cluster.kinds_of(nodes):  # none if the nodes state none
+        env[PROCESSORS_VARIABLE] = " ".join(kinds)
+    env[TOKEN_VARIABLE] = context.private.token(job.id)
+    return env
 
 
 # --- the last line of a job's output -------------------------------------------------------------
 
-SETTLE_S = 5.0
-"""Longest wait for the last readings of meters."""
-
-TAIL = 1 << 16
-"""Bytes at the end of an output that are searched for the job's line."""
-
+SETTLE_S = 5.0  # longest wait for the last readings of meters
+TAIL = 1 << 16  # bytes at the end of an output that are searched for the job's line
+# Reason of a job that belongs to the original folder, which still writes its output.
 COPIED = "it ran in the state folder that this one is a copy of"
-"""Reason of a job that belongs to the original folder, which still writes its output."""
 
 
 class Endings:
@@ -339,7 +317,7 @@ class Endings:
                 check_own_file(output, context.launcher.state)
                 _append(output, job_id, f"rms: {job.summary}\n")
         except (OSError, ValueError) as error:
-            context.say(warning(f"job {job_id}: its output does not take its last line: {error}"))
+            log.warning(f"job {job_id}: its output does not take its last line: {error}")
         # If the daemon is killed in between, the line is written again rather than lost.
         context.journal.note(SummaryNote(job_id, job.summary))
 
@@ -371,10 +349,7 @@ def end_words(context: Context, job: Job, runtime: JobRuntime) -> str:
 
 
 def _append(path: Path, job_id: JobId, line: str) -> None:
-    """Append a job's line to its output, unless it is there from before a restart.
-
-    A file that does not exist is not made, and a pipe without a reader is an error.
-    """
+    """Append a job's line to its output, if that exists, unless it is there from before."""
     try:
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NONBLOCK)
     except FileNotFoundError:

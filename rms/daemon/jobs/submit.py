@@ -12,8 +12,7 @@ import re
 import resource
 import shutil
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from math import inf
 from pathlib import Path
@@ -21,7 +20,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from rms.core.model.events import Event, Freed, HeldByUser, Submitted, Withdrawn, node_words
+from rms.core.model.events import Event, Freed, Submitted, node_words
 from rms.core.model.jobs import Dependency, JobId, JobSpec, JobState, Mode
 from rms.core.model.speedup import OperatingPoint
 from rms.core.policies.node_power import Consolidate
@@ -31,7 +30,7 @@ from rms.core.rules.checks import allowed, needs_s
 from rms.core.rules.powercap import is_unknown, within_limit
 from rms.core.rules.transition import is_met, unknown
 from rms.core.state import State
-from rms.daemon.store.context import Context, Handle
+from rms.daemon.store.context import Context, Handle, log
 from rms.daemon.store.notes import IdempotencyNote, NextNote, Note, SubmissionNote
 from rms.daemon.store.record import JobRuntime
 from rms.formats import profiles
@@ -64,27 +63,20 @@ from rms.wire.messages import COOLDOWN_VARIABLE
 from rms.wire.mpiexec import is_program
 from rms.wire.users import JobIds, Options, Submission
 
+# Options of sbatch that restrict when or where a job may run: a job with them is refused.
 PLACING = {"--deadline", "--reservation", "--nodefile", "-F", "--constraint", "-C"}
-"""Options of sbatch that restrict when or where a job may run: a job with them is refused."""
-
-CHUNK = 250
-"""Tasks of an array that are made before other requests are answered."""
-
+CHUNK = 250  # tasks of an array that are made before other requests are answered
+# Limit of dependencies and profile points of all tasks together, as every task has a copy.
 MOST_REPEATED = 100_000
-"""Limit of dependencies and profile points of all tasks together, as every task has a copy."""
-
+# Number of tasks whose outputs are checked at submission; all are checked when they start.
 MOST_CHECKED = 100
-"""Number of tasks whose outputs are checked at submission; all are checked when they start."""
-
+# First line of a script whose shell reads no other file before it.
 _PLAIN_SHELL = re.compile("#! *(/usr)?/bin/(env +)?(ba)?sh")
-"""First line of a script whose shell reads no other file before it."""
-
+# Address space per job, and the reserve for everything else: C libraries may crash without it.
 MARGIN_BYTES = 32 << 20
 JOB_BYTES = 3 << 10
-"""Address space per job, and the reserve for everything else: C libraries may crash without it."""
-
+# Limit of names of all tasks together, as every task has its own list in the journal.
 MOST_NAMES = 1_000_000
-"""Limit of names of all tasks together, as every task has its own list in the journal."""
 
 
 class Submissions:
@@ -112,7 +104,7 @@ class Submissions:
         script = parse_text(body.text, body.name)
         body, options, warnings = _heeded(context, body, script)
         _refuse_no_program(context, body)
-        _check(check_strings, body.cwd, body.env)
+        check_strings(body.cwd, body.env)
         profile = _profile(context, body, options)
         note = _note(context, number, body, options, profile)
         specs = await _specs(context, number, options, profile, note)
@@ -122,12 +114,18 @@ class Submissions:
         env = dict(body.env)
         if options.cooldown_s is not None:
             env[COOLDOWN_VARIABLE] = f"{options.cooldown_s:g}"
-        with self._folder(number):
+        if key is not None:
+            key.ids = ids
+        notes = [NextNote(id=number + 1), *([] if key is None else [key])]
+        folder = context.launcher.state / "jobs" / str(number)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
             await asyncio.to_thread(_keep, context, number, body.text, env)
-            if key is not None:
-                key.ids = ids
-            notes = [NextNote(id=number + 1), *([] if key is None else [key])]
             self.enter(specs, note, notes)
+        except BaseException:
+            if self.next_id() == number:  # its jobs are not taken in
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
         return JobIds(ids, warnings)
 
     def enter(
@@ -148,18 +146,6 @@ class Submissions:
     def next_id(self) -> int:
         """Return the next free job number. Its use must be noted by :class:`NextNote`."""
         return self._context.journal.noted(NextNote).id
-
-    @contextmanager
-    def _folder(self, number: int) -> Iterator[None]:
-        """Make the folder of a submission; remove it if its jobs are not taken in."""
-        folder = self._context.launcher.state / "jobs" / str(number)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            yield
-        except BaseException:
-            if self.next_id() == number:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
 
 
 def _heeded(
@@ -210,7 +196,7 @@ def _warnings(unheeded: Sequence[str]) -> list[str]:
 def _placed(body: Submission, options: Options) -> Submission:
     """Return a submission with the folder and the environment of its options."""
     cwd = str(Path(body.cwd) / options.chdir) if options.chdir else body.cwd
-    _check(check_path, cwd)
+    check_path(cwd)
     if not os.path.isdir(cwd):  # noqa: PTH112 - Path.is_dir raises without permission
         raise ScriptError(f"expected an existing folder to run in, got {cwd!r}")
     if any("\0" in word for word in options.arguments or ()):
@@ -242,10 +228,7 @@ def exported(env: Mapping[str, str], wanted: str) -> dict[str, str]:
 
 
 def _refuse_no_program(context: Context, body: Submission) -> None:
-    """Refuse a script with a single command whose program does not exist.
-
-    Scripts of several commands, shells with options (``bash -l``) and other machines may have it.
-    """
+    """Refuse a plain script of this machine with one command, whose program does not exist."""
     lines = [line.strip() for line in body.text.replace("\\\n", " ").split("\n")]
     commands = [line for line in lines if line and not line.startswith("#")]
     if context.launcher.shared_filesystem or len(commands) != 1 or not body.command:
@@ -353,9 +336,9 @@ async def _specs(
         specs.append(replace(spec, id=job_id))
         if len(specs) <= MOST_CHECKED:
             for path in filter(None, note.files(job_id)):
-                _check(check_path, str(path))
-                _check(check_own_file, path, context.launcher.state)
-                _check(check_output, path)
+                check_path(str(path))
+                check_own_file(path, context.launcher.state)
+                check_output(path)
         if len(specs) % CHUNK == 0:
             await asyncio.sleep(0)
     return specs
@@ -375,28 +358,25 @@ def _spec(
         gb_s = profile.memory_bandwidth_gb_s if gb_s is None else gb_s
         speedup = profile.speedup(low, high, power=options.power_w is None)
         points = operating_points(profile)
-    try:
-        return JobSpec(
-            id=job_id,
-            submit_s=now,
-            nodes_min=low,
-            nodes_max=high,
-            preferred=preferred,
-            mode=Mode(options.mode or Mode.FIXED),
-            limit_s=options.time_s or None,
-            array=None if array is None else job_id.partition("_")[0],
-            array_limit=None if array is None else array.limit,
-            power_w=options.power_w,
-            speedup=speedup,
-            bandwidth_gb_s=gb_s,
-            operating_points=points,
-            hold=bool(options.hold),
-            wait_for_nodes=bool(options.wait_for_nodes),
-            account=options.account or "",
-            priority=options.priority or 0,
-        )
-    except ValueError as error:
-        raise ScriptError(str(error)) from None
+    return JobSpec(
+        id=job_id,
+        submit_s=now,
+        nodes_min=low,
+        nodes_max=high,
+        preferred=preferred,
+        mode=Mode(options.mode or Mode.FIXED),
+        limit_s=options.time_s or None,
+        array=None if array is None else job_id.partition("_")[0],
+        array_limit=None if array is None else array.limit,
+        power_w=options.power_w,
+        speedup=speedup,
+        bandwidth_gb_s=gb_s,
+        operating_points=points,
+        hold=bool(options.hold),
+        wait_for_nodes=bool(options.wait_for_nodes),
+        account=options.account or "",
+        priority=options.priority or 0,
+    )
 
 
 def _after(context: Context, options: Options, name: str) -> tuple[tuple[Dependency, ...], bool]:
@@ -426,10 +406,7 @@ def _most(state: State) -> int:
 
 
 def _at_most(spec: JobSpec, most: int) -> JobSpec:
-    """Return a job with its preferred size reduced to the largest size of at most ``most`` nodes.
-
-    A job that waits for more nodes keeps its size; without such a size the smallest is preferred.
-    """
+    """Return a job that prefers the largest size of at most ``most`` nodes, else its smallest."""
     if spec.preferred <= most or spec.wait_for_nodes:
         return spec
     sizes = spec.sizes()
@@ -464,7 +441,7 @@ def _profile(context: Context, body: Submission, options: Options) -> Profile | 
     try:
         return profiles.find(base, Program(tuple(body.command), body.program), hardware)
     except ProfileError as error:
-        context.say(f"no profile of {body.name}: {error}")  # it runs without one as well
+        log.info(f"no profile of {body.name}: {error}")  # it runs without one as well
         return None
 
 
@@ -547,14 +524,6 @@ def _check_memory(jobs: int) -> None:
         raise MemoryError(f"expected {expected}, got {left >> 20} MiB")
 
 
-def _check(check: Callable[..., None], *arguments: object) -> None:
-    """Call a check of files or strings; raise its ValueError as ScriptError."""
-    try:
-        check(*arguments)
-    except ValueError as error:
-        raise ScriptError(str(error)) from None
-
-
 def _idempotency(context: Context, body: Submission) -> IdempotencyNote | None:
     """Return the note of a submission's key, with ids if it was taken in; None without a key."""
     key = body.options.idempotency_key
@@ -572,7 +541,7 @@ def _idempotency(context: Context, body: Submission) -> IdempotencyNote | None:
 
 
 class Holds:
-    """Holds, releases and withdraws waiting jobs, and frees held jobs when their time has come."""
+    """Frees held jobs when their time has come."""
 
     def __init__(self, context: Context, handle: Handle) -> None:
         self._context, self._handle = context, handle
@@ -592,11 +561,3 @@ class Holds:
         if jobs := transition.due(state, at_s):
             self._handle(Freed(at_s, jobs))
         self._next_s = transition.next_s(state)
-
-    def hold(self, jobs: Sequence[JobId], *, held: bool) -> None:
-        """Hold waiting jobs, or release those that a user held."""
-        self._handle(HeldByUser(self._context.time(), tuple(jobs), held))
-
-    def withdraw(self, jobs: Sequence[JobId]) -> None:
-        """Cancel waiting jobs."""
-        self._handle(Withdrawn(self._context.time(), tuple(jobs)))

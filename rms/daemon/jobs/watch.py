@@ -16,18 +16,15 @@ from rms.core.model.jobs import Job, JobState
 from rms.daemon.jobs.machine import ScriptEnded
 from rms.daemon.jobs.scripts import Scripts
 from rms.daemon.jobs.worlds import Worlds
-from rms.daemon.store.context import Context, Faults, describe
+from rms.daemon.store.context import Context, Faults, describe, log
 from rms.daemon.store.journal import JournalError
 from rms.daemon.store.notes import SignalNote
 from rms.daemon.store.record import JobRuntime
 from rms.launch.base import NODES_LOST
 from rms.launch.processes import resident_mib
 
-LIMITS_LOOK_S = 1.0
-"""Interval between two checks of a job's memory."""
-
-BUDGET_S = 0.01
-"""Time budget of a round, after which requests are answered."""
+LIMITS_LOOK_S = 1.0  # interval between two checks of a job's memory
+BUDGET_S = 0.01  # time budget of a round, after which requests are answered
 
 
 class JobWatch:
@@ -47,10 +44,7 @@ class JobWatch:
         self._ends += 1
 
     def tick(self) -> None:
-        """Check the jobs that need it once.
-
-        When the time budget is used up, the remaining jobs are checked in the next round.
-        """
+        """Check the jobs that need it; those beyond the time budget in the next round."""
         context, ends = self._context, self._ends
         now, jobs = context.now(), context.jobs
         first, self._unseen = self._unseen, 0
@@ -139,12 +133,11 @@ class JobWatch:
             self._check_memory(job, running)
 
     def _signal(self, job: JobRuntime, number: int, *, batch: bool) -> None:
-        """Send a job the signal of its ``--signal``, once."""
         job.signalled = True
         self._context.journal.note(SignalNote(job.id, sent=True))
         script = 0 if job.script is None else job.script.pid
         self._context.launcher.send_signal(job.id, number, script if batch else 0)
-        self._context.say(f"job {job.id}: gets signal {number} before the end of its time")
+        log.info(f"job {job.id}: gets signal {number} before the end of its time")
 
     def _check_memory(self, job: JobRuntime, running: Job) -> None:
         """End a job whose processes hold more memory than its ``--mem``.
@@ -155,14 +148,13 @@ class JobWatch:
         hosts = len(context.cluster.hosts_of(running.held))
         most_mib = (job.submission.memory_mib or 0.0) * hosts
         ended = context.launcher.limit_memory(job.id, most_mib)
-        if ended is not None:
-            if ended:
-                context.say(f"job {job.id}: reached its memory limit of {most_mib:.0f} MiB")
-                self._scripts.cancel(job, "OUT_OF_MEMORY", grace_s=0.0)
-            return
-        used_mib = sum_mib(context.launcher.members(job.id))
-        if used_mib > most_mib:
-            context.say(f"job {job.id}: uses {used_mib:.0f} MiB, limit {most_mib:.0f} MiB")
+        words = f"reached its memory limit of {most_mib:.0f} MiB"
+        if ended is None:
+            used_mib = sum_mib(context.launcher.members(job.id))
+            words = f"uses {used_mib:.0f} MiB, limit {most_mib:.0f} MiB"
+            ended = used_mib > most_mib
+        if ended:
+            log.info(f"job {job.id}: {words}")
             self._scripts.cancel(job, "OUT_OF_MEMORY", grace_s=0.0)
 
 

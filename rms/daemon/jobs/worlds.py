@@ -6,15 +6,17 @@ with the states of processes and the reports of jobs, and carries out its instru
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rms.core.model.events import ResizeAsked, ResizePoint, Started, Stepped
 from rms.core.model.jobs import Job, JobId, JobState, Node
 from rms.daemon.jobs import machine
 from rms.daemon.jobs.machine import Instructions, ResizeContext, ResizeMachine
 from rms.daemon.jobs.scripts import Scripts
-from rms.daemon.store.context import Context, Handle, debug, describe
+from rms.daemon.store.context import Context, Handle, describe, log
 from rms.daemon.store.journal import JournalError
 from rms.daemon.store.notes import LineNote, Note, Notes, ResizesNote, ScriptNote
 from rms.daemon.store.private import line_file
@@ -33,11 +35,9 @@ from rms.wire.messages import (
     read_completion,
 )
 
-MOST_RANKS = 1 << 20
-"""Limit of a job's ranks; larger numbers are a mistake, or an attack."""
-
+MOST_RANKS = 1 << 20  # limit of a job's ranks; larger numbers are a mistake, or an attack
+# Time after the end of a launch within which its last report (a commit, a record) must arrive.
 LAST_REPORT_S = 10.0
-"""Time after the end of a launch within which its last report (a commit, a record) must arrive."""
 
 
 class Worlds:
@@ -53,11 +53,7 @@ class Worlds:
     # --- steps -------------------------------------------------------------------------------
 
     def launch(self, job: JobRuntime, command: LaunchCommand, key: str) -> int:
-        """Boot the first world of a launcher line of a job script; return the step's number.
-
-        A line that repeats its request with its ``key``, after a restart of the daemon, gets the
-        same step.
-        """
+        """Boot the first world of a launcher line; return its step, for its ``key`` the same."""
         context = self._context
         if key in job.keys:
             return job.keys.index(key)
@@ -76,20 +72,11 @@ class Worlds:
         context.journal.note(LineNote(f"{job.id}/{number}", *line))
         self.save_steps(job)
         parts = dict(enumerate(self.parts(job.id, command, slots), job.launch_count))
-        kinds = self._kinds(job, parts, resized=relaunched)
         job.launch_count += len(parts)
         launches = tuple((launch, len(part)) for launch, part in parts.items())
+        wanted = WorldLaunch(number, 0, (), command, launches=launches if len(parts) > 1 else ())
         try:
-            for launch, part in parts.items():
-                wanted = WorldLaunch(
-                    number,
-                    launch,
-                    part,
-                    command,
-                    launches=launches if len(parts) > 1 else (),
-                    processors=kinds[launch],
-                )
-                step.worlds[launch] = context.launcher.boot_world(job.id, wanted)
+            self._boot_worlds(job, wanted, parts, resized=relaunched)
             step.current = tuple(parts)
             self.enter_worlds(job, step.current)
         except LaunchError as error:
@@ -114,11 +101,9 @@ class Worlds:
     def _kinds(
         self, job: JobRuntime, launches: Mapping[int, Sequence[str]], *, resized: bool
     ) -> dict[int, tuple[str, ...]]:
-        """Return the kinds of processors by launch, in the order of its slots.
+        """Return the kinds of processors by launch; together they have a world's last slots.
 
-        Args:
-            launches: slots by launch; together they are the last slots of a world.
-            resized: whether that is the world of a resize, not the job's present one.
+        That is the world of a resize (``resized``), or the job's present one.
         """
         cluster, running = self._context.cluster, self._context.state.running.get(job.id)
         nodes: tuple[Node, ...] | None = ()
@@ -132,11 +117,7 @@ class Worlds:
         return kinds
 
     def enter_worlds(self, job: JobRuntime, launches: tuple[int, ...] = ()) -> None:
-        """Tell the energy books which launches of a job are on which of its nodes.
-
-        Args:
-            launches: the launch on all nodes, or one per node; () for those of a resize.
-        """
+        """Book the launch on all nodes of a job, or one per node; without, those of a resize."""
         context, resize = self._context, job.resize
         running = context.state.running.get(job.id)
         if running is None:
@@ -268,10 +249,7 @@ class Worlds:
             job.requested_ranks = 0
 
     def report(self, job: JobRuntime, report: Report) -> None:
-        """Take in the progress of a resize, or a resize request of the application.
-
-        Unknown launches and numbers of ranks out of range are a ValueError.
-        """
+        """Take in the progress of a resize, or a resize request of the application."""
         if isinstance(report, ApplicationResizeRequest):
             if not 0 < report.ranks <= MOST_RANKS:
                 raise ValueError(f"expected 1 to {MOST_RANKS} ranks, got {report.ranks}")
@@ -329,9 +307,9 @@ class Worlds:
         context = self._resize_context(job)
         if context is None:
             return []  # the job is over
-        if self._context.settings.debug and not machine.is_legal(job.resize, message):
+        if log.isEnabledFor(logging.DEBUG) and not machine.is_legal(job.resize, message):
             state = "without a resize" if job.resize is None else f"while {job.resize.state}"
-            self._context.say(debug(f"job {job.id}: {type(message).__name__} ignored {state}"))
+            log.debug(f"job {job.id}: {type(message).__name__} ignored {state}")
         instructions, notes = self._machine.handle(job, context, message), Notes()
         for instruction in instructions:
             if isinstance(instruction, machine.SaveCommand):
@@ -396,7 +374,7 @@ class Worlds:
     def _carry_out(
         self,
         job: JobRuntime,
-        instruction: machine.ResizeAction | machine.SchedulerEvent,
+        instruction: machine.ResizeAction | machine.Act | machine.SchedulerEvent,
         notes: Notes,
     ) -> None:
         context, launcher = self._context, self._context.launcher
@@ -404,7 +382,7 @@ class Worlds:
             self.enter_worlds(job)
             self._handle(instruction, notes)
             return
-        if isinstance(instruction, machine.RunScript):  # the next run leaves its own status
+        if instruction is machine.Act.RUN_SCRIPT:  # the next run leaves its own status
             launcher.status_file(job.id).unlink(missing_ok=True)
             notes.append(ScriptNote(job.id))
         context.journal.note(*notes)
@@ -423,46 +401,49 @@ class Worlds:
                 self._boot(job, instruction)
             case machine.KillLaunch(launch):
                 launcher.kill(job.id, launch)
-            case machine.KillJob():
+            case machine.Act.KILL_JOB:
                 launcher.kill(job.id)
-            case machine.Terminate():
+            case machine.Act.TERMINATE:
                 self._scripts.terminate(job)
-            case machine.TellJob():
-                job.wakeup.wake()
-            case machine.Observe():
+            case machine.Act.TELL_JOB:
+                job.wake()
+            case machine.Act.OBSERVE:
                 self._observe(job)
             case machine.Decide(slots, strategy):
                 self.begin_resize(job, slots, strategy)
             case machine.FindLaunches(launches):
                 self._find(job, launches)
-            case machine.RunScript():
+            case machine.Act.RUN_SCRIPT:
                 self._run_script(job)
             case machine.Requeue(reason):
                 self._scripts.requeue(job, reason)
             case machine.Say(words):
-                context.say(words)
+                log.info(words)
 
     def _boot(self, job: JobRuntime, boot: machine.BootWorlds) -> None:
-        step = job.steps[boot.step]
-        pids: dict[int, int] = {}
-        kinds = self._kinds(job, boot.launches, resized=True)
-        for launch, slots in boot.launches.items():
-            wanted = WorldLaunch(
-                boot.step,
-                launch,
-                slots,
-                step.command,
-                boot.resize,
-                boot.cores,
-                processors=kinds[launch],
-            )
-            try:
-                step.worlds[launch] = self._context.launcher.boot_world(job.id, wanted)
-            except LaunchError as error:
-                self.feed(job, machine.Booted(pids, str(error)))
-                return
-            pids[launch] = step.worlds[launch].pid
-        self.feed(job, machine.Booted(pids))
+        step, failure = job.steps[boot.step], ""
+        wanted = WorldLaunch(boot.step, 0, (), step.command, boot.resize, boot.cores)
+        try:
+            self._boot_worlds(job, wanted, boot.launches, resized=True)
+        except LaunchError as error:
+            failure = str(error)
+        pids = {n: step.worlds[n].pid for n in boot.launches if n in step.worlds}
+        self.feed(job, machine.Booted(pids, failure))
+
+    def _boot_worlds(
+        self,
+        job: JobRuntime,
+        wanted: WorldLaunch,
+        launches: Mapping[int, Sequence[str]],
+        *,
+        resized: bool,
+    ) -> None:
+        """Start launches of a step on their slots; a LaunchError ends that."""
+        kinds = self._kinds(job, launches, resized=resized)
+        for launch, slots in launches.items():
+            each = replace(wanted, launch=launch, slots=slots, processors=kinds[launch])
+            world = self._context.launcher.boot_world(job.id, each)
+            job.steps[wanted.step].worlds[launch] = world
 
     def _run_script(self, job: JobRuntime) -> None:
         nodes = self._context.state.running[job.id].requested_nodes

@@ -13,19 +13,16 @@ from rms.core.model.cluster import Cluster
 from rms.core.model.events import Event, PowerMeasured
 from rms.core.rules.powercap import expected_w, matters
 from rms.core.scheduler.scheduler import Scheduler
-from rms.daemon.store.context import Context, Handle, warning
+from rms.daemon.store.context import Context, Handle, log
 from rms.daemon.store.journal import Journal
 from rms.daemon.store.notes import MeterNote
 from rms.wire.messages import MeterAnswer, Metered
 
+# Time without a report after which a node's power is the model's again. It is three times the
+# interval of the last two reports if that is longer, as reports are rare on large clusters.
 STALE_S = 60.0
-"""Time without a report after which a node's power is the model's again. It is three times the
-interval of the last two reports if that is longer, as reports are rare on large clusters."""
-
 LONGEST_STALE_S = 600.0
-
-FORGET_S = 10.0
-"""Interval at which spans are forgotten that no report can concern any more."""
+FORGET_S = 10.0  # interval at which spans are forgotten that no report can concern any more
 
 
 class Meters:
@@ -41,10 +38,7 @@ class Meters:
         self._forgot_s = -inf
 
     def take_report(self, report: Metered) -> MeterAnswer:
-        """Take in a report, which follows the time of day; it is on disk when this returns.
-
-        A report of an unknown node, or of a replaced agent, is a ValueError.
-        """
+        """Take in a report, which follows the time of day; it is on disk when this returns."""
         skew_s = self._context.skew_s
         if skew_s:
             report = msgspec.structs.replace(report, at_s=report.at_s - skew_s)
@@ -61,7 +55,7 @@ class Meters:
         if report.reason and report.reason not in self._reasons:
             self._reasons[report.reason] = report.node
             what = "not all is measured on" if report.devices else "power is the model's on"
-            context.say(f"{what} {_where(report.node)}, and others alike: {report.reason}")
+            log.info(f"{what} {_where(report.node)}, and others alike: {report.reason}")
         is_new = self._scheduler.report(report, context.time(), nodes)
         host = self._scheduler.energy.measured.hosts[report.node]
         if is_new:
@@ -85,7 +79,7 @@ class Meters:
             elif key not in self._refused:
                 self._refused.add(key)
                 words = f"{where}: refused energy of {device.device} above {measured.most_w:g} W"
-                self._context.say(warning(f"{words} (--meter-limit): by the model"))
+                log.warning(f"{words} (--meter-limit): by the model")
 
     def _say_silent(self, report: Metered) -> None:
         """Log the devices that an agent no longer reports, if it gives no reason."""
@@ -94,7 +88,7 @@ class Meters:
         self._silent[report.node] = silent
         if new and not report.reason:
             words = f"no readings of {', '.join(sorted(new))} of {_where(report.node)}"
-            self._context.say(warning(f"{words}: by the model"))
+            log.warning(f"{words}: by the model")
 
     def tick(self) -> None:
         """Write the rows that events have changed; leave hosts without reports to the model."""
@@ -106,7 +100,7 @@ class Meters:
         for host in silent:
             _, for_s = self._reported.pop(host)
             words = f"no report of the meters of {_where(host)} for {for_s:g} s"
-            self._context.say(warning(f"{words}: by the model"))
+            log.warning(f"{words}: by the model")
             self._scheduler.forget_meter(host, self._context.time())
 
     def write_all(self) -> None:
@@ -172,12 +166,9 @@ def restore_energy(scheduler: Scheduler, journal: Journal) -> None:
 
 # --- the power cap -------------------------------------------------------------------------------
 
-LOOK_S = 1.0
-"""Interval at which readings are compared with the cap."""
-
+LOOK_S = 1.0  # interval at which readings are compared with the cap
+# A report that overlaps a drop in power is used only if no other arrived for this long.
 LAG_S = 10.0
-"""A report that overlaps a drop in power is used only if no other arrived for this long."""
-
 CAP_STALE_S = 60.0
 """Time without reports after which meters say nothing about the cluster's power.
 

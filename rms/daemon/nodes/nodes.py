@@ -17,7 +17,7 @@ import os
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -37,7 +37,7 @@ from rms.core.model.jobs import JobId, Node
 from rms.core.policies import Policy, PolicyError
 from rms.core.rules.checks import LEAST_S, needs_s
 from rms.core.state import State
-from rms.daemon.store.context import Context, Handle, warning
+from rms.daemon.store.context import Context, Handle, log
 from rms.daemon.store.notes import DrainedNote, PoweredOffNote
 from rms.launch.base import Demand, WaitingJob
 from rms.power.frequency import FrequencyError
@@ -82,30 +82,24 @@ class Nodes:
         self._silent_s = silent_s
         if silent_s and not before_s:
             words = f"slurmctld has not answered for {silent_s:.0f} s"
-            self._context.say(warning(f"{words}: starts and resizes wait, running jobs go on"))
+            log.warning(f"{words}: starts and resizes wait, running jobs go on")
         elif before_s and not silent_s:
-            self._context.say(f"slurmctld answers again, after {before_s:.0f} s")
+            log.info(f"slurmctld answers again, after {before_s:.0f} s")
         away = launcher.nodes.unavailable()
         if away is None or self._away == away:
             return
         gone = sorted(set(away) - (self._away or set()))
         if gone and launcher.nodes.requeue_on_shutdown and launcher.nodes.leases() is None:
-            self._context.say(warning(f"not to be had now: {', '.join(gone)}"))
+            log.warning(f"not to be had now: {', '.join(gone)}")
         self._away = frozenset(away)
         self._close_and_open(self._context.cluster.hosts)
 
     def resume(self) -> None:
         """Enter nodes that a killed daemon may not have entered, after a restart."""
         context, state = self._context, self._context.state
-        unfit, remote = context.drained | context.broken, context.launcher.shared_filesystem
-        down, up = list[Node](), list[Node]()
-        for name in context.cluster.hosts:
-            node = context.cluster.nodes_of[name][0]
-            if name in unfit and node not in {*state.down, *state.off, *state.booting}:
-                down.append(node)
-            elif name not in unfit and node in state.down and not remote:
-                up.append(node)  # remote nodes are looked up
-        self._enter(down, up)
+        looked_up = context.launcher.shared_filesystem  # remote nodes
+        unpowered = {*state.off, *state.booting}
+        self._close_and_open(context.cluster.hosts, unpowered, opens=not looked_up)
 
     def drain(self, names: Sequence[str], *, drained: bool) -> None:
         """Drain nodes, or resume them. Jobs that run there are not affected."""
@@ -120,24 +114,23 @@ class Nodes:
             context.set_broken(context.broken.difference(names))
         self._close_and_open(names)
 
-    def _close_and_open(self, names: Sequence[str]) -> None:
-        """Tell the scheduler which of these nodes are down now, and which are up.
+    def _close_and_open(
+        self, names: Sequence[str], closed: Collection[Node] = (), *, opens: bool = True
+    ) -> None:
+        """Tell the scheduler which of these nodes are down now, and then which are up.
 
-        The first slot of a shared node stands for the whole node.
+        One decision is made on all that are up. The first slot of a shared node stands for the
+        whole node. Nodes that are ``closed`` already stay as they are.
         """
-        context, away = self._context, self._away
-        unfit, down, up = context.drained | context.broken, list[Node](), list[Node]()
+        context, down, up = self._context, list[Node](), list[Node]()
+        unfit = context.drained | context.broken | (self._away or frozenset())
         for name in dict.fromkeys(names):
             node = context.cluster.nodes_of[name][0]
-            if name in unfit or (away is not None and name in away):
-                if node not in context.state.down:
-                    down.append(node)
-            elif node in context.state.down:
+            is_down = node in context.state.down
+            if name in unfit and not is_down and node not in closed:
+                down.append(node)
+            elif name not in unfit and is_down and opens:
                 up.append(node)
-        self._enter(down, up)
-
-    def _enter(self, down: Sequence[Node], up: Sequence[Node]) -> None:
-        """Enter nodes that go or come back together, so that one decision is made on all."""
         for node in down:
             self._handle(NodeDown(self._context.time(), node))
         for left, node in zip(reversed(range(len(up))), up, strict=True):
@@ -146,11 +139,8 @@ class Nodes:
 
 # --- leases --------------------------------------------------------------------------------------
 
-EVERY_S = 0.5
-"""Interval between two ticks of the leases."""
-
-SAME_S = 5.0
-"""Ends that differ by less are equal, as they are read from the clocks of two machines."""
+EVERY_S = 0.5  # interval between two ticks of the leases
+SAME_S = 5.0  # ends that differ by less are equal, as they are read from the clocks of two machines
 
 
 class LeaseWatch:
@@ -192,7 +182,7 @@ class LeaseWatch:
             self._handle(new)
         ends = self._leave(now, until_s)
         for words in context.launcher.nodes.follow(self._demand(starts=starts)):
-            context.say(words)
+            log.info(words)
         return ends
 
     def _leave(self, now: float, until_s: dict[Node, float]) -> list[JobId]:
@@ -213,13 +203,10 @@ class LeaseWatch:
 
     def _demand(self, *, starts: bool) -> Demand:
         context, state = self._context, self._context.state
-        hosts_of, down = context.cluster.hosts_of, state.down
-        busy = {node for job in state.running.values() for node in job.held}
-        busy.update(state.lent)
-        closed = frozenset(hosts_of(tuple(down)))
-        barred = context.drained | context.broken
-        waiting = self._waiting() if starts else []
-        return Demand(waiting, frozenset(hosts_of(tuple(busy))), closed, barred)
+        hosts_of, waiting = context.cluster.hosts_of, self._waiting() if starts else []
+        busy = {node for job in state.running.values() for node in job.held} | state.lent.keys()
+        held, closed = (frozenset(hosts_of(tuple(nodes))) for nodes in (busy, state.down))
+        return Demand(waiting, held, closed, context.drained | context.broken)
 
     def _waiting(self) -> list[WaitingJob]:
         """Return the jobs that wait for nodes, up to the limits of their arrays."""
@@ -238,7 +225,6 @@ class LeaseWatch:
 
 
 def _same(old: NodesLeased | None, new: NodesLeased) -> bool:
-    """Return whether an event changes nothing."""
     if old is None or old.nodes != new.nodes:
         return False
     if (old.most, old.longest_s) != (new.most, new.longest_s):
@@ -275,7 +261,7 @@ class NodeSwitch:
         """Begin to power nodes off or on."""
         names = ", ".join(self._context.cluster.hosts_of(decision.nodes))
         word = "off" if isinstance(decision, PowerOff) else "on"
-        self._context.say(f"power {word}: {names} ({decision.reason})")
+        log.info(f"power {word}: {names} ({decision.reason})")
         for node in self._each_host(decision.nodes):
             self._begin(node)
 
@@ -345,7 +331,7 @@ class NodeSwitch:
     def _fail(self, node: Node, reason: str) -> None:
         context, name = self._context, self._context.cluster.host_of(node)
         words = f"{name} is down: {reason}; rms resume {name} gives it to jobs again"
-        context.say(warning(words))
+        log.warning(words)
         context.set_broken([*context.broken, name])
         self._note(name, is_off=False)
         self._handle(NodePowerFailed(context.time(), node, reason))
@@ -425,7 +411,7 @@ class FrequencyControl:
     def _enter(self, reason: str) -> None:
         """Enter and log whether frequencies can be set."""
         if reason:
-            self._context.say(f"frequencies are not set here: {reason}")
+            log.info(f"frequencies are not set here: {reason}")
             with contextlib.suppress(FrequencyError):
                 self._context.launcher.clocks.set({}, None)
         at_s = self._context.time()

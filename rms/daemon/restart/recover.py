@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, pairwise, zip_longest
 from pathlib import Path
@@ -36,7 +36,7 @@ from rms.daemon.jobs import scripts
 from rms.daemon.jobs.machine import RELAUNCH, Adopted
 from rms.daemon.nodes.energy import restore_energy
 from rms.daemon.nodes.nodes import check_placement
-from rms.daemon.store.context import Context, Settings, describe, warning
+from rms.daemon.store.context import Context, Settings, describe, log
 from rms.daemon.store.file import CountFiles, DamagedError, finish_salvage, salvage
 from rms.daemon.store.journal import Entry, Journal, JournalError, Opened, PolicySet, Seen
 from rms.daemon.store.notes import (
@@ -62,27 +62,20 @@ from rms.daemon.store.sandbox import guarded, stand_ins
 from rms.launch.base import LaunchCommand, LaunchError, ManagedProcess
 from rms.launch.local import LocalLauncher
 
-KILL_S = 5.0
-"""Deadline at start for killed processes to end."""
-
-LOST = SubmissionNote(name="lost", output="/dev/null")
-"""Submission of a job whose own is lost."""
-
+KILL_S = 5.0  # deadline at start for killed processes to end
+LOST = SubmissionNote(name="lost", output="/dev/null")  # submission of a job whose own is lost
 NO_NOTE = "its submission is missing from the journal"
 MOST_NAMED = 20
-
 _ID = re.compile(r"([0-9]+)(?:_[0-9]+)?")
 
 
 # --- the journal, its mark, the next number ------------------------------------------------------
 
 
-def open_journal(path: Path, say: Callable[[str], None]) -> Journal:
+def open_journal(path: Path) -> Journal:
     """Open a journal; a broken one is set aside, and its readable records go on.
 
-    Raises:
-        JournalError: as :meth:`rms.daemon.store.journal.Journal.open`; a broken file without a
-            count beside it may be no journal at all, and is left alone.
+    A broken file without a count beside it may be no journal at all, and is left alone.
     """
     finish_salvage(path)
     try:
@@ -90,10 +83,10 @@ def open_journal(path: Path, say: Callable[[str], None]) -> Journal:
     except DamagedError as error:
         if not any(count.exists() for count in CountFiles(path).paths):
             raise
-        say(warning(str(error)))
+        log.warning(str(error))
     records, aside = salvage(path)
     words = f"{path}: {records} records could be read, and go on; the file is kept as {aside.name}"
-    say(warning(words))
+    log.warning(words)
     return Journal.open(path)
 
 
@@ -144,24 +137,17 @@ def _names(folder: Path) -> list[str]:
 
 
 class Replayed(msgspec.Struct):
-    """The result of feeding a journal to a scheduler.
+    """The result of feeding a journal to a scheduler."""
 
-    Attributes:
-        scheduler: in the state of the daemon that wrote the journal, if nothing differs.
-        events: number of events.
-        differing: a sentence per event on which the decisions differ from the recorded ones, or
-            that is refused although it was accepted before.
-        unrecorded: by sequence number, the decisions on events without recorded decisions: these
-            have not been acted on, so they are to be recorded and carried out.
-        refused: a sentence per refused event without recorded decisions.
-        missing: a sentence per missing policy.
-    """
-
-    scheduler: Scheduler
+    scheduler: Scheduler  # in the state of the daemon that wrote the journal, if nothing differs
     events: int = 0
+    # a sentence per event on which the decisions differ from the recorded ones, or that is refused
+    # although it was accepted before
     differing: list[str] = []
+    # by sequence number, the decisions on events without recorded decisions: these have not been
+    # acted on, so they are to be recorded and carried out
     unrecorded: dict[int, list[Decision]] = {}
-    refused: list[str] = []
+    refused: list[str] = []  # a sentence per refused event without recorded decisions
     missing: list[str] = []
 
     @property
@@ -229,8 +215,7 @@ def replay(
 
     Args:
         cluster: the nodes it begins with; by default those of the journal's first entry.
-        again: whether policies decide again on events with recorded decisions; else these are
-            followed, so that a changed policy changes nothing.
+        again: whether policies decide again on events with recorded decisions.
         base: the result of the entries before these; None at the beginning of the journal.
     """
     rest = iter(entries)
@@ -310,14 +295,7 @@ def resume(
 ) -> Daemon:
     """Return a daemon that goes on where the journal ends, new or of an earlier daemon.
 
-    Args:
-        cluster: the present nodes. Where ``settings`` do not say ``where`` they are, they must be
-            those of the journal.
-
-    Raises:
-        JournalError: the journal is damaged, is of other nodes, or has records that this version
-            cannot have written.
-        PolicyError: there is no such policy, or it does not place jobs.
+    Where ``settings`` do not say ``where`` the nodes are, they must be those of the journal.
     """
     where, policy = settings.where, settings.policy
     check_placement(placing(policy), cluster)
@@ -342,16 +320,11 @@ def resume(
 def restore(
     cluster: Cluster, journal: Journal, launcher: LocalLauncher, settings: Settings
 ) -> Context:
-    """Rebuild scheduler and jobs from a journal; record the decisions that it lacks.
-
-    Args:
-        cluster: the nodes the scheduler begins with; those that the journal began with where
-            ``settings`` say ``where`` the present ones are.
-    """
+    """Rebuild scheduler and jobs from a journal; record the decisions that it lacks."""
     result = restored(journal, None if settings.where else cluster)
     missing = result.missing if result.unrecorded else []
     for sentence in (*missing, *result.refused, *result.differing):
-        settings.say(f"before the restart: {sentence}")
+        log.info(f"before the restart: {sentence}")
     for number, decisions in result.unrecorded.items():
         journal.decided(number, decisions)
     if settings.clock is not None:
@@ -417,11 +390,11 @@ def end_unrecorded_runs(daemon: Daemon) -> None:
         reason = f"{how}; when it ran is missing from the journal"
         if code is None and job.submission.requeue:
             status.unlink(missing_ok=True)  # written by the shell that ran its script
-            daemon.say(f"job {job_id}: {reason}; requeued")
+            log.info(f"job {job_id}: {reason}; requeued")
             continue
         state = "COMPLETED" if code == 0 else "FAILED"
         daemon.scripts.enter_end(job, 1 if code is None else code, reason, state)
-        daemon.say(f"job {job_id} {state}: {reason}")
+        log.info(f"job {job_id} {state}: {reason}")
     daemon.scripts.stopping = False
 
 
@@ -450,7 +423,7 @@ def _adopt(daemon: Daemon, job: JobRuntime, running: Job) -> None:
     if running.state is JobState.CONFIGURING:
         if script is None:
             daemon.scripts.start(job, running.nodes)
-            daemon.say(f"job {job.id}: started now, as decided before the restart")
+            log.info(f"job {job.id}: started now, as decided before the restart")
             _go_on_ending(daemon, job)  # it may have been submitted to Slurm before
             return
         job.script = script
@@ -478,7 +451,7 @@ def _take_back(daemon: Daemon, job: JobRuntime, script: ManagedProcess | None) -
         script = job.script
     if script is not None:
         job.script = script
-        daemon.say(
+        log.info(
             f"job {job.id}: adopted, {len(members)} processes still run"
             if script.status() is None
             else f"job {job.id}: ended while the daemon was away"
@@ -487,7 +460,7 @@ def _take_back(daemon: Daemon, job: JobRuntime, script: ManagedProcess | None) -
         daemon.scripts.requeue(job, "ended, its processes are gone")
         return
     else:
-        daemon.say(f"job {job.id}: ended, its processes are gone")
+        log.info(f"job {job.id}: ended, its processes are gone")
         state = "FAILED" if ending.state in ("", REQUEUED) else ending.state
         reason = "its processes died while the daemon was away"
         daemon.scripts.enter_end(job, 1, reason, state)
@@ -525,7 +498,11 @@ def restore_steps(daemon: Daemon, job: JobRuntime) -> list[int]:
         line = journal.noted(LineNote, f"{job.id}/{number}")
         if not line.command:
             raise JournalError("expected its launcher line in the journal, got none")
-        env = _line_environment(daemon, job, number)
+        try:
+            env = daemon.context.private.kept(line_file(job.id, number))
+        except LaunchError as error:  # running processes have theirs, but a resize would need it
+            log.info(f"job {job.id}: {error}")
+            env = {}
         command = LaunchCommand(line.command, line.cwd, env, line.output, line.errors)
         worlds = {launch: world(launch, pid) for launch, pid in step.pids.items()}
         facts = {name: getattr(step, name) for name in STEP_FACTS}
@@ -534,14 +511,6 @@ def restore_steps(daemon: Daemon, job: JobRuntime) -> list[int]:
     if job.steps and job.steps[-1].exit_code is None and not job.steps[-1].current:
         _find_first_world(daemon, job)
     return members
-
-
-def _line_environment(daemon: Daemon, job: JobRuntime, number: int) -> dict[str, str]:
-    try:
-        return daemon.context.private.kept(line_file(job.id, number))
-    except LaunchError as error:  # running processes have theirs, but a resize would need it
-        daemon.say(f"job {job.id}: {error}")
-        return {}
 
 
 def _find_first_world(daemon: Daemon, job: JobRuntime) -> None:
@@ -585,12 +554,12 @@ def reopen(daemon: Daemon, cluster: Cluster) -> None:
             job.exit_code = 1
             notes.append(EndNote(job_id, 1, "", reason))
         notes += daemon.scripts.forget(job)
-        daemon.say(f"job {job_id}: its nodes are gone; {'requeued' if again else 'FAILED'}")
+        log.info(f"job {job_id}: its nodes are gone; {'requeued' if again else 'FAILED'}")
     daemon.scripts.stopping = False
     drained = context.drained
     down = tuple(n for name in cluster.hosts if name in drained for n in cluster.nodes_of[name])
     before = len(context.cluster.hosts)
-    daemon.say(f"goes on with {len(cluster.hosts)} nodes, after {before} before")
+    log.info(f"goes on with {len(cluster.hosts)} nodes, after {before} before")
     event = Reopened(
         daemon.time(),
         context.settings.where,
@@ -626,12 +595,12 @@ def settle(daemon: Daemon) -> None:
     """Log losses; end processes of unknown jobs, and jobs that cannot start."""
     state, journal = daemon.context.state, daemon.journal
     for sentence in journal.damage:
-        daemon.say(warning(f"{journal.path}: {sentence}"))
+        log.warning(f"{journal.path}: {sentence}")
     for job_id, job in state.waiting.items():
         if job.state is JobState.PENDING and daemon.jobs[job_id].submission is LOST:
             daemon.scheduler.reasons[job_id] = NO_NOTE
             daemon.handle(Ended(daemon.time(), job_id, "FAILED"))
-            daemon.say(f"job {job_id} FAILED: {NO_NOTE}")
+            log.info(f"job {job_id} FAILED: {NO_NOTE}")
     if journal.damage:
         ids = {*state.waiting, *state.running, *state.ended, *journal.archived_ids()}
         names = {name for name in _names(daemon.launcher.state / "jobs") if _ID.fullmatch(name)}
@@ -640,17 +609,15 @@ def settle(daemon: Daemon) -> None:
         if lost:
             more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
             words = f"jobs {', '.join(lost[:MOST_NAMED])}{more}"
-            daemon.say(warning(f"missing in the journal, or refused when submitted: {words}"))
+            log.warning(f"missing in the journal, or refused when submitted: {words}")
     mark = journal.noted(MarkNote)
     if mark.copied:
-        daemon.say(
-            warning(
-                f"{journal.path.parent} is a copy of another state folder: the processes of its "
-                "jobs are not touched, and waiting jobs run here as well"
-            )
+        log.warning(
+            f"{journal.path.parent} is a copy of another state folder: the processes of its "
+            "jobs are not touched, and waiting jobs run here as well"
         )
         journal.note(msgspec.structs.replace(mark, copied=False))
     for name in daemon.launcher.jobs():
         if _ID.fullmatch(name) and name not in state.running:
             daemon.launcher.kill(name)
-            daemon.say(f"job {name}: killed its remaining processes, as it does not run")
+            log.info(f"job {name}: killed its remaining processes, as it does not run")

@@ -39,6 +39,9 @@ def row(context: Context, job: Job, now_s: float) -> JobRow:
     parts = scheduler.energy.parts(spec.id, energy_j)
     details = _compared(context.launcher.nodes.job_details(spec.id), energy_j)
     rank, wanted = priority(context, job), context.state.wanted.get(spec.id)
+    waits = waits_for(context, spec.id)
+    reason = stalled(context, spec.id) or scheduler.reasons.get(spec.id, "")
+    reason = reason if waits is None else waits.reason
     return JobRow(
         id=spec.id,
         name=submission.name,
@@ -51,7 +54,7 @@ def row(context: Context, job: Job, now_s: float) -> JobRow:
         size=len(job.nodes),
         nodes_min=spec.nodes_min,
         nodes_max=spec.nodes_max,
-        reason=_reason(context, job) or details.waits or "",
+        reason=reason or details.waits or "",
         step=runtime.step,
         steps=runtime.total,
         energy_j=energy_j,
@@ -125,14 +128,6 @@ def stalled(context: Context, job_id: JobId) -> str:
     return context.controller_away
 
 
-def _reason(context: Context, job: Job) -> str:
-    """Return why a job waits, else the last reason about it."""
-    waits = waits_for(context, job.spec.id)
-    if waits is not None:
-        return waits.reason
-    return stalled(context, job.spec.id) or context.scheduler.reasons.get(job.spec.id, "")
-
-
 # --- energy: rows of owner, node, device and source ----------------------------------------------
 
 
@@ -174,11 +169,8 @@ def is_settled(context: Context, job: Job) -> bool:
 # that other jobs wait for. No decision depends on a job that is over, so a replay, which has all of
 # them, decides the same.
 
-KEPT = 1_000
-"""Number of jobs that are over and stay in memory."""
-
-AT_ONCE = 100
-"""Number of jobs that are archived at once: requests are answered in between."""
+KEPT = 1_000  # number of jobs that are over and stay in memory
+AT_ONCE = 100  # number of jobs that are archived at once: requests are answered in between
 
 NOTES = (
     *(SubmissionNote, ScriptNote, StepsNote, ResizeNote, ResizesNote),
@@ -226,14 +218,9 @@ def _due(context: Context, number: int) -> Iterator[Job]:
 
 def _arrays_over(context: Context, jobs: Sequence[Job]) -> set[str]:
     """Return the arrays of jobs of which no task is left when these are archived."""
-    state, gone = context.state, {job.spec.id for job in jobs}
+    gone = {job.spec.id for job in jobs}
     arrays = {job.spec.array for job in jobs if job.spec.array is not None}
-    arrays -= state.arrays.keys()
-    for held in (state.held, state.too_wide):  # these are not among the waiting ones
-        arrays -= {job.spec.array for job in held.values()}
-    for job_id, job in state.ended.items() if arrays else ():
-        if job_id not in gone:
-            arrays.discard(job.spec.array or "")
-            if not arrays:
-                break
+    arrays -= context.state.arrays.keys()
+    if arrays:
+        arrays -= {job_id.partition("_")[0] for job_id in context.jobs if job_id not in gone}
     return arrays

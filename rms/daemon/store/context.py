@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from prometheus_client import (
     CollectorRegistry,
@@ -34,7 +35,7 @@ from rms.core.model.jobs import JobId
 from rms.core.scheduler.scheduler import Scheduler
 from rms.core.state import State
 from rms.daemon.store.journal import Journal, JournalError
-from rms.daemon.store.notes import BrokenNote, ClockNote, Note
+from rms.daemon.store.notes import BrokenNote, ClockNote
 from rms.daemon.store.private import Private
 from rms.daemon.store.record import JobRuntime
 from rms.formats.prices import Prices
@@ -43,33 +44,15 @@ from rms.launch.local import LocalLauncher
 from rms.power.meter import boot_id, boottime
 from rms.wire.users import PowerCap
 
+# Default deadlines of a world that boots beside a running one, and of a job that is to end.
 BOOT_S, GRACE_S = 60.0, 10.0
-"""Default deadlines of a world that boots beside a running one, and of a job that is to end."""
 
 
 # --- the log -------------------------------------------------------------------------------------
 
 
-class Sentence(str):
-    """A log message of another level than ``info``."""
-
-    level = "info"
-
-
-def warning(words: str) -> str:
-    """Return a message that an operator should act on."""
-    return _at("warning", words)
-
-
-def debug(words: str) -> str:
-    """Return a message that is of use for finding a fault only."""
-    return _at("debug", words)
-
-
-def _at(level: str, words: str) -> Sentence:
-    sentence = Sentence(words)
-    sentence.level = level
-    return sentence
+log = logging.getLogger("rms")
+log.addHandler(logging.NullHandler())  # without it warnings go to standard error
 
 
 def describe(error: Exception) -> str:
@@ -89,8 +72,8 @@ class Faults:
     are not contained: without a journal the daemon must not decide anything.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say, self._last = say, dict[str, str]()
+    def __init__(self) -> None:
+        self._last = dict[str, str]()
 
     @contextlib.contextmanager
     def of(self, part: str) -> Iterator[None]:
@@ -103,13 +86,12 @@ class Faults:
             words = describe(error)
             if self._last.get(part) != words:
                 self._last[part] = words
-                self._say(warning(f"{part}: {words}; the rest goes on"))
+                log.warning(f"{part}: {words}; the rest goes on")
 
 
 # --- the clock -----------------------------------------------------------------------------------
 
-STEP_S = 1.0
-"""Smallest difference between the time of day and the clock that counts as a change."""
+STEP_S = 1.0  # smallest difference between the time of day and the clock that counts as a change
 
 
 class BootClock:
@@ -120,23 +102,17 @@ class BootClock:
     the journal's notes. A daemon that is restarted before the next boot of the machine continues
     with that offset. Meters on the nodes and time stamps of files follow the time of day; the
     difference is :attr:`skew_s`.
-
-    Args:
-        uptime: counts seconds since the boot of the machine.
-        of_day: the time of day, in seconds since the epoch.
-        boot: identifier of this boot.
     """
 
     def __init__(
         self,
         journal: Journal,
-        say: Callable[[str], None],
         *,
         uptime: Callable[[], float] = boottime,
         of_day: Callable[[], float] = time.time,
         boot: str | None = None,
     ) -> None:
-        self._journal, self._say, self._uptime, self._of_day = journal, say, uptime, of_day
+        self._journal, self._uptime, self._of_day = journal, uptime, of_day
         self._boot = boot_id() if boot is None else boot
         note = journal.noted(ClockNote)
         goes_on = bool(self._boot) and note.boot == self._boot
@@ -160,11 +136,10 @@ class BootClock:
         """Seconds by which the time of day is ahead of this clock; a change is logged."""
         skew_s = self._of_day() - self()
         if abs(skew_s - self._skew_s) > STEP_S:
-            words = (
+            log.warning(
                 f"the time of day was set by {skew_s - self._skew_s:+.1f} s; times here go on as "
                 f"before, {abs(skew_s):.1f} s {'behind' if skew_s > 0.0 else 'ahead of'} it"
             )
-            self._say(warning(words))
             self._skew_s = skew_s
         return self._skew_s
 
@@ -183,51 +158,33 @@ _without_created()
 
 
 class Metrics:
-    """Counters, histograms and gauges of one daemon.
-
-    The daemon counts events as they happen; gauges are set when the text is requested.
-    """
+    """Counters and histograms of one daemon, and gauges, which are set on request."""
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
-
-        def gauge(name: str, text: str, label: str | None = None) -> Gauge:
-            return Gauge(name, text, [label] if label else [], registry=registry)
-
-        def counter(name: str, text: str, label: str, values: tuple[str, ...]) -> Counter:
-            metric = Counter(name, text, [label], registry=registry)
-            for value in values:
-                metric.labels(value)
-            return metric
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, buckets=buckets, registry=registry)
-
-        self._jobs = gauge("rms_jobs", "Jobs that are not over, by state.", "state")
-        self._ended = counter(
-            "rms_jobs_ended",
-            "Jobs that have ended since the daemon was started, by state.",
-            "state",
-            ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"),
-        )
-        self._waits_s = histogram("rms_wait_seconds", "From submission to start of a job.", WAITS_S)
-        self._passes_s = histogram(
-            "rms_pass_seconds", "An event, and what is decided on it.", PASSES_S
-        )
+        self._registry = CollectorRegistry()
+        gauge = partial(Gauge, registry=self._registry)
+        counter = partial(Counter, registry=self._registry)
+        histogram = partial(Histogram, registry=self._registry)
+        self._jobs = gauge("rms_jobs", "Jobs that are not over, by state.", ["state"])
+        ended = "Jobs that have ended since the daemon was started, by state."
+        self._ended = counter("rms_jobs_ended", ended, ["state"])
+        wait, begun = "From submission to start of a job.", "An event, and what is decided on it."
+        self._waits_s = histogram("rms_wait_seconds", wait, buckets=WAITS_S)
+        self._passes_s = histogram("rms_pass_seconds", begun, buckets=PASSES_S)
         self._nodes = gauge("rms_nodes", "Nodes, or slots of shared ones.")
         self._free = gauge("rms_nodes_free", "Those that are free.")
-        self._power_w = gauge("rms_power_watts", "Power by its source.", "source")
-        self._energy_j = gauge(
-            "rms_energy_joules",
-            "Energy of the cluster by its source; what meters report later replaces the model's.",
-            "source",
+        self._power_w = gauge("rms_power_watts", "Power by its source.", ["source"])
+        energy = (
+            "Energy of the cluster by its source; what meters report later replaces the model's."
         )
-        self._resizes = counter(
-            "rms_resizes", "Resizes that are over, by outcome.", "outcome", ("done", "rolled_back")
-        )
-        self._stalls_s = histogram(
-            "rms_stall_seconds", "A job stands still for a resize.", STALLS_S
-        )
+        self._energy_j = gauge("rms_energy_joules", energy, ["source"])
+        self._resizes = counter("rms_resizes", "Resizes that are over, by outcome.", ["outcome"])
+        stall = "A job stands still for a resize."
+        self._stalls_s = histogram("rms_stall_seconds", stall, buckets=STALLS_S)
+        for state in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"):
+            self._ended.labels(state)
+        for outcome in ("done", "rolled_back"):
+            self._resizes.labels(outcome)
 
     def on_event(self, context: Context, event: Event, pass_s: float) -> None:
         """Count an event after its scheduling pass, which took ``pass_s``."""
@@ -288,76 +245,43 @@ def _set_gauge(gauge: Gauge, values: Mapping[str, float]) -> None:
 # --- settings and context ------------------------------------------------------------------------
 
 
-class Handle(Protocol):
-    """Enters an event: journal, scheduler, journal of the decisions, actions."""
-
-    def __call__(
-        self, event: Event, notes: Sequence[Note] = (), number: int | None = None
-    ) -> list[Decision]:
-        """Enter the event and its notes; return the decisions.
-
-        An event that is in the journal already has a number.
-        """
+Handle = Callable[..., list[Decision]]  # enters an event: :meth:`rms.daemon.heart.Daemon.handle`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Options of a daemon, fixed when it starts.
-
-    Attributes:
-        debug: whether all events and their decisions are logged.
-        listen: ``unix:PATH`` or ``tcp:HOST:PORT``.
-        parent: process whose end ends the daemon, or None.
-        grace_s: from SIGTERM to SIGKILL: time for a job to reach a resize point and write its
-            checkpoint.
-        boot_s: deadline for a world that boots beside a running one.
-        assumed_s: run time to plan with for jobs without a limit; None: unlimited.
-        policy_modules: the user's modules whose functions a later policy may name.
-        profiles: folder of measured profiles, or None.
-        prices: of electricity, or None.
-        power_cap: bound of the cluster's power; None to keep the bound of before a restart.
-        power_commands: power nodes off and on; None: nodes are off in the books only.
-        set_frequencies: whether the frequencies that a policy decides are set.
-        meter_limit_w: bound of the power of a device, None for the default.
-        governor: rule for the governor of tasks, "" to keep the rule of before a restart.
-        keep_entries: least number of entries that the journal keeps, None for all.
-        where: distinguishes the nodes from others of the same names: an allocation's id, or "".
-        now: the time in seconds since the epoch, which is never set.
-        clock: the clock behind ``now``, if the time of day may differ from it.
-    """
+    """Options of a daemon, fixed when it starts."""
 
     policy: str
-    say: Callable[[str], None]
-    debug: bool = False
-    listen: str = ""
-    parent: int | None = None
+    listen: str = ""  # ``unix:PATH`` or ``tcp:HOST:PORT``
+    parent: int | None = None  # process whose end ends the daemon, or None
+    # from SIGTERM to SIGKILL: time for a job to reach a resize point and write its checkpoint
     grace_s: float = GRACE_S
     boot_s: float = BOOT_S
+    # run time to plan with for jobs without a limit; None: unlimited
     assumed_s: float | None = None
+    # the user's modules whose functions a later policy may name
     policy_modules: frozenset[str] = frozenset()
     profiles: Path | None = None
     prices: Prices | None = None
+    # bound of the cluster's power; None to keep the bound of before a restart
     power_cap: PowerCap | None = None
+    # power nodes off and on; None: nodes are off in the books only
     power_commands: PowerCommands | None = None
     set_frequencies: bool = True
-    meter_limit_w: float | None = None
-    governor: str = ""
-    keep_entries: int | None = None
+    meter_limit_w: float | None = None  # bound of the power of a device, None for the default
+    governor: str = ""  # rule for the governor of tasks, "" to keep the rule of before a restart
+    keep_entries: int | None = None  # least number of entries that the journal keeps, None for all
+    # distinguishes the nodes from others of the same names: an allocation's id, or ""
     where: str = ""
-    now: Callable[[], float] = time.time
+    now: Callable[[], float] = time.time  # the time in seconds since the epoch, which is never set
+    # the clock behind ``now``, if the time of day may differ from it
     clock: BootClock | None = None
 
 
 @dataclass
 class Context:
-    """A scheduler and its jobs, and the outside world.
-
-    Attributes:
-        drained: names of nodes that get no new jobs.
-        broken: names of nodes that could not be powered off or on, until a user resumes them.
-        nodes_wait: why requested nodes are not there yet, "" if none are requested.
-        private: tokens and environments of jobs.
-    """
+    """A scheduler and its jobs, and the outside world."""
 
     settings: Settings
     scheduler: Scheduler
@@ -365,8 +289,9 @@ class Context:
     journal: Journal
     launcher: LocalLauncher
     drained: frozenset[str] = frozenset()
+    # names of nodes that could not be powered off or on, until a user resumes them
     broken: frozenset[str] = frozenset()
-    nodes_wait: str = ""
+    nodes_wait: str = ""  # why requested nodes are not there yet, "" if none are requested
     private: Private = field(init=False)
     metrics: Metrics = field(default_factory=Metrics, init=False)
     _as_of_s: float | None = None
@@ -411,10 +336,6 @@ class Context:
     def time(self) -> float:
         """Return the time for the next event: the wall clock, never going back."""
         return max(self.now(), self.state.now_s)
-
-    def say(self, words: str) -> None:
-        """Write a message to the log."""
-        self.settings.say(words)
 
     def set_broken(self, names: Iterable[str]) -> None:
         """Note the nodes that could not be powered off or on."""

@@ -26,9 +26,9 @@ import msgspec
 
 from rms.daemon.store.notes import MarkNote, NextNote
 
+# Raised with every change of an event, a decision, a type in them, a note or a table, so that no
+# record is read as something else.
 FORMAT = 1
-"""Raised with every change of an event, a decision, a type in them, a note or a table, so that no
-record is read as something else."""
 
 APPLICATION_ID = 0x726D736A  # "rmsj"
 _SCHEMA = (
@@ -58,14 +58,15 @@ _SCHEMA = (
 _IDENTITY = """SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)
     FROM pragma_application_id, pragma_user_version"""
 
+# Tables that are checked at opening: key, contents, columns of the checksum, noun.
 _CHECKED = {
     "snapshots": ("seq", "body", "seq, body", "the snapshot after entry"),
     "entries": ("seq", "body", "seq, kind, body", "entry"),
     "decisions": ("seq", "body", "seq, body", "the decisions on entry"),
     "notes": ("key", "value", "key, value", "note"),
 }
-"""Tables that are checked at opening: key, contents, columns of the checksum, noun."""
 
+# Errors of a statement that may go through when there is room, or the disk answers, again.
 _LASTING = {
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR,
@@ -73,7 +74,6 @@ _LASTING = {
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_NOMEM,
 }
-"""Errors of a statement that may go through when there is room, or the disk answers, again."""
 
 
 class JournalError(ValueError):

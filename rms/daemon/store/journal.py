@@ -13,12 +13,9 @@ until it closes it or dies. Its tables:
 - ``over``: jobs that ended long ago (:mod:`rms.daemon.store.archive`), one row per job.
 - ``damaged``: records that did not fit their checksum when the journal was opened.
 - ``energy``: joules by node, time, owner, device and source (:class:`rms.wire.users.EnergyRow`).
-  Their sum is the cluster's energy once a daemon has ended. After a kill the model's joules since
-  the last report or change of owner are missing until the next start. A row that does not fit its
-  checksum is left out of all sums.
+  A row that does not fit its checksum is left out of all sums.
 - ``tasks``: ``seq``, ``at_s``, ``kind``, ``body`` (MessagePack of a
-  :data:`rms.kernels.record.RecordEntry`): the newest :data:`MOST_RECORDED` events of tasks. No
-  decision depends on them; a power cut may cost the last seconds.
+  :data:`rms.kernels.record.RecordEntry`): the newest :data:`MOST_RECORDED` events of tasks.
 
 ``PRAGMA application_id`` tells a journal from other databases, ``PRAGMA user_version`` is
 :data:`rms.daemon.store.file.FORMAT`; a journal of another format is refused.
@@ -59,35 +56,26 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
     """A header: a daemon has started with these nodes, their power models and this policy.
 
     A :class:`Reopened` follows where the cluster is another than that of the entries before.
-
-    Attributes:
-        where: tells a cluster from another one with the same nodes.
-        widths: the nodes' numbers of slots.
-        at_once: the maximum number of jobs that are resized at once, 0 for any number.
-        shared: hosts whose slots are the ``nodes``; ``power`` is theirs then.
-        levels: the frequencies of nodes, with voltages.
     """
 
     nodes: tuple[str, ...]
     policy: str
     power: tuple[NodePower, ...] = ()
-    where: str = ""
-    widths: tuple[int, ...] = ()
-    at_once: int = 0
+    where: str = ""  # tells a cluster from another one with the same nodes
+    widths: tuple[int, ...] = ()  # the nodes' numbers of slots
+    at_once: int = 0  # the maximum number of jobs that are resized at once, 0 for any number
+    # hosts whose slots are the ``nodes``; ``power`` is theirs then
     shared: tuple[SharedNode, ...] = ()
-    levels: tuple[tuple[float, float], ...] = ()
+    levels: tuple[tuple[float, float], ...] = ()  # the frequencies of nodes, with voltages
 
 
 class PolicySet(msgspec.Struct, frozen=True, tag=True):
-    """Another policy decides on every event from here on.
-
-    Attributes:
-        reason: how the policy before failed on the event before this entry; "" where a user chose.
-            The decisions on that event are of both policies, so no replay decides it again.
-    """
+    """Another policy decides on every event from here on."""
 
     at_s: float
     policy: str
+    # how the policy before failed on the event before this entry; "" where a user chose. The
+    # decisions on that event are of both policies, so no replay decides it again.
     reason: str = ""
 
 
@@ -112,9 +100,9 @@ _DECIDE = """INSERT OR IGNORE INTO decisions (seq, body, sum) SELECT seq, ?, ? F
 _PAGE = """SELECT seq, entries.body, decisions.body, kind, entries.sum, decisions.sum
     FROM entries LEFT JOIN decisions USING (seq) WHERE seq > ? ORDER BY seq LIMIT 1000"""
 _HEADER = "SELECT seq, body, NULL FROM entries WHERE kind = 'Opened' ORDER BY seq LIMIT 1"
+# A damaged journal may have decisions on an entry that is lost: its number is not used again.
 _NEWEST_ENTRY = """SELECT ifnull(max(seq), 0)
     FROM (SELECT seq FROM entries UNION ALL SELECT seq FROM decisions)"""
-"""A damaged journal may have decisions on an entry that is lost: its number is not used again."""
 
 
 # --- snapshots, pruning --------------------------------------------------------------------------
@@ -128,8 +116,7 @@ _PRUNE = (
         WHERE seq <= ? AND seq > (SELECT min(seq) FROM entries WHERE kind = 'Opened')
         ORDER BY seq LIMIT ?)""",
 )
-PRUNED = 1000
-"""Number of entries that are deleted at once: requests are answered in between."""
+PRUNED = 1000  # number of entries that are deleted at once: requests are answered in between
 
 
 # --- notes, archived jobs, energy, tasks ---------------------------------------------------------
@@ -137,8 +124,7 @@ PRUNED = 1000
 _NOTE = "INSERT OR REPLACE INTO notes (key, value, sum) VALUES (?, ?, ?)"
 _NOTES = "SELECT key, value FROM notes WHERE key >= ? AND key < ? ORDER BY key"
 _DROP = "DELETE FROM notes WHERE key >= ? AND key <= ?"
-_LAST = chr(0x10FFFF)
-"""Behind every character of a key."""
+_LAST = chr(0x10FFFF)  # behind every character of a key
 
 
 class Archived(msgspec.Struct, frozen=True):
@@ -146,6 +132,10 @@ class Archived(msgspec.Struct, frozen=True):
 
     row: JobRow
     history: list[HistoryEntry] = []
+
+
+class UnknownJobError(ValueError):
+    """An id belongs to no job, present or archived."""
 
 
 _archived = msgspec.msgpack.Decoder(Archived)
@@ -171,9 +161,7 @@ _NEWEST = f"""SELECT {_ROW} FROM energy JOIN (
     ) USING (node) WHERE begin_s >= min(newest_s, ifnull(first_s, newest_s)) AND {_WHOLE}
     ORDER BY begin_s"""
 
-MOST_RECORDED = 100_000
-"""Number of events of tasks that are kept; a task has three or four."""
-
+MOST_RECORDED = 100_000  # number of events of tasks that are kept; a task has three or four
 _RECORD = "INSERT INTO tasks (at_s, kind, body) VALUES (?, ?, ?)"
 _FORGET = "DELETE FROM tasks WHERE seq <= (SELECT max(seq) FROM tasks) - ?"
 
@@ -207,7 +195,7 @@ class Journal:
             self.damage.append(f"{lost}: it is damaged, or an older journal was restored")
         self._mark, self._next = self.noted(MarkNote), self.noted(NextNote)
         self._unchecked = max(self.snapshots(), default=0)
-        self.began = next(self._headers(), None)
+        self.began = self._header()
         self._nodes = None if self.began is None else self.began.nodes
 
     @classmethod
@@ -345,11 +333,7 @@ class Journal:
     # --- archived jobs -----------------------------------------------------------------------
 
     def archive(self, jobs: Sequence[Archived], keys: Iterable[str]) -> None:
-        """Keep the rows of ended jobs and drop notes, all or nothing.
-
-        Args:
-            keys: keys of notes; one that ends with a slash is a prefix of keys.
-        """
+        """Keep the rows of ended jobs, and drop notes by keys or prefixes (with a slash)."""
         with self.whole():
             for job in jobs:
                 body, job_id = _encode(job), job.row.id
@@ -373,12 +357,7 @@ class Journal:
         return int(self._run("SELECT ifnull(max(rowid), 0) FROM over")[0][0][0])
 
     def newest_archived(self, skip: int, most: int, text: str = "") -> list[Archived]:
-        """Return archived jobs, the newest first.
-
-        Args:
-            skip: the number of newest jobs that are left out.
-            most: the maximum number; with a ``text``, the number of jobs that are searched for it.
-        """
+        """Return at most so many archived jobs, or those with a text among these, newest first."""
         last = self.archived_number() - skip
         return _whole(self._run(_NEWEST_ARCHIVED, last - most, last, text.encode(), most)[0])
 
@@ -438,10 +417,7 @@ class Journal:
     # --- events of tasks ---------------------------------------------------------------------
 
     def record(self, entries: Sequence[RecordEntry]) -> None:
-        """Keep events of tasks, where there is room, and delete the oldest.
-
-        No flush waits for it.
-        """
+        """Keep events of tasks, where there is room, and delete the oldest."""
         rows = [(entry.at_s, type(entry).__name__, _encode(entry)) for entry in entries]
         with contextlib.suppress(JournalFullError), self.whole():
             self._run(_RECORD, *rows, many=True)
@@ -467,8 +443,8 @@ class Journal:
         while rows := self._run(_PAGE, after)[0]:
             for row in rows:
                 entry = self._decode(*self._checked(*row))
-                if begins and not isinstance(entry, Opened):  # it is lost: the next serves
-                    yield from self._headers()
+                if begins and not isinstance(entry, Opened) and (header := self._header()):
+                    yield header  # the first is lost: the next serves
                 if after + 1 < row[0]:
                     self._add_damage(_missing(after + 1, row[0] - 1))
                 after, begins = row[0], False
@@ -476,20 +452,17 @@ class Journal:
                     yield entry
 
     def since(self, after: int, kinds: Collection[str], most: int) -> tuple[list[Any], int]:
-        """Return the newest entries of some kinds behind an entry, and the number of all of these.
-
-        The entries are ``(number, entry)``, at most ``most``, in rising order.
-        """
+        """Return the newest ``(number, entry)`` of some kinds, and the number of all of these."""
         those = f"FROM entries WHERE seq > ? AND kind IN ({','.join('?' * len(kinds))})"
         number = self._run(f"SELECT count(*) {those}", after, *kinds)[0][0][0]
         newest = f"SELECT seq, body, NULL {those} ORDER BY seq DESC LIMIT ?"
         rows = self._run(newest, after, *kinds, most)[0]
         return [(row[0], self._decode(*row)) for row in reversed(rows)], number
 
-    def _headers(self) -> Iterator[Opened]:
-        """Yield the first whole header."""
-        headers = (self._decode(*header) for header in self._run(_HEADER)[0])
-        yield from (header for header in headers if isinstance(header, Opened))
+    def _header(self) -> Opened | None:
+        rows = self._run(_HEADER)[0]
+        entry = self._decode(*rows[0]) if rows else None
+        return entry if isinstance(entry, Opened) else None
 
     def _checked(
         self, seq: int, body: bytes, decided: bytes | None, kind: str, *sums: int | None
@@ -531,10 +504,7 @@ class Journal:
         return body
 
     def begins(self) -> int:
-        """Return the entry behind which all entries exist: 0, or that of the oldest snapshot.
-
-        Those before it have been pruned, or some are lost.
-        """
+        """Return the entry behind which none is pruned: 0, or that of the oldest snapshot."""
         oldest = min(self.snapshots(), default=0)
         (number,) = self._run("SELECT count(*) FROM entries WHERE seq <= ?", oldest)[0][0]
         return 0 if number == oldest else oldest
@@ -543,11 +513,8 @@ class Journal:
         """Keep a snapshot, and delete unneeded ones.
 
         Two are for a start, should the newer be damaged; the others are some of those between,
-        from which the rest will begin when older entries are pruned.
-
-        Args:
-            keep: the minimum number of entries behind a snapshot, None for all.
-            after: the entry after which it was taken, None for the newest.
+        from which the rest will begin when older entries are pruned. At least ``keep`` entries stay
+        behind the oldest, None for all.
         """
         last = self.last if after is None else after
         older = self.snapshots()[::-1]
@@ -614,8 +581,7 @@ class Journal:
     def flush(self) -> None:
         """Write all entered records to disk, so that a power cut does not lose them.
 
-        A killed daemon loses nothing that it entered. Many entries cost one flush, before decisions
-        are acted on and before a request is answered. After a JournalFullError the records are
+        A killed daemon loses nothing that it entered. After a JournalFullError the records are
         tried again.
         """
         work = self.flushing()

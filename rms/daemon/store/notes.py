@@ -20,13 +20,9 @@ from rms.wire.users import ResizeRow
 
 
 class Note(msgspec.Struct, forbid_unknown_fields=True):
-    """A fact, replaced as a whole; the tag of its class is its kind.
+    """A fact, replaced as a whole; the tag of its class is its kind."""
 
-    Attributes:
-        of: the job, launcher line, host or key that it is about; "" where it is the daemon.
-    """
-
-    of: str = ""
+    of: str = ""  # the job, launcher line, host or key that it is about; "" where it is the daemon
 
     @property
     def key(self) -> str:
@@ -48,26 +44,19 @@ class Note(msgspec.Struct, forbid_unknown_fields=True):
         return msgspec.convert(json.loads(value), cls, str_keys=True)  # odd bytes of names: by json
 
 
-Notes = list[Note]
-"""Notes that are written together, or with an event."""
+Notes = list[Note]  # notes that are written together, or with an event
 
 
 # --- the daemon ----------------------------------------------------------------------------------
 
 
 class MarkNote(Note, tag="mark"):
-    """The mark of the processes of this state folder, and where the folder was.
-
-    Attributes:
-        folder: the file system and inode of the folder.
-        inodes: of the folder and the journal.
-        copied: whether the folder is a copy that no daemon has served yet.
-    """
+    """The mark of the processes of this state folder, and where the folder was."""
 
     mark: str = ""
-    folder: str = ""
-    inodes: list[int] = []
-    copied: bool = False
+    folder: str = ""  # the file system and inode of the folder
+    inodes: list[int] = []  # of the folder and the journal
+    copied: bool = False  # whether the folder is a copy that no daemon has served yet
 
 
 class NextNote(Note, tag="next"):
@@ -132,21 +121,14 @@ class IdempotencyNote(Note, tag="submitted"):
 
 
 class SubmissionNote(Note, tag="job"):
-    """The submission of a job, or of all tasks of an array.
-
-    Attributes:
-        output, error: patterns of file names; without ``error`` both streams go to ``output``.
-        node: the first host of the cluster, for ``%N``.
-        array: the number of the submission.
-        profile: the name of the measured profile and when it was measured.
-        signal: the signal before the end of the time limit.
-    """
+    """The submission of a job, or of all tasks of an array."""
 
     name: str = ""
     cwd: str = "/"
+    # output, error: patterns of file names; without ``error`` both streams go to ``output``
     output: str = ""
     error: str | None = None
-    node: str = ""
+    node: str = ""  # the first host of the cluster, for ``%N``
     user: str = ""
     array: str = ""
     requeue: bool = False
@@ -184,18 +166,19 @@ class LineNote(Note, tag="line"):
     errors: str = ""
 
 
-class StepNote(msgspec.Struct):
-    """A step of a job: see :class:`rms.daemon.store.record.Step`."""
+class StepNote(msgspec.Struct, kw_only=True):
+    """A step of a job (:class:`rms.daemon.store.record.Step`) for a restarted daemon."""
 
-    pids: dict[int, int]
-    current: tuple[int, ...]
-    strategy: str
-    ranks: tuple[tuple[int, int], ...]
-    exit_code: int | None
-    message: str
-    has_polled: bool
-    cooldown_s: float
-    restartable: bool
+    pids: dict[int, int] = {}
+    current: tuple[int, ...] = ()  # the launches of the job's present ranks
+    strategy: str = "spawn"
+    # ``(launch, number of ranks)`` of the current launches, in rank order
+    ranks: tuple[tuple[int, int], ...] = ()
+    exit_code: int | None = None
+    message: str = ""
+    has_polled: bool = False  # whether it has: only a program of dmr does, and leaves a record
+    cooldown_s: float = 0.0  # pause after a resize before the next request
+    restartable: bool = False
 
 
 class StepsNote(Note, tag="steps"):

@@ -31,8 +31,7 @@ class ServeError(Exception):
 
 # --- the folder ----------------------------------------------------------------------------------
 
-OTHERS = 0o077
-"""Bits of a mode that let others than the owner in."""
+OTHERS = 0o077  # bits of a mode that let others than the owner in
 
 
 def make_folder(state: Path) -> None:
@@ -76,9 +75,9 @@ def check_folder(state: Path) -> None:
 
 
 @contextlib.contextmanager
-def owner_only() -> Iterator[None]:
+def owner_only(mask: int = OTHERS) -> Iterator[None]:
     """Make files of the block that only their owner can open. Jobs keep the umask of the user."""
-    before = os.umask(OTHERS)
+    before = os.umask(mask)
     try:
         yield
     finally:
@@ -101,11 +100,7 @@ def line_file(job: str, number: int) -> str:
 
 
 class Private:
-    """Tokens of jobs, and the environments of their submissions and launcher lines.
-
-    Args:
-        instance_id: of its journal; a job of the same id in another journal has another token.
-    """
+    """Tokens of jobs, and the environments of their submissions and launcher lines."""
 
     def __init__(self, folder: Path, instance_id: str) -> None:
         self._folder, self._instance_id = folder, instance_id
@@ -113,19 +108,12 @@ class Private:
         self._keyed: hmac.HMAC | None = None
 
     def token(self, job: str) -> str:
-        """Return the token by which a job speaks to the daemon: the same over restarts.
-
-        It is an HMAC-SHA256 of the job's id by a key in a file, so that it need not be kept.
-        """
+        """Return the HMAC-SHA256 of the journal's and the job's id, by a key in a file."""
         if self._keyed is None:
             self._keyed = hmac.new(secret(self._folder / "key").encode(), digestmod="sha256")
         token = self._keyed.copy()  # the key is hashed once, as every poll has a token
         token.update(f"{self._instance_id}/{job}".encode())
         return token.hexdigest()
-
-    def environment(self, submission: str) -> dict[str, str]:
-        """Return the environment of a submission, one for all tasks of an array."""
-        return self.kept(f"{submission}/environment")
 
     def keep(self, name: str, env: Mapping[str, str], *, sync: bool = False) -> None:
         """Write an environment to a file below ``jobs/`` of mode 600."""
@@ -148,14 +136,11 @@ class Private:
 
 # --- the sockets ---------------------------------------------------------------------------------
 
+# Systems allow 104 to 108 bytes, and their own error does not name the limit.
 LONGEST_UNIX_PATH = 100
-"""Systems allow 104 to 108 bytes, and their own error does not name the limit."""
-
 MOST_PORT = 65_535
 _PORT = re.compile("[0-9]{1,5}")
-
-MOST_FILES = 16384
-"""Wanted limit of open files; a held poll is an open file."""
+MOST_FILES = 16384  # wanted limit of open files; a held poll is an open file
 
 
 def bind(listen: str) -> tuple[socket.socket, str]:
@@ -211,14 +196,12 @@ def _bind_unix(path: Path) -> socket.socket:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.unlink(missing_ok=True)  # of a daemon that was killed
     server = socket.socket(socket.AF_UNIX)
-    before = os.umask(0o177)
     try:
-        server.bind(str(path))
+        with owner_only(0o177):
+            server.bind(str(path))
     except OSError as error:
         server.close()
         raise ServeError(f"cannot make the socket {path}: {error}") from None
-    finally:
-        os.umask(before)
     server.listen(128)
     return server
 

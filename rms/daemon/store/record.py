@@ -18,119 +18,66 @@ from rms.launch.base import LaunchCommand, ManagedProcess, PendingCall
 from rms.wire.messages import BootedWorld, ResizeRequest
 from rms.wire.users import ResizeRow
 
+# Attributes of a step that its note has as well: all but the processes.
 STEP_FACTS = StepNote.__struct_fields__[1:]
-"""Attributes of a step that its note has as well: all but the processes."""
-
-REQUEUED = "REQUEUED"
-"""The ending of a job that returns to the queue."""
+REQUEUED = "REQUEUED"  # the ending of a job that returns to the queue
 
 
-@dataclass
-class Step:
-    """One launcher line of a job script: a sequence of worlds, and its end.
-
-    Attributes:
-        worlds: launches by number: every mpiexec whose ranks are, or may become, the job.
-        current: the launches of the job's present ranks.
-        ranks: ``(launch, number of ranks)`` of the current launches, in rank order.
-        has_polled: whether it has polled: only a program of dmr does, and leaves a record.
-        ended_s: when the first of the current launches was observed to have ended.
-        cooldown_s: pause after a resize before the next request.
-        restartable: whether it resumes from a checkpoint when it is started again.
-    """
+class Step(StepNote):
+    """One launcher line of a job script: a sequence of worlds, and its end."""
 
     command: LaunchCommand
-    worlds: dict[int, ManagedProcess] = field(default_factory=dict)
-    current: tuple[int, ...] = ()
-    strategy: str = "spawn"
-    ranks: tuple[tuple[int, int], ...] = ()
-    exit_code: int | None = None
-    message: str = ""
-    has_polled: bool = False
-    ended_s: float | None = None
-    cooldown_s: float = 0.0
-    restartable: bool = False
+    # launches by number: every mpiexec whose ranks are, or may become, the job
+    worlds: dict[int, ManagedProcess] = msgspec.field(default_factory=dict)
+    ended_s: float | None = None  # when the first of the current launches was seen to have ended
 
 
 class ResizeState(StrEnum):
     """State of a resize in flight.
 
-    - ``requested``: nothing is started here; the job does everything itself (``spawn``).
-    - ``granting``: the owner of the nodes received the request to give them to the job.
-    - ``booting``: the next world (of ``merge``, the additional ranks) boots beside the running one.
-    - ``ready``: the job gets the request and connects to the next world at its next resize point.
-    - ``moving``: the job has stopped stepping.
-    - ``leaving``: committed; the launches that are no longer the job's end.
-    - ``closing``: rolled back; the new launches are killed.
-    - ``releasing``: nodes that are no longer needed are released.
-
     A running job that cannot go over to other nodes is relaunched: it ends at a checkpoint and its
     script runs again at the new size. For the RMS it stays one job.
-
-    - ``stopping``: the job ends at a checkpoint; its launcher line gets no answer.
-    - ``starting``: its script runs again; the resize is done when the job computes again.
 
     Every state in which a world waits that was booted here has a deadline. A world that misses its
     deadline is killed, and its slots are free only when its processes are gone.
     """
 
-    REQUESTED = "requested"
-    GRANTING = "granting"
-    BOOTING = "booting"
-    READY = "ready"
-    MOVING = "moving"
-    LEAVING = "leaving"
-    CLOSING = "closing"
-    RELEASING = "releasing"
-    STOPPING = "stopping"
-    STARTING = "starting"
+    REQUESTED = "requested"  # nothing is started here; the job does everything itself (spawn)
+    GRANTING = "granting"  # the owner of the nodes received the request to give them to the job
+    BOOTING = "booting"  # the next world (of merge, the additional ranks) boots beside the present
+    READY = "ready"  # the job gets the request, and connects at its next resize point
+    MOVING = "moving"  # the job has stopped stepping
+    LEAVING = "leaving"  # committed; the launches that are no longer the job's end
+    CLOSING = "closing"  # rolled back; the new launches are killed
+    RELEASING = "releasing"  # nodes that are no longer needed are released
+    STOPPING = "stopping"  # a relaunch: the job ends at a checkpoint; its line gets no answer
+    STARTING = "starting"  # its script runs again, until the job computes
 
 
 class NewLaunches(msgspec.Struct):
-    """Launches started for a resize, by number; none before the state ``booting``.
-
-    Attributes:
-        ready: those that wait for the running world to connect.
-    """
+    """Launches started for a resize, by number; none before the state ``booting``."""
 
     slots: dict[int, tuple[str, ...]] = {}
     pids: dict[int, int] = {}
-    ready: dict[int, BootedWorld] = {}
+    ready: dict[int, BootedWorld] = {}  # those that wait for the running world to connect
 
 
 class PendingResize(msgspec.Struct):
-    """A resize in flight, from the decision to the end of the last superfluous process.
+    """A resize in flight, from the decision to the end of the last superfluous process."""
 
-    Attributes:
-        number: of this resize among those decided for the job.
-        slots: the job's slots after the resize.
-        begun_s: time of the launch of the new world, or of the request to end at a checkpoint.
-        until_s: deadline of the state.
-        leaving: launches that are to end, in the states ``leaving`` and ``closing``.
-        committed: whether the new world goes on.
-        reason: of a rollback.
-        at_step: of a relaunch, the step of its checkpoint.
-        told: whether the job may get the request now. Not kept for a restarted daemon.
-    """
-
-    number: int
-    slots: tuple[str, ...]
+    number: int  # of this resize among those decided for the job
+    slots: tuple[str, ...]  # the job's slots after the resize
     strategy: str
     state: ResizeState = ResizeState.REQUESTED
     new: NewLaunches = msgspec.field(default_factory=NewLaunches)
+    # time of the launch of the new world, or of the request to end at a checkpoint
     begun_s: float = 0.0
     until_s: float = 0.0
-    leaving: list[int] = []
-    committed: bool = False
+    leaving: list[int] = []  # launches that are to end, in the states ``leaving`` and ``closing``
+    committed: bool = False  # whether the new world goes on
     reason: str = ""
-    at_step: int = 0
-    told: bool = False
-
-    @property
-    def request(self) -> ResizeRequest:
-        """The request for the job."""
-        worlds = tuple(self.new.ready[n] for n in self.new.slots)
-        return ResizeRequest(self.number, self.slots, self.strategy, worlds)
+    at_step: int = 0  # of a relaunch, the step of its checkpoint
+    told: bool = False  # whether the job may get the request now. Not kept for a restarted daemon.
 
     def note(self) -> PendingResize:
         """Return a copy for a restarted daemon, whose deadlines begin anew."""
@@ -143,14 +90,13 @@ class ResizeNote(Note, tag="resize"):
     resize: PendingResize | None = None
 
 
+# Time for which steps are counted at a size before the count is entered; doubled every time.
 PACE_S = 5.0
-"""Time for which steps are counted at a size before the count is entered; doubled every time."""
-
+# Rate limit for ``Stepped`` events of all jobs together (per second, and burst). The jobs of a
+# large array are due at the same time, and an event costs a journal entry and a scheduler pass.
+# Jobs above the limit go on counting.
 COUNTS_PER_S = 200.0
 COUNTS_AT_ONCE = 10
-"""Rate limit for ``Stepped`` events of all jobs together (per second, and burst). The jobs of a
-large array are due at the same time, and an event costs a journal entry and a scheduler pass.
-Jobs above the limit go on counting."""
 
 
 class StepRateLimit:
@@ -181,86 +127,48 @@ class StepCount:
     span_s: float
 
 
-class Wakeup:
-    """Wakes the requests that wait for it. Thousands wait: a timer costs less than a task."""
-
-    def __init__(self) -> None:
-        self._waiting: set[asyncio.Future[None]] = set()
-
-    async def wait(self, hold_s: float = inf) -> None:
-        """Return when :meth:`wake` is called, or after ``hold_s`` seconds."""
-        loop = asyncio.get_running_loop()
-        waiting = loop.create_future()
-        timer = None if hold_s == inf else loop.call_later(hold_s, _wake, waiting)
-        self._waiting.add(waiting)
-        try:
-            await waiting
-        finally:
-            self._waiting.discard(waiting)
-            if timer is not None:
-                timer.cancel()
-
-    def wake(self) -> None:
-        """Wake all requests that wait now."""
-        for waiting in self._waiting:
-            _wake(waiting)
-
-
-def _wake(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)
-
-
 @dataclass
 class JobRuntime:
-    """Everything the daemon knows about a job that the scheduler does not.
-
-    Attributes:
-        submission: its submission, or that of its array.
-        keys: of the launcher lines so far, in the order of ``steps``.
-        launch_count: number of launches so far; the next launch has this number.
-        call: the request of the resize in flight to the owner of the nodes.
-        diagnosis: the request for the cause of the job's failure.
-        wakeup: wakes the job's poll when a resize request waits for it.
-        rests_until_s: end of its cooldown.
-        requested_ranks: size that its application requested, 0 without a request.
-        user_strategy: a user's strategy for the resize that is to be decided next, or "".
-        ending: the state in which it is to end, once its end was requested.
-        signalled: whether it has received the signal before the end of its time.
-        fault: an error of the daemon about this job, which is being ended for it; else "".
-        summary: last line of its output, "" while that is due, None without one.
-        count: the present count of steps; None during a resize.
-        calm_until_s: skip checking this job until then unless a child of the daemon ends.
-        checked_ends: number of ended children at the last check of this job.
-    """
+    """Everything the daemon knows about a job that the scheduler does not."""
 
     id: JobId
+    # its submission, or that of its array
     submission: SubmissionNote = field(default_factory=SubmissionNote)
     script: ManagedProcess | None = None
     steps: list[Step] = field(default_factory=list)
+    # of the launcher lines so far, in the order of ``steps``
     keys: list[str] = field(default_factory=list)
-    launch_count: int = 0
+    launch_count: int = 0  # number of launches so far; the next launch has this number
     resizes: list[ResizeRow] = field(default_factory=list)
     resize: PendingResize | None = None
     call: PendingCall | None = None
-    diagnosis: PendingCall | None = None
-    wakeup: Wakeup = field(default_factory=Wakeup)
+    diagnosis: PendingCall | None = None  # the request for the cause of the job's failure
     rests_until_s: float = 0.0
     requested_ranks: int = 0
-    user_strategy: str = ""
+    user_strategy: str = ""  # a user's strategy for the resize that is to be decided next, or ""
     step: int = 0
     total: int = 0
-    ending: str | None = None
-    fault: str = ""
+    ending: str | None = None  # the state in which it is to end, once its end was requested
+    fault: str = ""  # an error of the daemon about this job, which is being ended for it; else ""
     kill_at: float | None = None
     signalled: bool = False
     memory_s: float = -inf
     answer: str = ""
-    summary: str | None = None
+    summary: str | None = None  # last line of its output, "" while that is due, None without one
     exit_code: int | None = None
-    count: StepCount | None = None
-    calm_until_s: float = 0.0
-    checked_ends: int = 0
+    count: StepCount | None = None  # the present count of steps; None during a resize
+    calm_until_s: float = 0.0  # skip checking this job until then unless a child of the daemon ends
+    checked_ends: int = 0  # number of ended children at the last check of this job
+
+    @cached_property
+    def wakeup(self) -> asyncio.Event:
+        """Wakes the job's poll when a resize request waits for it; pending jobs have none."""
+        return asyncio.Event()
+
+    def wake(self) -> None:
+        """Wake the polls that wait now."""
+        self.wakeup.set()
+        self.wakeup.clear()
 
     @property
     def calm(self) -> bool:
@@ -316,7 +224,11 @@ class JobRuntime:
     @property
     def request(self) -> ResizeRequest | None:
         """The resize request for the job."""
-        return self.resize.request if self.resize is not None and self.resize.told else None
+        resize = self.resize
+        if resize is None or not resize.told:
+            return None
+        worlds = tuple(resize.new.ready[n] for n in resize.new.slots)
+        return ResizeRequest(resize.number, resize.slots, resize.strategy, worlds)
 
     def request_after(self, number: int) -> ResizeRequest | None:
         """Return the resize request if it is newer than a number."""
@@ -335,7 +247,8 @@ class JobRuntime:
         steps = []
         for step in self.steps:
             pids = {number: world.pid for number, world in step.worlds.items()}
-            steps.append(StepNote(pids, **{name: getattr(step, name) for name in STEP_FACTS}))
+            facts = {name: getattr(step, name) for name in STEP_FACTS}
+            steps.append(StepNote(pids=pids, **facts))
         return StepsNote(self.id, list(self.keys), self.launch_count, steps)
 
     def forget_processes(self) -> None:

@@ -40,11 +40,8 @@ from rms.kernels.model import Choice, Resource, TaskState
 from rms.kernels.scheduler import STRATEGIES, Strategy
 from rms.wire.files import write_whole
 
-LIMIT_S = 2.0
-"""Deadline for an answer; the daemon waits until then."""
-
-MOST_OPEN = 1 << 16
-"""Lower bound of the number of open files where the system states no limit."""
+LIMIT_S = 2.0  # deadline for an answer; the daemon waits until then
+MOST_OPEN = 1 << 16  # lower bound of the number of open files where the system states no limit
 
 LENGTH_BYTES = 8
 
@@ -55,12 +52,8 @@ def fork(work: Callable[[], object], only: int | None = None) -> int:
     """Start a process that calls a function and ends; return its process id.
 
     Its status is 0 if the function returned, 1 if it raised, -N if signal N ended it. Other threads
-    do not exist in it: the function must need none, nor a lock that one of them may have held.
-
-    Args:
-        only: the one file that stays open, besides standard input, output and error; None keeps
-            all. Listening sockets among these stay open until the process ends, even if the daemon
-            is killed.
+    do not exist in it: the function must need none, nor a lock that one of them may have held. All
+    files stay open, or ``only`` one besides standard input, output and error.
     """
     with warnings.catch_warnings():  # the warning is about other threads, which are not used
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -122,12 +115,7 @@ class Sandbox:
             theirs.close()
 
     def answer(self, kind: Any, limit_s: float, question: bytes | None = None) -> Any:
-        """Send a question, if there is one; return the next answer, which must be of this type.
-
-        Raises:
-            SandboxError: the function raised, the answer is late or of another type, or the process
-                has ended.
-        """
+        """Send a question, if there is one; return the answer, of this type, or a SandboxError."""
         if self._socket.fileno() < 0:
             raise SandboxError("expected one that goes on, got one that was ended")
         until_s = time.monotonic() + limit_s
@@ -187,9 +175,8 @@ def _receive(stream: socket.socket, until_s: float | None = None) -> bytes:
 
 # --- policies with parts of users' own -----------------------------------------------------------
 
+# Number of waiting jobs, from the first, whose reasons to wait a user's part explains.
 EXPLAINED = 100
-"""Number of waiting jobs, from the first, whose reasons to wait a user's part explains."""
-
 PARTS = ("order", "sizing", "admission", "placement", "passes", "node_power", "frequency")
 
 
@@ -214,23 +201,18 @@ def guarded(policy: Policy) -> Policy:
 
 @dataclass(frozen=True)
 class GuardedPolicy(Policy):
-    """A policy that decides in forks. Its methods raise :class:`FailedPolicyError`.
+    """A policy that decides in forks. Its methods raise :class:`FailedPolicyError`."""
 
-    Attributes:
-        silent: the error of the first explanation that failed; there are no others.
-    """
-
+    # the error of the first explanation that failed; there are no others
     silent: list[FailedPolicyError] = field(default_factory=list, init=False, compare=False)
 
     def decide(self, state: State, events: Sequence[Event]) -> list[Decision]:
         """Return the decisions."""
-        kind = list[Decision]
-        return forked(lambda: Policy.decide(self, state, events), kind)
+        return forked(lambda: Policy.decide(self, state, events), list[Decision])
 
     def place(self, state: State, job: Job, size: int) -> tuple[Node, ...]:
         """Return the nodes of a running job at another size."""
-        kind = tuple[Node, ...]
-        return forked(lambda: Policy.place(self, state, job, size), kind)
+        return forked(lambda: Policy.place(self, state, job, size), tuple[Node, ...])
 
     def explained(self, state: State) -> dict[JobId, Later]:
         """Return why the first jobs wait."""
@@ -259,11 +241,7 @@ class GuardedPolicy(Policy):
 
 
 def forked(work: Callable[[], T], kind: type[T]) -> T:
-    """Return the value, of this type, of a function that runs in a fork of this process.
-
-    Raises:
-        FailedPolicyError: it raised, ended its process, was late, or returned another type.
-    """
+    """Return the value, of this type, of a function in a fork, or raise a FailedPolicyError."""
     sandbox = Sandbox(lambda answers: reply(answers, work), expected="decisions")
     try:
         value: T = sandbox.answer(kind, LIMIT_S)
@@ -276,14 +254,10 @@ def forked(work: Callable[[], T], kind: type[T]) -> T:
 
 # --- strategies of tasks in users' files ---------------------------------------------------------
 
-LOAD_S = 30.0
-"""Deadline for the import of a file; the daemon goes on meanwhile."""
-
-PARENT_S = 0.5
-"""Interval at which a strategy's process checks that its daemon is there."""
-
+LOAD_S = 30.0  # deadline for the import of a file; the daemon goes on meanwhile
+PARENT_S = 0.5  # interval at which a strategy's process checks that its daemon is there
+# Number of waiting tasks, from the first, that a strategy is sent: sending takes time.
 MOST_SEEN = 256
-"""Number of waiting tasks, from the first, that a strategy is sent: sending takes time."""
 
 
 class StrategyError(ValueError):
@@ -291,11 +265,7 @@ class StrategyError(ValueError):
 
 
 class FileStrategy:
-    """A strategy whose function ``schedule(state)`` is in a file and runs in its own process.
-
-    Every failure is a :class:`StrategyError` of the call, after which the scheduler of tasks goes
-    back to the strategy before.
-    """
+    """A strategy whose function ``schedule(state)`` is in a file and runs in its own process."""
 
     def __init__(self, path: Path, name: str = "") -> None:
         self.path, self.name = path, name or str(path)
@@ -355,7 +325,6 @@ class StrategyFiles:
 
 
 def _head(state: TaskState) -> TaskState:
-    """Return a state with the first waiting tasks only."""
     if len(state.waiting) <= MOST_SEEN:
         return state
     head = copy.copy(state)

@@ -12,33 +12,21 @@ from typing import IO
 from rms.core.scheduler.scheduler import Scheduler
 from rms.core.scheduler.snapshot import freeze
 from rms.daemon.store.archive import retire
-from rms.daemon.store.context import Context
+from rms.daemon.store.context import Context, log
 from rms.daemon.store.journal import JournalFullError
 from rms.daemon.store.sandbox import fork
 
-EVERY = 2_000
-"""Number of entries between snapshots; a start replays no more than these."""
-
-KEEP = 100_000
-"""Default of the minimum number of entries that are kept."""
-
+EVERY = 2_000  # number of entries between snapshots; a start replays no more than these
+KEEP = 100_000  # default of the minimum number of entries that are kept
+# Number of jobs up to which a snapshot is packed by the daemon, in some 10 ms; else in a fork.
 AT_ONCE = 500
-"""Number of jobs up to which a snapshot is packed by the daemon, in some 10 ms; else in a fork."""
-
-LIMIT_S = 60.0
-"""Deadline for a fork, on a busy machine too."""
-
-NICE = 5
-"""Niceness of a fork, for which no request waits."""
+LIMIT_S = 60.0  # deadline for a fork, on a busy machine too
+NICE = 5  # niceness of a fork, for which no request waits
 
 
 @dataclass(frozen=True)
 class Packing:
-    """A fork that packs the scheduler as it was after an entry.
-
-    Attributes:
-        into: a file without a name, which is gone when it is closed.
-    """
+    """A fork that packs the scheduler as it was after an entry, into a file without a name."""
 
     pid: int
     after: int
@@ -63,21 +51,16 @@ class Packing:
             raise
         return cls(pid, after, into, time.monotonic() + LIMIT_S)
 
-    def over(self) -> bool | None:
-        """Return whether it has succeeded, None while it runs."""
+    def result(self) -> bytes | None:
+        """Return the snapshot, b"" if the fork has failed, None while it runs."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
-        if pid:
-            return status == 0
-        if time.monotonic() < self.until_s:
+        if not pid and time.monotonic() < self.until_s:
             return None
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        return False
-
-    def read(self) -> bytes:
-        """Return the snapshot."""
+        if not pid:
+            os.kill(self.pid, signal.SIGKILL)
+            _, status = os.waitpid(self.pid, 0)
         self.into.seek(0)
-        return self.into.read()
+        return b"" if status else self.into.read()
 
 
 class Snapshots:
@@ -125,19 +108,19 @@ class Snapshots:
 
     def _follow(self, packing: Packing) -> None:
         """Enter the snapshot of a fork that has ended."""
-        packed = packing.over()
+        packed = packing.result()
         if packed is None:
             return
         self._packing = None
-        with packing.into:
-            if not packed:
-                self._together("a process of it failed")
-                return
-            self._last, self._prunes = packing.after, True
-            keep = self._context.settings.keep_entries
-            self._context.journal.save(packing.read(), keep, packing.after)
+        packing.into.close()
+        if not packed:
+            self._together("a process of it failed")
+            return
+        self._last, self._prunes = packing.after, True
+        keep = self._context.settings.keep_entries
+        self._context.journal.save(packed, keep, packing.after)
 
     def _together(self, why: str) -> None:
         """Pack in the daemon from now on."""
         self._forks = False
-        self._context.say(f"snapshots are made while all wait from now on: {why}")
+        log.info(f"snapshots are made while all wait from now on: {why}")

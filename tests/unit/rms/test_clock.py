@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from faults import Fault
 from routed import routed
+from said import Said
 
 from rms.core.model.jobs import JobId
 from rms.daemon.ask import views
@@ -28,7 +29,7 @@ class Machine:
     of_day_s: float = 1_000_000.0
     up_s: float = 50.0
     boot: str = "one"
-    said: list[str] = field(default_factory=list)
+    said: Said = field(default_factory=Said)
 
     def passes(self, seconds: float) -> None:
         self.of_day_s += seconds
@@ -37,7 +38,6 @@ class Machine:
     def clock(self, journal: Journal) -> BootClock:
         return BootClock(
             journal,
-            self.said.append,
             uptime=lambda: self.up_s,
             of_day=lambda: self.of_day_s,
             boot=self.boot,
@@ -87,7 +87,7 @@ def test_a_restart_goes_on_with_it_and_another_boot_begins_anew(journal: Journal
 
 
 def test_this_machine_has_one(journal: Journal) -> None:
-    clock = BootClock(journal, lambda words: None)
+    clock = BootClock(journal)
     assert clock() <= clock() and clock.skew_s == 0.0 and boottime() > 0.0
     assert journal.noted(ClockNote).boot == boot_id()
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from said import Said
 from submissions import hand_in
 
 from rms.core.model.cluster import Cluster
-from rms.core.model.events import Ended, Later, Reason, Resize
+from rms.core.model.events import Ended, HeldByUser, Later, Reason, Resize
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.daemon.ask import views
 from rms.daemon.heart import Daemon
@@ -53,7 +54,7 @@ class Bench:
 
     def __init__(self, journal: Journal, folder: Path) -> None:
         self.journal, self.folder = journal, folder
-        self.now_s, self.said = 1000.0, list[str]()
+        self.now_s, self.said = 1000.0, Said()
         self.daemon = self.resumed()
 
     def resumed(self) -> Daemon:
@@ -61,7 +62,7 @@ class Bench:
             NAMES, tuple((f"cpu:{n}",) for n in range(4)), (NodePower(5.0, 10.0),) * 4
         )
         self.launcher = Idle(self.folder, "instance", "unix:none")
-        settings = Settings(policy="array-share", now=lambda: self.now_s, say=self.said.append)
+        settings = Settings(policy="array-share", now=lambda: self.now_s)
         return resume(cluster, self.journal, self.launcher, settings)
 
     def run(self, name: JobId, low: int, high: int, preferred: int, mode: Mode) -> None:
@@ -93,7 +94,7 @@ def test_who_is_held_is_held_after_a_restart_and_freed_in_time(bench: Bench) -> 
     bench.daemon.tick()
     state = bench.daemon.context.state
     assert set(state.held) == {"3"} and set(state.running) == {"4"}
-    bench.daemon.holds.hold([JobId("3")], held=False)
+    bench.daemon.handle(HeldByUser(bench.now_s, (JobId("3"),), False))
     assert set(state.running) == {"3", "4"} and not state.held
     assert replay(bench.journal.read()).differing == []
 

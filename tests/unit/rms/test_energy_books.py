@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from said import Said
 
 from rms.core.books.measured import ReplacedAgentError
 from rms.core.books.spans import IDLE, MODEL
@@ -60,7 +61,7 @@ class Daemon:
     folder: Path
     cluster: Cluster = CORES
     now_s: float = 0.0
-    said: list[str] = field(default_factory=list)
+    said: Said = field(default_factory=Said)
     journal: Journal = field(init=False)
     context: Context = field(init=False)
     meters: Meters = field(init=False)
@@ -72,7 +73,7 @@ class Daemon:
         self.journal = Journal.open(self.folder / "journal")
         cluster, launcher = self.cluster, LocalLauncher(self.folder, "instance", "unix:none")
         self.journal.header(cluster, "easy")
-        settings = Settings(policy="easy", now=lambda: self.now_s, say=self.said.append)
+        settings = Settings(policy="easy", now=lambda: self.now_s)
         self.context = restore(cluster, self.journal, launcher, settings)
         self.context.scheduler.cluster = cluster
         self.meters = Meters(self.context, lambda report: None)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from faults import Fault
 from routed import SCRIPT, Routed, routed
+from said import Said
 from submissions import filler
 
 from rms.core.model.jobs import JobId
@@ -36,8 +37,7 @@ def fill(journal: Journal) -> None:
 def test_jobs_are_refused_and_looked_after_until_there_is_room(
     server: Routed, fault: Fault
 ) -> None:
-    daemon, said = server.daemon, list[str]()
-    object.__setattr__(daemon.context.settings, "say", said.append)
+    daemon, said = server.daemon, Said()
     runs, waits = server.submit(nodes=[2, 2]), server.submit(nodes=[2, 2])
     fill(daemon.journal)
     for _ in range(3):  # the script of the first is seen to have ended

@@ -196,7 +196,7 @@ def test_notes_are_replaced_and_found_by_kind(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     two = SubmissionNote("2", cwd="/odd \udcff name", signal=SignalRequest(10))
     steps = StepsNote(
-        "2", steps=[StepNote({3: 4}, (3,), "warm", ((3, 1),), None, "", True, 0, True)]
+        "2", steps=[StepNote(pids={3: 4}, current=(3,), strategy="warm", has_polled=True)]
     )
     with begun(path) as journal:
         journal.note(SubmissionNote("2", cwd="/"))

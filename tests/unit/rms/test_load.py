@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from routed import routed
 
+from rms.core.model.events import Withdrawn
+from rms.core.model.jobs import JobId
 from rms.daemon.store.journal import Seen
 from rms.daemon.store.notes import SubmissionNote
 
@@ -55,7 +57,8 @@ def test_a_wait_is_answered_when_all_are_over_or_after_a_while(tmp_path: Path) -
     with routed(tmp_path) as server:
         waits = [server.submit(nodes=[2, 2]), server.submit(nodes=[2, 2])][1]
         assert server.ask("POST", "/wait", {"id": waits}) == (200, {"left": 1})
-        server.loop.call_later(0.1, server.daemon.holds.withdraw, [waits])
+        withdrawn = Withdrawn(server.clock[0], (JobId(waits),))
+        server.loop.call_later(0.1, server.daemon.handle, withdrawn)
         asked = {"id": waits, "hold_s": 120.0, "lines": True}
         assert server.ask("POST", "/wait", asked) == (200, {"left": 0})
         assert server.ask("POST", "/wait", {"id": "7"})[0] == 404

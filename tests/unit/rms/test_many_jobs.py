@@ -143,7 +143,7 @@ def test_a_question_is_held_while_its_wish_is_known() -> None:
         waiting = asyncio.create_task(job.wakeup.wait())
         await asyncio.sleep(0)
         job.resize = PendingResize(1, ("a",), "spawn", told=True)
-        job.wakeup.wake()
+        job.wake()
         await asyncio.wait_for(waiting, 10)
         held = asyncio.create_task(job.wakeup.wait())
         await asyncio.sleep(0.01)
@@ -151,7 +151,7 @@ def test_a_question_is_held_while_its_wish_is_known() -> None:
         await asyncio.sleep(0.01)
         assert not held.done()
         job.resize = PendingResize(2, ("b",), "spawn", told=True)
-        job.wakeup.wake()
+        job.wake()
         await asyncio.wait_for(held, 10)
 
     asyncio.run(ask())
@@ -183,7 +183,7 @@ def test_every_job_has_its_turn_where_looks_take_long(tmp_path: Path) -> None:
     names = ("a", "b", "c")
     cluster = Cluster(names, tuple((f"cpu:{n}",) for n in range(3)), (NodePower(),) * 3)
     with Journal.open(tmp_path / "j") as journal:
-        settings = Settings(policy="fifo", now=lambda: launcher.clock[0], say=lambda words: None)
+        settings = Settings(policy="fifo", now=lambda: launcher.clock[0])
         daemon = resume(cluster, journal, launcher, settings)
         fixed = [JobSpec(JobId(n), 1_000.0, 1, 1, 1, Mode.FIXED) for n in ("1", "2", "3")]
         hand_in(daemon, fixed)
@@ -224,7 +224,7 @@ def test_a_calm_job_is_looked_at_when_a_child_ends_or_a_limit_is_due(tmp_path: P
     launcher.told = []
     cluster = Cluster(("a",), (("cpu:0",),), (NodePower(),))
     with Journal.open(tmp_path / "j") as journal:
-        settings = Settings(policy="fifo", now=lambda: clock[0], say=lambda words: None)
+        settings = Settings(policy="fifo", now=lambda: clock[0])
         daemon = resume(cluster, journal, launcher, settings)
         limited = JobSpec(JobId("1"), 1_000.0, 1, 1, 1, Mode.FIXED, limit_s=100.0)
         hand_in(daemon, [limited])

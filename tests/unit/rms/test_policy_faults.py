@@ -11,6 +11,7 @@ import pytest
 from faults import Fault
 from killed import Bench
 from killed import bench as opened
+from said import Said
 
 from rms.cli.daemon import _policy
 from rms.core.model.events import Start
@@ -18,7 +19,6 @@ from rms.core.model.jobs import JobId, Mode
 from rms.core.policies import MissingPartError, PolicyError, named, read_policy
 from rms.daemon.ask import views
 from rms.daemon.restart.recover import replay
-from rms.daemon.serve import StderrLog
 from rms.daemon.store import sandbox
 from rms.daemon.store.journal import PolicySet
 from rms.daemon.store.sandbox import FailedPolicyError, GuardedPolicy, forked, guarded
@@ -156,21 +156,16 @@ def test_a_policy_whose_module_is_gone(
     fault("the module of a user's policy gone", "recorded decisions are followed")
 
 
-def test_rms_serve_with_a_policy_whose_module_is_gone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "gone.toml"
+def test_rms_serve_with_a_policy_whose_module_is_gone(tmp_path: Path) -> None:
+    said, path = Said(), tmp_path / "gone.toml"
     path.write_text('order = { part = "my_gone_parts:order" }\n')
     with pytest.raises(MissingPartError, match="my_gone_parts"):  # a daemon that is new
-        _policy(Namespace(policy=str(path)), False, StderrLog("info", {}))
+        _policy(Namespace(policy=str(path)), False)
     arguments = Namespace(policy=str(path))
-    assert (
-        _policy(arguments, True, StderrLog("info", {})).name == arguments.policy == "backfill-share"
-    )
-    said = capsys.readouterr()
-    assert "policy backfill-share decides instead: " in said.out + said.err
+    assert _policy(arguments, True).name == arguments.policy == "backfill-share"
+    assert "policy backfill-share decides instead: " in said[0]
     with pytest.raises(PolicyError, match="does not exist"):
-        _policy(Namespace(policy=str(tmp_path / "typo.toml")), True, StderrLog("info", {}))
+        _policy(Namespace(policy=str(tmp_path / "typo.toml")), True)
 
 
 def test_decisions_that_were_not_recorded_are_a_shipped_policys_then(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from said import Said
 from submissions import hand_in
 
 from rms.core.model.cluster import Cluster
@@ -40,7 +41,7 @@ class Bench:
 
     def __init__(self, journal: Journal, folder: Path, off: str, on: str) -> None:
         self.journal, self.folder = journal, folder
-        self.now_s, self.said = 1000.0, list[str]()
+        self.now_s, self.said = 1000.0, Said()
         (folder / "p.toml").write_text('node_power = { part = "off-when-idle" }\n')
         log = 'echo "$0 $1" >> {}; cd {}; {}'
         self.log = folder / "log"
@@ -57,7 +58,6 @@ class Bench:
         settings = Settings(
             policy=placing(str(self.folder / "p.toml")).key,
             now=lambda: self.now_s,
-            say=self.said.append,
             power_commands=self.commands,
         )
         return resume(cluster, self.journal, launcher, settings)

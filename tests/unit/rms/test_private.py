@@ -46,13 +46,13 @@ def test_secrets_are_in_files_of_their_owner_and_not_in_the_journal(tmp_path: Pa
     ]
     assert {mode(path) for path in [*holding, tmp_path / "key"]} == {0o600}
     with routed(tmp_path) as server:  # as before
-        kept = server.daemon.context.private.environment("1")
+        kept = server.daemon.context.private.kept("1/environment")
         assert server.token("1_1") == token and kept == {"KEY": SECRET}
 
 
 def test_an_environment_that_is_gone_is_said(tmp_path: Path) -> None:
     with one_sentence(LaunchError, "expected the environment in"):
-        Private(tmp_path, "x").environment("7")
+        Private(tmp_path, "x").kept("7/environment")
 
 
 def test_another_journal_gives_other_tokens(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def facts(now_s: float = 100.0, *, begun: bool = False, requested: bool = True) 
 
 def job(strategy: str = "warm", **step: object) -> JobRuntime:
     """Return a job with one world, launch 0, on one node."""
-    line = Step(COMMAND, {0: ManagedProcess(10)}, (0,), strategy, ((0, 1),))
+    line = Step(COMMAND, {0: ManagedProcess(10)}, current=(0,), strategy=strategy, ranks=((0, 1),))
     for name, value in step.items():
         setattr(line, name, value)
     return JobRuntime(JOB, steps=[line], keys=["k"], launch_count=1)
@@ -78,7 +78,10 @@ def fed(to: JobRuntime, *given: Input, at_s: float = 100.0) -> list[machine.Inst
 
 
 def words(found: list[machine.Instruction]) -> list[str]:
-    return [type(each).__name__ for each in found]
+    return [
+        each.name.title().replace("_", "") if isinstance(each, machine.Act) else type(each).__name__
+        for each in found
+    ]
 
 
 def states(found: list[machine.Instruction]) -> list[str]:
@@ -115,7 +118,7 @@ def in_state(state: str) -> JobRuntime:
         if state == "starting":
             record = CompletionRecord("CANCELLED", 0, "", 42, 1, 1)
             fed(found, machine.WorldEnded(record), machine.ScriptEnded())
-            found.steps.append(Step(COMMAND, {1: ManagedProcess(12)}, (1,)))
+            found.steps.append(Step(COMMAND, {1: ManagedProcess(12)}, current=(1,)))
     else:
         found = booting()
         after = ("ready", "moving", "leaving", "releasing")
@@ -186,7 +189,7 @@ def test_the_job_is_told_when_the_next_world_is_ready() -> None:
 
 def test_the_job_is_told_at_once_where_nothing_is_started_here() -> None:
     found = job("spawn")
-    assert fed(found, DECIDED, NOBODY_TO_ASK) == [machine.TellJob()]
+    assert fed(found, DECIDED, NOBODY_TO_ASK) == [machine.Act.TELL_JOB]
     assert found.request is not None and found.resizing == ""
     after = job("spawn")
     given = fed(after, DECIDED, machine.CallStarted(), machine.CallAnswered())
@@ -277,7 +280,7 @@ def test_what_a_merge_boots(
     if launches:
         assert isinstance(last, machine.BootWorlds) and last.launches == launches
     else:
-        assert last == machine.TellJob()
+        assert last == machine.Act.TELL_JOB
 
 
 def test_all_launches_of_a_merge_must_be_ready() -> None:
@@ -303,7 +306,7 @@ def test_a_users_strategy_is_of_one_resize() -> None:
 
 def test_a_job_without_a_step_does_it_itself() -> None:
     found = JobRuntime(JOB)
-    assert fed(found, decided(strategy="warm"), NOBODY_TO_ASK) == [machine.TellJob()]
+    assert fed(found, decided(strategy="warm"), NOBODY_TO_ASK) == [machine.Act.TELL_JOB]
 
 
 def test_a_rollback_says_how_the_job_would_be_resized_next() -> None:
@@ -403,7 +406,7 @@ def test_a_rollback_while_nodes_are_asked_for_waits_for_the_answer() -> None:
     fed(found, machine.StepEnded())
     assert fed(found, OBSERVED) == []
     found.call = None
-    assert fed(found, machine.CallAnswered()) == [machine.Observe()]
+    assert fed(found, machine.CallAnswered()) == [machine.Act.OBSERVE]
     assert words(fed(found, OBSERVED)) == ["SaveSteps", "SaveResize", "AskRelease"]
 
 
@@ -468,7 +471,7 @@ def test_a_move_without_end_ends_the_job() -> None:
     given = fed(found, OBSERVED, at_s=100.1 + MOVE_S)
     assert given == [
         machine.Say("job 7: no report of its resize for 180 s; it is ended"),
-        machine.KillJob(),
+        machine.Act.KILL_JOB,
     ]
     assert fed(found, OBSERVED, at_s=1e9) == []
 
@@ -504,7 +507,7 @@ def test_a_relaunch() -> None:
     assert words(given) == ["SaveSteps", "SaveResize", "RunScript"]
     assert found.steps == found.keys == [] and states(given) == ["starting"]
     assert found.resizing == "starting"
-    found.steps.append(Step(COMMAND, {1: ManagedProcess(12)}, (1,), cooldown_s=3.0))
+    found.steps.append(Step(COMMAND, {1: ManagedProcess(12)}, current=(1,), cooldown_s=3.0))
     given = fed(found, machine.Polled(), at_s=108.0)
     assert given == [
         machine.SaveFinishedResizes(),
@@ -603,7 +606,7 @@ def test_a_job_that_was_told_to_stop_is_told_again(committed: bool) -> None:
     assert found.resize is not None
     found.resize.committed = committed
     assert fed(found, machine.Adopted()) == [
-        machine.KillJob() if committed else machine.Terminate()
+        machine.Act.KILL_JOB if committed else machine.Act.TERMINATE
     ]
     assert found.resize.until_s == 110.0
 
@@ -695,7 +698,7 @@ def test_an_input_is_handled_after_the_one_that_leads_to_it(
         done.append(f"{type(given).__name__} {job.id}")
         if job is two:
             raise ValueError("no nodes")
-        return [machine.Observe()] if isinstance(given, machine.Polled) else []
+        return [machine.Act.OBSERVE] if isinstance(given, machine.Polled) else []
 
     monkeypatch.setattr(worlds, "_handle_input", handled)
     assert worlds.feed(one, machine.Polled())

@@ -14,10 +14,10 @@ from killed import bench as opened
 from rms.core.model.jobs import JobId, JobState, Mode
 from rms.core.rules.transition import ANY, NOT_OK, OK, is_met
 from rms.daemon.ask import views
-from rms.daemon.ask.views import UnknownJobError, archived, past, selected
+from rms.daemon.ask.views import archived, past, selected
 from rms.daemon.restart.recover import replayed
 from rms.daemon.store.archive import retire
-from rms.daemon.store.journal import JournalFullError
+from rms.daemon.store.journal import JournalFullError, UnknownJobError
 from rms.daemon.store.notes import SubmissionNote
 from rms.wire.users import JobSelection
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from faults import Fault
 from routed import SCRIPT, Idle, Routed
+from said import Said
 from sentences import one_sentence
 
 from rms.core.model.cluster import Cluster
@@ -52,10 +53,10 @@ class Back:
 @contextlib.contextmanager
 def back(folder: Path, instance: str = "instance") -> Iterator[Back]:
     """Start a daemon in a folder as ``rms serve`` does."""
-    said: list[str] = []
-    with open_journal(folder / "journal.sqlite", said.append) as journal:
+    said = Said()
+    with open_journal(folder / "journal.sqlite") as journal:
         restore_notes(journal, folder / "jobs")
-        settings = Settings(policy="fifo", now=lambda: 1_000.0, say=said.append)
+        settings = Settings(policy="fifo", now=lambda: 1_000.0)
         daemon = resume(CLUSTER, journal, Finds(folder, instance, "unix:none"), settings)
         settle(daemon)
         server = Routed(daemon, [1_000.0])
@@ -169,7 +170,7 @@ def test_what_may_be_no_journal_is_left_alone(tmp_path: Path) -> None:
     path.write_text("[cluster]\nnodes = 4\n" * 100)
     before = path.read_bytes()
     with one_sentence(JournalError, "file is not a database"):
-        open_journal(path, print)
+        open_journal(path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 

@@ -72,7 +72,7 @@ def test_answers_have_the_names_of_the_contract(server: Routed) -> None:
         "exclude": [],
         "restartable": None,
     }
-    kept = server.daemon.context.private.environment(runs)
+    kept = server.daemon.context.private.kept(f"{runs}/environment")
     assert kept == {"A": "1", "DMR_COOLDOWN": "2.5"}
     assert server.ask("GET", f"/jobs?id={waits}")[1] == rows[1:]
     (entry,) = server.ask("GET", f"/history/{runs}")[1]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,17 +17,26 @@ from faults import Fault
 from processes import ROOT, called
 
 from rms.cli.main import main
-from rms.daemon.serve import LEVELS, Notifier, StderrLog
-from rms.daemon.store.context import debug, warning
+from rms.daemon.serve import LEVELS, Notifier, start_log
+from rms.daemon.store.context import log
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """Leave the log to other tests as it was."""
+    before = log.handlers, log.level, log.propagate, logging.raiseExceptions
+    yield
+    log.handlers, log.level, log.propagate, logging.raiseExceptions = before
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_sentences_of_a_level_or_graver_are_said(
     level: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = StderrLog(level, {})
-    for words in (debug("an event"), "a job ended", warning("a node is down\x1b[2J")):
-        log(words)
+    start_log(level, {})
+    log.debug("%s event", "an")
+    log.info("a job ended")
+    log.warning("a node is down\x1b[2J")
     said = [line.split(" ", 2)[2] for line in capsys.readouterr().err.splitlines()]
     expected = ["debug: an event", "a job ended", r"warning: a node is down\x1b[2J"]
     assert said == expected[list(LEVELS).index(level) :]
@@ -37,10 +48,10 @@ def test_the_journal_of_systemd_is_told_the_level(
     with (tmp_path / "log").open("w") as file:
         monkeypatch.setattr(sys, "stderr", file)
         here = os.fstat(2)
-        log = StderrLog("info", {"JOURNAL_STREAM": f"{here.st_dev}:{here.st_ino}"})
-        log("serving")
-        log(warning("no room"))
-    assert (tmp_path / "log").read_text() == "<6>serving\n<4>no room\n"
+        start_log("info", {"JOURNAL_STREAM": f"{here.st_dev}:{here.st_ino}"})
+        log.info("serving, 100 %s")
+        log.warning("no room")
+    assert (tmp_path / "log").read_text() == "<6>serving, 100 %s\n<4>no room\n"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="expected a system with /dev/full")
@@ -50,11 +61,12 @@ def test_a_log_that_takes_nothing_ends_nothing(
     descriptor = os.open("/dev/full", os.O_WRONLY)
     full = os.fdopen(descriptor, "w", closefd=False)
     monkeypatch.setattr(sys, "stderr", full)
-    StderrLog("info", {})("serving")
+    start_log("info", {})
+    log.info("serving")
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)  # what is kept back goes there
     full.close()
     os.close(descriptor)
-    StderrLog("info", {})("closed")
+    log.info("closed")
     fault("no room for what the daemon says, or nobody reads it", "it goes on")
 
 

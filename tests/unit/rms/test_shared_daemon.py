@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from processes import ROOT
 from routed import SCRIPT, routed
+from said import Said
 from submissions import hand_in
 from test_daemon import Idle
 
@@ -65,14 +66,12 @@ class Bench:
 
     def __init__(self, journal: Journal, folder: Path, policy: str = LESS) -> None:
         self.journal, self.folder, self.now_s = journal, folder, 1000.0
-        self.said: list[str] = []
+        self.said = Said()
         self.daemon = self.resumed(policy)
 
     def resumed(self, policy: str, cluster: Cluster | None = None, where: str = "") -> Daemon:
         launcher = Idle(self.folder, "instance", "unix:none")
-        settings = Settings(
-            policy=policy, now=lambda: self.now_s, say=self.said.append, where=where
-        )
+        settings = Settings(policy=policy, now=lambda: self.now_s, where=where)
         return resume(cluster or WHOLE.split(), self.journal, launcher, settings)
 
     def submit(

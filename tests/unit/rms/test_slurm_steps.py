@@ -157,7 +157,7 @@ def test_what_is_being_ended_is_left_until_its_step_is_gone(tmp_path: Path) -> N
     within = SlurmLauncher(tmp_path, "0" * 32, "unix:none", executor)
     within.nodes = Within()
     executor.slurm = cast("Slurm", steps := Steps(within.name("3", 1)))
-    settings = Settings(policy="fifo", now=time.time, say=print)
+    settings = Settings(policy="fifo", now=time.time)
     context = SimpleNamespace(launcher=within, settings=settings)
     worlds = Worlds(cast("Context", context), cast("Any", None), cast("Any", None))
     closing = PendingResize(1, (), "warm", state=ResizeState.CLOSING, leaving=[1])

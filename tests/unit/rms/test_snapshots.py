@@ -157,9 +157,9 @@ def jobs(scheduler: Scheduler) -> list[tuple[JobId, str, tuple[int, ...]]]:
 def packed(packing: Packing) -> bytes | None:
     """Return what a fork packs, None if it fails."""
     with packing.into:
-        while (over := packing.over()) is None:
+        while (body := packing.result()) is None:
             time.sleep(0.005)
-        return packing.read() if over else None
+        return body or None
 
 
 @pytest.mark.promise("snapshots")

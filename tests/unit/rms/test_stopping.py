@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 from faults import Fault
+from said import Said
 
 from rms.daemon import serve
 from rms.daemon.heart import Daemon
@@ -19,8 +20,8 @@ class Stuck:
     """A daemon one of whose jobs never ends, and whose looks fail as they are told to."""
 
     def __init__(self, *faults: Exception) -> None:
-        self.said, self.told, self._faults = list[str](), list[str](), list(faults)
-        self.idle, self.say = False, self.said.append
+        self.said, self.told, self._faults = Said(), list[str](), list(faults)
+        self.idle = False
         self.launcher = SimpleNamespace(nodes=SimpleNamespace(shutdown_reason=lambda: ""))
         self.context = SimpleNamespace(state=SimpleNamespace(running={"7": None}))
         self.scripts = SimpleNamespace(starting=False)

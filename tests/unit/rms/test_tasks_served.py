@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+from said import Said
 from task_machine import ALL, CORE, CORES, DEVICES, GPU, kernels
 
 from rms.kernels.connection import DaemonMessage, DeviceLost, Frames, Hello, ProcessMessage, frame
@@ -37,8 +38,8 @@ class Nodes(NodeLender):
         self.of_jobs = set[int]()
         self.lends: list[dict[int, str]] = []
         self.entries: list[RecordEntry] = []
-        self.log: list[str] = []
-        self.say, self.record = self.log.append, self.entries.extend
+        self.log = Said()
+        self.record = self.entries.extend
         self.recorded = lambda: self.entries
         self.strategy: tuple[Strategy, str] | None = None
         self.power = {0: UnitPower(1.0, 2.0)}
