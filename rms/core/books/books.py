@@ -68,6 +68,7 @@ class EnergyBooks:
 
     def _use(self, cluster: Cluster) -> None:
         """Book under the names of these nodes."""
+        self.measured.spans.use(cluster.names)
         self._names, self._shared = cluster.names, bool(cluster.shared)
         self._index = {name: host for host, name in enumerate(cluster.hosts)}
         self._hosts = {cluster.nodes_of[name][0]: name for name in cluster.hosts}
@@ -109,6 +110,7 @@ class EnergyBooks:
         if switched:
             owners = {self._hosts[node]: _owner(state, node) for node in switched}
             spans.switch(at_s, owners, self._node_w)
+            spans.sleep(at_s, asleep(state, self._names))
         if over:
             spans.split(self.measured.nodes, at_s)
             self.closed_by_model = self.ledger.books(at_s)
@@ -178,13 +180,14 @@ class EnergyBooks:
 
     def _holding(
         self, state: State, owner: JobId, numbers: Mapping[JobId, int]
-    ) -> tuple[tuple[str, ...], int]:
+    ) -> tuple[tuple[str, ...], int | None]:
         """Return the nodes of a running job, or of a program with tasks, and the resize."""
         job = as_job(state, owner) if is_task(owner) else state.running.get(owner)
-        if job is None or job.start_s is None:
-            return (), 0
+        if job is None:
+            return (), None
         number = numbers.get(job.spec.id, 0) if job.resize_begun else 0
-        return tuple(self._names[node] for node in job.busy_nodes), number
+        nodes = tuple(self._names[node] for node in job.busy_nodes)
+        return nodes, None if job.start_s is None else number
 
     def _resizing(self, job: Job, event: ResizeEvent, number: int) -> None:
         """Enter the beginning of a resize, or its energy and the energy that it will save."""
@@ -316,6 +319,12 @@ class EnergyBooks:
         if not parts or abs(left_j) > ROUNDING * max(1.0, abs(whole_j)):
             parts.append(EnergyPart(MODEL, left_j))
         return parts
+
+
+def asleep(state: State, names: Sequence[str]) -> dict[str, str]:
+    """Return the nodes, or slots, that are off or boot."""
+    owners = dict.fromkeys(sorted(state.off), OFF) | dict.fromkeys(sorted(state.booting), BOOT)
+    return {names[node]: owner for node, owner in owners.items()}
 
 
 def _owner(state: State, node: Node) -> str:

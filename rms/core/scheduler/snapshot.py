@@ -16,10 +16,10 @@ import msgspec
 
 from rms.core.books.books import EnergyBooks, ResizeBefore, ResizeEnergy
 from rms.core.books.ledger import Ledger
-from rms.core.books.spans import Span, Timeline
+from rms.core.books.spans import Span
 from rms.core.model.cluster import Cluster
 from rms.core.model.contention import SharedNode
-from rms.core.model.jobs import Job, JobId, Node, NodePower, Site
+from rms.core.model.jobs import Job, JobId, NodePower, Site
 from rms.core.policies import Policy
 from rms.core.scheduler.scheduler import Scheduler
 from rms.core.scheduler.twin import Twin
@@ -56,24 +56,18 @@ class SpanImage(msgspec.Struct, array_like=True):
 
 
 class EnergyImage(msgspec.Struct):
-    """The energy books, by the model."""
+    """The energy books, by the model, and the holders of nodes; those without an end are open."""
 
     ledger: dict[str, Any]
     resizes: dict[tuple[JobId, int], ResizeEnergy]
     begun: dict[JobId, ResizeBefore]
     closed: Books | None
-    spans: list[SpanImage]
-    held: dict[JobId, list[str]]
-    since_s: float
-
-
-class TimelineImage(msgspec.Struct):
-    """The holders of nodes; open spans are those without an end."""
-
+    owners: list[SpanImage]
     spans: list[NodeSpan]
     power_spans: list[NodeSpan]
     power_w: list[tuple[float, float]]
-    held: dict[JobId, frozenset[Node]]
+    held: dict[JobId, tuple[str, ...]]
+    since_s: float
 
 
 class ClusterImage(msgspec.Struct):
@@ -110,7 +104,6 @@ class Image(msgspec.Struct):
     jobs: list[Job]
     state: dict[str, Any]
     energy: EnergyImage
-    timeline: TimelineImage
     history: dict[JobId, list[HistoryEntry]]
     reasons: dict[JobId, str]
     resizes: dict[JobId, int]
@@ -124,7 +117,7 @@ _image = msgspec.msgpack.Decoder(Image)
 def freeze(scheduler: Scheduler) -> bytes:
     """Return the snapshot of a scheduler."""
     state, cluster, energy = scheduler.engine.state, scheduler.cluster, scheduler.energy
-    jobs, line = _Jobs(), scheduler.timeline
+    jobs = _Jobs()
     nodes = cluster.power, cluster.widths, cluster.shared, cluster.levels
     image = Image(
         policy=scheduler.engine.policy.key,
@@ -137,7 +130,6 @@ def freeze(scheduler: Scheduler) -> bytes:
         twin=_twin(scheduler.engine.twin, jobs),
         ranked=state.ranked,
         jobs=jobs.all,
-        timeline=TimelineImage(line.spans, line.power_spans, line.power_w, line.held),
         history=scheduler.history,
         reasons=scheduler.reasons,
         resizes=scheduler.resizes,
@@ -172,7 +164,6 @@ def thaw(body: bytes, policy_of: Callable[[str, Cluster], Policy]) -> Scheduler:
         elif engine.policy.twin is not None:
             engine.twin = Twin.of(state, engine.policy.twin)
         _restore_energy(scheduler.energy, state, image)
-        _restore_timeline(scheduler.timeline, image.timeline)
     except (zlib.error, msgspec.MsgspecError, TypeError, ValueError, LookupError) as error:
         raise SnapshotError(f"expected a snapshot of this version, got: {error}") from None
     scheduler.history, scheduler.reasons = image.history, image.reasons
@@ -267,8 +258,11 @@ def _energy(energy: EnergyBooks, jobs: _Jobs) -> EnergyImage:
         resizes=energy.resizes,
         begun=energy.begun_resizes,
         closed=energy.closed_by_model,
-        spans=images,
-        held={job: list(nodes) for job, nodes in spans.held.items()},
+        owners=images,
+        spans=spans.spans,
+        power_spans=spans.power_spans,
+        power_w=spans.power_w,
+        held={job: tuple(nodes) for job, nodes in spans.held.items()},
         since_s=spans.totals.since_s,
     )
 
@@ -281,19 +275,18 @@ def _restore_energy(energy: EnergyBooks, state: State, image: Image) -> None:
     energy.closed_by_model = written.closed
     spans = energy.measured.spans
     spans.totals.since_s = written.since_s
+    spans.spans, spans.power_spans, spans.power_w = (
+        written.spans,
+        written.power_spans,
+        written.power_w,
+    )
     spans.held.update(written.held)
-    for span in written.spans:
+    spans.present_spans = {span.node: span for span in spans.spans if span.end_s is None}
+    spans.asleep = {span.node: span for span in spans.power_spans if span.end_s is None}
+    over = [span for span in spans.spans if span.end_s is not None]
+    spans.past = sorted(over, key=lambda span: span.end_s or 0.0)
+    for span in written.owners:
         key = span.node, span.owner, span.world, span.resize, span.watts
         spans.keep(
             Span(*key, span.begin_s, span.end_s, at_once_j=span.at_once_j), changed=span.changed
         )
-
-
-def _restore_timeline(timeline: Timeline, image: TimelineImage) -> None:
-    timeline.spans, timeline.power_spans = image.spans, image.power_spans
-    timeline.power_w, timeline.held = image.power_w, image.held
-    node_of = {name: Node(node) for node, name in enumerate(timeline.names)}
-    timeline.open = {node_of[s.node]: s for s in image.spans if s.end_s is None}
-    timeline.asleep = {node_of[s.node]: s for s in image.power_spans if s.end_s is None}
-    over = [span for span in image.spans if span.end_s is not None]
-    timeline.past = sorted(over, key=lambda span: span.end_s or 0.0)
