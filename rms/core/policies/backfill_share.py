@@ -697,8 +697,8 @@ def _widest_by_law(
     """Return the largest n with n t(n) at most (1 + more) p t(p), for t(n) = tc + t1 / n."""
     if tc_s <= 0.0:
         return high
-    most = int(((1.0 + more) * (tc_s * preferred + t1_s) - t1_s) / tc_s * (1.0 + 1e-12))
-    return max(preferred, min(high, most))
+    most = ((1.0 + more) * (tc_s * preferred + t1_s) - t1_s) / tc_s * (1.0 + 1e-12)
+    return max(preferred, int(min(high, most)))
 
 
 def _widest(speedup: Speedup, sizes: Iterable[int], preferred: int, more: float) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from math import inf
 from typing import ClassVar
@@ -23,7 +24,7 @@ import msgspec
 from rms.core.model.events import Decision, Never, PowerOff, PowerOn, Reason, Resize, Start
 from rms.core.model.jobs import Job, JobId, Node
 from rms.core.model.speedup import drawn, longer
-from rms.core.policies.placement import Lowest, Placement, Room, RoomWithin
+from rms.core.policies.placement import LimitedRoom, Lowest, Placement, Room
 from rms.core.policies.shared import SharedRoom
 from rms.core.rules.powercap import PowerBudget, boot_extra_w, growth_w, mean_w
 from rms.core.state import State
@@ -631,7 +632,14 @@ class OptimalOperatingPoint(FrequencyPart, msgspec.Struct, frozen=True, forbid_u
 
     def __call__(self, state: State, room: Room) -> Room:
         """Return a room whose starts have the frequency."""
-        return ClockedRoom(room, state, self) if state.settable_frequencies else room
+        if not state.settable_frequencies:
+            return room
+        return LimitedRoom(room, clock=partial(self._clock, state))
+
+    def _clock(self, state: State, job: Job) -> tuple[float, float]:
+        """Return the frequency for a job, over the highest one, and the slowdown by it."""
+        share = self.asks(state, job)
+        return share, longer(state.site.levels, job.spec.operating_points, share)
 
     def asks(self, state: State, job: Job) -> float:
         """Return the frequency for a job, over the highest one; of equal ones the higher.
@@ -651,25 +659,3 @@ class OptimalOperatingPoint(FrequencyPart, msgspec.Struct, frozen=True, forbid_u
             if time <= self.slowdown * (1.0 + 1e-12) and energy < least:
                 best, least = share, energy
         return best
-
-
-class ClockedRoom(RoomWithin):
-    """A room in which every start has a frequency."""
-
-    __slots__ = ("_part", "_state")
-
-    def __init__(self, room: Room, state: State, part: OptimalOperatingPoint) -> None:
-        super().__init__(room, varies=True)
-        self._state, self._part = state, part
-
-    def slowdown(self, job: Job, size: int) -> float:
-        """Return the expected run time of a job that starts now over the stated one."""
-        share = self._part.asks(self._state, job)
-        own = longer(self._state.site.levels, job.spec.operating_points, share)
-        return own * self._room.slowdown(job, size)
-
-    def take(self, job: Job, size: int) -> tuple[tuple[Node, ...], tuple[float, ...]]:
-        """Take nodes for a job that fits; return frequencies too."""
-        nodes, _ = self._room.take(job, size)
-        share = self._part.asks(self._state, job)
-        return nodes, () if share == 1.0 else (share,) * len(nodes)

@@ -47,8 +47,8 @@ from rms.core.policies.node_power import (
 from rms.core.policies.order import Order
 from rms.core.policies.placement import (
     MOST_TRIES,
-    CappedRoom,
     LimitedPlan,
+    LimitedRoom,
     ListedRoom,
     Lowest,
     Placement,
@@ -64,7 +64,7 @@ from rms.core.policies.placement import (
     yielding,
 )
 from rms.core.policies.share import SharePlan
-from rms.core.rules.powercap import never_fits, why_power
+from rms.core.rules.powercap import PowerBudget, never_fits, why_power
 from rms.core.state import RunningKey, State
 
 # --- part ``passes`` -----------------------------------------------------------------------------
@@ -123,9 +123,8 @@ class MissingPartError(PolicyError):
     """A policy that names a user's function which cannot be imported."""
 
 
-Opened = tuple[Room, ListedRoom | None, CappedRoom | None, Room, Iterable[Job], Plan]
-"""The room of the placement; the same where it holds node lists; the room under the power cap; the
-outermost of them; the queue and the plan."""
+Opened = tuple[Room, Room, Iterable[Job], Plan]
+"""The room of the placement, the same within limits, the queue and the plan."""
 
 
 @dataclass(eq=False)
@@ -134,14 +133,12 @@ class View:
 
     Attributes:
         state: all nodes on.
-        capped: the room under the power cap, or None.
-        room: the outermost room.
+        room: the room, within the power cap.
         queue: the waiting jobs in order.
         plan: their sizes.
     """
 
     state: State
-    capped: CappedRoom | None
     room: Room
     queue: Iterable[Job]
     plan: Plan
@@ -288,9 +285,11 @@ class Policy:
         resizable = state.shrinkable or state.expandable
         if not state.pending and not resizable and not (moves and state.running):
             return decisions
-        placed, listed, capped, room, queue, plan = self._open(state, decisions)
-        if capped is not None and resizable and (changes := yielding(state, capped)):
-            return decisions + changes
+        placed, room, queue, plan = self._open(state, decisions)
+        if room.budget is not None and resizable:
+            changes = yielding(state, room, room.budget)
+            if changes:
+                return decisions + changes
         if state.pending and (
             self.start_triggers is self.triggers
             or any(type(event) in self.start_triggers for event in events)
@@ -302,26 +301,25 @@ class Policy:
                 state.awaited.update(_awaited(plan))
         if moves and isinstance(placed, Lowest):
             decisions += self.placement.migrations(state, placed.rest, decisions, room.budget)
-        if listed is not None and refused is not None:
-            refused |= listed.left_out(decisions)
+        if isinstance(placed, ListedRoom) and refused is not None:
+            refused |= placed.left_out(decisions)
         return decisions
 
     def _open(self, state: State, refused: Sequence[Decision] = ()) -> Opened:
         """Return the results of the parts for a state, without refused jobs in the queue."""
         placed = self.placement(state)
         listed = listed_room(state, placed) if state.listed else None
-        placed = listed or placed
+        placed, capped = listed or placed, state.power_cap_w is not None
         room = self.frequency(state, placed) if self.clocked else placed
-        capped = None
-        if state.power_cap_w is not None:
-            room = capped = CappedRoom(room, state)
+        if capped:
+            room = LimitedRoom(room, budget=PowerBudget(state))
         queue = self.order(state)
-        if refused or state.prioritised or state.array_limited or capped is not None:
+        if refused or state.prioritised or state.array_limited or capped:
             queue = self._queue(state, queue, refused)
         plan = self.sizing(state, queue, room)
-        if listed is not None or capped is not None:
+        if listed is not None or capped:
             plan = LimitedPlan(plan, listed, room.budget)
-        return placed, listed, capped, room, queue, plan
+        return placed, room, queue, plan
 
     def _queue(
         self, state: State, queue: Iterable[Job], refused: Sequence[Decision] = ()
@@ -353,11 +351,11 @@ class Policy:
             state = all_on(state)
         if state.listed:
             state, _ = self._usable(state, ())
-        _, _, capped, room, queue, plan = self._open(state)
+        _, room, queue, plan = self._open(state)
         wanted = plan_of_sizing(plan)
         if isinstance(wanted, SharePlan) and wanted.queue:
             queue = wanted.queue
-        return View(state, capped, room, queue, plan)
+        return View(state, room, queue, plan)
 
     def explain(self, state: State, job: Job, view: View | None = None) -> Later:
         """Return why a job waits, by the view of this state if there is one."""
@@ -366,8 +364,8 @@ class Policy:
         state, room, limit = view.state, view.room, job.spec.array_limit
         if limit is not None and view.running[job.spec.array] >= limit:
             return Later(job.spec.id, f"JobArrayTaskLimit: {limit} at once", Reason.ARRAY_LIMIT)
-        if view.capped is not None:
-            why = why_power(state, job, view.capped.budget)
+        if room.budget is not None:
+            why = why_power(state, job, room.budget)
             if why is not None and (job.least <= room.free or never_fits(state, job)):
                 return Later(job.spec.id, why, Reason.POWER)
         return self.admission.explain(state, job, view.queue, view.plan, room)
