@@ -6,7 +6,7 @@ import gc
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -175,9 +175,13 @@ def chosen(
         ) from None
 
 
-def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write the rows per job as CSV, whole or not at all."""
-    write_output(path, csv_text([COLUMNS, *([row[name] for name in COLUMNS] for row in rows)]))
+def write_rows(
+    path: Path, rows: Sequence[dict[str, Any]], names: Mapping[JobId, str] | None = None
+) -> None:
+    """Write the rows per job as CSV, with the names of jobs in a last column if any has one."""
+    heads = [*COLUMNS, "name"] if names else COLUMNS
+    named = [row | {"name": (names or {}).get(row["job"], "")} for row in rows]
+    write_output(path, csv_text([heads, *([row[head] for head in heads] for row in named)]))
 
 
 # --- a simulation with the data of a chart -------------------------------------------------------

@@ -112,7 +112,7 @@ class EnergyBooks:
             spans.switch(at_s, owners, self._node_w)
             spans.sleep(at_s, asleep(state, self._names))
         if over:
-            spans.split(self.measured.nodes, at_s)
+            spans.split(self.measured.booked_s, at_s)
             self.closed_by_model = self.ledger.books(at_s)
 
     def reopen(self, state: State, event: Reopened, cluster: Cluster) -> None:

@@ -375,11 +375,6 @@ class Measured:
         return state is not None and device is not None and device.agent == state.agent
 
     @property
-    def nodes(self) -> list[str]:
-        """The nodes with reports of meters."""
-        return [node for host in self.hosts.values() for node in host.nodes]
-
-    @property
     def booked_s(self) -> dict[str, float]:
         """The end of the meters' reports, by node."""
         return {node: at_s for host in self.hosts.values() for node, at_s in host.nodes.items()}

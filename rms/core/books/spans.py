@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+import msgspec
+
 from rms.core.model.jobs import JobId
 from rms.core.state import is_task
 from rms.wire.users import EnergyRow, NodeSpan
@@ -76,8 +78,7 @@ class Share:
         self.estimate |= more.estimate
 
 
-@dataclass(slots=True, eq=False)
-class Span:
+class Span(msgspec.Struct, array_like=True, eq=False):
     """The time in which a node has one owner.
 
     Attributes:
@@ -103,7 +104,7 @@ class Span:
     end_s: float | None = None
     booked_s: float = -inf
     replaced_j: float = 0.0
-    measured: dict[tuple[str, str], Share] = field(default_factory=dict)
+    measured: dict[tuple[str, str], Share] = {}
     saved: bool = False
     at_once_j: float = 0.0
     lasted_s: float = 0.0
@@ -408,13 +409,15 @@ class Spans:
         """Return all spans in memory, in the order of time by node."""
         return [span for spans in self._of.values() for span in spans]
 
-    def keep(self, span: Span, *, changed: bool) -> None:
-        """Add a span of a snapshot, the next of its node."""
-        self._of.setdefault(span.node, []).append(span)
-        if changed:
-            self.changed[span] = None
-        if span.end_s is not None:
-            self._over.add(span.node)
+    def keep(self, spans: Iterable[Span]) -> None:
+        """Add the spans of a snapshot, by node in the order of time; changed ones are not saved."""
+        for span in spans:
+            self._of.setdefault(span.node, []).append(span)
+            if not span.saved:
+                self.changed[span] = None
+            span.saved = False
+            if span.end_s is not None:
+                self._over.add(span.node)
 
     # --- data of charts ----------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ import msgspec
 from rms.core.model.events import Later, Reason, Start, node_words
 from rms.core.model.jobs import Job, JobId, Mode
 from rms.core.model.speedup import Speedup, some_sizes
-from rms.core.policies.admission import Admission, Easy, InOrder, start, within_limits
+from rms.core.policies.admission import Admission, Easy, InOrder, View, start, within_limits
 from rms.core.policies.placement import Plan, Room, Sizing, plan_of_sizing
 from rms.core.policies.share import EqualShare, SharePlan, balanced, freeing
 from rms.core.rules.powercap import PowerBudget, never_fits, why_power
@@ -348,7 +348,9 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
                 break
             steps = heappop(heap)[3]
             size, wider = steps.size, steps.reach(spare)
-            if not wider or not _affords(budget, steps.job, size, wider):
+            if not wider:
+                continue
+            if budget and not budget.affords(budget.widening_w(steps.job, size, wider)):
                 continue
             spare -= wider - size
             steps.size, steps.value = wider, steps.value_at(wider)
@@ -445,17 +447,6 @@ class Steps:
         if wider - self.size > spare:
             wider = _at_most(self.job, self.size + spare)
         return wider if wider > self.size else 0
-
-
-def _affords(budget: PowerBudget | None, job: Job, size: int, wider: int) -> bool:
-    """Take the power of a step from the rest of the cap; return whether it suffices."""
-    if budget is None:
-        return True
-    more_w = budget.widening_w(job, size, wider)
-    if not budget.covers(more_w):
-        return False
-    budget.take(more_w)
-    return True
 
 
 @dataclass(slots=True)
@@ -799,28 +790,22 @@ class Planned(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True
                 starts.append(start(job, size, room, "fits", Reason.FITS))
         return starts
 
-    def reservation(
-        self, state: State, queue: Iterable[Job], plan: Plan, room: Room
-    ) -> tuple[JobId, float] | None:
+    def reservation(self, view: View) -> tuple[JobId, float] | None:
         """Return the job that has a reservation and its time, or None."""
-        share = _share(plan)
+        share = _share(view.plan)
         if share is None or share.easy:
             return None
-        backfill = _backfilled(share, state, queue, room)
+        backfill = _backfilled(share, view)
         if backfill.first is None:
             return None
-        return backfill.first.spec.id, backfill.reserve(state, room)
+        return backfill.first.spec.id, backfill.reserve(view.state, view.room)
 
-    def explain(
-        self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room
-    ) -> Later:
+    def explain(self, job: Job, view: View) -> Later:
         """Return why a job waits."""
-        share = _share(plan)
-        if share is None:
-            return _IN_ORDER.explain(state, job, queue, plan, room)
-        if share.easy:
-            return _EASY.explain(state, job, share.queue or queue, plan, room)
-        backfill = _backfilled(share, state, queue, room)
+        state, room, share = view.state, view.room, _share(view.plan)
+        if share is None or share.easy:
+            return (_IN_ORDER if share is None else _EASY).explain(job, view)
+        backfill = _backfilled(share, view)
         at_s = backfill.reserve(state, room)
         when = "" if at_s == inf else f", reserved in {at_s - state.now_s:.0f} s"
         due_s = (state.due or {}).get(job.spec.id, inf)
@@ -847,12 +832,12 @@ class Planned(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True
         return Later(job.spec.id, f"Resources: {text}", Reason.RESOURCES)
 
 
-def _backfilled(plan: BackfillPlan, state: State, queue: Iterable[Job], room: Room) -> Backfilled:
+def _backfilled(plan: BackfillPlan, view: View) -> Backfilled:
     """Return the jobs that a plan may start, computed once per plan."""
     if plan.backfill is None:
-        plan.backfill = plan.sizing.backfilled(state, queue, room)
+        plan.backfill = plan.sizing.backfilled(view.state, view.queue, view.room)
     if plan.backfill.first is None and not plan.backfill.jobs:
-        plan.backfill.first = next(_in_turn(state, queue), None)
+        plan.backfill.first = next(_in_turn(view.state, view.queue), None)
     return plan.backfill
 
 

@@ -281,19 +281,14 @@ def _within_cap(
     """Return the hosts to be powered on whose boots fit under the power cap."""
     if state.power_cap_w is None:
         return list(on)
-    budget, within = PowerBudget(state), []
+    budget = PowerBudget(state)
     for decision in now:
         if isinstance(decision, Start):
             budget.take(budget.start_w(state.pending[decision.job], decision.size))
         elif isinstance(decision, Resize):
             job = state.running[decision.job]
             budget.take(growth_w(state, job, decision.size, decision.nodes))
-    for nodes in on:
-        more_w = boot_extra_w(state, nodes)
-        if budget.covers(more_w):
-            budget.take(more_w)
-            within.append(nodes)
-    return within
+    return [nodes for nodes in on if budget.affords(boot_extra_w(state, nodes))]
 
 
 # --- placement ``consolidate``: jobs are moved together, so that hosts can go off ----------------
@@ -516,13 +511,8 @@ def _pays(state: State, source: Host, until_s: float) -> bool:
 
 def _within(state: State, source: Host, budget: PowerBudget | None) -> bool:
     """Return whether the power cap has room for both worlds of a host's jobs; take it."""
-    if budget is None:
-        return True
-    more_w = sum([growth_w(state, job, job.size, (Node(-1),)) for job in source.jobs])
-    if not budget.covers(more_w):
-        return False
-    budget.take(more_w)
-    return True
+    growths = (growth_w(state, job, job.size, (Node(-1),)) for job in source.jobs)
+    return budget is None or budget.affords(sum(growths))
 
 
 def _narrowed(state: State, hosts: Sequence[Host], left: int) -> list[Resize]:

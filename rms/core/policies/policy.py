@@ -8,10 +8,8 @@ events after which all this happens.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import islice
 from typing import ClassVar
 
@@ -34,7 +32,7 @@ from rms.core.model.events import (
     Withdrawn,
 )
 from rms.core.model.jobs import Job, JobId, Node
-from rms.core.policies.admission import Admission, within_limits
+from rms.core.policies.admission import Admission, View, within_limits
 from rms.core.policies.node_power import (
     ALWAYS_ON,
     NOMINAL,
@@ -121,32 +119,6 @@ class PolicyError(ValueError):
 
 class MissingPartError(PolicyError):
     """A policy that names a user's function which cannot be imported."""
-
-
-Opened = tuple[Room, Room, Iterable[Job], Plan]
-"""The room of the placement, the same within limits, the queue and the plan."""
-
-
-@dataclass(eq=False)
-class View:
-    """The state for the parts, with their results, to explain why jobs wait.
-
-    Attributes:
-        state: all nodes on.
-        room: the room, within the power cap.
-        queue: the waiting jobs in order.
-        plan: their sizes.
-    """
-
-    state: State
-    room: Room
-    queue: Iterable[Job]
-    plan: Plan
-
-    @cached_property
-    def running(self) -> Counter[str | None]:
-        """The number of running jobs by array."""
-        return Counter(job.spec.array for job in self.state.running.values())
 
 
 @dataclass(frozen=True)
@@ -285,7 +257,8 @@ class Policy:
         resizable = state.shrinkable or state.expandable
         if not state.pending and not resizable and not (moves and state.running):
             return decisions
-        placed, room, queue, plan = self._open(state, decisions)
+        placed, view = self._open(state, decisions)
+        room, plan = view.room, view.plan
         if room.budget is not None and resizable:
             changes = yielding(state, room, room.budget)
             if changes:
@@ -294,7 +267,7 @@ class Policy:
             self.start_triggers is self.triggers
             or any(type(event) in self.start_triggers for event in events)
         ):
-            decisions += self.admission(state, queue, plan, room)
+            decisions += self.admission(state, view.queue, plan, room)
         if resizable:
             decisions += plan.resizes(state, room)
             if self.twin is not None:
@@ -305,8 +278,8 @@ class Policy:
             refused |= placed.left_out(decisions)
         return decisions
 
-    def _open(self, state: State, refused: Sequence[Decision] = ()) -> Opened:
-        """Return the results of the parts for a state, without refused jobs in the queue."""
+    def _open(self, state: State, refused: Sequence[Decision] = ()) -> tuple[Room, View]:
+        """Return the room of the placement, and the results of all parts without refused jobs."""
         placed = self.placement(state)
         listed = listed_room(state, placed) if state.listed else None
         placed, capped = listed or placed, state.power_cap_w is not None
@@ -319,7 +292,7 @@ class Policy:
         plan = self.sizing(state, queue, room)
         if listed is not None or capped:
             plan = LimitedPlan(plan, listed, room.budget)
-        return placed, room, queue, plan
+        return placed, View(state, room, queue, plan)
 
     def _queue(
         self, state: State, queue: Iterable[Job], refused: Sequence[Decision] = ()
@@ -351,11 +324,11 @@ class Policy:
             state = all_on(state)
         if state.listed:
             state, _ = self._usable(state, ())
-        _, room, queue, plan = self._open(state)
-        wanted = plan_of_sizing(plan)
+        _, view = self._open(state)
+        wanted = plan_of_sizing(view.plan)
         if isinstance(wanted, SharePlan) and wanted.queue:
-            queue = wanted.queue
-        return View(state, room, queue, plan)
+            view.queue = wanted.queue
+        return view
 
     def explain(self, state: State, job: Job, view: View | None = None) -> Later:
         """Return why a job waits, by the view of this state if there is one."""
@@ -368,7 +341,7 @@ class Policy:
             why = why_power(state, job, room.budget)
             if why is not None and (job.least <= room.free or never_fits(state, job)):
                 return Later(job.spec.id, why, Reason.POWER)
-        return self.admission.explain(state, job, view.queue, view.plan, room)
+        return self.admission.explain(job, view)
 
     def explained(self, state: State) -> dict[JobId, Later]:
         """Return the reasons for waiting that are computed for all jobs at once."""
@@ -386,7 +359,7 @@ class Policy:
 
     def reservation(self, view: View) -> tuple[JobId, float] | None:
         """Return the job that has a reservation and its time, or None."""
-        return self.admission.reservation(view.state, view.queue, view.plan, view.room)
+        return self.admission.reservation(view)
 
 
 def _refused(state: State, event: Submitted, placement: Placement) -> list[Decision]:

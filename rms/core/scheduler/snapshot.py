@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any, get_type_hints
 
 import msgspec
+from msgspec.structs import replace
 
 from rms.core.books.books import EnergyBooks, ResizeBefore, ResizeEnergy
 from rms.core.books.ledger import Ledger
@@ -41,20 +43,6 @@ class SnapshotError(ValueError):
     """A snapshot of another version."""
 
 
-class SpanImage(msgspec.Struct, array_like=True):
-    """A span without measurements, and whether its rows are still to be written."""
-
-    node: str
-    owner: str
-    world: int | None
-    resize: int
-    watts: float
-    begin_s: float
-    end_s: float | None
-    at_once_j: float
-    changed: bool
-
-
 class EnergyImage(msgspec.Struct):
     """The energy books, by the model, and the holders of nodes; those without an end are open."""
 
@@ -62,7 +50,7 @@ class EnergyImage(msgspec.Struct):
     resizes: dict[tuple[JobId, int], ResizeEnergy]
     begun: dict[JobId, ResizeBefore]
     closed: Books | None
-    owners: list[SpanImage]
+    owners: list[Span]
     spans: list[NodeSpan]
     power_spans: list[NodeSpan]
     power_w: list[tuple[float, float]]
@@ -70,14 +58,14 @@ class EnergyImage(msgspec.Struct):
     since_s: float
 
 
-class ClusterImage(msgspec.Struct):
-    """The nodes, as in events."""
-
-    names: tuple[str, ...]
-    power: tuple[NodePower, ...]
-    widths: tuple[int, ...]
-    shared: tuple[SharedNode, ...]
-    levels: tuple[tuple[float, float], ...]
+Nodes = tuple[
+    tuple[str, ...],
+    tuple[NodePower, ...],
+    tuple[int, ...],
+    tuple[SharedNode, ...],
+    tuple[tuple[float, float], ...],
+]
+"""The nodes, as the arguments of :meth:`Cluster.recorded`."""
 
 
 class TwinImage(msgspec.Struct):
@@ -98,7 +86,7 @@ class Image(msgspec.Struct):
 
     policy: str
     where: str
-    cluster: ClusterImage
+    cluster: Nodes
     site: Site
     counted: bool
     jobs: list[Job]
@@ -118,11 +106,11 @@ def freeze(scheduler: Scheduler) -> bytes:
     """Return the snapshot of a scheduler."""
     state, cluster, energy = scheduler.engine.state, scheduler.cluster, scheduler.energy
     jobs = _Jobs()
-    nodes = cluster.power, cluster.widths, cluster.shared, cluster.levels
+    nodes = cluster.names, cluster.power, cluster.widths, cluster.shared, cluster.levels
     image = Image(
         policy=scheduler.engine.policy.key,
         where=scheduler.where,
-        cluster=ClusterImage(cluster.names, *nodes),
+        cluster=nodes,
         site=state.site,
         counted=state.counted,
         state=_written(state, _STATE, jobs),
@@ -148,10 +136,7 @@ def thaw(body: bytes, policy_of: Callable[[str, Cluster], Policy]) -> Scheduler:
     """
     try:
         image = _image.decode(zlib.decompress(body))
-        nodes = image.cluster
-        cluster = Cluster.recorded(
-            nodes.names, nodes.power, nodes.widths, nodes.shared, nodes.levels
-        )
+        cluster = Cluster.recorded(*image.cluster)
         scheduler = Scheduler(cluster, policy_of(image.policy, cluster), image.where)
         state = State(image.site, image.counted)
         _read(state, _STATE, image.state, image.jobs)
@@ -246,13 +231,8 @@ def _restore_twin(twin: Twin, state: State, image: TwinImage, jobs: list[Job]) -
 
 def _energy(energy: EnergyBooks, jobs: _Jobs) -> EnergyImage:
     spans = energy.measured.spans
-    images = [
-        SpanImage(
-            *(span.node, span.owner, span.world, span.resize, span.watts),
-            *(span.begin_s, span.end_s, span.at_once_j, span in spans.changed),
-        )
-        for span in spans.kept()
-    ]
+    plain = {"booked_s": -inf, "replaced_j": 0.0, "measured": {}, "lasted_s": 0.0}
+    images = [replace(s, saved=s not in spans.changed, **plain) for s in spans.kept()]
     return EnergyImage(
         ledger=_written(energy.ledger, _LEDGER, jobs),
         resizes=energy.resizes,
@@ -285,8 +265,4 @@ def _restore_energy(energy: EnergyBooks, state: State, image: Image) -> None:
     spans.asleep = {span.node: span for span in spans.power_spans if span.end_s is None}
     over = [span for span in spans.spans if span.end_s is not None]
     spans.past = sorted(over, key=lambda span: span.end_s or 0.0)
-    for span in written.owners:
-        key = span.node, span.owner, span.world, span.resize, span.watts
-        spans.keep(
-            Span(*key, span.begin_s, span.end_s, at_once_j=span.at_once_j), changed=span.changed
-        )
+    spans.keep(written.owners)
