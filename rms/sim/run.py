@@ -210,7 +210,7 @@ class Recording:
         for job_id, job in state.running.items():
             holdings[job_id] = tuple(timeline.names[node] for node in job.busy_nodes), None
         timeline.follow(state.now_s, holdings, lambda _: 0.0)
-        timeline.sleep(state.now_s, asleep(state, timeline.names))
+        timeline.sleep(state.now_s, asleep(state))
 
 
 def record(specs: Sequence[JobSpec], site: Site, policy: Policy) -> Recording:

@@ -108,9 +108,10 @@ class EnergyBooks:
         holdings = {job: self._holding(state, job, numbers) for job in jobs}
         spans.follow(at_s, holdings, self._slot_w(holdings) if self._shared else self._node_w)
         if switched:
-            owners = {self._hosts[node]: _owner(state, node) for node in switched}
-            spans.switch(at_s, owners, self._node_w)
-            spans.sleep(at_s, asleep(state, self._names))
+            owners = asleep(state)
+            of_hosts = {self._hosts[node]: owners.get(node, IDLE) for node in switched}
+            spans.switch(at_s, of_hosts, self._node_w)
+            spans.sleep(at_s, owners)
         if over:
             spans.split(self.measured.booked_s, at_s)
             self.closed_by_model = self.ledger.books(at_s)
@@ -321,12 +322,6 @@ class EnergyBooks:
         return parts
 
 
-def asleep(state: State, names: Sequence[str]) -> dict[str, str]:
-    """Return the nodes, or slots, that are off or boot."""
-    owners = dict.fromkeys(sorted(state.off), OFF) | dict.fromkeys(sorted(state.booting), BOOT)
-    return {names[node]: owner for node, owner in owners.items()}
-
-
-def _owner(state: State, node: Node) -> str:
-    """Return the owner of the energy of a node without a job."""
-    return OFF if node in state.off else BOOT if node in state.booting else IDLE
+def asleep(state: State) -> dict[Node, str]:
+    """Return the owners of the energy of nodes, or slots, that are off or boot."""
+    return dict.fromkeys(sorted(state.off), OFF) | dict.fromkeys(sorted(state.booting), BOOT)

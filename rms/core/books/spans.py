@@ -15,7 +15,7 @@ from math import inf
 
 import msgspec
 
-from rms.core.model.jobs import JobId
+from rms.core.model.jobs import JobId, Node
 from rms.core.state import is_task
 from rms.wire.users import EnergyRow, NodeSpan
 
@@ -133,20 +133,9 @@ class Span(msgspec.Struct, array_like=True, eq=False):
     def _row(
         self, device: str, source: str, end_s: float, share: Share, replaced_j: float
     ) -> EnergyRow:
-        return EnergyRow(
-            owner=self.owner,
-            world=self.world,
-            resize=self.resize,
-            node=self.node,
-            device=device,
-            source=source,
-            begin_s=self.begin_s,
-            end_s=end_s,
-            joules=share.joules,
-            uncertainty_j=share.uncertainty_j,
-            estimate=share.estimate,
-            replaced_j=replaced_j,
-        )
+        key = self.owner, self.world, self.resize, self.node
+        sums = share.joules, share.uncertainty_j, share.estimate
+        return EnergyRow(*key, device, source, self.begin_s, end_s, *sums, replaced_j)
 
 
 @dataclass
@@ -325,8 +314,9 @@ class Spans:
             if now.owner in (IDLE, OFF, BOOT) and (now.owner, now.watts) != (owner, power_w):
                 self._replace(now, Span(node, owner, None, 0, power_w, at_s))
 
-    def sleep(self, at_s: float, asleep: Mapping[str, str]) -> None:
+    def sleep(self, at_s: float, owners: Mapping[Node, str]) -> None:
         """Enter the nodes, or slots, that are off or boot from now on."""
+        asleep = {self.names[node]: owner for node, owner in owners.items()}
         for node, span in list(self.asleep.items()):
             if asleep.get(node) != span.job:
                 self.asleep.pop(node).end_s = at_s

@@ -24,8 +24,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
-from heapq import heappop, heappush
+from heapq import heappop, heappush, merge
 from math import inf
+from operator import itemgetter
 from typing import ClassVar, Literal
 
 import msgspec
@@ -566,57 +567,37 @@ def _by_age(state: State, queue: Iterable[Job]) -> Iterable[Job]:
     return list(within_limits(state, state.by_priority(jobs)))
 
 
+Release = tuple[float, Job, int]
+"""The time at which a job frees nodes, the job, and their number."""
+
+
 def _reserve(state: State, room: Room, backfill: Backfilled, first: Job) -> float:
     """Return the earliest start of a job, all others at their least sizes; set ``extra``."""
     now, budget, size = state.now_s, backfill.budget, first.least
-    running = state.running_by("least end")
-    starting = sorted(
-        (now + _longest_s(job, nodes), job.number, job, nodes)
-        for job, nodes in zip(backfill.jobs, backfill.sizes, strict=True)
-    )
-    if budget is None and not starting and not room.passed:
-        return _reserve_nodes(state, backfill, running, size)
+    running: Iterable[Release]
+    running = ((end_s, job, _least(job)) for end_s, _, job in state.running_by("least end"))
+    if room.passed:
+        passed = {job for _, _, job in state.ends[: room.passed]}
+        running = (release for release in running if release[1] not in passed)
+    if backfill.jobs:
+        pairs = zip(backfill.jobs, backfill.sizes, strict=True)
+        starting = [(now + _longest_s(job, nodes), job, nodes) for job, nodes in pairs]
+        starting.sort(key=lambda release: (release[0], release[1].number))
+        running = merge(running, starting, key=itemgetter(0))
     free, left_w, own_w = backfill.free + _in_flight(state), inf, 0.0
     if budget is not None:
         left_w, own_w = budget.for_reservation_w, budget.start_w(first, size)
-    at, begun, passed = 0, 0, {job.number for _, _, job in state.ends[: room.passed]}
     reserved = now if free >= size and left_w >= own_w else inf
-    while at < len(running) or begun < len(starting):
-        if begun >= len(starting) or (at < len(running) and running[at][0] <= starting[begun][0]):
-            end_s, number, job = running[at]
-            at += 1
-            if number in passed:
-                continue
-            nodes = _least(job)
-            watts = 0.0 if budget is None else budget.at_w(job, nodes)
-        else:
-            end_s, _, job, nodes = starting[begun]
-            begun += 1
-            watts = 0.0 if budget is None else budget.start_w(job, nodes)
+    for end_s, job, nodes in running:
         if end_s > reserved:
             break
         free += nodes
-        left_w += watts
+        if budget is not None:
+            left_w += budget.at_w(job, nodes)
         if free >= size and left_w >= own_w and reserved == inf:
             reserved = max(end_s, now)  # further ends at that time count, too
-    if reserved == inf:
-        backfill.extra, backfill.extra_w = 0, 0.0
-    else:
-        backfill.extra, backfill.extra_w = free - size, left_w - own_w
-    return reserved
-
-
-def _reserve_nodes(state: State, backfill: Backfilled, running: list[End], size: int) -> float:
-    """Return :func:`_reserve` without a power cap and without starts in this pass."""
-    free = backfill.free + _in_flight(state)
-    reserved = state.now_s if free >= size else inf
-    for end_s, _, job in running:
-        if end_s > reserved:
-            break
-        free += _least(job)
-        if free >= size and reserved == inf:
-            reserved = max(end_s, state.now_s)  # further ends at that time count, too
-    backfill.extra = 0 if reserved == inf else free - size
+    none = reserved == inf
+    backfill.extra, backfill.extra_w = (0, 0.0) if none else (free - size, left_w - own_w)
     return reserved
 
 

@@ -219,7 +219,9 @@ def switched(
     idle: list[Node] = []
     if starts and not any(decision.code is Reason.POWER for decision in placed):
         idle = [node for node in state.free_nodes() if node not in used]
-        idle = idle[_widening(state) :] if widens else idle
+        able = [job for until_s, _, job in state.expandable if until_s > state.now_s]
+        widening = sum(job.spec.sizes()[-1] - job.size for job in able)  # where that pays
+        idle = idle[widening:] if widens else idle
     free = set(idle)
     idle = [slots[0] for slots in _hosts(state, idle) if free.issuperset(slots)]
     early = set(soon) - used
@@ -267,12 +269,6 @@ def _next_need_s(state: State, wanted: Sequence[Decision]) -> float:
 def _leaving(decisions: Sequence[Decision]) -> set[JobId]:
     """Return the jobs that leave the queue by decisions."""
     return {decision.job for decision in decisions if isinstance(decision, Start | Never)}
-
-
-def _widening(state: State) -> int:
-    """Return the number of nodes onto which it pays to widen running jobs."""
-    jobs = [job for until_s, _, job in state.expandable if until_s > state.now_s]
-    return sum(job.spec.sizes()[-1] - job.size for job in jobs)
 
 
 def _within_cap(

@@ -10,7 +10,6 @@ than planned (:class:`LimitedPlan`).
 
 from __future__ import annotations
 
-import copy
 import heapq
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
@@ -22,9 +21,9 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from rms.core.model.events import Decision, Event, Later, Reason, Resize, Start, node_words
+from rms.core.model.events import Decision, Later, Reason, Resize, Start, node_words
 from rms.core.model.jobs import Job, JobId, JobSpec, Node, Site
-from rms.core.rules.checks import allowed, without
+from rms.core.rules.checks import allowed
 from rms.core.rules.powercap import ROUNDING, PowerBudget
 from rms.core.state import RunningKey, State
 
@@ -512,25 +511,6 @@ def kept(state: State, first: Job, hidden: Iterable[JobId]) -> list[Node]:
     if len(own - state.down) < first.least:
         return []
     return sorted(node for node in own if state.vacant[node])[: first.least]
-
-
-def without_jobs(
-    state: State, events: Sequence[Event], hidden: set[JobId], nodes: Sequence[Node]
-) -> tuple[State, Sequence[Event]]:
-    """Return a state and events for a policy, without hidden jobs and some free nodes."""
-    view = copy.copy(state)
-    view.needs_pass = True
-    if hidden:
-        view.set_pending({name: job for name, job in state.pending.items() if name not in hidden})
-        events = [without(event, hidden) for event in events]
-    if nodes:
-        view.vacant = bytearray(state.vacant)
-        for node in nodes:
-            view.vacant[node] = 0
-        view.free_count -= len(nodes)
-        gone = set(nodes)
-        view.asleep = tuple(node for node in state.asleep if node not in gone)
-    return view, events
 
 
 def within_lists(state: State, decisions: Sequence[Decision]) -> list[Decision]:

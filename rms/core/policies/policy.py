@@ -58,10 +58,10 @@ from rms.core.policies.placement import (
     listed_room,
     plan_of_sizing,
     within_lists,
-    without_jobs,
     yielding,
 )
 from rms.core.policies.share import SharePlan
+from rms.core.rules.checks import without_jobs
 from rms.core.rules.powercap import PowerBudget, never_fits, why_power
 from rms.core.state import RunningKey, State
 
