@@ -311,7 +311,7 @@ class Measured:
                 self.spans.measured(span, energy.device, energy.source, share)
         measured_s = span_s - reading.unseen_s
         for node, part_j in of_node.items():
-            self.spans.totals.enter_node(node, part_j)
+            self.spans.totals.node_j[node] += part_j
             if measured_s > 0.0:
                 reading.watts[node] = part_j / measured_s
 

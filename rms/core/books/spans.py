@@ -9,9 +9,11 @@ Energy is summed by owner and by node, independently, so that the two sums can b
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 import msgspec
 
@@ -138,6 +140,10 @@ class Span(msgspec.Struct, array_like=True, eq=False):
         return EnergyRow(*key, device, source, self.begin_s, end_s, *sums, replaced_j)
 
 
+def _sums() -> defaultdict[Any, float]:
+    return defaultdict(float)
+
+
 @dataclass
 class Totals:
     """Energy that measurements add to the model's books, and take from them.
@@ -152,30 +158,19 @@ class Totals:
     """
 
     measured: dict[str, dict[str, Share]] = field(default_factory=dict)
-    owner_j: dict[str, float] = field(default_factory=dict)
-    node_j: dict[str, float] = field(default_factory=dict)
-    resize_j: dict[tuple[str, int], float] = field(default_factory=dict)
+    owner_j: defaultdict[str, float] = field(default_factory=_sums)
+    node_j: defaultdict[str, float] = field(default_factory=_sums)
+    resize_j: defaultdict[tuple[str, int], float] = field(default_factory=_sums)
     since_s: float = inf
-    since_j: dict[str, float] = field(default_factory=dict)
-
-    def count_from(self, at_s: float) -> None:
-        """Count ``since_j`` from a time on."""
-        self.since_s = at_s
-        self.since_j.clear()
+    since_j: defaultdict[str, float] = field(default_factory=_sums)
 
     def enter(self, span: Span, joules: float) -> None:
         """Add a measurement's difference to the model's energy to the sums of a span's owner."""
-        owner = span.owner
-        self.owner_j[owner] = self.owner_j.get(owner, 0.0) + joules
+        self.owner_j[span.owner] += joules
         if span.resize:
-            key = owner, span.resize
-            self.resize_j[key] = self.resize_j.get(key, 0.0) + joules
+            self.resize_j[span.owner, span.resize] += joules
         if span.begin_s >= self.since_s:
-            self.since_j[owner] = self.since_j.get(owner, 0.0) + joules
-
-    def enter_node(self, node: str, joules: float) -> None:
-        """Add the difference to the sum of a node."""
-        self.node_j[node] = self.node_j.get(node, 0.0) + joules
+            self.since_j[span.owner] += joules
 
     def enter_source(self, owner: str, source: str, more: Share) -> None:
         """Add measured energy to an owner's sum from a source."""
@@ -185,7 +180,7 @@ class Totals:
         """Merge a finished owner's energy into the sum of forgotten jobs."""
         for sums in (self.owner_j, self.since_j):
             if owner in sums:
-                sums[PAST] = sums.get(PAST, 0.0) + sums.pop(owner)
+                sums[PAST] += sums.pop(owner)
         for source, share in self.measured.pop(owner, {}).items():
             self.enter_source(PAST, source, share)
 
@@ -198,7 +193,7 @@ class Totals:
             share = Share(row.joules, row.uncertainty_j, row.estimate)
             self.enter_source(row.owner, row.source, share)
         self.enter(span, joules)
-        self.enter_node(row.node, joules)
+        self.node_j[row.node] += joules
 
 
 Carry = tuple[float, float] | None
@@ -441,14 +436,13 @@ class Spans:
 
     def count_from(self, at_s: float, booked_s: float) -> None:
         """Let the totals count from a time on; reports end at ``booked_s``."""
-        self.totals.count_from(at_s)
+        since_j, self.totals.since_s = self.totals.since_j, at_s
+        since_j.clear()
         if booked_s > at_s:
-            since_j = self.totals.since_j
             for span in self.kept():
                 if span.begin_s >= at_s:
                     joules = sum(share.joules for share in span.measured.values())
-                    more_j = joules - span.replaced_j
-                    since_j[span.owner] = since_j.get(span.owner, 0.0) + more_j
+                    since_j[span.owner] += joules - span.replaced_j
 
     def pieces(self, node: str, since_s: float, until_s: float) -> list[tuple[Span, float]]:
         """Return the spans of a time on a node with the seconds of their parts, rising.
@@ -472,7 +466,7 @@ class Spans:
         span.replaced_j += joules
         span.booked_s = max(span.booked_s, until_s)
         self.totals.enter(span, -joules)
-        self.totals.enter_node(span.node, -joules)
+        self.totals.node_j[span.node] -= joules
         self.changed[span] = None
 
     def measured(self, span: Span, device: str, source: str, more: Share) -> None:

@@ -458,9 +458,9 @@ def node_words(number: int, verb: bool = False) -> str:
     return f"1 node{' is' * verb}" if number == 1 else f"{number} nodes{' are' * verb}"
 
 
-def free_words(number: int) -> str:
+def free_words(number: int, free: str = "free") -> str:
     """Return ``1 is free``, ``2 are free``."""
-    return f"{number} {'is' if number == 1 else 'are'} free"
+    return f"{number} {'is' if number == 1 else 'are'} {free}"
 
 
 class Later(msgspec.Struct, frozen=True, tag=True):

@@ -21,7 +21,7 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from rms.core.model.events import Decision, Later, Reason, Resize, Start, node_words
+from rms.core.model.events import Decision, Later, Reason, Resize, Start, free_words, node_words
 from rms.core.model.jobs import Job, JobId, JobSpec, Node, Site
 from rms.core.rules.checks import allowed
 from rms.core.rules.powercap import ROUNDING, PowerBudget
@@ -488,16 +488,12 @@ def lacking(state: State, placing: bool) -> dict[JobId, Later]:
             free[own] = sum(state.vacant[node] for node in own)
         if job.least > free[own]:
             up = len(own - state.down)
-            there = f"of its list {_are(free[own])} free"
+            there = f"of its list {free_words(free[own])}"
             if job.least > up:
-                there = f"ReqNodeNotAvail: of its list {_are(up)} there and up"
+                there = f"ReqNodeNotAvail: of its list {free_words(up, 'there and up')}"
             text = f"Resources: waits for {node_words(job.least)}, {there}"
             waits[job_id] = Later(job_id, text, Reason.RESOURCES)
     return waits
-
-
-def _are(number: int) -> str:
-    return "1 is" if number == 1 else f"{number} are"
 
 
 def kept(state: State, first: Job, hidden: Iterable[JobId]) -> list[Node]:

@@ -30,10 +30,11 @@ from rms.wire.users import Books, HistoryEntry, NodeSpan
 
 _STATE = get_type_hints(State)
 _LEDGER = get_type_hints(Ledger)
+_TWIN = get_type_hints(Twin)
 _FOLLOWS = frozenset(
     (
         *("pools", "_queues", "_rankings", "awaited", "site", "counted", "power", "host"),
-        *("levels", "_slots", "allowed"),
+        *("levels", "_slots", "allowed", "policy", "state"),
     )
 )
 """Fields that are derived from the site or from other fields."""
@@ -68,21 +69,8 @@ Nodes = tuple[
 """The nodes, as the arguments of :meth:`Cluster.recorded`."""
 
 
-class TwinImage(msgspec.Struct):
-    """EASY's schedule (:mod:`rms.core.scheduler.twin`); finished jobs there by their places."""
-
-    state: dict[str, Any]
-    ends: list[tuple[float, int, JobId]]
-    flexible: list[JobId]
-    follows: bool
-    nodes: int
-    late: dict[JobId, float]
-    past: list[int]
-    entered: dict[JobId, float]
-
-
 class Image(msgspec.Struct):
-    """A scheduler; the policy is named by its key."""
+    """A scheduler; the policy is named by its key. ``twin`` has that of EASY and its state."""
 
     policy: str
     where: str
@@ -95,7 +83,7 @@ class Image(msgspec.Struct):
     history: dict[JobId, list[HistoryEntry]]
     reasons: dict[JobId, str]
     resizes: dict[JobId, int]
-    twin: TwinImage | None
+    twin: tuple[dict[str, Any], dict[str, Any]] | None
     ranked: dict[str, dict[int, float]]
 
 
@@ -105,7 +93,7 @@ _image = msgspec.msgpack.Decoder(Image)
 def freeze(scheduler: Scheduler) -> bytes:
     """Return the snapshot of a scheduler."""
     state, cluster, energy = scheduler.engine.state, scheduler.cluster, scheduler.energy
-    jobs = _Jobs()
+    jobs, twin = Places(), scheduler.engine.twin
     nodes = cluster.names, cluster.power, cluster.widths, cluster.shared, cluster.levels
     image = Image(
         policy=scheduler.engine.policy.key,
@@ -115,9 +103,11 @@ def freeze(scheduler: Scheduler) -> bytes:
         counted=state.counted,
         state=_written(state, _STATE, jobs),
         energy=_energy(energy, jobs),
-        twin=_twin(scheduler.engine.twin, jobs),
+        twin=None
+        if twin is None
+        else (_written(twin, _TWIN, jobs), _written(twin.state, _STATE, jobs)),
         ranked=state.ranked,
-        jobs=jobs.all,
+        jobs=list(jobs),
         history=scheduler.history,
         reasons=scheduler.reasons,
         resizes=scheduler.resizes,
@@ -145,7 +135,10 @@ def thaw(body: bytes, policy_of: Callable[[str, Cluster], Policy]) -> Scheduler:
         if state.due is not None:
             state.restore_ranks(engine.policy.running_keys, image.ranked)
         if engine.twin is not None and image.twin is not None:
-            _restore_twin(engine.twin, state, image.twin, image.jobs)
+            of_twin, state_of_twin = image.twin
+            _read(engine.twin, _TWIN, of_twin, image.jobs)
+            engine.twin.state = State(Site(state.nodes), counted=True)
+            _read(engine.twin.state, _STATE, state_of_twin, image.jobs)
         elif engine.policy.twin is not None:
             engine.twin = Twin.of(state, engine.policy.twin)
         _restore_energy(scheduler.energy, state, image)
@@ -159,33 +152,29 @@ def thaw(body: bytes, policy_of: Callable[[str, Cluster], Policy]) -> Scheduler:
 # --- fields by their types -----------------------------------------------------------------------
 
 
-class _Jobs:
-    """Jobs in the order of their first use."""
-
-    def __init__(self) -> None:
-        self.all: list[Job] = []
-        self._at: dict[int, int] = {}
-
-    def place(self, job: Job) -> int:
-        at = self._at.setdefault(id(job), len(self.all))
-        if at == len(self.all):
-            self.all.append(job)
-        return at
+Places = dict[Job, int]
+"""The places of jobs in the list, in the order of their first use."""
 
 
-def _written(of: object, hints: Mapping[str, Any], jobs: _Jobs) -> dict[str, Any]:
+def _written(of: object, hints: Mapping[str, Any], jobs: Places) -> dict[str, Any]:
     """Return the fields of an object, with jobs by their places."""
+
+    def place(job: Job) -> int:
+        return jobs.setdefault(job, len(jobs))
+
     fields: dict[str, Any] = {}
     for name, hint in hints.items():
         if name in _FOLLOWS:
             continue
         value = getattr(of, name)
         if hint == dict[JobId, Job]:
-            value = [(job_id, jobs.place(job)) for job_id, job in value.items()]
+            value = [(job_id, place(job)) for job_id, job in value.items()]
         elif hint == list[Job]:
-            value = [jobs.place(job) for job in value]
+            value = [place(job) for job in value]
         elif hint == list[End]:
-            value = [(key, number, jobs.place(job)) for key, number, job in value]
+            value = [(key, number, place(job)) for key, number, job in value]
+        elif isinstance(value, set):
+            value = sorted(value)
         fields[name] = value
     return fields
 
@@ -207,29 +196,10 @@ def _read(of: object, hints: Mapping[str, Any], fields: Mapping[str, Any], jobs:
         setattr(of, name, value)
 
 
-def _twin(twin: Twin | None, jobs: _Jobs) -> TwinImage | None:
-    if twin is None:
-        return None
-    return TwinImage(
-        _written(twin.state, _STATE, jobs),
-        *(twin.ends, sorted(twin.flexible), twin.follows, twin.nodes, twin.late),
-        [jobs.place(job) for job in twin.past.values()],
-        twin.entered,
-    )
-
-
-def _restore_twin(twin: Twin, state: State, image: TwinImage, jobs: list[Job]) -> None:
-    twin.state = State(Site(state.nodes), counted=True)
-    _read(twin.state, _STATE, image.state, jobs)
-    twin.ends, twin.flexible, twin.follows = image.ends, set(image.flexible), image.follows
-    twin.nodes, twin.late, twin.entered = image.nodes, image.late, image.entered
-    twin.past = {jobs[at].spec.id: jobs[at] for at in image.past}
-
-
 # --- the books -----------------------------------------------------------------------------------
 
 
-def _energy(energy: EnergyBooks, jobs: _Jobs) -> EnergyImage:
+def _energy(energy: EnergyBooks, jobs: Places) -> EnergyImage:
     spans = energy.measured.spans
     plain = {"booked_s": -inf, "replaced_j": 0.0, "measured": {}, "lasted_s": 0.0}
     images = [replace(s, saved=s not in spans.changed, **plain) for s in spans.kept()]
@@ -255,12 +225,8 @@ def _restore_energy(energy: EnergyBooks, state: State, image: Image) -> None:
     energy.closed_by_model = written.closed
     spans = energy.measured.spans
     spans.totals.since_s = written.since_s
-    spans.spans, spans.power_spans, spans.power_w = (
-        written.spans,
-        written.power_spans,
-        written.power_w,
-    )
-    spans.held.update(written.held)
+    for name in ("spans", "power_spans", "power_w", "held"):
+        setattr(spans, name, getattr(written, name))
     spans.present_spans = {span.node: span for span in spans.spans if span.end_s is None}
     spans.asleep = {span.node: span for span in spans.power_spans if span.end_s is None}
     over = [span for span in spans.spans if span.end_s is not None]
