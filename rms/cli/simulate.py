@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from rms.cli.options import add_policy, candidates, log_lines, read_inputs
 from rms.client.connection import ask, server_address
 from rms.core.model.events import NodeDown, NodeUp
-from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Site
+from rms.core.model.jobs import JobSpec, Mode, NodePower, Site
 from rms.core.policies import PolicyError, named
 from rms.core.rules.powercap import added_w, check_cap, is_unknown
 from rms.formats.config import FileError
@@ -31,9 +31,8 @@ from rms.kernels.model import Governor, Resource
 from rms.kernels.record import RecordEntry, TaskRecord, as_it_was, past_tasks, tried
 from rms.kernels.scheduler import STRATEGIES, Strategy
 from rms.sim.classes import by_class, class_lines
-from rms.sim.run import COLUMNS, chosen, failing, figures, rows, simulated
+from rms.sim.run import chosen, failing, figures, rows, simulated, write_rows
 from rms.sim.simulator import Passes
-from rms.wire.files import csv_text, write_output
 from rms.wire.terminal import (
     CommandError,
     at_least,
@@ -167,20 +166,13 @@ def simulate(arguments: argparse.Namespace) -> int:
     resizable = {spec.id for spec in specs if spec.mode.resizable}
     result["classes"] = by_class(simulation, specs, resizable)
     if arguments.per_job is not None:
-        _write_rows(arguments.per_job, rows(simulation, specs), work.names)
+        write_rows(arguments.per_job, rows(simulation, specs), work.names)
     if arguments.out is not None:
         ended = simulation.engine.state.ended
         note = f"rms simulate, policy {policy.text}"
         write_trace(arguments.out, (ended[spec.id] for spec in specs), site.nodes, note)
     publish(arguments.json, result, _table(result))
     return 0
-
-
-def _write_rows(path: Path, rows: Sequence[dict[str, Any]], names: Mapping[JobId, str]) -> None:
-    """Write the rows per job, with the names of jobs in a last column if any has one."""
-    heads = [*COLUMNS, "name"] if names else COLUMNS
-    named = [row | {"name": names.get(row["job"], "")} for row in rows]
-    write_output(path, csv_text([heads, *([row[head] for head in heads] for row in named)]))
 
 
 def _capped(text: str | None, site: Site, specs: Sequence[JobSpec]) -> Site:

@@ -18,7 +18,7 @@ import msgspec
 
 from rms.core.model.events import Later, Reason, Start, node_words
 from rms.core.model.jobs import Job
-from rms.core.policies.admission import Admission, start
+from rms.core.policies.admission import Admission, View, start
 from rms.core.policies.placement import Plan, Room
 from rms.core.state import State
 from rms.kernels.model import (
@@ -63,11 +63,9 @@ class ByStrategy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=T
             left = [job for number, job in enumerate(left) if number not in begun]
         return starts
 
-    def explain(
-        self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room
-    ) -> Later:
+    def explain(self, job: Job, view: View) -> Later:
         """Return the reason why a job waits."""
-        text = f"Priority: {self.name} lets it wait, {node_words(room.free, verb=True)} free"
+        text = f"Priority: {self.name} lets it wait, {node_words(view.room.free, verb=True)} free"
         return Later(job.spec.id, text, Reason.PRIORITY)
 
     def _chosen(self, jobs: Sequence[Job], running: Sequence[int], free: int) -> Mapping[int, int]:

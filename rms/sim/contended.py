@@ -13,7 +13,6 @@ from math import inf
 from typing import NamedTuple
 
 from rms.core.model.contention import Pools, parts
-from rms.core.model.events import Ended, ResizePoint
 from rms.core.model.jobs import Job, JobId
 from rms.core.model.speedup import dynamic_power
 from rms.core.state import State
@@ -279,19 +278,6 @@ class Beside:
             return 1.0, 0.0
         left_s = self.contention.left_s(job.spec.id, now)
         return max(0.0, 1.0 - left_s / whole_s), self.contention.rate(job.spec.id) / whole_s
-
-    def with_progress(self, event: ResizePoint) -> ResizePoint:
-        """Return a resize point with the share of its work that the job has done by then."""
-        done, _ = self.progress(self._state.running[event.job], event.at_s)
-        return ResizePoint(event.at_s, event.job, done)
-
-    def first_end(self, until_s: float, *, included: bool) -> Ended | None:
-        """Return the first end of a job before a time, or also at it.
-
-        Returns None if there is none, or once :meth:`moved` has jobs.
-        """
-        over = self.contention.run(until_s, included=included)
-        return None if over is None else Ended(over[0], JobId(over[1]), "COMPLETED")
 
     def moved(self) -> tuple[float, list[Job]]:
         """Return the jobs with resize points by work whose rates have changed, with the time."""

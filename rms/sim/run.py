@@ -6,7 +6,7 @@ import gc
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -14,9 +14,10 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from rms.core.books.spans import Timeline
+from rms.core.books.books import asleep
+from rms.core.books.spans import Spans
 from rms.core.model.events import NodeDown, NodeUp
-from rms.core.model.jobs import Job, JobSpec, Node, NodePower, Site
+from rms.core.model.jobs import Job, JobId, JobSpec, Node, NodePower, Site
 from rms.core.policies import Policy, PolicyError, adjusted
 from rms.formats.config import FileError
 from rms.sim.simulator import Passes, Simulation
@@ -174,9 +175,13 @@ def chosen(
         ) from None
 
 
-def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write the rows per job as CSV, whole or not at all."""
-    write_output(path, csv_text([COLUMNS, *([row[name] for name in COLUMNS] for row in rows)]))
+def write_rows(
+    path: Path, rows: Sequence[dict[str, Any]], names: Mapping[JobId, str] | None = None
+) -> None:
+    """Write the rows per job as CSV, with the names of jobs in a last column if any has one."""
+    heads = [*COLUMNS, "name"] if names else COLUMNS
+    named = [row | {"name": (names or {}).get(row["job"], "")} for row in rows]
+    write_output(path, csv_text([heads, *([row[head] for head in heads] for row in named)]))
 
 
 # --- a simulation with the data of a chart -------------------------------------------------------
@@ -186,7 +191,7 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 class Recording:
     """The sums of a finished simulation, and the timeline of its nodes (named by number)."""
 
-    timeline: Timeline
+    timeline: Spans
     time_s: float = 0.0
     busy_j: float = 0.0
     idle_j: float = 0.0
@@ -200,13 +205,18 @@ class Recording:
         state, timeline = simulation.engine.state, self.timeline
         simulation.ledger.follow(state)
         timeline.power(state.now_s, simulation.ledger.power_w)
-        timeline.hold(state, state.now_s, [*timeline.held, *state.running])
-        timeline.switch(state, state.now_s)
+        holdings: dict[JobId, tuple[tuple[str, ...], None]]
+        holdings = dict.fromkeys(timeline.held, ((), None))
+        for job_id, job in state.running.items():
+            holdings[job_id] = tuple(timeline.names[node] for node in job.busy_nodes), None
+        timeline.follow(state.now_s, holdings, lambda _: 0.0)
+        timeline.sleep(state.now_s, asleep(state))
 
 
 def record(specs: Sequence[JobSpec], site: Site, policy: Policy) -> Recording:
     """Run jobs to their ends and return a recording."""
-    recording = Recording(Timeline([str(n + 1) for n in range(site.nodes)]))
+    recording = Recording(Spans([str(n + 1) for n in range(site.nodes)]))
+    recording.timeline.open(0.0, dict.fromkeys(recording.timeline.names, 0.0))
     simulation = Simulation(specs, site, policy, record=False, observer=recording.observe)
     simulation.run()
     ledger = simulation.ledger

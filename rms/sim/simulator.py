@@ -143,7 +143,8 @@ class Simulation:
                 self._phase(event)
                 continue
             if beside is not None and type(event) is ResizePoint:
-                event = beside.with_progress(event)
+                done, _ = beside.progress(state.running[event.job], event.at_s)
+                event = ResizePoint(event.at_s, event.job, done)
             if self._record:
                 self.events.append(event)
             if self._together:
@@ -199,9 +200,11 @@ class Simulation:
                 self._next_point(job, now, self._points.get(job.spec.id, inf))
             others_s = heap[0][0] if heap else inf
             included = self._submissions_last or others_s < submits_s
-            over = beside.first_end(min(submits_s, others_s), included=included)
-            if over is not None or not beside.contention.moved:
-                return over
+            over = beside.contention.run(min(submits_s, others_s), included=included)
+            if over is not None:
+                return Ended(over[0], JobId(over[1]), "COMPLETED")
+            if not beside.contention.moved:
+                return None
 
     def _new_version(self, job: Job) -> int:
         """Invalidate the events of a job in the heap."""

@@ -68,6 +68,7 @@ class EnergyBooks:
 
     def _use(self, cluster: Cluster) -> None:
         """Book under the names of these nodes."""
+        self.measured.spans.use(cluster.names)
         self._names, self._shared = cluster.names, bool(cluster.shared)
         self._index = {name: host for host, name in enumerate(cluster.hosts)}
         self._hosts = {cluster.nodes_of[name][0]: name for name in cluster.hosts}
@@ -107,10 +108,12 @@ class EnergyBooks:
         holdings = {job: self._holding(state, job, numbers) for job in jobs}
         spans.follow(at_s, holdings, self._slot_w(holdings) if self._shared else self._node_w)
         if switched:
-            owners = {self._hosts[node]: _owner(state, node) for node in switched}
-            spans.switch(at_s, owners, self._node_w)
+            owners = asleep(state)
+            of_hosts = {self._hosts[node]: owners.get(node, IDLE) for node in switched}
+            spans.switch(at_s, of_hosts, self._node_w)
+            spans.sleep(at_s, owners)
         if over:
-            spans.split(self.measured.nodes, at_s)
+            spans.split(self.measured.booked_s, at_s)
             self.closed_by_model = self.ledger.books(at_s)
 
     def reopen(self, state: State, event: Reopened, cluster: Cluster) -> None:
@@ -178,13 +181,14 @@ class EnergyBooks:
 
     def _holding(
         self, state: State, owner: JobId, numbers: Mapping[JobId, int]
-    ) -> tuple[tuple[str, ...], int]:
+    ) -> tuple[tuple[str, ...], int | None]:
         """Return the nodes of a running job, or of a program with tasks, and the resize."""
         job = as_job(state, owner) if is_task(owner) else state.running.get(owner)
-        if job is None or job.start_s is None:
-            return (), 0
+        if job is None:
+            return (), None
         number = numbers.get(job.spec.id, 0) if job.resize_begun else 0
-        return tuple(self._names[node] for node in job.busy_nodes), number
+        nodes = tuple(self._names[node] for node in job.busy_nodes)
+        return nodes, None if job.start_s is None else number
 
     def _resizing(self, job: Job, event: ResizeEvent, number: int) -> None:
         """Enter the beginning of a resize, or its energy and the energy that it will save."""
@@ -318,6 +322,6 @@ class EnergyBooks:
         return parts
 
 
-def _owner(state: State, node: Node) -> str:
-    """Return the owner of the energy of a node without a job."""
-    return OFF if node in state.off else BOOT if node in state.booting else IDLE
+def asleep(state: State) -> dict[Node, str]:
+    """Return the owners of the energy of nodes, or slots, that are off or boot."""
+    return dict.fromkeys(sorted(state.off), OFF) | dict.fromkeys(sorted(state.booting), BOOT)

@@ -311,7 +311,7 @@ class Measured:
                 self.spans.measured(span, energy.device, energy.source, share)
         measured_s = span_s - reading.unseen_s
         for node, part_j in of_node.items():
-            self.spans.totals.enter_node(node, part_j)
+            self.spans.totals.node_j[node] += part_j
             if measured_s > 0.0:
                 reading.watts[node] = part_j / measured_s
 
@@ -373,11 +373,6 @@ class Measured:
         state = self.hosts.get(host)
         device = None if state is None else state.devices.get(WHOLE)
         return state is not None and device is not None and device.agent == state.agent
-
-    @property
-    def nodes(self) -> list[str]:
-        """The nodes with reports of meters."""
-        return [node for host in self.hosts.values() for node in host.nodes]
 
     @property
     def booked_s(self) -> dict[str, float]:

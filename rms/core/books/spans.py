@@ -1,20 +1,24 @@
-"""Spans: the owners of nodes over time, with modelled and measured energy and the sums.
+"""The holders of nodes over time, and the owners of their energy, with the sums.
 
-A span is a node with one owner: a job (and one of its worlds, and a resize while that lasts), or
-idle, off, booting. It begins and ends with a change of owners, so the number of spans does not
-depend on meters. Its model energy is power times time, which a measurement replaces
-(:mod:`rms.core.books.measured`). Energy is summed by owner and by node, independently, so that the
-two sums can be compared.
+A job holds a node from the decision on, and owns its energy from its start on: a span is a node
+with one owner, a job (and one of its worlds, and a resize while that lasts), or idle, off, booting.
+It begins and ends with a change of owners, so the number of spans does not depend on meters. Its
+model energy is power times time, which a measurement replaces (:mod:`rms.core.books.measured`).
+Energy is summed by owner and by node, independently, so that the two sums can be compared.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
+
+import msgspec
 
 from rms.core.model.jobs import JobId, Node
-from rms.core.state import State
+from rms.core.state import is_task
 from rms.wire.users import EnergyRow, NodeSpan
 
 IDLE = "idle"
@@ -34,6 +38,12 @@ MODEL = "model"
 
 WHOLE = "node"
 """Device of a span as a whole, for the model."""
+
+MOST = 20_000
+"""Least number of entries for charts that are kept when older ones are forgotten."""
+
+RESOLUTION_S = 1.0
+"""Of readings at shorter intervals, only the first and the newest are kept."""
 
 BALANCE = 1e-9
 """Two sums of the same energy may differ by this share of the cluster's energy."""
@@ -70,8 +80,7 @@ class Share:
         self.estimate |= more.estimate
 
 
-@dataclass(slots=True, eq=False)
-class Span:
+class Span(msgspec.Struct, array_like=True, eq=False):
     """The time in which a node has one owner.
 
     Attributes:
@@ -97,7 +106,7 @@ class Span:
     end_s: float | None = None
     booked_s: float = -inf
     replaced_j: float = 0.0
-    measured: dict[tuple[str, str], Share] = field(default_factory=dict)
+    measured: dict[tuple[str, str], Share] = {}
     saved: bool = False
     at_once_j: float = 0.0
     lasted_s: float = 0.0
@@ -126,20 +135,13 @@ class Span:
     def _row(
         self, device: str, source: str, end_s: float, share: Share, replaced_j: float
     ) -> EnergyRow:
-        return EnergyRow(
-            owner=self.owner,
-            world=self.world,
-            resize=self.resize,
-            node=self.node,
-            device=device,
-            source=source,
-            begin_s=self.begin_s,
-            end_s=end_s,
-            joules=share.joules,
-            uncertainty_j=share.uncertainty_j,
-            estimate=share.estimate,
-            replaced_j=replaced_j,
-        )
+        key = self.owner, self.world, self.resize, self.node
+        sums = share.joules, share.uncertainty_j, share.estimate
+        return EnergyRow(*key, device, source, self.begin_s, end_s, *sums, replaced_j)
+
+
+def _sums() -> defaultdict[Any, float]:
+    return defaultdict(float)
 
 
 @dataclass
@@ -156,30 +158,19 @@ class Totals:
     """
 
     measured: dict[str, dict[str, Share]] = field(default_factory=dict)
-    owner_j: dict[str, float] = field(default_factory=dict)
-    node_j: dict[str, float] = field(default_factory=dict)
-    resize_j: dict[tuple[str, int], float] = field(default_factory=dict)
+    owner_j: defaultdict[str, float] = field(default_factory=_sums)
+    node_j: defaultdict[str, float] = field(default_factory=_sums)
+    resize_j: defaultdict[tuple[str, int], float] = field(default_factory=_sums)
     since_s: float = inf
-    since_j: dict[str, float] = field(default_factory=dict)
-
-    def count_from(self, at_s: float) -> None:
-        """Count ``since_j`` from a time on."""
-        self.since_s = at_s
-        self.since_j.clear()
+    since_j: defaultdict[str, float] = field(default_factory=_sums)
 
     def enter(self, span: Span, joules: float) -> None:
         """Add a measurement's difference to the model's energy to the sums of a span's owner."""
-        owner = span.owner
-        self.owner_j[owner] = self.owner_j.get(owner, 0.0) + joules
+        self.owner_j[span.owner] += joules
         if span.resize:
-            key = owner, span.resize
-            self.resize_j[key] = self.resize_j.get(key, 0.0) + joules
+            self.resize_j[span.owner, span.resize] += joules
         if span.begin_s >= self.since_s:
-            self.since_j[owner] = self.since_j.get(owner, 0.0) + joules
-
-    def enter_node(self, node: str, joules: float) -> None:
-        """Add the difference to the sum of a node."""
-        self.node_j[node] = self.node_j.get(node, 0.0) + joules
+            self.since_j[span.owner] += joules
 
     def enter_source(self, owner: str, source: str, more: Share) -> None:
         """Add measured energy to an owner's sum from a source."""
@@ -189,7 +180,7 @@ class Totals:
         """Merge a finished owner's energy into the sum of forgotten jobs."""
         for sums in (self.owner_j, self.since_j):
             if owner in sums:
-                sums[PAST] = sums.get(PAST, 0.0) + sums.pop(owner)
+                sums[PAST] += sums.pop(owner)
         for source, share in self.measured.pop(owner, {}).items():
             self.enter_source(PAST, source, share)
 
@@ -202,7 +193,7 @@ class Totals:
             share = Share(row.joules, row.uncertainty_j, row.estimate)
             self.enter_source(row.owner, row.source, share)
         self.enter(span, joules)
-        self.enter_node(row.node, joules)
+        self.node_j[row.node] += joules
 
 
 Carry = tuple[float, float] | None
@@ -211,27 +202,43 @@ they replaced: both apply to the next span."""
 
 
 class Spans:
-    """The spans of all nodes, and their sums.
+    """The holders of all nodes, the spans of their energy with the sums, and data of charts.
 
     Attributes:
+        names: the nodes.
         changed: spans with rows to be written.
-        held: nodes by job.
+        held: nodes by job, or by program with tasks.
+        spans: the times in which jobs held nodes, in the order in which they began.
+        past: the finished ones of them, in the order in which they ended.
+        power_spans: of nodes that were off or booted, in the order in which they began.
+        power_w: ``(time, power of the cluster from then on)``, strictly rising in time.
+        present_spans, asleep: by node, those of ``spans`` and of ``power_spans`` without an end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self.use(names)
         self.totals = Totals()
         self.changed: dict[Span, None] = {}
         self._of: dict[str, list[Span]] = {}
         self.held: dict[JobId, Sequence[str]] = {}
         self._worlds: dict[JobId, dict[str, int]] = {}
         self._over: set[str] = set()
+        self.spans: list[NodeSpan] = []
+        self.past: list[NodeSpan] = []
+        self.power_spans: list[NodeSpan] = []
+        self.power_w: list[tuple[float, float]] = []
+        self.present_spans: dict[str, NodeSpan] = {}
+        self.asleep: dict[str, NodeSpan] = {}
+        self._ends_with_reading = False
 
-    # --- changes of owners ---------------------------------------------------------------------
+    def use(self, names: Sequence[str]) -> None:
+        """Go on with these nodes."""
+        self.names, self._at = names, {name: at for at, name in enumerate(names)}
+
+    # --- changes of holders and owners ---------------------------------------------------------
 
     def open(self, at_s: float, watts: Mapping[str, float]) -> None:
         """Begin with idle nodes, which draw this power."""
-        self.held.clear()
-        self._worlds.clear()
         for node, power_w in watts.items():
             self._begin(Span(node, IDLE, None, 0, power_w, at_s), None)
 
@@ -240,24 +247,52 @@ class Spans:
         for spans in self._of.values():
             if spans and spans[-1].end_s is None:
                 self._end(spans[-1], at_s)
+        for held in (*self.present_spans.values(), *self.asleep.values()):
+            held.end_s = at_s
+        self.past += self.present_spans.values()
+        for by_name in (self.present_spans, self.asleep, self.held, self._worlds):
+            by_name.clear()
 
     def follow(
         self,
         at_s: float,
-        holdings: Mapping[JobId, tuple[Sequence[str], int]],
+        holdings: Mapping[JobId, tuple[Sequence[str], int | None]],
         watts: Callable[[str], float],
     ) -> None:
-        """Enter the nodes that jobs hold from now on, and the resize (0 for none)."""
+        """Enter the nodes that jobs hold from now on, and the resize.
+
+        The resize is 0 for none, and None for a job that has not started: it draws no power yet.
+        """
         changes: dict[str, tuple[str, int]] = {}
+        moved = [
+            job
+            for job, (nodes, _) in holdings.items()
+            if nodes != self.held.get(job, ()) and not is_task(job)
+        ]
         for job in holdings:
-            changes.update(dict.fromkeys(self.held.get(job, ()), (IDLE, 0)))
+            before = self.held.get(job, ())
+            if before and self._of[before[0]][-1].owner == job:
+                changes.update(dict.fromkeys(before, (IDLE, 0)))
+        for job in moved:
+            left = set(holdings[job][0])
+            for node in [node for node in self.held.get(job, ()) if node not in left]:
+                span = self.present_spans.pop(node)
+                span.end_s = at_s
+                self.past.append(span)
+        for job in moved:
+            new = set(holdings[job][0]).difference(self.held.get(job, ()))
+            for node in sorted(new, key=self._at.__getitem__):
+                span = self.present_spans[node] = NodeSpan(node, job, at_s, None)
+                self.spans.append(span)
         for job, (nodes, resize) in holdings.items():
-            changes.update(dict.fromkeys(nodes, (job, resize)))
+            if resize is None:
+                self._worlds.pop(job, None)
+            else:
+                changes.update(dict.fromkeys(nodes, (job, resize)))
             if nodes:
                 self.held[job] = nodes
             else:
                 self.held.pop(job, None)
-                self._worlds.pop(job, None)
         for node, (owner, resize) in changes.items():
             power_w, now = watts(node), self._of[node][-1]
             if (now.owner, now.resize, now.watts) != (owner, resize, power_w):
@@ -274,6 +309,17 @@ class Spans:
             if now.owner in (IDLE, OFF, BOOT) and (now.owner, now.watts) != (owner, power_w):
                 self._replace(now, Span(node, owner, None, 0, power_w, at_s))
 
+    def sleep(self, at_s: float, owners: Mapping[Node, str]) -> None:
+        """Enter the nodes, or slots, that are off or boot from now on."""
+        asleep = {self.names[node]: owner for node, owner in owners.items()}
+        for node, span in list(self.asleep.items()):
+            if asleep.get(node) != span.job:
+                self.asleep.pop(node).end_s = at_s
+        for node, owner in asleep.items():
+            if node not in self.asleep:
+                self.asleep[node] = NodeSpan(node, owner, at_s, None)
+                self.power_spans.append(self.asleep[node])
+
     def booted(self, at_s: float, node: str, joules: float) -> None:
         """Enter the energy of a boot that takes no time."""
         span = Span(node, BOOT, None, 0, 0.0, at_s, at_s, at_once_j=joules)
@@ -286,6 +332,8 @@ class Spans:
         self._worlds.setdefault(job, {}).update(worlds)
         for node in self.held.get(job, ()):
             now, world = self._of[node][-1], self._world(job, node)
+            if now.owner != job:
+                continue
             if now.world is None:
                 now.world = world
             elif now.world != world:
@@ -346,26 +394,55 @@ class Spans:
         """Return all spans in memory, in the order of time by node."""
         return [span for spans in self._of.values() for span in spans]
 
-    def keep(self, span: Span, *, changed: bool) -> None:
-        """Add a span of a snapshot, the next of its node."""
-        self._of.setdefault(span.node, []).append(span)
-        if changed:
-            self.changed[span] = None
-        if span.end_s is not None:
-            self._over.add(span.node)
+    def keep(self, spans: Iterable[Span]) -> None:
+        """Add the spans of a snapshot, by node in the order of time; changed ones are not saved."""
+        for span in spans:
+            self._of.setdefault(span.node, []).append(span)
+            if not span.saved:
+                self.changed[span] = None
+            span.saved = False
+            if span.end_s is not None:
+                self._over.add(span.node)
+
+    # --- data of charts ----------------------------------------------------------------------
+
+    def power(self, now_s: float, watts: float) -> None:
+        """Enter the power of the cluster from now on, after an event."""
+        self._ends_with_reading = False
+        if self.power_w and self.power_w[-1][0] == now_s:
+            self.power_w[-1] = now_s, watts
+        else:
+            self.power_w.append((now_s, watts))
+
+    def reading(self, now_s: float, watts: float) -> None:
+        """Enter the power of the cluster from now on, after a meter was read."""
+        curve = self.power_w
+        if self._ends_with_reading and len(curve) > 1 and now_s < curve[-2][0] + RESOLUTION_S:
+            curve.pop()
+        self.power(now_s, watts)
+        self._ends_with_reading = True
+
+    def forget_jobs(self, jobs: Collection[str]) -> None:
+        """Drop the held nodes of finished jobs, and the oldest of all other data of charts."""
+        self.spans = [span for span in self.spans if span.job not in jobs or span.end_s is None]
+        del self.past[:-MOST]
+        del self.power_w[:-MOST]
+        old = self.power_spans[:-MOST]
+        if old:
+            left = [span for span in old if span.end_s is None]
+            self.power_spans = left + self.power_spans[-MOST:]
 
     # --- energy ------------------------------------------------------------------------------
 
     def count_from(self, at_s: float, booked_s: float) -> None:
         """Let the totals count from a time on; reports end at ``booked_s``."""
-        self.totals.count_from(at_s)
+        since_j, self.totals.since_s = self.totals.since_j, at_s
+        since_j.clear()
         if booked_s > at_s:
-            since_j = self.totals.since_j
             for span in self.kept():
                 if span.begin_s >= at_s:
                     joules = sum(share.joules for share in span.measured.values())
-                    more_j = joules - span.replaced_j
-                    since_j[span.owner] = since_j.get(span.owner, 0.0) + more_j
+                    since_j[span.owner] += joules - span.replaced_j
 
     def pieces(self, node: str, since_s: float, until_s: float) -> list[tuple[Span, float]]:
         """Return the spans of a time on a node with the seconds of their parts, rising.
@@ -389,7 +466,7 @@ class Spans:
         span.replaced_j += joules
         span.booked_s = max(span.booked_s, until_s)
         self.totals.enter(span, -joules)
-        self.totals.enter_node(span.node, -joules)
+        self.totals.node_j[span.node] -= joules
         self.changed[span] = None
 
     def measured(self, span: Span, device: str, source: str, more: Share) -> None:
@@ -413,7 +490,8 @@ class Spans:
         else:
             owners = frozenset(jobs)
             held = [self._of[node][-1] for job in owners for node in self.held.get(JobId(job), ())]
-            spans = dict.fromkeys([*(s for s in self.changed if s.owner in owners), *held])
+            own = [span for span in (*self.changed, *held) if span.owner in owners]
+            spans = dict.fromkeys(own)
         return [row for span in spans for row in span.rows(now_s)]
 
     def rows(self, now_s: float | None = None) -> list[EnergyRow]:
@@ -521,113 +599,3 @@ def _at(spans: Sequence[Span], at_s: float) -> Span | None:
         if span.begin_s <= at_s:
             return span if span.end_s is None or span.end_s > at_s else None
     return None
-
-
-# --- the timeline of a daemon, and of a simulation -----------------------------------------------
-
-MOST = 20_000
-"""Least number of points and spans that are kept when older ones are forgotten."""
-
-RESOLUTION_S = 1.0
-"""Of readings at shorter intervals, only the first and the newest are kept."""
-
-_NONE: frozenset[Node] = frozenset()
-
-
-class Timeline:
-    """Spans of jobs on nodes, and the power of the cluster over time, for charts.
-
-    Args:
-        names: the nodes.
-
-    Attributes:
-        spans: in the order in which they began.
-        past: the finished ones of them, in the order in which they ended.
-        power_spans: of nodes that were off or booted, in the order in which they began.
-        power_w: ``(time, power of the cluster from then on)``, strictly rising in time.
-        open, asleep: by node, the open span of ``spans`` and of ``power_spans``.
-        held: nodes by job.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = names
-        self.spans: list[NodeSpan] = []
-        self.past: list[NodeSpan] = []
-        self.power_spans: list[NodeSpan] = []
-        self.power_w: list[tuple[float, float]] = []
-        self.open: dict[Node, NodeSpan] = {}
-        self.held: dict[JobId, frozenset[Node]] = {}
-        self.asleep: dict[Node, NodeSpan] = {}
-        self._ends_with_reading = False
-
-    def hold(self, state: State, now_s: float, jobs: Iterable[JobId]) -> None:
-        """Enter the nodes that ``jobs`` hold now, after an event of them."""
-        now: dict[JobId, frozenset[Node]] = {}
-        for job_id in dict.fromkeys(jobs):
-            job = state.running.get(job_id)
-            now[job_id] = frozenset(() if job is None else job.busy_nodes)
-            for node in self.held.get(job_id, frozenset()) - now[job_id]:
-                span = self.open.pop(node)
-                span.end_s = now_s
-                self.past.append(span)
-        for job_id, held in now.items():
-            for node in sorted(held - self.held.get(job_id, _NONE)):
-                span = NodeSpan(self.names[node], str(job_id), now_s, None)
-                self.open[node] = span
-                self.spans.append(span)
-            if held:
-                self.held[job_id] = held
-            else:
-                self.held.pop(job_id, None)
-
-    def switch(self, state: State, now_s: float) -> None:
-        """Enter the nodes that are off or boot now."""
-        now = dict.fromkeys(sorted(state.off), OFF) | dict.fromkeys(sorted(state.booting), BOOT)
-        for node, span in list(self.asleep.items()):
-            if now.get(node) == span.job:
-                del now[node]
-            else:
-                self.asleep.pop(node).end_s = now_s
-        for node, owner in now.items():
-            self.asleep[node] = NodeSpan(self.names[node], owner, now_s, None)
-            self.power_spans.append(self.asleep[node])
-
-    def present(self) -> list[NodeSpan]:
-        """Return the open spans of jobs."""
-        return list(self.open.values())
-
-    def power(self, now_s: float, watts: float) -> None:
-        """Enter the power of the cluster from now on, after an event."""
-        self._ends_with_reading = False
-        if self.power_w and self.power_w[-1][0] == now_s:
-            self.power_w[-1] = now_s, watts
-        else:
-            self.power_w.append((now_s, watts))
-
-    def reading(self, now_s: float, watts: float) -> None:
-        """Enter the power of the cluster from now on, after a meter was read."""
-        curve = self.power_w
-        if self._ends_with_reading and len(curve) > 1 and now_s < curve[-2][0] + RESOLUTION_S:
-            curve.pop()
-        self.power(now_s, watts)
-        self._ends_with_reading = True
-
-    def forget(self, jobs: Collection[str]) -> None:
-        """Drop the spans of these finished jobs, and the oldest of all other entries."""
-        self.spans = [span for span in self.spans if span.job not in jobs or span.end_s is None]
-        del self.past[:-MOST]
-        del self.power_w[:-MOST]
-        old = self.power_spans[:-MOST]
-        if old:
-            left = [span for span in old if span.end_s is None]
-            self.power_spans = left + self.power_spans[-MOST:]
-
-    def reopen(self, names: Sequence[str], at_s: float | None) -> None:
-        """Go on with the nodes of another cluster; the spans on those before end at ``at_s``."""
-        for span in (*self.open.values(), *self.asleep.values()):
-            span.end_s = at_s
-        self.past += self.open.values()
-        self.open.clear()
-        self.asleep.clear()
-        self.held.clear()
-        self.names = names

@@ -32,7 +32,6 @@ class BaseEvent(msgspec.Struct, frozen=True, tag=True):
         renews_queue: jobs enter or leave the queue by it without a submission, start or end.
         changes_holds: another held job may be the next one whose time comes.
         changes_nodes: it changes the number of nodes that jobs can have.
-        switches_nodes: nodes are up, or fail, after they were powered off or on.
         lowers_power: jobs and tasks may draw less after it than meters have read before.
         rank: its place among the events of one instant in a simulation, except submissions: ends,
             freed nodes, ticks, resize points.
@@ -47,7 +46,6 @@ class BaseEvent(msgspec.Struct, frozen=True, tag=True):
     renews_queue: ClassVar[bool] = False
     changes_holds: ClassVar[bool] = False
     changes_nodes: ClassVar[bool] = False
-    switches_nodes: ClassVar[bool] = False
     lowers_power: ClassVar[bool] = False
     rank: ClassVar[int] = 2
     needs_jobs: ClassVar[bool] = False
@@ -237,7 +235,6 @@ class NodeBooted(BaseEvent, frozen=True):
     node: Node
 
     decides: ClassVar[bool] = True
-    switches_nodes: ClassVar[bool] = True
     needs_jobs: ClassVar[bool] = True
 
 
@@ -248,7 +245,6 @@ class NodePowerFailed(BaseEvent, frozen=True):
     reason: str = ""
 
     decides: ClassVar[bool] = True
-    switches_nodes: ClassVar[bool] = True
 
 
 class Ended(JobEvent, frozen=True):
@@ -462,9 +458,9 @@ def node_words(number: int, verb: bool = False) -> str:
     return f"1 node{' is' * verb}" if number == 1 else f"{number} nodes{' are' * verb}"
 
 
-def free_words(number: int) -> str:
+def free_words(number: int, free: str = "free") -> str:
     """Return ``1 is free``, ``2 are free``."""
-    return f"{number} {'is' if number == 1 else 'are'} free"
+    return f"{number} {'is' if number == 1 else 'are'} {free}"
 
 
 class Later(msgspec.Struct, frozen=True, tag=True):

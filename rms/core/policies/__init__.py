@@ -5,6 +5,7 @@ returns decisions, keeps no memory and changes nothing. The mode of a job applie
 policy. The README describes the arguments of parts, and users' own parts.
 """
 
+from rms.core.policies.admission import View
 from rms.core.policies.compose import (
     DEFAULT,
     POLICIES,
@@ -14,7 +15,7 @@ from rms.core.policies.compose import (
     placing,
     read_policy,
 )
-from rms.core.policies.policy import MissingPartError, Policy, PolicyError, View
+from rms.core.policies.policy import MissingPartError, Policy, PolicyError
 
 __all__ = [
     "DEFAULT",

@@ -9,6 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from math import inf
 from typing import Literal
@@ -19,6 +21,28 @@ from rms.core.model.events import Later, Reason, Start, free_words, node_words
 from rms.core.model.jobs import Job, JobId
 from rms.core.policies.placement import Plan, Room
 from rms.core.state import End, State
+
+
+@dataclass(eq=False)
+class View:
+    """The state for the parts, with their results, to explain why jobs wait.
+
+    Attributes:
+        state: all nodes on.
+        room: the room, within the power cap.
+        queue: the waiting jobs in order.
+        plan: their sizes.
+    """
+
+    state: State
+    room: Room
+    queue: Iterable[Job]
+    plan: Plan
+
+    @cached_property
+    def running(self) -> Counter[str | None]:
+        """The number of running jobs by array."""
+        return Counter(job.spec.array for job in self.state.running.values())
 
 
 class Admission:
@@ -35,15 +59,11 @@ class Admission:
         """Return the starts of this pass."""
         raise NotImplementedError
 
-    def explain(
-        self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room
-    ) -> Later:
+    def explain(self, job: Job, view: View) -> Later:
         """Return why a job waits."""
         return Later(job.spec.id, "Resources: its turn has not come", Reason.RESOURCES)
 
-    def reservation(
-        self, state: State, queue: Iterable[Job], plan: Plan, room: Room
-    ) -> tuple[JobId, float] | None:
+    def reservation(self, view: View) -> tuple[JobId, float] | None:
         """Return the job that has a reservation and its time, or None."""
         return None
 
@@ -67,11 +87,9 @@ class InOrder(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True
             start_head(islice(queue, self.at_most), plan, room, starts)
         return starts
 
-    def explain(
-        self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room
-    ) -> Later:
+    def explain(self, job: Job, view: View) -> Later:
         """Return why a job waits."""
-        return _waits(job, next(iter(queue)), plan, room)
+        return _waits(job, next(iter(view.queue)), view)
 
 
 class FirstFitting(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,11 +110,9 @@ class FirstFitting(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields
                 starts.append(start(job, size, room, "fits", Reason.FITS))
         return starts
 
-    def explain(
-        self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room
-    ) -> Later:
+    def explain(self, job: Job, view: View) -> Later:
         """Return why a job waits."""
-        return _waits(job, job, plan, room)
+        return _waits(job, job, view)
 
 
 # --- EASY: a reservation for the first waiting job ----------------------------------------------
@@ -187,18 +203,17 @@ class Easy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tail = [job for _, _, job in state.by_estimate if job.spec.id not in begun]
         return state.by_priority(tail)
 
-    def explain(
-        self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room
-    ) -> Later:
+    def explain(self, job: Job, view: View) -> Later:
         """Return why a job waits."""
-        head = next(iter(queue))
+        state, plan, room = view.state, view.plan, view.room
+        head = next(iter(view.queue))
         size, budget = plan.start(head, room.free), room.budget
         watts = 0.0 if budget is None else budget.start_w(head, size)
         at, _ = reservation(state, room, [], size, watts)
         when = "" if at == inf else f", reserved for it in {at - state.now_s:.0f} s"
         if job is head:
             if size <= room.free and not room.fits(job, size):
-                return _waits(job, head, plan, room)
+                return _waits(job, head, view)
             text = f"Resources: waits for {node_words(size)}, {free_words(room.free)}{when}"
             return Later(job.spec.id, text, Reason.RESOURCES)
         own = plan.start(job, room.free)
@@ -287,9 +302,10 @@ def _ends(state: State, room: Room, starts: list[Start]) -> Iterator[End]:
     return islice(ends, first, None)
 
 
-def _waits(job: Job, head: Job, plan: Plan, room: Room) -> Later:
+def _waits(job: Job, head: Job, view: View) -> Later:
+    room = view.room
     if job is head:
-        size, there = plan.start(job, room.free), node_words(room.free, verb=True)
+        size, there = view.plan.start(job, room.free), node_words(room.free, verb=True)
         if size <= room.free and room.contended:
             text = f"Resources: {there} free, but too little memory bandwidth there"
             return Later(job.spec.id, text, Reason.RESOURCES)
@@ -491,13 +507,11 @@ class Conservative(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields
             left = max(0, profile.at(state.now_s))
             yield job, size, at_s
 
-    def explain(
-        self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room
-    ) -> Later:
+    def explain(self, job: Job, view: View) -> Later:
         """Return why a job waits."""
-        for other, size, at_s in self._planned(state, queue, plan, room):
+        for other, size, at_s in self._planned(view.state, view.queue, view.plan, view.room):
             if other is job:
-                nodes = node_words(size, verb=True)
-                text = f"Resources: {nodes} reserved for it in {at_s - state.now_s:.0f} s"
+                nodes, left_s = node_words(size, verb=True), at_s - view.state.now_s
+                text = f"Resources: {nodes} reserved for it in {left_s:.0f} s"
                 return Later(job.spec.id, text, Reason.RESOURCES)
         return Later(job.spec.id, "Priority: jobs before it have no expected end", Reason.PRIORITY)

@@ -24,8 +24,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
-from heapq import heappop, heappush
+from heapq import heappop, heappush, merge
 from math import inf
+from operator import itemgetter
 from typing import ClassVar, Literal
 
 import msgspec
@@ -33,7 +34,7 @@ import msgspec
 from rms.core.model.events import Later, Reason, Start, node_words
 from rms.core.model.jobs import Job, JobId, Mode
 from rms.core.model.speedup import Speedup, some_sizes
-from rms.core.policies.admission import Admission, Easy, InOrder, start, within_limits
+from rms.core.policies.admission import Admission, Easy, InOrder, View, start, within_limits
 from rms.core.policies.placement import Plan, Room, Sizing, plan_of_sizing
 from rms.core.policies.share import EqualShare, SharePlan, balanced, freeing
 from rms.core.rules.powercap import PowerBudget, never_fits, why_power
@@ -348,7 +349,9 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
                 break
             steps = heappop(heap)[3]
             size, wider = steps.size, steps.reach(spare)
-            if not wider or not _affords(budget, steps.job, size, wider):
+            if not wider:
+                continue
+            if budget and not budget.affords(budget.widening_w(steps.job, size, wider)):
                 continue
             spare -= wider - size
             steps.size, steps.value = wider, steps.value_at(wider)
@@ -445,17 +448,6 @@ class Steps:
         if wider - self.size > spare:
             wider = _at_most(self.job, self.size + spare)
         return wider if wider > self.size else 0
-
-
-def _affords(budget: PowerBudget | None, job: Job, size: int, wider: int) -> bool:
-    """Take the power of a step from the rest of the cap; return whether it suffices."""
-    if budget is None:
-        return True
-    more_w = budget.widening_w(job, size, wider)
-    if not budget.covers(more_w):
-        return False
-    budget.take(more_w)
-    return True
 
 
 @dataclass(slots=True)
@@ -575,57 +567,37 @@ def _by_age(state: State, queue: Iterable[Job]) -> Iterable[Job]:
     return list(within_limits(state, state.by_priority(jobs)))
 
 
+Release = tuple[float, Job, int]
+"""The time at which a job frees nodes, the job, and their number."""
+
+
 def _reserve(state: State, room: Room, backfill: Backfilled, first: Job) -> float:
     """Return the earliest start of a job, all others at their least sizes; set ``extra``."""
     now, budget, size = state.now_s, backfill.budget, first.least
-    running = state.running_by("least end")
-    starting = sorted(
-        (now + _longest_s(job, nodes), job.number, job, nodes)
-        for job, nodes in zip(backfill.jobs, backfill.sizes, strict=True)
-    )
-    if budget is None and not starting and not room.passed:
-        return _reserve_nodes(state, backfill, running, size)
+    running: Iterable[Release]
+    running = ((end_s, job, _least(job)) for end_s, _, job in state.running_by("least end"))
+    if room.passed:
+        passed = {job for _, _, job in state.ends[: room.passed]}
+        running = (release for release in running if release[1] not in passed)
+    if backfill.jobs:
+        pairs = zip(backfill.jobs, backfill.sizes, strict=True)
+        starting = [(now + _longest_s(job, nodes), job, nodes) for job, nodes in pairs]
+        starting.sort(key=lambda release: (release[0], release[1].number))
+        running = merge(running, starting, key=itemgetter(0))
     free, left_w, own_w = backfill.free + _in_flight(state), inf, 0.0
     if budget is not None:
         left_w, own_w = budget.for_reservation_w, budget.start_w(first, size)
-    at, begun, passed = 0, 0, {job.number for _, _, job in state.ends[: room.passed]}
     reserved = now if free >= size and left_w >= own_w else inf
-    while at < len(running) or begun < len(starting):
-        if begun >= len(starting) or (at < len(running) and running[at][0] <= starting[begun][0]):
-            end_s, number, job = running[at]
-            at += 1
-            if number in passed:
-                continue
-            nodes = _least(job)
-            watts = 0.0 if budget is None else budget.at_w(job, nodes)
-        else:
-            end_s, _, job, nodes = starting[begun]
-            begun += 1
-            watts = 0.0 if budget is None else budget.start_w(job, nodes)
+    for end_s, job, nodes in running:
         if end_s > reserved:
             break
         free += nodes
-        left_w += watts
+        if budget is not None:
+            left_w += budget.at_w(job, nodes)
         if free >= size and left_w >= own_w and reserved == inf:
             reserved = max(end_s, now)  # further ends at that time count, too
-    if reserved == inf:
-        backfill.extra, backfill.extra_w = 0, 0.0
-    else:
-        backfill.extra, backfill.extra_w = free - size, left_w - own_w
-    return reserved
-
-
-def _reserve_nodes(state: State, backfill: Backfilled, running: list[End], size: int) -> float:
-    """Return :func:`_reserve` without a power cap and without starts in this pass."""
-    free = backfill.free + _in_flight(state)
-    reserved = state.now_s if free >= size else inf
-    for end_s, _, job in running:
-        if end_s > reserved:
-            break
-        free += _least(job)
-        if free >= size and reserved == inf:
-            reserved = max(end_s, state.now_s)  # further ends at that time count, too
-    backfill.extra = 0 if reserved == inf else free - size
+    none = reserved == inf
+    backfill.extra, backfill.extra_w = (0, 0.0) if none else (free - size, left_w - own_w)
     return reserved
 
 
@@ -697,8 +669,8 @@ def _widest_by_law(
     """Return the largest n with n t(n) at most (1 + more) p t(p), for t(n) = tc + t1 / n."""
     if tc_s <= 0.0:
         return high
-    most = int(((1.0 + more) * (tc_s * preferred + t1_s) - t1_s) / tc_s * (1.0 + 1e-12))
-    return max(preferred, min(high, most))
+    most = ((1.0 + more) * (tc_s * preferred + t1_s) - t1_s) / tc_s * (1.0 + 1e-12)
+    return max(preferred, int(min(high, most)))
 
 
 def _widest(speedup: Speedup, sizes: Iterable[int], preferred: int, more: float) -> int:
@@ -799,28 +771,22 @@ class Planned(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True
                 starts.append(start(job, size, room, "fits", Reason.FITS))
         return starts
 
-    def reservation(
-        self, state: State, queue: Iterable[Job], plan: Plan, room: Room
-    ) -> tuple[JobId, float] | None:
+    def reservation(self, view: View) -> tuple[JobId, float] | None:
         """Return the job that has a reservation and its time, or None."""
-        share = _share(plan)
+        share = _share(view.plan)
         if share is None or share.easy:
             return None
-        backfill = _backfilled(share, state, queue, room)
+        backfill = _backfilled(share, view)
         if backfill.first is None:
             return None
-        return backfill.first.spec.id, backfill.reserve(state, room)
+        return backfill.first.spec.id, backfill.reserve(view.state, view.room)
 
-    def explain(
-        self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room
-    ) -> Later:
+    def explain(self, job: Job, view: View) -> Later:
         """Return why a job waits."""
-        share = _share(plan)
-        if share is None:
-            return _IN_ORDER.explain(state, job, queue, plan, room)
-        if share.easy:
-            return _EASY.explain(state, job, share.queue or queue, plan, room)
-        backfill = _backfilled(share, state, queue, room)
+        state, room, share = view.state, view.room, _share(view.plan)
+        if share is None or share.easy:
+            return (_IN_ORDER if share is None else _EASY).explain(job, view)
+        backfill = _backfilled(share, view)
         at_s = backfill.reserve(state, room)
         when = "" if at_s == inf else f", reserved in {at_s - state.now_s:.0f} s"
         due_s = (state.due or {}).get(job.spec.id, inf)
@@ -847,12 +813,12 @@ class Planned(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True
         return Later(job.spec.id, f"Resources: {text}", Reason.RESOURCES)
 
 
-def _backfilled(plan: BackfillPlan, state: State, queue: Iterable[Job], room: Room) -> Backfilled:
+def _backfilled(plan: BackfillPlan, view: View) -> Backfilled:
     """Return the jobs that a plan may start, computed once per plan."""
     if plan.backfill is None:
-        plan.backfill = plan.sizing.backfilled(state, queue, room)
+        plan.backfill = plan.sizing.backfilled(view.state, view.queue, view.room)
     if plan.backfill.first is None and not plan.backfill.jobs:
-        plan.backfill.first = next(_in_turn(state, queue), None)
+        plan.backfill.first = next(_in_turn(view.state, view.queue), None)
     return plan.backfill
 
 

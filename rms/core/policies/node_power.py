@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from math import inf
 from typing import ClassVar
@@ -23,7 +24,7 @@ import msgspec
 from rms.core.model.events import Decision, Never, PowerOff, PowerOn, Reason, Resize, Start
 from rms.core.model.jobs import Job, JobId, Node
 from rms.core.model.speedup import drawn, longer
-from rms.core.policies.placement import Lowest, Placement, Room, RoomWithin
+from rms.core.policies.placement import LimitedRoom, Lowest, Placement, Room
 from rms.core.policies.shared import SharedRoom
 from rms.core.rules.powercap import PowerBudget, boot_extra_w, growth_w, mean_w
 from rms.core.state import State
@@ -218,7 +219,9 @@ def switched(
     idle: list[Node] = []
     if starts and not any(decision.code is Reason.POWER for decision in placed):
         idle = [node for node in state.free_nodes() if node not in used]
-        idle = idle[_widening(state) :] if widens else idle
+        able = [job for until_s, _, job in state.expandable if until_s > state.now_s]
+        widening = sum(job.spec.sizes()[-1] - job.size for job in able)  # where that pays
+        idle = idle[widening:] if widens else idle
     free = set(idle)
     idle = [slots[0] for slots in _hosts(state, idle) if free.issuperset(slots)]
     early = set(soon) - used
@@ -268,31 +271,20 @@ def _leaving(decisions: Sequence[Decision]) -> set[JobId]:
     return {decision.job for decision in decisions if isinstance(decision, Start | Never)}
 
 
-def _widening(state: State) -> int:
-    """Return the number of nodes onto which it pays to widen running jobs."""
-    jobs = [job for until_s, _, job in state.expandable if until_s > state.now_s]
-    return sum(job.spec.sizes()[-1] - job.size for job in jobs)
-
-
 def _within_cap(
     state: State, now: Sequence[Decision], on: Sequence[tuple[Node, ...]]
 ) -> list[tuple[Node, ...]]:
     """Return the hosts to be powered on whose boots fit under the power cap."""
     if state.power_cap_w is None:
         return list(on)
-    budget, within = PowerBudget(state), []
+    budget = PowerBudget(state)
     for decision in now:
         if isinstance(decision, Start):
             budget.take(budget.start_w(state.pending[decision.job], decision.size))
         elif isinstance(decision, Resize):
             job = state.running[decision.job]
             budget.take(growth_w(state, job, decision.size, decision.nodes))
-    for nodes in on:
-        more_w = boot_extra_w(state, nodes)
-        if budget.covers(more_w):
-            budget.take(more_w)
-            within.append(nodes)
-    return within
+    return [nodes for nodes in on if budget.affords(boot_extra_w(state, nodes))]
 
 
 # --- placement ``consolidate``: jobs are moved together, so that hosts can go off ----------------
@@ -515,13 +507,8 @@ def _pays(state: State, source: Host, until_s: float) -> bool:
 
 def _within(state: State, source: Host, budget: PowerBudget | None) -> bool:
     """Return whether the power cap has room for both worlds of a host's jobs; take it."""
-    if budget is None:
-        return True
-    more_w = sum([growth_w(state, job, job.size, (Node(-1),)) for job in source.jobs])
-    if not budget.covers(more_w):
-        return False
-    budget.take(more_w)
-    return True
+    growths = (growth_w(state, job, job.size, (Node(-1),)) for job in source.jobs)
+    return budget is None or budget.affords(sum(growths))
 
 
 def _narrowed(state: State, hosts: Sequence[Host], left: int) -> list[Resize]:
@@ -631,7 +618,14 @@ class OptimalOperatingPoint(FrequencyPart, msgspec.Struct, frozen=True, forbid_u
 
     def __call__(self, state: State, room: Room) -> Room:
         """Return a room whose starts have the frequency."""
-        return ClockedRoom(room, state, self) if state.settable_frequencies else room
+        if not state.settable_frequencies:
+            return room
+        return LimitedRoom(room, clock=partial(self._clock, state))
+
+    def _clock(self, state: State, job: Job) -> tuple[float, float]:
+        """Return the frequency for a job, over the highest one, and the slowdown by it."""
+        share = self.asks(state, job)
+        return share, longer(state.site.levels, job.spec.operating_points, share)
 
     def asks(self, state: State, job: Job) -> float:
         """Return the frequency for a job, over the highest one; of equal ones the higher.
@@ -651,25 +645,3 @@ class OptimalOperatingPoint(FrequencyPart, msgspec.Struct, frozen=True, forbid_u
             if time <= self.slowdown * (1.0 + 1e-12) and energy < least:
                 best, least = share, energy
         return best
-
-
-class ClockedRoom(RoomWithin):
-    """A room in which every start has a frequency."""
-
-    __slots__ = ("_part", "_state")
-
-    def __init__(self, room: Room, state: State, part: OptimalOperatingPoint) -> None:
-        super().__init__(room, varies=True)
-        self._state, self._part = state, part
-
-    def slowdown(self, job: Job, size: int) -> float:
-        """Return the expected run time of a job that starts now over the stated one."""
-        share = self._part.asks(self._state, job)
-        own = longer(self._state.site.levels, job.spec.operating_points, share)
-        return own * self._room.slowdown(job, size)
-
-    def take(self, job: Job, size: int) -> tuple[tuple[Node, ...], tuple[float, ...]]:
-        """Take nodes for a job that fits; return frequencies too."""
-        nodes, _ = self._room.take(job, size)
-        share = self._part.asks(self._state, job)
-        return nodes, () if share == 1.0 else (share,) * len(nodes)

@@ -3,28 +3,27 @@
 A placement opens a :class:`Room` for one pass: the free nodes, of which admission and sizing take
 some. A sizing makes a :class:`Plan` for it. The state does not change.
 
-Two limits apply to all parts. Under a power cap, power counts as nodes do (:class:`CappedRoom`).
+Two limits apply to all parts. Under a power cap, power counts as nodes do (:class:`LimitedRoom`).
 Jobs with lists of nodes get no other nodes (:class:`ListedRoom`). Both may make a start smaller
 than planned (:class:`LimitedPlan`).
 """
 
 from __future__ import annotations
 
-import copy
 import heapq
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from math import inf
 from typing import ClassVar, Protocol
 
 import msgspec
 
-from rms.core.model.events import Decision, Event, Later, Reason, Resize, Start, node_words
+from rms.core.model.events import Decision, Later, Reason, Resize, Start, free_words, node_words
 from rms.core.model.jobs import Job, JobId, JobSpec, Node, Site
-from rms.core.rules.checks import allowed, without
+from rms.core.rules.checks import allowed
 from rms.core.rules.powercap import ROUNDING, PowerBudget
 from rms.core.state import RunningKey, State
 
@@ -81,13 +80,25 @@ class Room(ABC):
         return 1.0
 
 
-class RoomWithin(Room):
-    """A room with one more condition or effect of starts."""
+class LimitedRoom(Room):
+    """A room under a power cap, where power counts as nodes do, or whose starts have frequencies.
 
-    __slots__ = ("_room", "varies")
+    Args:
+        budget: the rest of the power cap, or None.
+        clock: returns the frequency of a job, over the highest one, and the slowdown by it.
+    """
 
-    def __init__(self, room: Room, *, varies: bool = False) -> None:
-        self._room, self.varies = room, varies or room.varies
+    __slots__ = ("_clock", "_room", "budget", "varies")
+
+    def __init__(
+        self,
+        room: Room,
+        *,
+        budget: PowerBudget | None = None,
+        clock: Callable[[Job], tuple[float, float]] | None = None,
+    ) -> None:
+        self._room, self._clock, self.budget = room, clock, budget
+        self.varies = clock is not None or room.varies
 
     @property
     def free(self) -> int:
@@ -100,24 +111,38 @@ class RoomWithin(Room):
         return self._room.passed
 
     def fits(self, job: Job, size: int) -> bool:
-        """Return whether the job may start on ``size`` nodes now."""
-        return self._room.fits(job, size)
+        """Return whether the job may start on ``size`` nodes now, by nodes and power."""
+        powered = self.budget is None or self.budget.starts(job, size)
+        return powered and self._room.fits(job, size)
 
     def place(self, job: Job, size: int) -> tuple[Node, ...]:
         """Take nodes for a job that fits."""
         return self.take(job, size)[0]
 
-    def resize(self, job: Job, size: int) -> tuple[Node, ...]:
-        """Return the nodes of a running job at another size."""
-        return self._room.resize(job, size)
-
     def take(self, job: Job, size: int) -> tuple[tuple[Node, ...], tuple[float, ...]]:
-        """Take nodes for a job that fits; return frequencies too."""
-        return self._room.take(job, size)
+        """Take nodes and power for a job that fits; return frequencies too."""
+        if self.budget is not None:
+            self.budget.take(self.budget.start_w(job, size))
+        nodes, frequencies = self._room.take(job, size)
+        if self._clock is not None:
+            share, _ = self._clock(job)
+            frequencies = () if share == 1.0 else (share,) * len(nodes)
+        return nodes, frequencies
 
     def slowdown(self, job: Job, size: int) -> float:
         """Return the expected run time of a job that starts now over the stated one."""
-        return self._room.slowdown(job, size)
+        slowdown = self._room.slowdown(job, size)
+        return slowdown if self._clock is None else self._clock(job)[1] * slowdown
+
+    def resize(self, job: Job, size: int) -> tuple[Node, ...]:
+        """Return the nodes of a running job at another size; its present ones without power."""
+        budget = self.budget
+        if budget is not None:
+            if not budget.widens(job, size):
+                return job.nodes
+            if size > job.size:
+                budget.take(budget.widening_w(job, job.size, size))
+        return self._room.resize(job, size)
 
 
 class Plan(Protocol):
@@ -218,55 +243,8 @@ class Sizing:
         raise NotImplementedError
 
 
-class Counts(Room):
-    """Nodes that are all alike: counted, not placed."""
-
-    __slots__ = ("free", "passed")
-
-    free: int
-    passed: int
-
-    def __init__(self, free: int, passed: int = 0) -> None:
-        self.free, self.passed = free, passed
-
-    def place(self, job: Job, size: int) -> tuple[Node, ...]:
-        """Take nodes for a job that fits."""
-        self.free -= size
-        return ()
-
-    def resize(self, job: Job, size: int) -> tuple[Node, ...]:
-        """Take the nodes that a resize adds."""
-        self.free -= max(0, size - job.size)
-        return ()
-
-
-class Count(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nodes are counted only: for traces, and for clusters whose nodes are all alike.
-
-    ``ahead``: a job whose expected end has come no longer holds nodes: of two events of one
-    instant, a start may come before the end that frees its nodes. The engine checks after the
-    instant that the end came.
-    """
-
-    ahead: bool = False
-    counted: ClassVar[bool] = True
-
-    def __call__(self, state: State) -> Counts:
-        """Open the room of a pass."""
-        free = state.free_count
-        if not self.ahead:
-            return Counts(free)
-        now, passed = state.now_s, 0
-        for end, _, job in state.ends:
-            if end > now:
-                break
-            free += job.size
-            passed += 1
-        return Counts(free, passed)
-
-
 class Lowest(Room):
-    """Free nodes, the lowest first."""
+    """Free nodes, the lowest first; where nodes are counted, their number only."""
 
     __slots__ = ("_nodes", "free", "passed")
 
@@ -289,10 +267,30 @@ class Lowest(Room):
 
     def resize(self, job: Job, size: int) -> tuple[Node, ...]:
         """Return the nodes of a job at its new size: it keeps its first ones."""
-        have = job.nodes
-        if size <= len(have):
-            return have[:size]
-        return (*have, *self.place(job, size - len(have)))
+        more = size - job.size
+        return job.nodes[:size] if more <= 0 else (*job.nodes, *self.place(job, more))
+
+
+class Count(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nodes are counted only: for traces, and for clusters whose nodes are all alike.
+
+    ``ahead``: a job whose expected end has come no longer holds nodes: of two events of one
+    instant, a start may come before the end that frees its nodes. The engine checks after the
+    instant that the end came.
+    """
+
+    ahead: bool = False
+    counted: ClassVar[bool] = True
+
+    def __call__(self, state: State) -> Lowest:
+        """Open the room of a pass."""
+        room = Lowest(state)
+        for end, _, job in state.ends if self.ahead else ():
+            if end > state.now_s:
+                break
+            room.free += job.size
+            room.passed += 1
+        return room
 
 
 class FirstFit(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -333,41 +331,11 @@ class AsAsked(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # budget: an overtaking job takes no power that they need.
 
 
-class CappedRoom(RoomWithin):
-    """A room in which power counts as nodes do."""
-
-    __slots__ = ("budget",)
-
-    budget: PowerBudget
-
-    def __init__(self, room: Room, state: State) -> None:
-        super().__init__(room)
-        self.budget = PowerBudget(state)
-
-    def fits(self, job: Job, size: int) -> bool:
-        """Return whether the job may start on ``size`` nodes now, by nodes and power."""
-        return self.budget.starts(job, size) and self._room.fits(job, size)
-
-    def take(self, job: Job, size: int) -> tuple[tuple[Node, ...], tuple[float, ...]]:
-        """Take nodes and power for a job that fits; return frequencies too."""
-        self.budget.take(self.budget.start_w(job, size))
-        return self._room.take(job, size)
-
-    def resize(self, job: Job, size: int) -> tuple[Node, ...]:
-        """Return the nodes of a running job at another size; its present ones without power."""
-        if not self.budget.widens(job, size):
-            return job.nodes
-        if size > job.size:
-            self.budget.take(self.budget.widening_w(job, job.size, size))
-        return self._room.resize(job, size)
-
-
-def yielding(state: State, room: CappedRoom) -> list[Resize]:
+def yielding(state: State, room: Room, budget: PowerBudget) -> list[Resize]:
     """Return shrinks of running jobs if the cap is exceeded.
 
     One size at a time, the job that draws most first, until enough power is or will be free.
     """
-    budget = room.budget
     # A start that takes the whole rest may leave less than 0 W, by rounding.
     over_w = -(budget.left_w + budget.releasing_w) - 2.0 * ROUNDING * (state.power_cap_w or 0.0)
     if over_w <= 0.0:
@@ -490,7 +458,7 @@ class ListedRoom(Lowest):
 
 def listed_room(state: State, room: Room) -> ListedRoom | None:
     """Return the room of a pass for jobs with lists, None if the placement has none."""
-    return ListedRoom(state) if type(room) is Lowest else None
+    return ListedRoom(state) if type(room) is Lowest and not state.counted else None
 
 
 def _waiting(state: State) -> list[Job]:
@@ -520,16 +488,12 @@ def lacking(state: State, placing: bool) -> dict[JobId, Later]:
             free[own] = sum(state.vacant[node] for node in own)
         if job.least > free[own]:
             up = len(own - state.down)
-            there = f"of its list {_are(free[own])} free"
+            there = f"of its list {free_words(free[own])}"
             if job.least > up:
-                there = f"ReqNodeNotAvail: of its list {_are(up)} there and up"
+                there = f"ReqNodeNotAvail: of its list {free_words(up, 'there and up')}"
             text = f"Resources: waits for {node_words(job.least)}, {there}"
             waits[job_id] = Later(job_id, text, Reason.RESOURCES)
     return waits
-
-
-def _are(number: int) -> str:
-    return "1 is" if number == 1 else f"{number} are"
 
 
 def kept(state: State, first: Job, hidden: Iterable[JobId]) -> list[Node]:
@@ -543,25 +507,6 @@ def kept(state: State, first: Job, hidden: Iterable[JobId]) -> list[Node]:
     if len(own - state.down) < first.least:
         return []
     return sorted(node for node in own if state.vacant[node])[: first.least]
-
-
-def without_jobs(
-    state: State, events: Sequence[Event], hidden: set[JobId], nodes: Sequence[Node]
-) -> tuple[State, Sequence[Event]]:
-    """Return a state and events for a policy, without hidden jobs and some free nodes."""
-    view = copy.copy(state)
-    view.needs_pass = True
-    if hidden:
-        view.set_pending({name: job for name, job in state.pending.items() if name not in hidden})
-        events = [without(event, hidden) for event in events]
-    if nodes:
-        view.vacant = bytearray(state.vacant)
-        for node in nodes:
-            view.vacant[node] = 0
-        view.free_count -= len(nodes)
-        gone = set(nodes)
-        view.asleep = tuple(node for node in state.asleep if node not in gone)
-    return view, events
 
 
 def within_lists(state: State, decisions: Sequence[Decision]) -> list[Decision]:

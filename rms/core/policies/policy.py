@@ -8,10 +8,8 @@ events after which all this happens.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import islice
 from typing import ClassVar
 
@@ -34,7 +32,7 @@ from rms.core.model.events import (
     Withdrawn,
 )
 from rms.core.model.jobs import Job, JobId, Node
-from rms.core.policies.admission import Admission, within_limits
+from rms.core.policies.admission import Admission, View, within_limits
 from rms.core.policies.node_power import (
     ALWAYS_ON,
     NOMINAL,
@@ -47,8 +45,8 @@ from rms.core.policies.node_power import (
 from rms.core.policies.order import Order
 from rms.core.policies.placement import (
     MOST_TRIES,
-    CappedRoom,
     LimitedPlan,
+    LimitedRoom,
     ListedRoom,
     Lowest,
     Placement,
@@ -60,11 +58,11 @@ from rms.core.policies.placement import (
     listed_room,
     plan_of_sizing,
     within_lists,
-    without_jobs,
     yielding,
 )
 from rms.core.policies.share import SharePlan
-from rms.core.rules.powercap import never_fits, why_power
+from rms.core.rules.checks import without_jobs
+from rms.core.rules.powercap import PowerBudget, never_fits, why_power
 from rms.core.state import RunningKey, State
 
 # --- part ``passes`` -----------------------------------------------------------------------------
@@ -121,35 +119,6 @@ class PolicyError(ValueError):
 
 class MissingPartError(PolicyError):
     """A policy that names a user's function which cannot be imported."""
-
-
-Opened = tuple[Room, ListedRoom | None, CappedRoom | None, Room, Iterable[Job], Plan]
-"""The room of the placement; the same where it holds node lists; the room under the power cap; the
-outermost of them; the queue and the plan."""
-
-
-@dataclass(eq=False)
-class View:
-    """The state for the parts, with their results, to explain why jobs wait.
-
-    Attributes:
-        state: all nodes on.
-        capped: the room under the power cap, or None.
-        room: the outermost room.
-        queue: the waiting jobs in order.
-        plan: their sizes.
-    """
-
-    state: State
-    capped: CappedRoom | None
-    room: Room
-    queue: Iterable[Job]
-    plan: Plan
-
-    @cached_property
-    def running(self) -> Counter[str | None]:
-        """The number of running jobs by array."""
-        return Counter(job.spec.array for job in self.state.running.values())
 
 
 @dataclass(frozen=True)
@@ -288,40 +257,42 @@ class Policy:
         resizable = state.shrinkable or state.expandable
         if not state.pending and not resizable and not (moves and state.running):
             return decisions
-        placed, listed, capped, room, queue, plan = self._open(state, decisions)
-        if capped is not None and resizable and (changes := yielding(state, capped)):
-            return decisions + changes
+        placed, view = self._open(state, decisions)
+        room, plan = view.room, view.plan
+        if room.budget is not None and resizable:
+            changes = yielding(state, room, room.budget)
+            if changes:
+                return decisions + changes
         if state.pending and (
             self.start_triggers is self.triggers
             or any(type(event) in self.start_triggers for event in events)
         ):
-            decisions += self.admission(state, queue, plan, room)
+            decisions += self.admission(state, view.queue, plan, room)
         if resizable:
             decisions += plan.resizes(state, room)
             if self.twin is not None:
                 state.awaited.update(_awaited(plan))
         if moves and isinstance(placed, Lowest):
             decisions += self.placement.migrations(state, placed.rest, decisions, room.budget)
-        if listed is not None and refused is not None:
-            refused |= listed.left_out(decisions)
+        if isinstance(placed, ListedRoom) and refused is not None:
+            refused |= placed.left_out(decisions)
         return decisions
 
-    def _open(self, state: State, refused: Sequence[Decision] = ()) -> Opened:
-        """Return the results of the parts for a state, without refused jobs in the queue."""
+    def _open(self, state: State, refused: Sequence[Decision] = ()) -> tuple[Room, View]:
+        """Return the room of the placement, and the results of all parts without refused jobs."""
         placed = self.placement(state)
         listed = listed_room(state, placed) if state.listed else None
-        placed = listed or placed
+        placed, capped = listed or placed, state.power_cap_w is not None
         room = self.frequency(state, placed) if self.clocked else placed
-        capped = None
-        if state.power_cap_w is not None:
-            room = capped = CappedRoom(room, state)
+        if capped:
+            room = LimitedRoom(room, budget=PowerBudget(state))
         queue = self.order(state)
-        if refused or state.prioritised or state.array_limited or capped is not None:
+        if refused or state.prioritised or state.array_limited or capped:
             queue = self._queue(state, queue, refused)
         plan = self.sizing(state, queue, room)
-        if listed is not None or capped is not None:
+        if listed is not None or capped:
             plan = LimitedPlan(plan, listed, room.budget)
-        return placed, listed, capped, room, queue, plan
+        return placed, View(state, room, queue, plan)
 
     def _queue(
         self, state: State, queue: Iterable[Job], refused: Sequence[Decision] = ()
@@ -353,11 +324,11 @@ class Policy:
             state = all_on(state)
         if state.listed:
             state, _ = self._usable(state, ())
-        _, _, capped, room, queue, plan = self._open(state)
-        wanted = plan_of_sizing(plan)
+        _, view = self._open(state)
+        wanted = plan_of_sizing(view.plan)
         if isinstance(wanted, SharePlan) and wanted.queue:
-            queue = wanted.queue
-        return View(state, capped, room, queue, plan)
+            view.queue = wanted.queue
+        return view
 
     def explain(self, state: State, job: Job, view: View | None = None) -> Later:
         """Return why a job waits, by the view of this state if there is one."""
@@ -366,11 +337,11 @@ class Policy:
         state, room, limit = view.state, view.room, job.spec.array_limit
         if limit is not None and view.running[job.spec.array] >= limit:
             return Later(job.spec.id, f"JobArrayTaskLimit: {limit} at once", Reason.ARRAY_LIMIT)
-        if view.capped is not None:
-            why = why_power(state, job, view.capped.budget)
+        if room.budget is not None:
+            why = why_power(state, job, room.budget)
             if why is not None and (job.least <= room.free or never_fits(state, job)):
                 return Later(job.spec.id, why, Reason.POWER)
-        return self.admission.explain(state, job, view.queue, view.plan, room)
+        return self.admission.explain(job, view)
 
     def explained(self, state: State) -> dict[JobId, Later]:
         """Return the reasons for waiting that are computed for all jobs at once."""
@@ -388,7 +359,7 @@ class Policy:
 
     def reservation(self, view: View) -> tuple[JobId, float] | None:
         """Return the job that has a reservation and its time, or None."""
-        return self.admission.reservation(view.state, view.queue, view.plan, view.room)
+        return self.admission.reservation(view)
 
 
 def _refused(state: State, event: Submitted, placement: Placement) -> list[Decision]:

@@ -239,9 +239,9 @@ class EqualShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True
                 rival = heap[0][0]
             first = size
             for wider, key in path:
-                if wider - first > spare or (
-                    budget is not None and lacks(budget, job, first, wider)
-                ):
+                if wider - first > spare:
+                    break
+                if budget and not budget.covers(budget.widening_w(job, first, wider)):
                     break
                 size = wider
                 if weighs:
@@ -325,11 +325,6 @@ def _entry(job: Job, size: int, now: float) -> Entry:
     """Return a heap entry: longest to go first; of jobs without run times, the smallest."""
     left_s = job.remaining_s(size, now)
     return (-inf if left_s is None else -left_s, size, job.number, job)
-
-
-def lacks(budget: PowerBudget | None, job: Job, size: int, wider: int) -> bool:
-    """Return whether the rest of the power cap is too small to widen a job."""
-    return budget is not None and not budget.covers(budget.widening_w(job, size, wider))
 
 
 def freeing(budget: PowerBudget, job: Job, sizes: Sequence[int], watts: float) -> int | None:

@@ -125,20 +125,8 @@ class SharedRoom(Room):
     """Free processors of shared nodes during one pass."""
 
     __slots__ = (
-        "_asleep",
-        "_forecast",
-        "_free",
-        "_gb_s",
-        "_offers",
-        "_open",
-        "_pools",
-        "_refused",
-        "_site",
-        "_vacant",
-        "free",
-        "how",
-        "passed",
-        "power_aware",
+        *("_asleep", "_forecast", "_free", "_gb_s", "_offers", "_open", "_pools", "_refused"),
+        *("_site", "_vacant", "free", "how", "passed", "power_aware"),
     )
 
     free: int
@@ -422,11 +410,8 @@ class Waiting:
     def move(self, source: int, target: int, number: int) -> bool:
         """Move processes if the target's node then has no process as slow as the slowest now."""
         counts, demand, gb_s, pools = self._counts, self._demand, self._gb_s, self._pools
-        each_gb_s, least, before = (
-            self._each_gb_s,
-            self.heap[0][0],
-            (demand[source], demand[target]),
-        )
+        each_gb_s, least = self._each_gb_s, self.heap[0][0]
+        before = demand[source], demand[target]
         here, left, node = counts.get(target, 0), counts[source] - number, pools.node[target]
         if left:
             counts[source] = left

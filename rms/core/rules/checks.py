@@ -110,14 +110,29 @@ def usable(state: State, events: Sequence[Event]) -> tuple[State, Sequence[Event
     hidden = {name for name in waits if state.pending[name].least <= state.nodes}
     if not hidden:
         return state, events
+    return without_jobs(state, events, hidden)
+
+
+def without_jobs(
+    state: State, events: Sequence[Event], hidden: Set[JobId], nodes: Sequence[Node] = ()
+) -> tuple[State, Sequence[Event]]:
+    """Return a state and events for a policy, without hidden jobs and some free nodes."""
     view = copy.copy(state)
-    view.set_pending({name: job for name, job in state.pending.items() if name not in hidden})
     view.needs_pass = True
-    return view, [without(event, hidden) for event in events]
+    if hidden:
+        view.set_pending({name: job for name, job in state.pending.items() if name not in hidden})
+        events = [_without(event, hidden) for event in events]
+    if nodes:
+        view.vacant = bytearray(state.vacant)
+        for node in nodes:
+            view.vacant[node] = 0
+        view.free_count -= len(nodes)
+        gone = set(nodes)
+        view.asleep = tuple(node for node in state.asleep if node not in gone)
+    return view, events
 
 
-def without(event: Event, hidden: Set[JobId]) -> Event:
-    """Return an event without hidden ones of its submitted jobs."""
+def _without(event: Event, hidden: Set[JobId]) -> Event:
     if not isinstance(event, Submitted):
         return event
     return Submitted(event.at_s, tuple(spec for spec in event.specs if spec.id not in hidden))

@@ -180,6 +180,13 @@ class PowerBudget:
         cap_w = self._state.power_cap_w or 0.0
         return watts <= 0.0 or watts <= self.left_w + ROUNDING * cap_w
 
+    def affords(self, watts: float) -> bool:
+        """Return whether this power is left, and take it."""
+        covers = self.covers(watts)
+        if covers:
+            self.left_w -= watts
+        return covers
+
     def start_w(self, job: Job, size: int) -> float:
         """Return the power that a job takes when it starts."""
         return job_w(self._state, job.spec, size)
@@ -227,10 +234,7 @@ def under_cap(state: State, nodes: Iterable[int]) -> set[int]:
         return set(nodes)
     budget, own_w, under = PowerBudget(state), task_w(state), set[int]()
     for node in sorted(nodes):
-        if state.lent.get(Node(node)):
-            under.add(node)
-        elif budget.covers(own_w):
-            budget.take(own_w)
+        if state.lent.get(Node(node)) or budget.affords(own_w):
             under.add(node)
     return under
 

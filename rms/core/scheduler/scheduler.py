@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from rms.core.books.books import EnergyBooks
 from rms.core.books.ledger import Ledger
-from rms.core.books.spans import Timeline
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import (
     NO_RESIZE,
@@ -64,7 +63,7 @@ class Scheduler:
         self.cluster, self.where = cluster, where
         self.engine = Engine(cluster.site, policy)
         self.energy = EnergyBooks(cluster)
-        self.timeline = Timeline(cluster.names)
+        self.timeline = self.energy.measured.spans
         self.history: dict[JobId, list[HistoryEntry]] = {}
         self.reasons: dict[JobId, str] = {}
         self.resizes: dict[JobId, int] = {}
@@ -103,9 +102,6 @@ class Scheduler:
         jobs.extend(decision.job for decision in of_jobs)
         owners = [] if state.lent is lent else owners_changed(lent, state.lent)
         self.energy.follow(state, event, [*jobs, *owners], self.resizes)
-        self.timeline.hold(state, at_s, jobs)
-        if event.switches_nodes or len(of_jobs) < len(decisions):
-            self.timeline.switch(state, at_s)
         self.timeline.power(at_s, self.energy.power_w)
         return decisions
 
@@ -146,7 +142,7 @@ class Scheduler:
         for array in arrays - left:
             state.outcomes.pop(array or "", None)
         self.energy.forget(jobs)
-        self.timeline.forget(frozenset(jobs))
+        self.timeline.forget_jobs(frozenset(jobs))
 
     def entry(self, at_s: float, decision: JobDecision) -> HistoryEntry:
         """Return the entry of a decision in the history."""
@@ -211,7 +207,6 @@ class Scheduler:
 
     def _reopen(self, event: Reopened) -> None:
         """Go on with another cluster; the time between is not booked."""
-        self.timeline.reopen(event.nodes, self.ledger.at_s)
         self.where = event.where
         self.cluster = Cluster.recorded(
             event.nodes, event.power, event.widths, event.shared, event.levels

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any, get_type_hints
 
 import msgspec
+from msgspec.structs import replace
 
 from rms.core.books.books import EnergyBooks, ResizeBefore, ResizeEnergy
 from rms.core.books.ledger import Ledger
-from rms.core.books.spans import Span, Timeline
+from rms.core.books.spans import Span
 from rms.core.model.cluster import Cluster
 from rms.core.model.contention import SharedNode
-from rms.core.model.jobs import Job, JobId, Node, NodePower, Site
+from rms.core.model.jobs import Job, JobId, NodePower, Site
 from rms.core.policies import Policy
 from rms.core.scheduler.scheduler import Scheduler
 from rms.core.scheduler.twin import Twin
@@ -28,10 +30,11 @@ from rms.wire.users import Books, HistoryEntry, NodeSpan
 
 _STATE = get_type_hints(State)
 _LEDGER = get_type_hints(Ledger)
+_TWIN = get_type_hints(Twin)
 _FOLLOWS = frozenset(
     (
         *("pools", "_queues", "_rankings", "awaited", "site", "counted", "power", "host"),
-        *("levels", "_slots", "allowed"),
+        *("levels", "_slots", "allowed", "policy", "state"),
     )
 )
 """Fields that are derived from the site or from other fields."""
@@ -41,80 +44,46 @@ class SnapshotError(ValueError):
     """A snapshot of another version."""
 
 
-class SpanImage(msgspec.Struct, array_like=True):
-    """A span without measurements, and whether its rows are still to be written."""
-
-    node: str
-    owner: str
-    world: int | None
-    resize: int
-    watts: float
-    begin_s: float
-    end_s: float | None
-    at_once_j: float
-    changed: bool
-
-
 class EnergyImage(msgspec.Struct):
-    """The energy books, by the model."""
+    """The energy books, by the model, and the holders of nodes; those without an end are open."""
 
     ledger: dict[str, Any]
     resizes: dict[tuple[JobId, int], ResizeEnergy]
     begun: dict[JobId, ResizeBefore]
     closed: Books | None
-    spans: list[SpanImage]
-    held: dict[JobId, list[str]]
-    since_s: float
-
-
-class TimelineImage(msgspec.Struct):
-    """The holders of nodes; open spans are those without an end."""
-
+    owners: list[Span]
     spans: list[NodeSpan]
     power_spans: list[NodeSpan]
     power_w: list[tuple[float, float]]
-    held: dict[JobId, frozenset[Node]]
+    held: dict[JobId, tuple[str, ...]]
+    since_s: float
 
 
-class ClusterImage(msgspec.Struct):
-    """The nodes, as in events."""
-
-    names: tuple[str, ...]
-    power: tuple[NodePower, ...]
-    widths: tuple[int, ...]
-    shared: tuple[SharedNode, ...]
-    levels: tuple[tuple[float, float], ...]
-
-
-class TwinImage(msgspec.Struct):
-    """EASY's schedule (:mod:`rms.core.scheduler.twin`); finished jobs there by their places."""
-
-    state: dict[str, Any]
-    ends: list[tuple[float, int, JobId]]
-    flexible: list[JobId]
-    follows: bool
-    nodes: int
-    late: dict[JobId, float]
-    past: list[int]
-    entered: dict[JobId, float]
+Nodes = tuple[
+    tuple[str, ...],
+    tuple[NodePower, ...],
+    tuple[int, ...],
+    tuple[SharedNode, ...],
+    tuple[tuple[float, float], ...],
+]
+"""The nodes, as the arguments of :meth:`Cluster.recorded`."""
 
 
 class Image(msgspec.Struct):
-    """A scheduler; the policy is named by its key."""
+    """A scheduler; the policy is named by its key. ``twin`` has that of EASY and its state."""
 
     policy: str
     where: str
-    cluster: ClusterImage
+    cluster: Nodes
     site: Site
     counted: bool
     jobs: list[Job]
     state: dict[str, Any]
     energy: EnergyImage
-    timeline: TimelineImage
     history: dict[JobId, list[HistoryEntry]]
     reasons: dict[JobId, str]
     resizes: dict[JobId, int]
-    twin: TwinImage | None
+    twin: tuple[dict[str, Any], dict[str, Any]] | None
     ranked: dict[str, dict[int, float]]
 
 
@@ -124,20 +93,21 @@ _image = msgspec.msgpack.Decoder(Image)
 def freeze(scheduler: Scheduler) -> bytes:
     """Return the snapshot of a scheduler."""
     state, cluster, energy = scheduler.engine.state, scheduler.cluster, scheduler.energy
-    jobs, line = _Jobs(), scheduler.timeline
-    nodes = cluster.power, cluster.widths, cluster.shared, cluster.levels
+    jobs, twin = Places(), scheduler.engine.twin
+    nodes = cluster.names, cluster.power, cluster.widths, cluster.shared, cluster.levels
     image = Image(
         policy=scheduler.engine.policy.key,
         where=scheduler.where,
-        cluster=ClusterImage(cluster.names, *nodes),
+        cluster=nodes,
         site=state.site,
         counted=state.counted,
         state=_written(state, _STATE, jobs),
         energy=_energy(energy, jobs),
-        twin=_twin(scheduler.engine.twin, jobs),
+        twin=None
+        if twin is None
+        else (_written(twin, _TWIN, jobs), _written(twin.state, _STATE, jobs)),
         ranked=state.ranked,
-        jobs=jobs.all,
-        timeline=TimelineImage(line.spans, line.power_spans, line.power_w, line.held),
+        jobs=list(jobs),
         history=scheduler.history,
         reasons=scheduler.reasons,
         resizes=scheduler.resizes,
@@ -156,10 +126,7 @@ def thaw(body: bytes, policy_of: Callable[[str, Cluster], Policy]) -> Scheduler:
     """
     try:
         image = _image.decode(zlib.decompress(body))
-        nodes = image.cluster
-        cluster = Cluster.recorded(
-            nodes.names, nodes.power, nodes.widths, nodes.shared, nodes.levels
-        )
+        cluster = Cluster.recorded(*image.cluster)
         scheduler = Scheduler(cluster, policy_of(image.policy, cluster), image.where)
         state = State(image.site, image.counted)
         _read(state, _STATE, image.state, image.jobs)
@@ -168,11 +135,13 @@ def thaw(body: bytes, policy_of: Callable[[str, Cluster], Policy]) -> Scheduler:
         if state.due is not None:
             state.restore_ranks(engine.policy.running_keys, image.ranked)
         if engine.twin is not None and image.twin is not None:
-            _restore_twin(engine.twin, state, image.twin, image.jobs)
+            of_twin, state_of_twin = image.twin
+            _read(engine.twin, _TWIN, of_twin, image.jobs)
+            engine.twin.state = State(Site(state.nodes), counted=True)
+            _read(engine.twin.state, _STATE, state_of_twin, image.jobs)
         elif engine.policy.twin is not None:
             engine.twin = Twin.of(state, engine.policy.twin)
         _restore_energy(scheduler.energy, state, image)
-        _restore_timeline(scheduler.timeline, image.timeline)
     except (zlib.error, msgspec.MsgspecError, TypeError, ValueError, LookupError) as error:
         raise SnapshotError(f"expected a snapshot of this version, got: {error}") from None
     scheduler.history, scheduler.reasons = image.history, image.reasons
@@ -183,33 +152,29 @@ def thaw(body: bytes, policy_of: Callable[[str, Cluster], Policy]) -> Scheduler:
 # --- fields by their types -----------------------------------------------------------------------
 
 
-class _Jobs:
-    """Jobs in the order of their first use."""
-
-    def __init__(self) -> None:
-        self.all: list[Job] = []
-        self._at: dict[int, int] = {}
-
-    def place(self, job: Job) -> int:
-        at = self._at.setdefault(id(job), len(self.all))
-        if at == len(self.all):
-            self.all.append(job)
-        return at
+Places = dict[Job, int]
+"""The places of jobs in the list, in the order of their first use."""
 
 
-def _written(of: object, hints: Mapping[str, Any], jobs: _Jobs) -> dict[str, Any]:
+def _written(of: object, hints: Mapping[str, Any], jobs: Places) -> dict[str, Any]:
     """Return the fields of an object, with jobs by their places."""
+
+    def place(job: Job) -> int:
+        return jobs.setdefault(job, len(jobs))
+
     fields: dict[str, Any] = {}
     for name, hint in hints.items():
         if name in _FOLLOWS:
             continue
         value = getattr(of, name)
         if hint == dict[JobId, Job]:
-            value = [(job_id, jobs.place(job)) for job_id, job in value.items()]
+            value = [(job_id, place(job)) for job_id, job in value.items()]
         elif hint == list[Job]:
-            value = [jobs.place(job) for job in value]
+            value = [place(job) for job in value]
         elif hint == list[End]:
-            value = [(key, number, jobs.place(job)) for key, number, job in value]
+            value = [(key, number, place(job)) for key, number, job in value]
+        elif isinstance(value, set):
+            value = sorted(value)
         fields[name] = value
     return fields
 
@@ -231,44 +196,23 @@ def _read(of: object, hints: Mapping[str, Any], fields: Mapping[str, Any], jobs:
         setattr(of, name, value)
 
 
-def _twin(twin: Twin | None, jobs: _Jobs) -> TwinImage | None:
-    if twin is None:
-        return None
-    return TwinImage(
-        _written(twin.state, _STATE, jobs),
-        *(twin.ends, sorted(twin.flexible), twin.follows, twin.nodes, twin.late),
-        [jobs.place(job) for job in twin.past.values()],
-        twin.entered,
-    )
-
-
-def _restore_twin(twin: Twin, state: State, image: TwinImage, jobs: list[Job]) -> None:
-    twin.state = State(Site(state.nodes), counted=True)
-    _read(twin.state, _STATE, image.state, jobs)
-    twin.ends, twin.flexible, twin.follows = image.ends, set(image.flexible), image.follows
-    twin.nodes, twin.late, twin.entered = image.nodes, image.late, image.entered
-    twin.past = {jobs[at].spec.id: jobs[at] for at in image.past}
-
-
 # --- the books -----------------------------------------------------------------------------------
 
 
-def _energy(energy: EnergyBooks, jobs: _Jobs) -> EnergyImage:
+def _energy(energy: EnergyBooks, jobs: Places) -> EnergyImage:
     spans = energy.measured.spans
-    images = [
-        SpanImage(
-            *(span.node, span.owner, span.world, span.resize, span.watts),
-            *(span.begin_s, span.end_s, span.at_once_j, span in spans.changed),
-        )
-        for span in spans.kept()
-    ]
+    plain = {"booked_s": -inf, "replaced_j": 0.0, "measured": {}, "lasted_s": 0.0}
+    images = [replace(s, saved=s not in spans.changed, **plain) for s in spans.kept()]
     return EnergyImage(
         ledger=_written(energy.ledger, _LEDGER, jobs),
         resizes=energy.resizes,
         begun=energy.begun_resizes,
         closed=energy.closed_by_model,
-        spans=images,
-        held={job: list(nodes) for job, nodes in spans.held.items()},
+        owners=images,
+        spans=spans.spans,
+        power_spans=spans.power_spans,
+        power_w=spans.power_w,
+        held={job: tuple(nodes) for job, nodes in spans.held.items()},
         since_s=spans.totals.since_s,
     )
 
@@ -281,19 +225,10 @@ def _restore_energy(energy: EnergyBooks, state: State, image: Image) -> None:
     energy.closed_by_model = written.closed
     spans = energy.measured.spans
     spans.totals.since_s = written.since_s
-    spans.held.update(written.held)
-    for span in written.spans:
-        key = span.node, span.owner, span.world, span.resize, span.watts
-        spans.keep(
-            Span(*key, span.begin_s, span.end_s, at_once_j=span.at_once_j), changed=span.changed
-        )
-
-
-def _restore_timeline(timeline: Timeline, image: TimelineImage) -> None:
-    timeline.spans, timeline.power_spans = image.spans, image.power_spans
-    timeline.power_w, timeline.held = image.power_w, image.held
-    node_of = {name: Node(node) for node, name in enumerate(timeline.names)}
-    timeline.open = {node_of[s.node]: s for s in image.spans if s.end_s is None}
-    timeline.asleep = {node_of[s.node]: s for s in image.power_spans if s.end_s is None}
-    over = [span for span in image.spans if span.end_s is not None]
-    timeline.past = sorted(over, key=lambda span: span.end_s or 0.0)
+    for name in ("spans", "power_spans", "power_w", "held"):
+        setattr(spans, name, getattr(written, name))
+    spans.present_spans = {span.node: span for span in spans.spans if span.end_s is None}
+    spans.asleep = {span.node: span for span in spans.power_spans if span.end_s is None}
+    over = [span for span in spans.spans if span.end_s is not None]
+    spans.past = sorted(over, key=lambda span: span.end_s or 0.0)
+    spans.keep(written.owners)

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 
-from msgspec.structs import replace
-
 from rms.core.model.events import Ended, Event, Never, Reopened, Start, Started, Submitted
 from rms.core.model.jobs import Job, JobId, JobSpec, JobState, Mode, Site
 from rms.core.policies import Policy
@@ -296,24 +294,14 @@ def _rigid(spec: JobSpec, nodes: int) -> JobSpec:
     size = spec.preferred
     if spec.mode.any_start and size > nodes:
         size = next((n for n in reversed(spec.sizes()) if n <= nodes), size)
-    return replace(
-        spec,
-        nodes_min=size,
-        nodes_max=size,
-        preferred=size,
-        mode=Mode.FIXED,
-        speedup=None,
-        run_s=None,
+    return JobSpec(
+        *(spec.id, spec.submit_s, size, size, size, Mode.FIXED),
         limit_s=None if spec.is_assumed else spec.expected_s(size),
-        resize_every_s=None,
-        resize_parts=None,
+        assumed_s=spec.assumed_s,
         array=spec.array if spec.array_limit else None,
-        hold=False,
-        begin_s=None,
-        after=(),
-        nodelist=(),
-        exclude=(),
-        wait_for_nodes=False,
+        array_limit=spec.array_limit,
+        account=spec.account,
+        priority=spec.priority,
     )
 
 

@@ -223,7 +223,7 @@ def _window(context: Context, query: LiveQuery, now_s: float) -> TimeWindow:
 def _held(context: Context, window: TimeWindow) -> Iterator[NodeSpan]:
     timeline = context.scheduler.timeline
     first = bisect_left(timeline.past, window.begin_s, key=lambda span: span.end_s or 0.0)
-    for span in chain(islice(timeline.past, first, None), timeline.present()):
+    for span in chain(islice(timeline.past, first, None), timeline.present_spans.values()):
         if span.start_s <= window.end_s:
             yield span
 

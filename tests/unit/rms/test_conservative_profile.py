@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from rms.core.model.jobs import Site
 from rms.core.policies.admission import NodeProfile
-from rms.core.policies.placement import Counts
+from rms.core.policies.placement import Lowest
 from rms.core.state import State
 
 
 def profile(steps: list[tuple[int, int]]) -> NodeProfile:
-    made = NodeProfile(State(Site(8), counted=True), Counts(8))
+    state = State(Site(8), counted=True)
+    made = NodeProfile(state, Lowest(state))
     made.at_s, made.free = [0.0], [steps[0][1]]
     for length, free in steps[1:]:
         made.at_s.append(made.at_s[-1] + length)
