@@ -25,6 +25,11 @@ def started() -> Iterator[list[subprocess.Popen[bytes]]]:
 def start(job: str, launch: str | None = None) -> subprocess.Popen[bytes]:
     world = {} if launch is None else {WORLD_VARIABLE: launch}
     env = {"PATH": os.environ["PATH"], INSTANCE_VARIABLE: f"cafe:{job}", **world}
+    return sleep(env)
+
+
+def sleep(env: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a process; return once it has its environment."""
     process = subprocess.Popen(["sleep", "60"], env=env)
     # Popen returns a moment before the kernel has set the new program's environment up.
     deadline = time.monotonic() + 10
@@ -61,7 +66,7 @@ def test_one_that_ends_is_gone_at_once_and_one_that_comes_is_seen(
 def test_a_number_given_anew_is_nobodys_of_ours(started: list[subprocess.Popen[bytes]]) -> None:
     processes = Processes("cafe")
     started.append(start("1"))
-    foreign = subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"]})
+    foreign = sleep({"PATH": os.environ["PATH"]})
     started.append(foreign)
     processes._own[foreign.pid] = ("1", "")  # as if ours had had that number at the last look
     assert processes.of("1", None) == [started[0].pid]
