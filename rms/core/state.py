@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from rms.core.model.contention import Pools
 from rms.core.model.events import NodesLeased, ResizeAsked
-from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site
+from rms.core.model.jobs import OVERDUE_S, Job, JobId, JobSpec, Mode, Node, NodePower, Site
 
 # --- idle nodes ----------------------------------------------------------------------------------
 
@@ -139,10 +139,6 @@ Ranked = dict[int, float]
 
 RunningKey = Callable[["State", Job], float]
 """The key by which running jobs are sorted; inf for jobs that are left out."""
-
-OVERDUE_S = 5.0
-"""First extension of an estimated end that a job runs past, doubled for further ones; also the
-least time from the last event to the pass that takes an extension into account."""
 
 
 @dataclass(slots=True)
@@ -538,7 +534,9 @@ class State:
     def index_running(self, job: Job) -> None:
         """Enter a running job into the indices of expected ends and of possible resizes."""
         spec = job.spec
-        job.expected_end_s = end = self._expected_end(job)
+        end, estimated = job.expected_end(self.now_s, exact=self.exact)
+        job.expected_end_s = end
+        self.estimated = self.estimated or estimated
         insort(self.ends, (end, job.number, job))
         if job.at_resize_point and job.resizable_now:
             sizes = spec.sizes()
@@ -556,35 +554,6 @@ class State:
         held[spec.account] = held.get(spec.account, 0) + job.size - job.callable
         for ranking in self._rankings.values():
             ranking.enter(self, job)
-
-    def _expected_end(self, job: Job) -> float:
-        """Return the expected end of a running job.
-
-        From its reported progress, but not after its limit; without progress from its limit, its
-        stated run time or the assumed run time.
-        """
-        spec, now, limit_s = job.spec, self.now_s, job.spec.limit_s
-        since = now if job.start_s is None else job.start_s
-        if job.measured_steps and job.done > 0.0:
-            self.estimated = True
-            # The mean rate, until there is a rate at the present size.
-            rate = job.rate or job.done / max(now - since, 1e-9)
-            begun = job.since_s if job.rate else now
-            end = _after(begun + (1.0 - job.done) / rate, OVERDUE_S, now)
-            return end if limit_s is None else min(end, since + limit_s)
-        if limit_s is not None and not self.exact:
-            if (spec.speedup is None or not job.resize_count) and job.stretch == 1.0:
-                span_s = limit_s if spec.speedup is None else spec.expected_s(job.size)
-                return since + span_s * job.slowdown
-            left = job.remaining_share(now) * job.stretch
-            return now + left * spec.expected_s(job.size)
-        left_s = job.remaining_s(job.size, now)
-        if left_s is not None:
-            return now + left_s * job.slowdown
-        if spec.is_assumed and spec.assumed_s is not None:
-            self.estimated = True
-            return _after(since + spec.assumed_s, spec.assumed_s, now)
-        return inf
 
     def renew_overdue(self) -> None:
         """Extend estimated ends in the past."""
@@ -656,13 +625,6 @@ def _numbers(nodes: int) -> tuple[Node, ...]:
     node than the 8 in the job's tuple, 2.7 GiB for a million jobs of 100 nodes.
     """
     return tuple(map(Node, range(nodes)))
-
-
-def _after(end_s: float, span_s: float, now_s: float) -> float:
-    """Extend an end by a doubling span until it is in the future."""
-    while end_s <= now_s:
-        end_s, span_s = end_s + span_s, 2.0 * span_s
-    return end_s
 
 
 def _remove(index: list[End], key: float, job: Job) -> None:

@@ -365,6 +365,16 @@ class LocalLauncher:
         ranks = [pid for pid in self.members(job) if worlds and _is_rank(pid, OPEN_MPI_RANK)]
         for pid in ranks or [world.pid for world in worlds] or self.members(job):
             send_signal(pid, signal.SIGTERM)
+        self.resume(job)
+
+    def resume(self, job: str) -> None:
+        """Let the processes of a job go on that are stopped, as these receive no SIGTERM."""
+        self.signal_all(job, signal.SIGCONT)
+
+    def signal_all(self, job: str, number: int) -> None:
+        """Send a signal to all processes of a job."""
+        for pid in self.members(job):
+            send_signal(pid, number)
 
     def send_signal(self, job: str, number: int, script: int = 0) -> None:
         """Send a signal to the processes of a job's worlds, as ranks or started by them.

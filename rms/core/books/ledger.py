@@ -304,11 +304,11 @@ class Ledger:
 
     def _enter_job(self, job: Job, at: float) -> None:
         job_id = job.spec.id
-        if job.start_s is None or job.end_s is not None or job.size == 0:
+        size = job.busy_size
+        if job.start_s is None or job.end_s is not None or size == 0:
             if self._shares:
                 self._shares.pop(job_id, None)
             return
-        size = job.size + job.gain if job.resize_begun else job.size
         unknown = job.spec.speedup is None and job.spec.power_w is None
         if unknown and self._unpowered and (self._counted or self.host):
             self._powerless[job_id] = size  # it has nodes, and draws no power

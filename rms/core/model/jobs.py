@@ -212,6 +212,11 @@ LAW_MEASURED_S = 30.0
 less, noise would decide whether it is ever widened."""
 
 
+OVERDUE_S = 5.0
+"""First extension of an estimated end that a job runs past, doubled for further ones; also the
+least time from the last event to the pass that takes an extension into account."""
+
+
 class Job(msgspec.Struct, gc=False):
     """One job as it is now.
 
@@ -298,6 +303,11 @@ class Job(msgspec.Struct, gc=False):
         return self.held if self.resize_begun else self.nodes
 
     @property
+    def busy_size(self) -> int:
+        """The number of these nodes, also where nodes are counted."""
+        return self.size + self.gain if self.resize_begun else self.size
+
+    @property
     def gain(self) -> int:
         """The number of nodes that a resize under way adds, held for the job already."""
         if self.requested_size is None:
@@ -364,10 +374,53 @@ class Job(msgspec.Struct, gc=False):
         whole_s = self.time_s(n)
         return None if whole_s is None else self.remaining_share(now) * whole_s * self.stretch
 
+    @property
+    def limit_end_s(self) -> float:
+        """The end of a running job by its time limit, inf for none."""
+        limit_s = self.spec.limit_s
+        return inf if limit_s is None or self.start_s is None else self.start_s + limit_s
+
+    def expected_end(self, now: float, *, exact: bool) -> tuple[float, bool]:
+        """Return the expected end of a running job, and whether it is an estimate.
+
+        From its reported progress, but not after its limit; without progress from its limit, its
+        stated run time or the assumed run time.
+
+        Args:
+            exact: the stated run time goes before the limit.
+        """
+        spec, limit_s = self.spec, self.spec.limit_s
+        since = now if self.start_s is None else self.start_s
+        if self.measured_steps and self.done > 0.0:
+            # The mean rate, until there is a rate at the present size.
+            rate = self.rate or self.done / max(now - since, 1e-9)
+            begun = self.since_s if self.rate else now
+            end = _after(begun + (1.0 - self.done) / rate, OVERDUE_S, now)
+            return end if limit_s is None else min(end, since + limit_s), True
+        if limit_s is not None and not exact:
+            if (spec.speedup is None or not self.resize_count) and self.stretch == 1.0:
+                span_s = limit_s if spec.speedup is None else spec.expected_s(self.size)
+                return since + span_s * self.slowdown, False
+            left = self.remaining_share(now) * self.stretch
+            return now + left * spec.expected_s(self.size), False
+        left_s = self.remaining_s(self.size, now)
+        if left_s is not None:
+            return now + left_s * self.slowdown, False
+        if spec.is_assumed and spec.assumed_s is not None:
+            return _after(since + spec.assumed_s, spec.assumed_s, now), True
+        return inf, False
+
     def set_rate(self) -> None:
         """Set its rate by its size and frequencies."""
         whole = self.time_s(self.size)
         self.rate = 0.0 if whole is None else (1.0 / (whole * self.stretch) if whole > 0 else inf)
+
+
+def _after(end_s: float, span_s: float, now_s: float) -> float:
+    """Extend an end by a doubling span until it is in the future."""
+    while end_s <= now_s:
+        end_s, span_s = end_s + span_s, 2.0 * span_s
+    return end_s
 
 
 class NodePower(msgspec.Struct, frozen=True):

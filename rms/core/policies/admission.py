@@ -431,7 +431,7 @@ def expected_starts(
     its own tasks, and jobs behind one for which no end frees enough nodes.
     """
     ends = sorted(
-        (max(_by_limit_s(job) if end == inf else end, state.now_s), number, job)
+        (max(job.limit_end_s if end == inf else end, state.now_s), number, job)
         for end, number, job in islice(state.ends, room.passed, None)
     )
     at_once = -(-len(ends) // MOST_ENDS) or 1
@@ -452,12 +452,6 @@ def expected_starts(
         profile.take(least, at_s, span_s)
         starts[spec.id] = at_s
     return starts
-
-
-def _by_limit_s(job: Job) -> float:
-    """Return the end of a running job by its limit, ``inf`` without a limit."""
-    limit_s = job.spec.limit_s
-    return inf if limit_s is None or job.start_s is None else job.start_s + limit_s
 
 
 class Conservative(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):

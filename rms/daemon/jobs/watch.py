@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from math import inf
 from operator import itemgetter
 
 from rms.core.model.jobs import Job, JobState
@@ -117,13 +116,11 @@ class JobWatch:
 
     def _check_limits(self, job: JobRuntime, running: Job, now_s: float) -> None:
         """End a job that is past a limit; send its signal before its time is up."""
-        limit_s = running.spec.limit_s
-        if limit_s is not None and running.start_s is not None:
-            end_s, signal = running.start_s + limit_s, job.submission.signal
-            if now_s > end_s:
-                self._scripts.cancel(job, "TIMEOUT")
-            elif signal and not job.signalled and now_s > end_s - signal.before_s:
-                self._signal(job, signal.number, batch=signal.batch)
+        end_s, signal = running.limit_end_s, job.submission.signal
+        if now_s > end_s:
+            self._scripts.cancel(job, "TIMEOUT")
+        elif signal and not job.signalled and now_s > end_s - signal.before_s:
+            self._signal(job, signal.number, batch=signal.batch)
         if (
             job.submission.memory_mib
             and job.ending is None
@@ -160,11 +157,9 @@ class JobWatch:
 
 def due_s(job: JobRuntime, running: Job) -> float:
     """Return the time of the next check of a job's limits, infinity without limits."""
-    limit_s, due_s = running.spec.limit_s, inf
-    if limit_s is not None and running.start_s is not None:
-        signal, due_s = job.submission.signal, running.start_s + limit_s
-        if signal and not job.signalled:
-            due_s -= signal.before_s
+    due_s, signal = running.limit_end_s, job.submission.signal
+    if signal and not job.signalled:
+        due_s -= signal.before_s
     if job.submission.memory_mib:
         due_s = min(due_s, job.memory_s + LIMITS_LOOK_S)
     return due_s

@@ -341,9 +341,9 @@ class Slurm:
             which = ["--state=PENDING"] if only_pending else []
             self._call_unless_gone("scancel", *which, *map(str, jobs))
 
-    def signal_script(self, job: int) -> None:
-        """Ask a running job's script to end (SIGTERM); a job that has ended is no failure."""
-        self._call_unless_gone("scancel", "--full", "--signal=TERM", str(job))
+    def send_signal(self, job: int, name: str) -> None:
+        """Send a signal to a job's script and steps; a job that has ended is no failure."""
+        self._call_unless_gone("scancel", "--full", f"--signal={name}", str(job))
 
     def end_steps(self, steps: Sequence[str]) -> None:
         """Kill steps; a step that has ended is no failure."""

@@ -282,8 +282,14 @@ class SlurmJobs(SlurmNodes):
         if not has_worlds and not child.finished and child.number is not None:
             slurm, number, started = self.executor.slurm, child.number, child.started
             self.executor.ask(
-                lambda: slurm.signal_script(number) if started else slurm.cancel(number)
+                lambda: slurm.send_signal(number, "TERM") if started else slurm.cancel(number)
             )
+
+    def send_signal(self, job: str, name: str) -> None:
+        """Send a signal to a job's script and steps."""
+        slurm, number = self.executor.slurm, self.number(job)
+        if number is not None:
+            self.executor.ask(lambda: slurm.send_signal(number, name))
 
     def kill(self, job: str, launch: int | None) -> None:
         """Cancel a job that is killed."""

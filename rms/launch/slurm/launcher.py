@@ -355,6 +355,9 @@ class SlurmNodes(EngineNodes):
     def terminate(self, job: str, *, has_worlds: bool) -> None:
         """Ask a script to end, unless its job has worlds, which end instead."""
 
+    def send_signal(self, job: str, name: str) -> None:
+        """Send a signal (``STOP``) to all processes of a job."""
+
     def kill(self, job: str, launch: int | None) -> None:
         """Note that a job, or one of its launches, is killed."""
 
@@ -480,6 +483,24 @@ class SlurmLauncher(LocalLauncher):
                 world.abandoned = True
         if worlds:
             super().terminate(job, worlds)
+        else:
+            self.resume(job)
+
+    def resume(self, job: str) -> None:
+        """Let the processes of a job go on if a signal has stopped them."""
+        if self._stopped(job).exists():
+            self.signal_all(job, signal.SIGCONT)
+
+    def signal_all(self, job: str, number: int) -> None:
+        """Send a signal to all processes of a job on its nodes; the stop of a job is saved."""
+        if number == signal.SIGSTOP:
+            self._stopped(job).touch()
+        elif number == signal.SIGCONT:
+            self._stopped(job).unlink(missing_ok=True)
+        self.nodes.send_signal(job, signal.Signals(number).name.removeprefix("SIG"))
+
+    def _stopped(self, job: str) -> Path:
+        return self.status_file(job).with_name("stopped")
 
     def members(self, job: str | None = None, launch: int | None = None) -> list[int]:
         """Return the processes here of a launch or a job; 0 for a step that is being ended."""

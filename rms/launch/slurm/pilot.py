@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -407,16 +407,24 @@ class PilotNodes(SlurmNodes):
         if script is not None and not script.started:
             script.abandoned = True
             return
-        slurm, name, allocations = self.executor.slurm, self.launcher.name(job), list(self.held)
+        self._signal_steps(self.launcher.name(job).__eq__, "TERM")
 
-        def signal_step() -> None:
-            with contextlib.suppress(SlurmError):  # it is killed later in any case
+    def send_signal(self, job: str, name: str) -> None:
+        """Send a signal to the steps of a job."""
+        whole = self.launcher.name(job)
+        self._signal_steps(lambda step: is_part_of(step, whole), name)
+
+    def _signal_steps(self, is_own: Callable[[str], bool], name: str) -> None:
+        slurm, allocations = self.executor.slurm, list(self.held)
+
+        def signal_steps() -> None:
+            with contextlib.suppress(SlurmError):  # a job that is to end is killed later anyway
                 steps = [step for number in allocations for step in slurm.steps(number)]
-                own = [step for step, step_name in steps if step_name == name]
+                own = [step for step, step_name in steps if is_own(step_name)]
                 if own:
-                    slurm.call("scancel", "--signal=TERM", *own)
+                    slurm.call("scancel", f"--signal={name}", *own)
 
-        self.executor.ask(signal_step)
+        self.executor.ask(signal_steps)
 
     def kill(self, job: str, launch: int | None) -> None:
         """Note that this daemon ends the steps itself."""
