@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from math import floor, inf
 from operator import attrgetter
 from typing import ClassVar, Literal
@@ -433,14 +434,10 @@ class Simulation:
 
 def submissions(specs: Sequence[JobSpec]) -> Iterator[Submitted]:
     """Yield submissions: the jobs of one array at one time together, other jobs alone."""
-    together: list[JobSpec] = []
-    for spec in specs:
-        if together and (spec.array, spec.submit_s) != (together[0].array, together[0].submit_s):
-            yield Submitted(together[0].submit_s, tuple(together))
-            together = []
-        if spec.array is None:
-            yield Submitted(spec.submit_s, (spec,))
-        else:
-            together.append(spec)
-    if together:
-        yield Submitted(together[0].submit_s, tuple(together))
+
+    def alone(spec: JobSpec) -> tuple[str | None, float, str]:
+        return spec.array, spec.submit_s, spec.id if spec.array is None else ""
+
+    for _, group in groupby(specs, alone):
+        together = tuple(group)
+        yield Submitted(together[0].submit_s, together)
