@@ -11,8 +11,8 @@ from math import inf
 from pathlib import Path
 
 from rms.power.meter import Ladder, Meter, MeterError, NodeMeter
-from rms.power.rapl import POWERCAP, Rapl
 
+POWERCAP = Path("/sys/class/powercap")
 POWERCAP_VARIABLE = "RMS_POWERCAP"
 """Environment variable that names another folder than the kernel's, for tests."""
 
@@ -103,6 +103,9 @@ class MeterChoice:
     def open(self, env: Mapping[str, str]) -> NodeMeter:
         """Return this machine's meters; a command comes first, for the devices that it names."""
         from rms.power.command import Command, ReplayMeter
+        from rms.power.nvidia_smi import Devices
+        from rms.power.nvml import Nvml
+        from rms.power.rapl import Rapl
 
         ladders: list[list[Meter]] = []
         if self.command:
@@ -114,9 +117,9 @@ class MeterChoice:
         ]
         if self.auto or RAPL in self.names:
             ladders.append([Rapl(_powercap(env), most_w=self.most_w)])
-        gpus = self.auto and has_gpus(env)
+        gpus, makers = self.auto and has_gpus(env), zip(GPUS, (Nvml, Devices), strict=True)
         ladders.append(
-            [_gpu_meter(name, self.most_w) for name in GPUS if gpus or name in self.names]
+            [make(most_w=self.most_w) for name, make in makers if gpus or name in self.names]
         )
         return NodeMeter([Ladder(ladder) for ladder in ladders if ladder], self.most_w)
 
@@ -128,17 +131,6 @@ NONE = MeterChoice(auto=False)
 def has_gpus(env: Mapping[str, str]) -> bool:
     """Return whether this machine has NVIDIA's driver or its program."""
     return DRIVER.exists() or shutil.which("nvidia-smi", path=env.get("PATH")) is not None
-
-
-def _gpu_meter(name: str, most_w: float | None) -> Meter:
-    """Return a meter of GPUs; its module is imported where there are any."""
-    if name == "nvml":
-        from rms.power.nvml import Nvml
-
-        return Nvml(most_w=most_w)
-    from rms.power.nvidia_smi import Devices
-
-    return Devices(most_w=most_w)
 
 
 def _powercap(env: Mapping[str, str]) -> Path:

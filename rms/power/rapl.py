@@ -13,8 +13,6 @@ from pathlib import Path
 from rms.power.meter import ABOVE_LIMIT, Meter, MeterError, Refusals, Tally
 from rms.wire.messages import DeviceEnergy
 
-POWERCAP = Path("/sys/class/powercap")
-
 MOST_W = 1000.0
 """Bound of a zone's power where it states no limit: twice what the largest sockets draw."""
 
@@ -132,7 +130,7 @@ class Rapl(Meter):
         most_w: bound of the power of a zone; None for twice its limit.
     """
 
-    folder: Path = POWERCAP
+    folder: Path
     most_w: float | None = None
     _refusals: Refusals = field(default_factory=Refusals)
     _listed: list[str] = field(default_factory=list)
