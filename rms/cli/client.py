@@ -109,7 +109,7 @@ def _explain_several(arguments: argparse.Namespace, rows: list[JobRow]) -> int:
 # --- changing jobs -----------------------------------------------------------------------------
 
 
-add_cancel = add_hold = add_release = add_requeue = add_filters
+add_change = add_requeue = add_filters
 
 
 def requeue(arguments: argparse.Namespace) -> int:
@@ -123,13 +123,13 @@ def requeue(arguments: argparse.Namespace) -> int:
         for job in jobs(_server(arguments), wanted.id, **which):
             if job.state == "RUNNING":
                 tell(f"requeue of job {job.id} ({job.name}): {requeue_words(job)}")
-    return _change(arguments, "/requeue", "REQUEUED")
+    return change(arguments, "REQUEUED")
 
 
-def _change(arguments: argparse.Namespace, path: str, head: str) -> int:
-    """Request a change of the selected jobs; print the ids of the changed jobs."""
+def change(arguments: argparse.Namespace, head: str) -> int:
+    """Request the change of the command's name; print the ids of the changed jobs below a head."""
     wanted = selection(arguments)
-    changed = ask(JobIds, _server(arguments), "POST", path, wanted)
+    changed = ask(JobIds, _server(arguments), "POST", f"/{arguments.command}", wanted)
     if changed.ids:
         _show(arguments, changed, [head], [[name] for name in fold_ids(changed.ids)])
         if wanted.id is None or head == "CANCELLED":
@@ -150,11 +150,6 @@ def _change(arguments: argparse.Namespace, path: str, head: str) -> int:
     if not (others or changed.ids):
         tell(f"no job {head.lower()}: no job matches")
     return 0
-
-
-cancel = partial(_change, path="/cancel", head="CANCELLED")
-hold = partial(_change, path="/hold", head="HELD")
-release = partial(_change, path="/release", head="RELEASED")
 
 
 def add_resize(command: argparse.ArgumentParser) -> None:

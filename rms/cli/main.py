@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from rms.wire.terminal import COMPLETION, Parser, add_common, parser, run_command
 
@@ -45,8 +47,11 @@ COMMANDS = {
     "profile": ("rms.cli.profile", "time, power and energy of a command by size"),
     "replay": (DAEMON, "run a journal through the engine again"),
 }
-"""Module and help of the commands. A module has a function of the command's name (``_`` for ``-``),
-and ``add_NAME`` for its options, if there are any."""
+"""Module and help of the commands. A module has a function of the command's name (``_`` for ``-``,
+``change`` for one of :data:`CHANGES`), and ``add_NAME`` for its options, if there are any."""
+
+CHANGES = {"cancel": "CANCELLED", "hold": "HELD", "release": "RELEASED"}
+"""Commands that only change the jobs that ids and filters select, and the heads of their tables."""
 
 WITH_COMMAND_LINE = ("submit", "launch", "profile", "pilot")
 """Commands that end with ``-- COMMAND``, or options of another one."""
@@ -67,11 +72,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = top.parse_args(words)
     arguments.command_line = command_line
     name = arguments.command
-    return run_command("rms", arguments, getattr(_module(name), name.replace("-", "_")))
+    function = _function(name)
+    if name in CHANGES:
+        function = partial(function, head=CHANGES[name])
+    return run_command("rms", arguments, function)
 
 
-def _module(name: str) -> object:
-    return importlib.import_module(COMMANDS[name][0])
+def _function(name: str, prefix: str = "") -> Any:
+    """Return the function of a command, or that which adds its options; None for none."""
+    function = "change" if name in CHANGES else name.replace("-", "_")
+    module = importlib.import_module(COMMANDS[name][0])
+    return getattr(module, f"{prefix}{function}", None)
 
 
 def _parser(wanted: str) -> Parser:
@@ -86,5 +97,7 @@ def _parser(wanted: str) -> Parser:
         add_common(command)
         if name not in WITHOUT_SERVER:
             command.add_argument("--server", metavar="ADDRESS", help="default: RMS_SERVER")
-        getattr(_module(name), f"add_{name.replace('-', '_')}", lambda command: None)(command)
+        add = _function(name, "add_")
+        if add is not None:
+            add(command)
     return top
