@@ -372,9 +372,12 @@ class LocalLauncher:
         self.signal_all(job, signal.SIGCONT)
 
     def signal_all(self, job: str, number: int) -> None:
-        """Send a signal to all processes of a job."""
-        for pid in self.members(job):
-            send_signal(pid, number)
+        """Send a signal to all processes of a job, also to those that it starts meanwhile."""
+        signalled = set[int]()
+        while new := set(self.members(job)) - signalled:
+            for pid in new:
+                send_signal(pid, number)
+            signalled |= new
 
     def send_signal(self, job: str, number: int, script: int = 0) -> None:
         """Send a signal to the processes of a job's worlds, as ranks or started by them.
