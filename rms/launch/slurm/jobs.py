@@ -286,10 +286,17 @@ class SlurmJobs(SlurmNodes):
             )
 
     def send_signal(self, job: str, name: str) -> None:
-        """Send a signal to a job's script and steps."""
+        """Send a signal to a job's script and its steps, which ``scancel --full`` leaves out."""
         slurm, number = self.executor.slurm, self.number(job)
-        if number is not None:
-            self.executor.ask(lambda: slurm.send_signal(number, name))
+        if number is None:
+            return
+
+        def signal_job(number: int = number) -> None:
+            slurm.send_signal(number, name)
+            if steps := [step for step, _ in slurm.steps(number)]:
+                slurm.call("scancel", f"--signal={name}", *steps)
+
+        self.executor.ask(signal_job)
 
     def kill(self, job: str, launch: int | None) -> None:
         """Cancel a job that is killed."""
