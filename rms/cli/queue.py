@@ -110,7 +110,7 @@ def queue(arguments: argparse.Namespace) -> int:
 
 
 def _where(job: JobRow) -> str:
-    if job.state == "RUNNING":
+    if job.start_s is not None and job.end_s is None:
         return fold_slots(job.nodes)
     return f"({job.reason})" if job.reason else ""
 

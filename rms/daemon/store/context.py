@@ -42,7 +42,7 @@ from rms.formats.prices import Prices
 from rms.launch.base import PowerCommands
 from rms.launch.local import LocalLauncher
 from rms.power.meter import boot_id, boottime
-from rms.wire.users import PowerCap
+from rms.wire.users import ALIVE, PowerCap
 
 # Default deadlines of a world that boots beside a running one, and of a job that is to end.
 BOOT_S, GRACE_S = 60.0, 10.0
@@ -212,8 +212,7 @@ class Metrics:
         jobs = {
             "PENDING": len(state.pending) + len(state.too_wide),
             "HELD": len(state.held),
-            "CONFIGURING": states["CONFIGURING"],
-            "RUNNING": states["RUNNING"],
+            **{name: states[name] for name in ALIVE.split(",") if name != "PENDING"},
         }
         sources = scheduler.books(at_s).sources
         _set_gauge(self._jobs, jobs)
