@@ -292,9 +292,10 @@ class SlurmJobs(SlurmNodes):
             return
 
         def signal_job(number: int = number) -> None:
-            slurm.send_signal(number, name)
-            if steps := [step for step, _ in slurm.steps(number)]:
+            steps = [step for step, _ in slurm.steps(number) if step.partition(".")[2].isdecimal()]
+            if steps:
                 slurm.call("scancel", f"--signal={name}", *steps)
+            slurm.send_signal(number, name)
 
         self.executor.ask(signal_job)
 
