@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from daemon import LocalRms
+from processes import program
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,20 +40,6 @@ def write():
 
 sys.setprofile(enter)
 threading.setprofile(enter)
-"""
-
-PROGRAM = """
-import os, time
-import dmr, numpy as np
-from mpi4py import MPI
-first, end = dmr.split_range(32, MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank)
-field = np.ones((end - first + 2, 34))
-with dmr.malleable(MPI.COMM_WORLD, {"t": dmr.adapt(field, (32, 32), halo=1)}) as run:
-    for step in run.loop(100_000):
-        run.fields["t"].exchange("edge")
-        time.sleep(0.01)
-        if os.path.exists("end"):
-            break
 """
 
 
@@ -101,9 +87,8 @@ def submission(daemon: Profiled) -> None:
 
 def start(daemon: Profiled) -> None:
     """Start a malleable job on one node."""
-    (daemon.work / "program.py").write_text(PROGRAM)
     options = ["--mode", "malleable", "--nodes", "1-2", "--preferred", "1"]
-    assert daemon.submit(f"mpirun {shlex.quote(sys.executable)} program.py", *options) == "1"
+    assert daemon.submit(f"mpirun {shlex.join(program('until_go'))}", *options) == "1"
     daemon.running("1")
 
 
@@ -115,7 +100,7 @@ def resize(daemon: Profiled) -> None:
 
 def wait(daemon: Profiled) -> None:
     """Let it end."""
-    (daemon.work / "end").touch()
+    daemon.hurry()
     assert daemon.over("1") == ["COMPLETED"]
 
 
