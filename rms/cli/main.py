@@ -28,6 +28,8 @@ COMMANDS = {
     "hold": (CLIENT, "keep pending jobs from starting"),
     "release": (CLIENT, "let held jobs start"),
     "requeue": (CLIENT, "end running jobs and queue them again"),
+    "suspend": (CLIENT, "stop the processes of running jobs, which keep their nodes"),
+    "continue": (CLIENT, "let suspended jobs run again"),
     "wait": (CLIENT, "wait for jobs; ends with their exit status"),
     "attach": (CLIENT, "a job's output as it grows; ends with its exit status"),
     "acct": ("rms.cli.acct", "times, energy and cost of jobs"),
@@ -50,7 +52,13 @@ COMMANDS = {
 """Module and help of the commands. A module has a function of the command's name (``_`` for ``-``,
 ``change`` for one of :data:`CHANGES`), and ``add_NAME`` for its options, if there are any."""
 
-CHANGES = {"cancel": "CANCELLED", "hold": "HELD", "release": "RELEASED"}
+CHANGES = {
+    "cancel": "CANCELLED",
+    "hold": "HELD",
+    "release": "RELEASED",
+    "suspend": "SUSPENDED",
+    "continue": "CONTINUED",
+}
 """Commands that only change the jobs that ids and filters select, and the heads of their tables."""
 
 WITH_COMMAND_LINE = ("submit", "launch", "profile", "pilot")

@@ -27,12 +27,13 @@ from rms.wire.messages import (
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY")
 """States of jobs that have ended."""
 
-ALIVE = "PENDING,CONFIGURING,RUNNING"
+ALIVE = "PENDING,CONFIGURING,RUNNING,SUSPENDED"
 
 SHORT_STATES = {
     "PD": "PENDING",
     "CF": "CONFIGURING",
     "R": "RUNNING",
+    "S": "SUSPENDED",
     "CD": "COMPLETED",
     "F": "FAILED",
     "CA": "CANCELLED",

@@ -162,6 +162,15 @@ class Requeued(JobEvent, frozen=True):
     lowers_power: ClassVar[bool] = True
 
 
+class Suspended(JobEvent, frozen=True):
+    """A user stops a running job (``suspended``), which keeps its nodes, or lets it run again."""
+
+    suspended: bool
+
+    decides: ClassVar[bool] = True
+    lowers_power: ClassVar[bool] = True
+
+
 class HeldByUser(BaseEvent, frozen=True):
     """A user holds waiting jobs (``held``), which then do not start, or releases them."""
 
@@ -360,6 +369,7 @@ Event = (
     | Resized
     | ResizeRolledBack
     | Requeued
+    | Suspended
     | HeldByUser
     | Freed
     | Withdrawn

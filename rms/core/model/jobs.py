@@ -59,6 +59,7 @@ class JobState(StrEnum):
     PENDING = "PENDING"
     CONFIGURING = "CONFIGURING"
     RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
@@ -248,6 +249,8 @@ class Job(msgspec.Struct, gc=False):
         stretch: run time at these over that at the highest one.
         kept: a user chose its size: policies change it only for a waiting job or a power cap.
         held_by_user: a user holds it (see :mod:`rms.core.rules.transition`).
+        suspended_s: time that it was suspended before; its time limit does not count it.
+        suspended_at_s: the time of its suspension, or None. Its nodes are idle meanwhile.
     """
 
     spec: JobSpec
@@ -283,6 +286,8 @@ class Job(msgspec.Struct, gc=False):
     held_by_user: bool = False
     kept: bool = False
     rests: bool = False
+    suspended_s: float = 0.0
+    suspended_at_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.speedup is None:
@@ -299,12 +304,16 @@ class Job(msgspec.Struct, gc=False):
 
     @property
     def busy_nodes(self) -> tuple[Node, ...]:
-        """The nodes that it keeps busy: of both worlds during a resize."""
+        """The nodes that it keeps busy: of both worlds during a resize, none while suspended."""
+        if self.suspended_at_s is not None:
+            return ()
         return self.held if self.resize_begun else self.nodes
 
     @property
     def busy_size(self) -> int:
         """The number of these nodes, also where nodes are counted."""
+        if self.suspended_at_s is not None:
+            return 0
         return self.size + self.gain if self.resize_begun else self.size
 
     @property
@@ -376,9 +385,11 @@ class Job(msgspec.Struct, gc=False):
 
     @property
     def limit_end_s(self) -> float:
-        """The end of a running job by its time limit, inf for none."""
+        """The end of a running job by its time limit, inf for none and while it is suspended."""
         limit_s = self.spec.limit_s
-        return inf if limit_s is None or self.start_s is None else self.start_s + limit_s
+        if limit_s is None or self.start_s is None or self.suspended_at_s is not None:
+            return inf
+        return self.start_s + self.suspended_s + limit_s
 
     def expected_end(self, now: float, *, exact: bool) -> tuple[float, bool]:
         """Return the expected end of a running job, and whether it is an estimate.
@@ -389,8 +400,10 @@ class Job(msgspec.Struct, gc=False):
         Args:
             exact: the stated run time goes before the limit.
         """
+        if self.suspended_at_s is not None:
+            return inf, False
         spec, limit_s = self.spec, self.spec.limit_s
-        since = now if self.start_s is None else self.start_s
+        since = now if self.start_s is None else self.start_s + self.suspended_s
         if self.measured_steps and self.done > 0.0:
             # The mean rate, until there is a rate at the present size.
             rate = self.rate or self.done / max(now - since, 1e-9)

@@ -52,6 +52,7 @@ from rms.core.model.events import (
     Started,
     Stepped,
     Submitted,
+    Suspended,
     TasksHold,
     Ticked,
     Withdrawn,
@@ -360,11 +361,36 @@ def _check_stepped(state: State, event: Stepped) -> None:
 
 def _stepped(state: State, event: Stepped) -> None:
     job = state.running[event.job]
-    if job.resize_begun:
+    if job.resize_begun or job.state is JobState.SUSPENDED:
         return  # it stands still now
     state.unindex_running(job)
     job.stepped(event.steps, event.span_s, event.step, event.total, event.at_s)
     state.index_running(job)
+
+
+# --- suspended -----------------------------------------------------------------------------------
+
+
+def _check_suspended(state: State, event: Suspended) -> None:
+    _check_running(state, event)
+    job = state.running[event.job]
+    expected = JobState.RUNNING if event.suspended else JobState.SUSPENDED
+    if job.state is not expected or job.requested_size is not None:
+        raise TransitionError(f"expected a job that is {expected} at one size, got {event}")
+
+
+def _suspended(state: State, event: Suspended) -> None:
+    job = state.running[event.job]
+    state.unindex_running(job)
+    job.progress_to(event.at_s)
+    if event.suspended:
+        job.state, job.suspended_at_s, job.rate = JobState.SUSPENDED, event.at_s, 0.0
+    else:
+        job.suspended_s += event.at_s - (job.suspended_at_s or 0.0)
+        job.state, job.suspended_at_s = JobState.RUNNING, None
+        job.set_rate()
+    state.index_running(job)
+    state.changed[event.job] = job
 
 
 # --- resized -------------------------------------------------------------------------------------
@@ -846,6 +872,7 @@ _EVENTS: dict[type, tuple[Callable[[State, Any], None] | None, Callable[[State, 
     Resized: (_check_resizing, _resized),
     ResizeRolledBack: (_check_resizing, _rolled_back),
     Requeued: (_check_running, _requeued),
+    Suspended: (_check_suspended, _suspended),
     Ended: (_check_ended, _ended),
     Ticked: (None, _nothing),
     NodeDown: (_check_down, _down),

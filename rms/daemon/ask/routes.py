@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,8 +15,8 @@ import msgspec
 from starlette.requests import Request
 
 from rms._version import __version__
-from rms.core.model.events import HeldByUser, Reason, Withdrawn
-from rms.core.model.jobs import Job, JobId, sort_key
+from rms.core.model.events import HeldByUser, Reason, Suspended, Withdrawn
+from rms.core.model.jobs import Job, JobId, JobState, sort_key
 from rms.daemon.ask import views
 from rms.daemon.ask.http import (
     METRICS_TYPE,
@@ -146,6 +147,8 @@ class Routes:
             Endpoint("POST", "/hold", user, self.hold, JobSelection),
             Endpoint("POST", "/release", user, self.hold, JobSelection),
             Endpoint("POST", "/requeue", user, self.requeue, JobSelection),
+            Endpoint("POST", "/suspend", user, self.suspend, JobSelection),
+            Endpoint("POST", "/continue", user, self.suspend, JobSelection),
             Endpoint("POST", "/resize", user, self.resize, ResizeCommand),
             Endpoint("GET", "/history/{id}", user, self.history),
             Endpoint("GET", "/nodes", user, self.nodes),
@@ -300,6 +303,29 @@ class Routes:
         ids = self._among(body, started, "a running job")
         for job_id in ids:
             self.daemon.scripts.cancel(jobs[job_id], REQUEUED, if_journalled=True)
+        return JobIds([str(job_id) for job_id in ids])
+
+    async def suspend(self, request: Request, body: JobSelection) -> JobIds:
+        """Stop the processes of running jobs, or let suspended jobs run again; answer with ids."""
+        daemon, suspend = self.daemon, request.url.path == "/suspend"
+        state, expected = JobState.SUSPENDED, "a suspended job"
+        if suspend:
+            state, expected = JobState.RUNNING, "a running job that is not being resized or ended"
+        steady = [
+            job_id
+            for job_id, job in daemon.context.state.running.items()
+            if job.state is state
+            and job.requested_size is None
+            and daemon.jobs[job_id].ending is None
+        ]
+        ids = self._among(body, steady, expected)
+        for job_id in ids:
+            daemon.handle(Suspended(daemon.time(), job_id, suspend))
+            daemon.jobs[job_id].count = None  # of steps: this time says nothing of its speed
+        daemon.journal.flush()
+        for job_id in ids:
+            number = signal.SIGSTOP if suspend else signal.SIGCONT
+            daemon.launcher.signal_all(job_id, number)
         return JobIds([str(job_id) for job_id in ids])
 
     def _changed(self, selection: JobSelection) -> dict[JobId, Job]:
