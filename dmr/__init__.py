@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from dmr.data.particles import Items, ListSpec, adapt_list, rank_of
     from dmr.data.wrapped import adapt
     from dmr.errors import CollectiveError, UsageError, raise_on_all
-    from dmr.per_rank import PerRank
     from dmr.plan import Deadlines, Plan, Schedule
     from dmr.resize.strategy import STRATEGIES
+    from dmr.state.per_rank import PerRank
     from dmr.world import World
 
 _HOMES = {
@@ -32,7 +32,7 @@ _HOMES = {
     "FieldSpec": "data.field",
     "Items": "data.particles",
     "ListSpec": "data.particles",
-    "PerRank": "per_rank",
+    "PerRank": "state.per_rank",
     "Plan": "plan",
     "Run": "application",
     "Runtime": "boot.environment",

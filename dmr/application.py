@@ -16,13 +16,13 @@ from typing import Any, TextIO
 from mpi4py import MPI
 
 from dmr.boot.environment import Runtime
-from dmr.checkpoint import Lock
+from dmr.checkpoint.store import Lock
 from dmr.data.field import Field, FieldSpec
 from dmr.errors import UsageError, outside_block, print_line
-from dmr.per_rank import PerRank
-from dmr.progress import Progress
-from dmr.values import State
-from dmr.watch import WATCH
+from dmr.state.per_rank import PerRank
+from dmr.state.progress import Progress
+from dmr.state.values import State
+from dmr.system.watch import WATCH
 from dmr.wire.rms import RmsClient
 from dmr.world import World
 from rms.wire.messages import ResizeReport

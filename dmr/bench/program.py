@@ -67,7 +67,7 @@ def _peak_mib() -> float:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run it: ``python -m dmr.bench.program --mib M --out FILE [--strategy S] [--resize-at N]``."""
+    """Run ``dmr.bench.program --mib M --out FILE [--strategy S] [--resize-at N]``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--mib", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)

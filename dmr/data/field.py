@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dmr.data import gather, overlap, pages, streams
+from dmr.data import decomposition, gather, streams
 from dmr.data.decomposition import (
     ALIGNMENT_BYTES,
     Box,
@@ -28,8 +28,9 @@ from dmr.data.decomposition import (
 )
 from dmr.data.exchange import Boundary, HaloExchange, boundaries_of
 from dmr.errors import UsageError, outside_block
-from dmr.values import refuse_memmap
-from dmr.watch import WATCH
+from dmr.state.values import refuse_memmap
+from dmr.system import libc
+from dmr.system.watch import WATCH
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -438,10 +439,10 @@ class Field:
         """
         padding = self.spec.padding(layout.box(rank).shape)
         memory = self.spec.memory_of(self.storage)
-        if memory is None or not pages.LEAST_BYTES <= padding.allocation_bytes <= memory.nbytes:
+        if memory is None or not libc.LEAST_BYTES <= padding.allocation_bytes <= memory.nbytes:
             return self.spec.block(layout, rank)
         memory[: padding.allocation_bytes] = 0  # the pages are there
-        pages.give_back(memory[padding.allocation_bytes :])
+        libc.give_back(memory[padding.allocation_bytes :])
         self.layout, self.rank, self.box = layout, rank, layout.box(rank)
         self.padding, self._spare = padding, None
         self.storage = laid_out(memory, padding, self.spec.dtype)
@@ -504,7 +505,7 @@ class Field:
 
     def bytes_shared_with(self, other: Decomposition, *, sending: bool) -> list[tuple[int, int]]:
         """Return the ranks of another layout that share this block, and how many bytes."""
-        shared = overlap.transfers(self.layout, self.rank, other, sending=sending)
+        shared = decomposition.transfers(self.layout, self.rank, other, sending=sending)
         return [(one.peer, one.box.size * self.dtype.itemsize) for one in shared]
 
     def gathered(

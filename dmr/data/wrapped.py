@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dmr.data.decomposition import Box, Halo, Padding
 from dmr.data.field import Array, FieldSpec, Ranges, refuse_masked
-from dmr.values import refuse_memmap
+from dmr.state.values import refuse_memmap
 
 
 def adapt(

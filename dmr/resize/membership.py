@@ -11,8 +11,8 @@ from mpi4py import MPI
 from dmr.application import Run
 from dmr.data.field import Field
 from dmr.errors import Left
-from dmr.progress import OpenResize
-from dmr.values import ValuesError, adopt
+from dmr.state.progress import OpenResize
+from dmr.state.values import ValuesError, adopt
 from dmr.world import World, disconnect
 
 

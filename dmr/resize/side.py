@@ -24,17 +24,21 @@ Every wait has a deadline.
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
+from dmr.boot.environment import Runtime
 from dmr.data.field import Field
-from dmr.errors import RolledBackError, TransferError
+from dmr.errors import CollectiveError, Left, RolledBackError, TransferError, described
 from dmr.plan import Deadlines
-from dmr.values import ValuesError
-from dmr.wire.channel import ChannelError, ControlChannel
-from dmr.wire.protocol import Message, Refused
+from dmr.state.values import ValuesError
+from dmr.wire.channel import ChannelError, ControlChannel, Message, Refused
 from dmr.wire.ranks import SLEEP_S, Check, RankMessages
+
+ALONE_S = 5.0
+"""How long a rank that fails waits for the others of its world to fail, or to hear of it."""
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -214,3 +218,56 @@ def nothing(_: Sequence[Any]) -> None:
 def signature(fields: Mapping[str, Field]) -> dict[str, Any]:
     """Return what both worlds must agree on."""
     return {name: block.spec.signature() for name, block in fields.items()}
+
+
+# --- a new world that cannot take over ----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def giving_way(runtime: Runtime, messages: RankMessages) -> Iterator[None]:
+    """Let no error of a world that is to take over end the running one."""
+    try:
+        yield
+    except Exception as error:
+        if runtime.rendezvous is None:
+            raise
+        give_way(runtime, messages, error)
+
+
+def give_way(
+    runtime: Runtime,
+    messages: RankMessages,
+    error: Exception,
+    channel: ControlChannel | None = None,
+) -> NoReturn:
+    """Say why this world cannot take over, and leave it.
+
+    Raises:
+        Left: all ranks leave; the old world goes on.
+        Exception: ``error``, which this rank alone has met: the others may wait for it in MPI, so
+            that only MPI_Abort ends them.
+    """
+    why = str(error)
+    if not isinstance(error, CollectiveError):
+        why = f"rank {runtime.comm.rank}: {described(error)}"
+        traceback.print_exception(error)
+    if messages.is_root:
+        if channel is None:
+            runtime.refuse(why)
+        else:
+            with contextlib.suppress(ChannelError):
+                channel.send(Refused(why))
+    if isinstance(error, CollectiveError):
+        raise Left(0)
+
+    def check(waited_s: float) -> None:
+        if waited_s > ALONE_S:
+            raise error
+
+    if messages.is_root:
+        messages.send_all((why, None))
+        messages.collect(check)
+    else:
+        messages.report((why, None))
+        messages.receive(check)
+    raise Left(0)

@@ -17,7 +17,7 @@ DIGEST = 74
 
 COUNT = 79
 """Number of list items that follow in chunks; this one and the next take turns
-(:mod:`dmr.data.sparse`)."""
+(:mod:`dmr.data.particles`)."""
 
 GATHER = 76
 """Part of a block on its way to rank 0 (:mod:`dmr.data.gather`)."""
@@ -29,7 +29,7 @@ RAW = 78
 """Plain bytes, sent for comparison (``Plan.measure``)."""
 
 OFFER = 81
-"""Sender to receiver: where its memory can be read (:mod:`dmr.data.peer_memory`)."""
+"""Sender to receiver: where its memory can be read (:mod:`dmr.data.streams`)."""
 
 ANSWER = 82
 """Receiver to sender: whether it will read it."""

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import dmr
-from dmr import checkpoint
+from dmr.checkpoint import store
 from dmr.data import streams
-from dmr.resize.target import Target
-from dmr.wire.protocol import Committed, TakenOver
+from dmr.resize.replace import Target
+from dmr.wire.channel import Committed, TakenOver
 from mpdata.cli.main import main
 from mpdata.parallel.app import Advection
 
@@ -133,7 +133,7 @@ def install() -> None:
     new, first = Target, JOINS == "1"
     before(Advection, "step", dawdle)
     if FAULT == "files limited at a checkpoint":
-        before(checkpoint, "write", small_files)
+        before(store, "write", small_files)
     if FAULT.endswith("rank cannot build"):
         act = no_velocities(stays=FAULT.startswith("old"))
         before(Advection, "build", lambda app, run: act(run))

@@ -10,13 +10,15 @@ import pytest
 
 from dmr.wire.channel import (
     LOOPBACK,
+    Accepted,
     ChannelError,
     ControlChannel,
     Listener,
     PeerGoneError,
+    Refused,
+    TakenOver,
     connect,
 )
-from dmr.wire.protocol import Accepted, Refused, TakenOver
 
 Pair = tuple[ControlChannel, ControlChannel]
 

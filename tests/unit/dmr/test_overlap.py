@@ -12,9 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from stand_in import DeviceArray, DeviceModule
 
-from dmr.data.decomposition import Box, Decomposition
+from dmr.data.decomposition import Box, Decomposition, Transfer, chunks, transfers
 from dmr.data.field import Field, FieldSpec
-from dmr.data.overlap import Transfer, chunks, transfers
 
 Pair = tuple[Decomposition, Decomposition]
 Host = npt.NDArray[Any]

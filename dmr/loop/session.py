@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 
 from mpi4py import MPI
 
-from dmr import checkpoint
 from dmr.application import Application, Run, RunState
 from dmr.boot.environment import (
     COLLECTIVE_VARIABLE,
@@ -19,24 +18,26 @@ from dmr.boot.environment import (
     STRATEGY_VARIABLE,
     Runtime,
 )
+from dmr.check.digests import digests_of, write_digests
+from dmr.checkpoint import store
 from dmr.data import constant
 from dmr.data.field import Field, FieldSpec
-from dmr.digests import digests_of, write_digests
-from dmr.driver import NO_BUILD, Driver
 from dmr.errors import Left, UsageError, raise_on_all
+from dmr.loop.driver import NO_BUILD, Driver
+from dmr.loop.termination import Ending, ending
 from dmr.plan import Plan, check_plan, check_seconds, check_size, parse_resizes
-from dmr.progress import Progress
 from dmr.resize import strategy as strategies
-from dmr.resize.target import Target
-from dmr.termination import Ending, ending, giving_way
-from dmr.watch import WATCH
+from dmr.resize.replace import Target
+from dmr.resize.side import giving_way
+from dmr.state.progress import Progress
+from dmr.system.watch import WATCH
 from dmr.wire.ranks import RankMessages
 from dmr.wire.rms import RmsClient
 from dmr.world import World, disconnect, layouts_for, widest_grid
 from rms.wire.messages import COOLDOWN_VARIABLE
 
 START = "the start of the block"
-"""The place of ranks that read a checkpoint or hash their fields; see :mod:`dmr.watch`."""
+"""The place of ranks that read a checkpoint or hash their fields; see :mod:`dmr.system.watch`."""
 
 
 @contextlib.contextmanager
@@ -95,7 +96,7 @@ def _running(
                 if runtime.check is not None:  # each run of dmr check begins at step 0
                     plan = dataclasses.replace(plan, checkpoint=None, restart=False)
                 if plan.strategy == "restart":
-                    checkpoint.prepare()
+                    store.prepare()
                 specs = _agreed(world, specs, plan)
                 grid = widest_grid(world.size, layouts_for(world.size, specs))
                 world = dataclasses.replace(world, grid=grid)
@@ -265,7 +266,7 @@ def _enter(
     try:
         with WATCH.within(START, patient=True):
             if plan.checkpoint is not None:
-                state.checkpoint_lock = checkpoint.lock(plan.checkpoint, world)
+                state.checkpoint_lock = store.lock(plan.checkpoint, world)
             _restore(run, plan)
         if not run.restored:
             _initialise(run)
@@ -285,10 +286,10 @@ def _restore(run: Run, plan: Plan) -> None:
     if plan.checkpoint is None:
         return
     if not plan.restart:
-        checkpoint.refuse_others(plan.checkpoint, run.world)
+        store.refuse_others(plan.checkpoint, run.world)
         return
     log = run.runtime.log
-    progress = checkpoint.restore(plan.checkpoint, run.world, run.fields, plan.options, log)
+    progress = store.restore(plan.checkpoint, run.world, run.fields, plan.options, log)
     if progress is not None:
         progress.launches = run.progress.launches
         run.progress, run.restored = progress, True

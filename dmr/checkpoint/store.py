@@ -1,8 +1,8 @@
 """Checkpoints of a run: whole at every moment, continued on any number of ranks.
 
-A file (:mod:`dmr.checkpoint_file`) is written beside its place, flushed to disk, and renamed; the
+A file (:mod:`dmr.checkpoint.format`) is written beside its place, flushed to disk, and renamed; the
 one before stays until the new one is whole. Of several ranks each writes a part first
-(:mod:`dmr.checkpoint_parts`), and that file says what they hold.
+(:mod:`dmr.checkpoint.format`), and that file says what they hold.
 """
 
 from __future__ import annotations
@@ -15,22 +15,26 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from dmr.checkpoint_file import (
+from dmr.checkpoint.format import (
     BrokenCheckpointError,
+    Parts,
     Writer,
     existing,
+    joined,
     parts_at,
     parts_of,
     path_of,
+    problem_of_share,
     read,
+    rows_of,
     verify,
     verify_share,
+    write_part,
 )
-from dmr.checkpoint_parts import Parts, joined, problem_of_share, rows_of, write_part
 from dmr.data.field import Field
 from dmr.errors import UsageError, print_line, words_of
 from dmr.plan import Schedule
-from dmr.progress import Progress
+from dmr.state.progress import Progress
 from dmr.world import World
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dmr.progress import Progress
-from dmr.values import PICKLE_PROTOCOL, State, ValuesError
+from dmr.state.progress import Progress
+from dmr.state.values import PICKLE_PROTOCOL, State, ValuesError
 
 if TYPE_CHECKING:
     from mpi4py import MPI

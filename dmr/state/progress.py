@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from dmr.values import decode_values, encode_values
+from dmr.state.values import decode_values, encode_values
 from rms.wire.messages import ResizeReport
 
 
@@ -68,17 +68,17 @@ class Progress(msgspec.Struct):
     resizes: list[ResizeReport] = []
     open_resize: OpenResize | None = None
     value_trees: dict[str, Any] = {}
-    """Where it is encoded: the values that plain JSON does not hold (:mod:`dmr.values`)."""
+    """Where it is encoded: the values that plain JSON does not hold (:mod:`dmr.state.values`)."""
     loops_done: list[int] = []
-    """Loops that have ended at each depth of open loops (:mod:`dmr.position`)."""
+    """Loops that have ended at each depth of open loops (:mod:`dmr.loop.driver`)."""
     loops_at: list[int] = []
     """The step that each open loop is at, the outermost first."""
     digests: dict[str, str] = {}
-    """Hashes of the fields in the beginning, where somebody checks (:mod:`dmr.digests`)."""
+    """Hashes of the fields in the beginning, where somebody checks (:mod:`dmr.check.digests`)."""
     at_point: bool = False
     """Whether the open resize came at a call of ``run.resize_point``, not in a loop."""
     replaced: dict[str, list[str]] = {}
-    """Paths of the parts of each value that were replaced (:func:`dmr.values.replaced_parts`)."""
+    """Paths of replaced parts of each value (:func:`dmr.state.values.replaced_parts`)."""
     constants: dict[str, str] = {}
     """Hashes of the fields that never change (:mod:`dmr.data.constant`)."""
 
