@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dmr.data import decomposition, gather, streams
+from dmr.data import gather, streams
 from dmr.data.decomposition import (
     ALIGNMENT_BYTES,
     Box,
@@ -502,11 +502,6 @@ class Field:
         box = self.layout.widened(box, common_edges(self.edges, old.edges))
         self.padded[box.slices(self._origin)] = old.padded[box.slices(old._origin)]
         return box.size * self.dtype.itemsize
-
-    def bytes_shared_with(self, other: Decomposition, *, sending: bool) -> list[tuple[int, int]]:
-        """Return the ranks of another layout that share this block, and how many bytes."""
-        shared = decomposition.transfers(self.layout, self.rank, other, sending=sending)
-        return [(one.peer, one.box.size * self.dtype.itemsize) for one in shared]
 
     def gathered(
         self, comm: MPI.Intracomm

@@ -274,10 +274,6 @@ class Items(Field):
         self._kept = {}
         self.items = np.concatenate([self.none(), *(parts[rank] for rank in sorted(parts))])
 
-    def bytes_shared_with(self, other: Decomposition, *, sending: bool) -> list[tuple[int, int]]:
-        """Return nothing: how many items go where is not known to both sides beforehand."""
-        return []
-
     def gathered(self, comm: MPI.Intracomm) -> tuple[tuple[int, ...], Iterator[Array | None]]:
         """Return the shape of the whole list; on rank 0 that of each rank (collective)."""
         counts = comm.gather(len(self.items))

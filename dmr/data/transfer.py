@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,14 +12,10 @@ from dmr.data.decomposition import Box, Decomposition
 from dmr.data.field import Field
 from dmr.data.streams import Steps
 from dmr.errors import TransferError
-from dmr.wire import tags
 from dmr.wire.ranks import Check, wait_until
 
 SHARED_BYTES = 1 << 28
 """Of one message to the ranks of a node."""
-
-PLAIN_ROUNDS = 5
-"""Rounds of plain sends, where those are measured."""
 
 
 def drive(transfers: Sequence[Steps], check: Check | None = None) -> None:
@@ -109,31 +104,3 @@ def share(node: MPI.Intracomm, field: Field, check: Check | None = None) -> None
         wait_until(node.Ibcast(cells[start : start + SHARED_BYTES]).Test, check)
     if not field.in_host and node.rank:
         field.unpack(field.box, cells.view(field.dtype).reshape(field.box.shape))
-
-
-def plain(
-    comm: MPI.Comm, field: Field, other: Decomposition, *, sending: bool, check: Check
-) -> float:
-    """Send as many bytes between the same ranks from plain buffers; return the seconds it took.
-
-    For comparison: nothing is packed, hashed or checked, and the buffers are there beforehand.
-    The best of some rounds counts, since whatever else runs can only slow them down.
-    """
-    pieces = [
-        (peer, np.ones(count, np.uint8))
-        for peer, count in field.bytes_shared_with(other, sending=sending)
-        if count
-    ]
-    if not pieces:
-        return 0.0
-    word = np.zeros(1, np.uint8)
-    best = float("inf")
-    for _ in range(PLAIN_ROUNDS):
-        for peer, _ in pieces:  # all are there
-            ready = comm.Irecv if sending else comm.Isend
-            wait_until(ready(word, peer, tags.RAW_READY).Test, check)
-        begun = time.perf_counter()
-        transfer = comm.Isend if sending else comm.Irecv
-        MPI.Request.Waitall([transfer(buffer, peer, tags.RAW) for peer, buffer in pieces])
-        best = min(best, time.perf_counter() - begun)
-    return best

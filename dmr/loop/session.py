@@ -27,7 +27,8 @@ from dmr.loop.driver import NO_BUILD, Driver
 from dmr.loop.termination import Ending, ending
 from dmr.plan import Plan, check_plan, check_seconds, check_size, parse_resizes
 from dmr.resize import strategy as strategies
-from dmr.resize.replace import Target
+from dmr.resize.merge import join_world
+from dmr.resize.replace import take_over
 from dmr.resize.side import giving_way
 from dmr.state.progress import Progress
 from dmr.system.watch import WATCH
@@ -261,7 +262,7 @@ def _enter(
     taking_over = runtime.rendezvous is not None
     run = Run(runtime, world, fields, fresh, restored=taking_over, internal=state)
     if taking_over:
-        Target(app, run, plan).take_over()
+        take_over(app, run, plan, join_world)
         return run
     try:
         with WATCH.within(START, patient=True):

@@ -1,6 +1,31 @@
-"""The source of a resize: the old world's side, which gives the job away or keeps it as it was.
+"""A resize into a world that is all new (strategies warm, spawn and restart), step by step.
 
-See :mod:`dmr.resize.side` for the messages between the two worlds.
+The old world gives the job away, the new world takes it over. Rank 0 of each speaks for its world
+over a control channel that notices a death (:mod:`dmr.wire.channel`); only fields go by MPI. A
+section below is a step of the protocol: the old world's function, then the new world's::
+
+    step     old world                                      new world
+
+    start    encodes the state; starts the new world        boots, makes constant fields, touches
+             (the RMS has started it already)               its memory, loads kernels
+    meet     connects to the new world                      says that it is ready, sleeps
+    header   Header: progress, fields, options        -->   compares them with its own
+                                                      <--   Accepted
+    connect  MPI_Comm_connect                               MPI_Comm_accept
+    move     interiors, hashed                        -->   checks the hashes
+             (restart: Stored, the name of a checkpoint)    (reads the checkpoint)
+    build    waits                                          builds for its ranks
+    commit                                            <--   Acknowledged
+             Committed: the job is yours, its cost    -->
+                                                      <--   TakenOver
+    leave    frees its fields, ends                         steps
+
+A step that fails on one rank fails on all ranks of its world by
+:class:`~dmr.errors.RolledBackError`, and rank 0 sends Refused with the reason. In every step up to
+TakenOver the old world still has everything: it goes on as it was, and the new world leaves. Every
+wait has a deadline.
+
+Strategy merge (:mod:`dmr.resize.merge`) shares the steps, but for move and leave.
 """
 
 from __future__ import annotations
@@ -29,8 +54,7 @@ from dmr.data.decomposition import Decomposition
 from dmr.data.field import Field
 from dmr.errors import CollectiveError, Left, RolledBackError
 from dmr.plan import NextWorld, Plan, Schedule
-from dmr.resize.membership import enter, join, part_from_fields, stay
-from dmr.resize.side import Side, attempt, give_way, nothing, signature
+from dmr.resize.side import Side, attempt, give_way, part_from_fields
 from dmr.state.per_rank import merge_all, pack, with_merged
 from dmr.state.progress import OpenResize, decode, encode
 from dmr.state.values import ValuesError
@@ -38,8 +62,6 @@ from dmr.system.watch import WATCH
 from dmr.wire.channel import (
     Accepted,
     Acknowledged,
-    Arrived,
-    Build,
     ChannelError,
     Committed,
     ControlChannel,
@@ -49,14 +71,17 @@ from dmr.wire.channel import (
     connect,
 )
 from dmr.wire.ranks import RankMessages
-from dmr.world import World, layouts_for, sent_once_a_node, widest_grid
+from dmr.world import World, layouts_for, sent_once_a_node
 
 ERROR_LENGTH = 120
 """MPI's own message is cut to so many characters."""
 
+IDLE_S = 1e-3
+"""Sleep between polls of ranks that wait for the old world: it needs their core."""
+
 
 class Phase(StrEnum):
-    """How far a resize is."""
+    """How far a resize is, as messages name it."""
 
     BOOTING = "booting"
     READY = "ready"
@@ -64,30 +89,19 @@ class Phase(StrEnum):
     COMMITTED = "committed"
 
 
-def replace_world(run: Run, plan: Plan, wanted: NextWorld, sigterm_received: Sequence[int]) -> None:
-    """Replace the whole world of ``run`` (collective).
+class OldSide(Side):
+    """The old world's side of one try at a resize.
 
-    ``sigterm_received`` holds the signals that have come in so far; the new world is told of them.
+    Args:
+        stack: frees handles at the end of the try.
 
-    Raises:
-        Left: it is done; leave.
-        RolledBackError: it could not be; go on.
+    Attributes:
+        begun: the clock when the resize began.
+        layouts: of the fields in the new world.
+        inter: the inter-communicator to the new world, where MPI carries one.
+        merged: one value for each state that differs from rank to rank.
+        encoded: the progress, which contains the state (rank 0).
     """
-    with contextlib.ExitStack() as stack:
-        Replacement(run, plan, wanted, stack).go(sigterm_received)
-    part_from_fields(run)
-    if wanted.strategy == "restart" and run.runtime.manager is None:
-        # The parent of the new world's mpiexec waits for that, so that its status is the job's.
-        WATCH.stop()  # the new world may take any time, and has a watchdog of its own
-        with contextlib.suppress(MPI.Exception):
-            MPI.Finalize()
-        if run.internal.mpiexec is not None:
-            raise Left(run.internal.mpiexec.wait())
-    raise Left(0)
-
-
-class Source(Side):
-    """One try at a resize. Handles are freed by ``stack``."""
 
     def __init__(
         self, run: Run, plan: Plan, wanted: NextWorld, stack: contextlib.ExitStack
@@ -95,183 +109,13 @@ class Source(Side):
         run.internal.attempts += 1
         messages = RankMessages(run.world.internal_comm, run.internal.attempts)
         super().__init__(messages, plan.deadlines)
-        self.run, self.plan, self.wanted, self._stack = run, plan, wanted, stack
+        self.run, self.plan, self.wanted, self.stack = run, plan, wanted, stack
         specs = {name: block.spec for name, block in run.fields.items()}
         self.layouts = layouts_for(wanted.ranks, specs)
-        self._inter: MPI.Intercomm | None = None
+        self.inter: MPI.Intercomm | None = None
         self.merged: dict[str, Any] = {}
-        """Of the state that differs from rank to rank: one value each."""
-        self._progress = b""
-
-    # --- meeting -----------------------------------------------------------------------------
-
-    def meet(self) -> None:
-        """Have a channel to the new world on rank 0, and an inter-communicator if MPI carries it.
-
-        Raises:
-            RolledBackError: there is no way to the new world, or it does not come.
-        """
-        self._encode()  # errors of pickling are raised before anything is started
-        self.phase = Phase.BOOTING
-        run, deadlines, launches = self.run, self.deadlines, self.wanted.launches
-        ways: list[Callable[[], ControlChannel]]
-        if launches:
-            if self.wanted.strategy != "restart" and not run.internal.can_connect:
-                # Open MPI 5.0 waits in MPI_Comm_connect for good; MPICH 5.0 dies in the next one
-                # of a process in which one has timed out.
-                raise RolledBackError(
-                    "MPI_Comm_connect does not work in this world, or no longer does"
-                )
-            ways = [partial(connect, one.address, deadlines.connect_s) for one in launches]
-        elif self.wanted.strategy == "restart":
-            ways = [self._start_mpiexec]
-        else:
-            comm = run.world.internal_comm
-            self._inter, wait = spawn.spawn(
-                run.runtime, comm, self.wanted, self._stack, deadlines.boot_s
-            )
-            ways = [wait]
-        self.on_root(lambda: self._open(ways))
-        self.phase = Phase.READY
-
-    def _open(self, ways: Sequence[Callable[[], ControlChannel]]) -> None:
-        for way in ways:
-            self.channels.append(self._stack.enter_context(way()))
-
-    def _start_mpiexec(self) -> ControlChannel:
-        runtime, boot_s = self.run.runtime, self.deadlines.boot_s
-        process, channel = spawn.start_mpiexec(runtime, self.wanted, self._stack, boot_s)
-        self.run.internal.mpiexec = process
-        return channel
-
-    def merge_state(self) -> None:
-        """Make one value of each that differs from rank to rank.
-
-        Raises:
-            RolledBackError: it cannot be pickled, or merged.
-        """
-        specs = self.run.internal.per_rank
-        if specs:
-            problem, packed = attempt(lambda: pack(specs, self.run.state))
-            self.merged = self.conclude(problem, packed or b"", self._merged, self.check_reports)
-
-    def _merged(self, parts: Sequence[bytes]) -> dict[str, Any]:
-        """Merge; find out as well whether it can be split again."""
-        specs = self.run.internal.per_rank
-        merged = merge_all(specs, parts)
-        for name, spec in specs.items():
-            spec.part(name, merged[name], 0, self.wanted.ranks)
-        return merged
-
-    def _encode(self) -> None:
-        """Encode the progress, which contains the state, on rank 0.
-
-        Raises:
-            RolledBackError: a value cannot be pickled, or merged.
-        """
-        self.merge_state()
-
-        def encoded() -> None:
-            self._progress = encode(with_merged(self.run.progress, self.merged))
-
-        self.on_root(encoded)
-
-    def introduce(self) -> Accepted:
-        """Say what is to move; return whether blocks may go without packing, and to whom."""
-        return self.on_root(self._introduce)
-
-    def _introduce(self) -> Accepted:
-        run = self.run
-        header = Header(
-            ranks=self.wanted.ranks,
-            from_ranks=run.world.size,
-            strategy=self.wanted.strategy,
-            progress=msgspec.Raw(self._progress),
-            signature=signature(run.fields),
-            options=dict(self.plan.options),
-            in_host=all(block.in_host for block in run.fields.values()),
-            measure=self.plan.measure,
-            joined=tuple((one.launch, one.ranks) for one in self.wanted.launches),
-        )
-        for place, channel in enumerate(self.channels):
-            channel.send(msgspec.structs.replace(header, place=place))
-        answers = self.expect(Accepted)
-        return Accepted(all(answer.in_host for answer in answers), answers[0].receivers)
-
-    def connect_to(self, comm: MPI.Intracomm, port: str) -> MPI.Intercomm:
-        """Return an inter-communicator to ranks that wait at a port (collective over ``comm``).
-
-        Raises:
-            RolledBackError: they are gone, or MPI finds no way to them.
-        """
-        self.on_root(self.check_other_world)
-        info = MPI.Info.Create()
-        try:
-            info.Set("timeout", str(max(1, round(self.deadlines.connect_s))))
-            return comm.Connect(port if self.messages.is_root else "", info)
-        except MPI.Exception as error:
-            self.run.internal.can_connect = False
-            why = " ".join(error.Get_error_string().split())[:ERROR_LENGTH]
-            raise RolledBackError(self.in_phase(f"MPI_Comm_connect failed: {why}")) from None
-        finally:
-            info.Free()
-
-    # --- the commit --------------------------------------------------------------------------
-
-    def open_resize(self, begun: float, met: float, *, sigterm_received: bool) -> OpenResize:
-        """Return the record that the commit completes: what is known when the worlds have met.
-
-        Args:
-            begun, met: the clock when the resize began, and when the new world was there.
-        """
-        launches = self.wanted.launches
-        return OpenResize(
-            step=self.run.step,
-            from_ranks=self.run.world.size,
-            to_ranks=self.wanted.ranks,
-            strategy=self.wanted.strategy,
-            boot_s=max(one.boot_s for one in launches) if launches else met - begun,
-            move_s=0.0,
-            old_stall_s=begun,
-            bytes=0,
-            sigterm_received=sigterm_received,
-            request=self.wanted.request,
-        )
-
-    def commit(
-        self,
-        cost: OpenResize,
-        sent: int,
-        own_s: tuple[float, float],
-        acks: Sequence[Acknowledged],
-    ) -> OpenResize:
-        """Rank 0: complete the record and give the job away.
-
-        Args:
-            sent: bytes that all ranks have sent.
-            own_s: seconds that ranks of this world have moved and built (merge).
-            acks: of every new launch.
-        """
-        moved_s, built_s = own_s
-        cost.bytes, cost.move_s = sent, max([moved_s, *(ack.move_s for ack in acks)])
-        built_s = max([built_s, *(ack.build_s for ack in acks)])
-        cost.phases_s |= {"move": cost.move_s, "build": built_s}
-        raw_s = max((ack.raw_s for ack in acks), default=0.0)
-        cost.raw_gb_per_s = sent / 1e9 / raw_s if raw_s else 0.0
-        aside_s = max((ack.aside_s for ack in acks), default=0.0)
-        cost.old_stall_s = self.run.runtime.clock() - cost.old_stall_s - aside_s
-        self.phase = Phase.COMMITTED
-        lock = None if self.wanted.strategy == "merge" else self.run.internal.checkpoint_lock
-        if lock is not None:
-            lock.release()  # the new world takes it
-        try:
-            self.say(Committed(cost))
-            self.expect(TakenOver)
-        except ChannelError:
-            if lock is not None:
-                lock.acquire()
-            raise
-        return cost
+        self.encoded = b""
+        self.begun = run.runtime.clock()
 
     def check_reports(self, waited_s: float) -> None:
         """Give up waiting for the reports of this world's ranks."""
@@ -280,357 +124,293 @@ class Source(Side):
             raise ChannelError("ranks of the old world have not sent their part")
 
 
-class Replacement(Source):
-    """A resize into a world that is all new (warm, spawn, restart)."""
+class NewSide(Side):
+    """The new world's side: it was booted beside a running world.
 
-    def go(self, sigterm_received: Sequence[int]) -> None:
-        """Do it all; the new world has the job then."""
-        run, restart = self.run, self.wanted.strategy == "restart"
-        clock = run.runtime.clock
-        begun = clock()
-        self.meet()
-        met = clock()
-        accepted = self.introduce()
-        self.layouts = sent_once_a_node(self.layouts, accepted.receivers)
-        self.phase = Phase.MOVING
-        introduced = clock()
-        if self._inter is None and not restart:
-            self._inter = self.connect_to(run.world.internal_comm, self.wanted.launches[0].port)
-        connected = clock()
-        problem, sent = (None, 0) if restart else attempt(lambda: self._send(accepted.in_host))
-        if restart:
-            self._store()
-        cost = self.open_resize(begun, met, sigterm_received=bool(sigterm_received))
-        cost.phases_s = {
-            "meet": met - begun,
-            "introduce": introduced - met,
-            "connect": connected - introduced,
-            "send": clock() - connected,
-        }
-
-        def give_away(parts: list[int]) -> None:
-            acks = self.expect(Acknowledged)
-            stored = sum(block.spec.nbytes for block in run.fields.values()) if restart else 0
-            self.commit(cost, sum(parts) + stored, (0.0, 0.0), acks)
-
-        self.conclude(problem, sent or 0, give_away, self.check_reports)
-        if self._inter is not None:
-            self._inter.Disconnect()
-
-    def _send(self, in_host: bool) -> int:
-        """Send this rank's part; return its bytes."""
-        if self._inter is None:
-            raise RuntimeError("expected to be connected")
-        sent, blocks = 0, constant.moving(self.run.fields)
-        for name, block in blocks.items():
-            layout = self.layouts[name]
-            sent += transfer.send(
-                self._inter, block, layout, in_host=in_host, check=self.check_alive
-            )
-        for name, block in blocks.items() if self.plan.measure else ():
-            layout = self.layouts[name]
-            transfer.plain(self._inter, block, layout, sending=True, check=self.check_alive)
-        return sent
-
-    def _store(self) -> None:
-        """Write a checkpoint for the new world to read (collective).
-
-        Without a folder for checkpoints it is one beside the program, gone when the resize is
-        over.
-        """
-        run, schedule = self.run, self.plan.checkpoint
-        if schedule is None:
-            name = run.world.internal_comm.bcast(f".dmr-{secrets.token_hex(4)}")
-            schedule = Schedule(Path.cwd() / name)
-            if run.world.rank == 0:
-                self._stack.callback(shutil.rmtree, schedule.directory, ignore_errors=True)
-        path = store.write(
-            schedule,
-            run.world,
-            run.fields,
-            with_merged(run.progress, self.merged),
-            self.plan.options,
-            run.runtime.log,
-        )
-        if path is None:
-            raise RolledBackError(self.in_phase("the checkpoint could not be written"))
-        self.on_root(lambda: self.say(Stored(str(schedule.directory), run.step)))
-
-
-# --- the new world's side: it boots, waits, and takes over or leaves ----------------------------
-
-IDLE_S = 1e-3
-"""Sleep between polls of ranks that wait for the old world: it needs their core."""
-
-
-class Target(Side):
-    """A world that was booted beside a running one."""
+    Attributes:
+        inter: the inter-communicator to the old world, where that has spawned this one.
+        constants: hashes of the fields that never change, as this world has made them.
+        node: the ranks of this rank's node, where they share what is the same on every rank.
+        receivers: the first rank of each node then.
+    """
 
     def __init__(self, app: Application, run: Run, plan: Plan) -> None:
         super().__init__(RankMessages(run.world.internal_comm, 0), plan.deadlines)
         self.app, self.run, self.plan = app, run, plan
-        self._inter = run.runtime.parent
-        self._stack = contextlib.ExitStack()
-        self._constants: dict[str, str] = {}
-        self._node: MPI.Intracomm | None = None
-        self._receivers: tuple[int, ...] = ()
+        self.stack = contextlib.ExitStack()
+        self.inter = run.runtime.parent
+        self.constants: dict[str, str] = {}
+        self.node: MPI.Intracomm | None = None
+        self.receivers: tuple[int, ...] = ()
 
-    def take_over(self) -> None:
-        """Wait for the old world and become the job (collective).
 
-        Raises:
-            Left: it was refused, or nobody came. The old world goes on: MPI_Abort here might end
-                it too.
-        """
-        with self._stack:
-            try:
-                self._take_over()
-            except RolledBackError:
-                raise Left(0) from None
-            except Exception as error:
-                channel = self.channels[0] if self.channels else None
-                give_way(self.run.runtime, self.messages, error, channel)
+Join = Callable[[NewSide, Header, str, bool], None]
+"""Makes a new world part of the running one (strategy merge)."""
 
-    def _take_over(self) -> None:
-        run = self.run
-        port = self._prepare()
-        header = self.on_root(lambda: self._meet(port), sleep_s=IDLE_S)
-        if run.runtime.slot:
-            bind(run.runtime.slot)
-        in_host = self._accept_header(header)
-        if header.strategy == "merge":
-            self._join(header, port, in_host)
+
+# --- all steps ----------------------------------------------------------------------------------
+
+
+def replace_world(run: Run, plan: Plan, wanted: NextWorld, sigterm_received: Sequence[int]) -> None:
+    """Replace the whole world of ``run`` (collective over the old world).
+
+    ``sigterm_received`` holds the signals that have come in so far; the new world is told of them.
+
+    Raises:
+        Left: it is done; leave.
+        RolledBackError: it could not be; go on.
+    """
+    clock = run.runtime.clock
+    with contextlib.ExitStack() as stack:
+        old = OldSide(run, plan, wanted, stack)
+        meet_old(old, start_old(old))
+        met = clock()
+        accepted = header_old(old)
+        old.layouts = sent_once_a_node(old.layouts, accepted.receivers)
+        introduced = clock()
+        if old.inter is None and wanted.strategy != "restart":
+            comm, port = run.world.internal_comm, wanted.launches[0].port
+            old.inter = connect_old(old, comm, port)
+        connected = clock()
+        problem, sent = move_old(old, accepted)
+        cost = open_resize(old, met, sigterm_received)
+        cost.phases_s = {
+            "meet": met - old.begun,
+            "introduce": introduced - met,
+            "connect": connected - introduced,
+            "send": clock() - connected,
+        }
+        commit_old(old, cost, problem, sent)
+    leave_old(run, wanted)
+
+
+def take_over(app: Application, run: Run, plan: Plan, join: Join) -> None:
+    """Wait for the old world and become the job (collective over the new world).
+
+    Args:
+        join: what takes over from the header on where ranks of the old world stay.
+
+    Raises:
+        Left: the old world has refused, or has not come. It goes on: MPI_Abort here might end it
+            too.
+    """
+    new = NewSide(app, run, plan)
+    with new.stack:
+        try:
+            port = start_new(new)
+            header = new.on_root(lambda: meet_new(new, port), sleep_s=IDLE_S)
+            if run.runtime.slot:
+                bind(run.runtime.slot)
+            in_host = header_new(new, header)
+            steps = join if header.strategy == "merge" else _take_over
+            steps(new, header, port, in_host)
+        except RolledBackError:
+            raise Left(0) from None
+        except Exception as error:
+            channel = new.channels[0] if new.channels else None
+            give_way(run.runtime, new.messages, error, channel)
+
+
+def _take_over(new: NewSide, header: Header, port: str, in_host: bool) -> None:
+    """Go through the steps from the connection on, in place of the old world."""
+    run, own = new.run, new.run.world
+    run.progress.generation += 1
+    run.world = World(own.comm, own.internal_comm, run.progress.generation, own.grid)
+    run.progress.launches = [(run.runtime.launch, own.size)]
+    inter = None
+    if header.strategy == "restart":
+        move_s = read_new(new)
+    else:
+        inter = connect_new(new, port)
+        move_s = move_new(new, inter, header, in_host)
+    problem, build_s = build_new(new)
+    commit_new(new, problem, move_s, build_s)
+    if inter is not None:
+        inter.Disconnect()
+
+
+# --- start --------------------------------------------------------------------------------------
+
+
+def start_old(old: OldSide) -> list[Callable[[], ControlChannel]]:
+    """Encode the state and start the new world; return the ways to a channel, one a launch.
+
+    The state comes first, so that an error of pickling is raised before anything is started.
+
+    Raises:
+        RolledBackError: the state cannot be encoded, or there is no way to the new world.
+    """
+    run, launches, boot_s = old.run, old.wanted.launches, old.deadlines.boot_s
+    merge_state(old)
+
+    def encoded() -> None:
+        old.encoded = encode(with_merged(run.progress, old.merged))
+
+    old.on_root(encoded)
+    old.phase = Phase.BOOTING
+    if launches:
+        if old.wanted.strategy != "restart" and not run.internal.can_connect:
+            # Open MPI 5.0 waits in MPI_Comm_connect for good; MPICH 5.0 dies in the next one
+            # of a process in which one has timed out.
+            raise RolledBackError("MPI_Comm_connect does not work in this world, or no longer does")
+        return [partial(connect, one.address, old.deadlines.connect_s) for one in launches]
+    if old.wanted.strategy == "restart":
+        return [partial(_start_mpiexec, old)]
+    comm = run.world.internal_comm
+    old.inter, wait = spawn.spawn(run.runtime, comm, old.wanted, old.stack, boot_s)
+    return [wait]
+
+
+def start_new(new: NewSide) -> str:
+    """Do what needs no data, while the old world steps on; return the MPI port, "" for none."""
+    fields = new.run.fields
+    for block in fields.values():
+        if block.spec.constant:
+            block.initialise()
         else:
-            self._replace(header, port, in_host)
+            block.prefault()  # pages are there before the data is
+    _find_nodes(new)
+    new.app.prepare(new.run)
+    if hashes := constant.hashes(fields):
+        new.constants = new.conclude(None, hashes, partial(constant.combined, fields))
+    port = ""
+    if new.inter is None and new.run.world.rank == 0:
+        with contextlib.suppress(MPI.Exception):
+            port = MPI.Open_port()
+            new.stack.callback(MPI.Close_port, port)
+    return port
 
-    # --- before the old world comes ----------------------------------------------------------
 
-    def _prepare(self) -> str:
-        """Do what needs no data: prefault the memory, load kernels; return the MPI port."""
-        fields = self.run.fields
-        for block in fields.values():
-            if block.spec.constant:
-                block.initialise()
-            else:
-                block.prefault()  # pages are there before the data is
-        self._find_nodes()
-        self.app.prepare(self.run)
-        if found := constant.hashes(fields):
-            self._constants = self.conclude(None, found, partial(constant.combined, fields))
-        port = ""
-        if self._inter is None and self.run.world.rank == 0:
-            with contextlib.suppress(MPI.Exception):
-                port = MPI.Open_port()
-                self._stack.callback(MPI.Close_port, port)
-        return port
+def merge_state(old: OldSide) -> None:
+    """Make one value of each state that differs from rank to rank, and try to split it again.
 
-    def _find_nodes(self) -> None:
-        """Find out which ranks share a node, if there is anything that each of them gets whole."""
-        world, fields = self.run.world, constant.moving(self.run.fields).values()
-        if world.size == 1 or all(block.spec.split for block in fields):
-            return
-        node: MPI.Intracomm = world.internal_comm.Split_type(MPI.COMM_TYPE_SHARED)  # type: ignore[assignment]
-        self._stack.callback(node.Free)
-        first = world.internal_comm.allgather(node.rank == 0)
-        if not all(first):
-            self._node = node
-            self._receivers = tuple(rank for rank, one in enumerate(first) if one)
+    Raises:
+        RolledBackError: a value cannot be pickled, merged or split.
+    """
+    specs = old.run.internal.per_rank
+    if not specs:
+        return
 
-    def _meet(self, port: str) -> Header:
-        runtime = self.run.runtime
-        if runtime.rendezvous is None:
-            raise RuntimeError("expected to meet a running world")
-        channel = runtime.rendezvous.meet(runtime.manager, port)
-        self.channels.append(self._stack.enter_context(channel))
-        (header,) = self.expect(Header)
-        return header
+    def merged(parts: Sequence[bytes]) -> dict[str, Any]:
+        values = merge_all(specs, parts)
+        for name, spec in specs.items():
+            spec.part(name, values[name], 0, old.wanted.ranks)
+        return values
 
-    def _accept_header(self, header: Header) -> bool:
-        """Refuse a job of other fields or options; return whether blocks come without packing."""
-        run = self.run
-        mine = all(block.in_host for block in run.fields.values())
-        problem = differing("field", header.signature, signature(run.fields)) or differing(
-            "option",
-            self._fixed(header.options, header.strategy),
-            self._fixed(self.plan.options, header.strategy),
+    problem, packed = attempt(lambda: pack(specs, old.run.state))
+    old.merged = old.conclude(problem, packed or b"", merged, old.check_reports)
+
+
+def _start_mpiexec(old: OldSide) -> ControlChannel:
+    runtime, boot_s = old.run.runtime, old.deadlines.boot_s
+    process, channel = spawn.start_mpiexec(runtime, old.wanted, old.stack, boot_s)
+    old.run.internal.mpiexec = process
+    return channel
+
+
+def _find_nodes(new: NewSide) -> None:
+    """Find out which ranks share a node, if there is a field that every rank has whole."""
+    world, fields = new.run.world, constant.moving(new.run.fields).values()
+    if world.size == 1 or all(block.spec.split for block in fields):
+        return
+    node: MPI.Intracomm = world.internal_comm.Split_type(MPI.COMM_TYPE_SHARED)  # type: ignore[assignment]
+    new.stack.callback(node.Free)
+    first = world.internal_comm.allgather(node.rank == 0)
+    if not all(first):
+        new.node = node
+        new.receivers = tuple(rank for rank, one in enumerate(first) if one)
+
+
+# --- meet ---------------------------------------------------------------------------------------
+
+
+def meet_old(old: OldSide, ways: Sequence[Callable[[], ControlChannel]]) -> None:
+    """Open a channel to every launch of the new world, on rank 0.
+
+    Raises:
+        RolledBackError: the new world does not come.
+    """
+
+    def channels() -> None:
+        for way in ways:
+            old.channels.append(old.stack.enter_context(way()))
+
+    old.on_root(channels)
+    old.phase = Phase.READY
+
+
+def meet_new(new: NewSide, port: str) -> Header:
+    """Rank 0: say that this world is ready, wait for the old one, and return its header."""
+    runtime = new.run.runtime
+    if runtime.rendezvous is None:
+        raise RuntimeError("expected to meet a running world")
+    channel = runtime.rendezvous.meet(runtime.manager, port)
+    new.channels.append(new.stack.enter_context(channel))
+    (header,) = new.expect(Header)
+    return header
+
+
+# --- header -------------------------------------------------------------------------------------
+
+
+def header_old(old: OldSide) -> Accepted:
+    """Say what is to move; return whether blocks may go without packing, and to which ranks.
+
+    Raises:
+        RolledBackError: the new world has other fields or options.
+    """
+    run, wanted = old.run, old.wanted
+
+    def introduced() -> Accepted:
+        header = Header(
+            ranks=wanted.ranks,
+            from_ranks=run.world.size,
+            strategy=wanted.strategy,
+            progress=msgspec.Raw(old.encoded),
+            signature=signature(run.fields),
+            options=dict(old.plan.options),
+            in_host=all(block.in_host for block in run.fields.values()),
+            joined=tuple((one.launch, one.ranks) for one in wanted.launches),
         )
-        if header.ranks != run.world.size and header.strategy != "merge":
-            problem = problem or f"expected {header.ranks} ranks, got {run.world.size}"
-        try:
-            # The control channel is authenticated in both directions.
-            run.progress = decode(bytes(header.progress), trusted=True)
-        except (msgspec.DecodeError, ValuesError) as error:
-            problem = problem or str(error)
-        if header.strategy not in ("merge", "restart"):  # these move it as all else
-            problem = problem or constant.problem_with(run.progress.constants, self._constants)
-        self.conclude(problem, None, lambda _: self.say(Accepted(mine, self._receivers)))
-        return mine and header.in_host
+        for place, channel in enumerate(old.channels):
+            channel.send(msgspec.structs.replace(header, place=place))
+        answers = old.expect(Accepted)
+        return Accepted(all(answer.in_host for answer in answers), answers[0].receivers)
 
-    def _fixed(self, options: Mapping[str, Any], strategy: str) -> dict[str, Any]:
-        """Return the options that may not change: the backend may, if no rank stays."""
-        known = () if strategy == "merge" else self.app.backends
-        return {k: v for k, v in options.items() if k != "backend" or v not in known}
+    accepted = old.on_root(introduced)
+    old.phase = Phase.MOVING
+    return accepted
 
-    def _accept(self, port: str) -> MPI.Intercomm:
-        """Return the inter-communicator to the old world: MPI's own, or met at the port."""
-        return self._inter or self.run.world.internal_comm.Accept(port)
 
-    # --- in place of the old world -----------------------------------------------------------
+def header_new(new: NewSide, header: Header) -> bool:
+    """Accept the job, or refuse one of other fields or options.
 
-    def _replace(self, header: Header, port: str, in_host: bool) -> None:
-        """Become the job's world (warm, spawn, restart)."""
-        run, own = self.run, self.run.world
-        run.progress.generation += 1
-        run.world = World(own.comm, own.internal_comm, run.progress.generation, own.grid)
-        run.progress.launches = [(run.runtime.launch, own.size)]
-        inter = None
-        if header.strategy == "restart":
-            times = (self._read(), 0.0, 0.0)
-        else:
-            inter = self._accept(port)
-            times = self._receive(inter, header, in_host)
-        problem, build_s = self._build()
-        self._acknowledge(problem, (*times, build_s))
-        if inter is not None:
-            inter.Disconnect()
+    Returns:
+        Whether blocks come without packing.
+    """
+    run, strategy = new.run, header.strategy
+    mine = all(block.in_host for block in run.fields.values())
+    problem = differing("field", header.signature, signature(run.fields)) or differing(
+        "option",
+        _fixed(new, header.options, strategy),
+        _fixed(new, new.plan.options, strategy),
+    )
+    if header.ranks != run.world.size and strategy != "merge":
+        problem = problem or f"expected {header.ranks} ranks, got {run.world.size}"
+    try:
+        # The control channel is authenticated in both directions.
+        run.progress = decode(bytes(header.progress), trusted=True)
+    except (msgspec.DecodeError, ValuesError) as error:
+        problem = problem or str(error)
+    if strategy not in ("merge", "restart"):  # these move constant fields as all others
+        problem = problem or constant.problem_with(run.progress.constants, new.constants)
+    new.conclude(problem, None, lambda _: new.say(Accepted(mine, new.receivers)))
+    return mine and header.in_host
 
-    def _receive(
-        self, inter: MPI.Intercomm, header: Header, in_host: bool
-    ) -> tuple[float, float, float]:
-        """Fill the blocks; return the seconds of that, of plain sends, and of measuring these."""
-        begun = time.perf_counter()
-        fields = constant.moving(self.run.fields)
-        layouts = {name: block.layout for name, block in fields.items()}
-        for name, layout in sent_once_a_node(layouts, self._receivers).items():
-            fields[name].layout = layout
-        problem, _ = attempt(lambda: self._fill(inter, fields, header, in_host))
-        self.conclude(problem, None, nothing, self.check_alive)
-        problem, _ = attempt(lambda: self._share(fields))
-        taken_s = time.perf_counter() - begun
-        self.conclude(problem, None, nothing, self.check_alive)
-        begun = time.perf_counter()
-        raw_s = 0.0
-        if header.measure:
-            problem, raw = attempt(lambda: self._measure(inter, header))
-            self.conclude(problem, None, nothing, self.check_alive)
-            raw_s = raw or 0.0
-        return taken_s, raw_s, time.perf_counter() - begun
 
-    def _fill(
-        self, comm: MPI.Comm, fields: Mapping[str, Field], header: Header, in_host: bool
-    ) -> None:
-        intact = True
-        old = self._layouts(header.from_ranks)
-        for name, block in fields.items():
-            intact &= transfer.receive(
-                comm, block, old[name], in_host=in_host, check=self.check_alive
-            )
-        if not intact:
-            raise RolledBackError("data did not arrive whole")
-
-    def _share(self, fields: Mapping[str, Field]) -> None:
-        """Give what one rank of a node was sent whole to the others there."""
-        for block in fields.values():
-            if self._node is not None and not block.spec.split:
-                transfer.share(self._node, block, self.check_alive)
-
-    def _measure(self, inter: MPI.Intercomm, header: Header) -> float:
-        old = self._layouts(header.from_ranks)
-        return sum(
-            transfer.plain(inter, block, old[name], sending=False, check=self.check_alive)
-            for name, block in constant.moving(self.run.fields).items()
-        )
-
-    def _layouts(self, ranks: int) -> dict[str, Decomposition]:
-        return layouts_for(ranks, {name: block.spec for name, block in self.run.fields.items()})
-
-    def _read(self) -> float:
-        """Read the checkpoint that the old world has written; return the seconds it took."""
-        begun = time.perf_counter()
-        (stored,) = self.on_root(lambda: self.expect(Stored))
-        path = path_of(Path(stored.folder), stored.step)
-        problem = None
-        try:
-            store.load(path, self.run.world, self.run.fields, self._fixed(self.plan.options, ""))
-        except (BrokenCheckpointError, CollectiveError, OSError, MemoryError) as error:
-            problem = f"{path}: {error}"
-        self.conclude(problem, None, nothing, self.check_alive)
-        return time.perf_counter() - begun
-
-    # --- beside the ranks of the old world that stay -----------------------------------------
-
-    def _join(self, header: Header, port: str, in_host: bool) -> None:
-        """Become part of the running world (merge)."""
-        run, own = self.run, self.run.world
-        comm = join(own.internal_comm, self._accept(port), high=True, keep=True)
-        for _ in header.joined[header.place + 1 :]:
-            comm = join(comm, comm.Connect(""), high=False, keep=False)
-        begun = time.perf_counter()
-        layouts = self._layouts(header.ranks)
-        fields: dict[str, Field] = {}
-
-        def fill() -> None:
-            for name, block in run.fields.items():
-                fields[name] = block.moved_to(layouts[name], comm.rank)
-                self._fill(comm, {name: fields[name]}, header, in_host)
-
-        def arrived(parts: list[float]) -> None:
-            """All is here; wait until it is everywhere."""
-            self.say(Arrived(max(parts)))
-            self.expect(Build)
-
-        problem, _ = attempt(fill)
-        moved_s = time.perf_counter() - begun
-        self.conclude(problem, moved_s, arrived, self.check_alive)
-        launches = header.joined or ((run.runtime.launch, own.size),)
-        enter(
-            run, comm, widest_grid(comm.size, layouts), fields, [*run.progress.launches, *launches]
-        )
-        problem, build_s = self._build()
-        cost = self._acknowledge(problem, (moved_s, 0.0, 0.0, build_s), joins=True)
-        stay(run, own, cost)
-
-    # --- the end of it -----------------------------------------------------------------------
-
-    def _build(self) -> tuple[str | None, float]:
-        """Build for this world; return what all ranks find wrong, and the seconds it took."""
-        begun = time.perf_counter()
-        problem = None
-        try:
-            self.app.build(self.run)
-            self.run.internal.built = True
-        except CollectiveError as error:
-            problem = str(error)
-        return problem, time.perf_counter() - begun
-
-    def _acknowledge(
-        self, problem: str | None, taken_s: tuple[float, ...], *, joins: bool = False
-    ) -> OpenResize:
-        """Say that all is here; the job is this world's once the old one has said so.
-
-        Args:
-            problem: what is wrong with this rank, or None.
-            taken_s: seconds it took to move, to send plainly, to measure that, and to build.
-            joins: whether ranks of the old world stay in this one.
-        """
-        run = self.run
-
-        def take(parts: list[tuple[float, ...]]) -> OpenResize:
-            self.say(Acknowledged(*(max(each) for each in zip(*parts, strict=True))))
-            (committed,) = self.expect(Committed)
-            if self.plan.checkpoint is not None and not joins:
-                run.internal.checkpoint_lock = store.Lock(self.plan.checkpoint.directory)
-                run.internal.checkpoint_lock.acquire()
-            self.say(TakenOver())
-            return committed.cost
-
-        cost = self.conclude(problem, taken_s, take)
-        progress = run.progress
-        progress.open_resize = cost
-        cost.arrived_at = run.runtime.clock()
-        progress.elapsed_s += cost.old_stall_s
-        progress.answered_request = max(progress.answered_request, cost.request)
-        return cost
+def signature(fields: Mapping[str, Field]) -> dict[str, Any]:
+    """Return what both worlds must agree on."""
+    return {name: block.spec.signature() for name, block in fields.items()}
 
 
 def differing(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
@@ -640,3 +420,284 @@ def differing(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str 
         if old.get(name) != new.get(name):
             return f"{what} {name}: expected {old.get(name)}, got {new.get(name)}"
     return None
+
+
+def _fixed(new: NewSide, options: Mapping[str, Any], strategy: str) -> dict[str, Any]:
+    """Return the options that may not change: the backend may, if no rank stays."""
+    backends = () if strategy == "merge" else new.app.backends
+    return {k: v for k, v in options.items() if k != "backend" or v not in backends}
+
+
+# --- connect ------------------------------------------------------------------------------------
+
+
+def connect_old(old: OldSide, comm: MPI.Intracomm, port: str) -> MPI.Intercomm:
+    """Return an inter-communicator to ranks that wait at a port (collective over ``comm``).
+
+    Raises:
+        RolledBackError: they are gone, or MPI finds no way to them.
+    """
+    old.on_root(old.check_other_world)
+    info = MPI.Info.Create()
+    try:
+        info.Set("timeout", str(max(1, round(old.deadlines.connect_s))))
+        return comm.Connect(port if old.messages.is_root else "", info)
+    except MPI.Exception as error:
+        old.run.internal.can_connect = False
+        why = " ".join(error.Get_error_string().split())[:ERROR_LENGTH]
+        raise RolledBackError(old.in_phase(f"MPI_Comm_connect failed: {why}")) from None
+    finally:
+        info.Free()
+
+
+def connect_new(new: NewSide, port: str) -> MPI.Intercomm:
+    """Return the inter-communicator to the old world: MPI's own, or met at the port."""
+    return new.inter or new.run.world.internal_comm.Accept(port)
+
+
+# --- move ---------------------------------------------------------------------------------------
+
+
+def move_old(old: OldSide, accepted: Accepted) -> tuple[str | None, int]:
+    """Send this rank's part, or store it; return what went wrong, and the bytes that were sent.
+
+    What went wrong is reported with the commit, by which time all ranks have tried.
+    """
+    inter = old.inter
+    if inter is None:
+        store_old(old)
+        return None, 0
+
+    def send() -> int:
+        return sum(
+            transfer.send(
+                inter, block, old.layouts[name], in_host=accepted.in_host, check=old.check_alive
+            )
+            for name, block in constant.moving(old.run.fields).items()
+        )
+
+    problem, sent = attempt(send)
+    return problem, sent or 0
+
+
+def move_new(new: NewSide, inter: MPI.Intercomm, header: Header, in_host: bool) -> float:
+    """Receive this rank's part of every field; return the seconds that took."""
+    begun = time.perf_counter()
+    fields = constant.moving(new.run.fields)
+    layouts = {name: block.layout for name, block in fields.items()}
+    for name, layout in sent_once_a_node(layouts, new.receivers).items():
+        fields[name].layout = layout
+    problem, _ = attempt(lambda: fill(new, inter, fields, header.from_ranks, in_host))
+    new.agree(problem, new.check_alive)
+    problem, _ = attempt(lambda: _share(new, fields))
+    taken_s = time.perf_counter() - begun
+    new.agree(problem, new.check_alive)
+    return taken_s
+
+
+def fill(
+    new: NewSide, comm: MPI.Comm, fields: Mapping[str, Field], from_ranks: int, in_host: bool
+) -> None:
+    """Receive fields from the ranks of the old world.
+
+    Raises:
+        RolledBackError: a hash does not agree.
+    """
+    intact, layouts = True, layouts_over(new, from_ranks)
+    for name, block in fields.items():
+        intact &= transfer.receive(
+            comm, block, layouts[name], in_host=in_host, check=new.check_alive
+        )
+    if not intact:
+        raise RolledBackError("data did not arrive whole")
+
+
+def layouts_over(new: NewSide, ranks: int) -> dict[str, Decomposition]:
+    """Return the layouts of this world's fields over so many ranks."""
+    return layouts_for(ranks, {name: block.spec for name, block in new.run.fields.items()})
+
+
+def _share(new: NewSide, fields: Mapping[str, Field]) -> None:
+    """Give what one rank of a node was sent whole to the others there."""
+    for block in fields.values():
+        if new.node is not None and not block.spec.split:
+            transfer.share(new.node, block, new.check_alive)
+
+
+def store_old(old: OldSide) -> None:
+    """Restart: write a checkpoint for the new world to read (collective).
+
+    Without a folder for checkpoints it is one beside the program, gone when the resize is over.
+    """
+    run, schedule = old.run, old.plan.checkpoint
+    if schedule is None:
+        name = run.world.internal_comm.bcast(f".dmr-{secrets.token_hex(4)}")
+        schedule = Schedule(Path.cwd() / name)
+        if run.world.rank == 0:
+            old.stack.callback(shutil.rmtree, schedule.directory, ignore_errors=True)
+    progress, log = with_merged(run.progress, old.merged), run.runtime.log
+    path = store.write(schedule, run.world, run.fields, progress, old.plan.options, log)
+    if path is None:
+        raise RolledBackError(old.in_phase("the checkpoint could not be written"))
+    old.on_root(lambda: old.say(Stored(str(schedule.directory), run.step)))
+
+
+def read_new(new: NewSide) -> float:
+    """Restart: read the checkpoint of the old world; return the seconds that took."""
+    begun = time.perf_counter()
+    (stored,) = new.on_root(lambda: new.expect(Stored))
+    path = path_of(Path(stored.folder), stored.step)
+    problem = None
+    try:
+        store.load(path, new.run.world, new.run.fields, _fixed(new, new.plan.options, ""))
+    except (BrokenCheckpointError, CollectiveError, OSError, MemoryError) as error:
+        problem = f"{path}: {error}"
+    new.agree(problem, new.check_alive)
+    return time.perf_counter() - begun
+
+
+# --- build --------------------------------------------------------------------------------------
+
+
+def build_new(new: NewSide) -> tuple[str | None, float]:
+    """Build for this world; return what all ranks find wrong, and the seconds that took."""
+    begun = time.perf_counter()
+    problem = None
+    try:
+        new.app.build(new.run)
+        new.run.internal.built = True
+    except CollectiveError as error:
+        problem = str(error)
+    return problem, time.perf_counter() - begun
+
+
+# --- commit -------------------------------------------------------------------------------------
+
+
+def open_resize(old: OldSide, met: float, sigterm_received: Sequence[int]) -> OpenResize:
+    """Return the record that the commit completes.
+
+    Args:
+        met: the clock when the new world was there.
+    """
+    launches = old.wanted.launches
+    return OpenResize(
+        step=old.run.step,
+        from_ranks=old.run.world.size,
+        to_ranks=old.wanted.ranks,
+        strategy=old.wanted.strategy,
+        boot_s=max(one.boot_s for one in launches) if launches else met - old.begun,
+        move_s=0.0,
+        old_stall_s=0.0,
+        bytes=0,
+        sigterm_received=bool(sigterm_received),
+        request=old.wanted.request,
+    )
+
+
+def commit_old(old: OldSide, cost: OpenResize, problem: str | None, sent: int) -> None:
+    """Give the job away, once every rank has done its part and the new world has all of it.
+
+    Args:
+        problem, sent: what this rank has moved.
+
+    Raises:
+        RolledBackError: a rank of this world has failed, or the new one has.
+    """
+
+    def give_away(parts: list[int]) -> None:
+        acks = old.expect(Acknowledged)
+        restart = old.wanted.strategy == "restart"
+        stored = sum(block.spec.nbytes for block in old.run.fields.values()) if restart else 0
+        commit(old, cost, sum(parts) + stored, (0.0, 0.0), acks)
+
+    old.conclude(problem, sent, give_away, old.check_reports)
+    if old.inter is not None:
+        old.inter.Disconnect()
+
+
+def commit(
+    old: OldSide,
+    cost: OpenResize,
+    sent: int,
+    own_s: tuple[float, float],
+    acks: Sequence[Acknowledged],
+) -> OpenResize:
+    """Rank 0: complete the record, say Committed, and wait for TakenOver.
+
+    Args:
+        sent: bytes that all ranks have sent.
+        own_s: seconds that ranks of this world have moved and built (merge).
+        acks: of every new launch.
+
+    Raises:
+        ChannelError: the new world is gone; this one still has the job.
+    """
+    run, (moved_s, built_s) = old.run, own_s
+    cost.bytes, cost.move_s = sent, max([moved_s, *(ack.move_s for ack in acks)])
+    built_s = max([built_s, *(ack.build_s for ack in acks)])
+    cost.phases_s |= {"move": cost.move_s, "build": built_s}
+    cost.old_stall_s = run.runtime.clock() - old.begun
+    old.phase = Phase.COMMITTED
+    lock = None if old.wanted.strategy == "merge" else run.internal.checkpoint_lock
+    if lock is not None:
+        lock.release()  # the new world takes it
+    try:
+        old.say(Committed(cost))
+        old.expect(TakenOver)
+    except ChannelError:
+        if lock is not None:
+            lock.acquire()
+        raise
+    return cost
+
+
+def commit_new(
+    new: NewSide, problem: str | None, move_s: float, build_s: float, *, joins: bool = False
+) -> OpenResize:
+    """Say that all is here; the job is this world's once the old one has said so.
+
+    Args:
+        problem: what is wrong with this rank, or None.
+        move_s, build_s: seconds that this rank has moved and built.
+        joins: whether ranks of the old world stay in this one.
+    """
+    run = new.run
+
+    def take(parts: list[tuple[float, float]]) -> OpenResize:
+        moved, built = zip(*parts, strict=True)
+        new.say(Acknowledged(max(moved), max(built)))
+        (committed,) = new.expect(Committed)
+        if new.plan.checkpoint is not None and not joins:
+            run.internal.checkpoint_lock = store.Lock(new.plan.checkpoint.directory)
+            run.internal.checkpoint_lock.acquire()
+        new.say(TakenOver())
+        return committed.cost
+
+    cost = new.conclude(problem, (move_s, build_s), take)
+    progress = run.progress
+    progress.open_resize = cost
+    cost.arrived_at = run.runtime.clock()
+    progress.elapsed_s += cost.old_stall_s
+    progress.answered_request = max(progress.answered_request, cost.request)
+    return cost
+
+
+# --- leave --------------------------------------------------------------------------------------
+
+
+def leave_old(run: Run, wanted: NextWorld) -> None:
+    """End the old world.
+
+    Raises:
+        Left: always.
+    """
+    part_from_fields(run)
+    if wanted.strategy == "restart" and run.runtime.manager is None:
+        # The parent of the new world's mpiexec waits for that, so that its status is the job's.
+        WATCH.stop()  # the new world may take any time, and has a watchdog of its own
+        with contextlib.suppress(MPI.Exception):
+            MPI.Finalize()
+        if run.internal.mpiexec is not None:
+            raise Left(run.internal.mpiexec.wait())
+    raise Left(0)

@@ -25,8 +25,6 @@ class OpenResize(msgspec.Struct):
     """Whether SIGTERM came while the old world was busy with the resize."""
     request: int
     """Number of the RMS's request that this answers, 0 for a scripted resize."""
-    raw_gb_per_s: float = 0.0
-    """Rate of plain sends between the same ranks, where it was measured."""
     phases_s: dict[str, float] = {}
     """Where the time of the old world's stall went."""
     arrived_at: float = 0.0
@@ -60,8 +58,6 @@ class Progress(msgspec.Struct):
     """Number of the newest resize request of the RMS that was answered."""
     launches: list[tuple[int, int]] = []
     """Launches that the ranks come from (0 the first, or the RMS's number) and ranks of each."""
-    raw_gb_per_s: float = 0.0
-    """Rate of plain sends in the newest resize, where it was measured (``Plan.measure``)."""
     phases_s: dict[str, float] = {}
     """Where the stall of the newest resize went, in seconds."""
     values: dict[str, Any] = {}
@@ -89,7 +85,6 @@ class Progress(msgspec.Struct):
             raise RuntimeError("expected an open resize, got none")
         record = begun.record(now)
         self.resizes.append(record)
-        self.raw_gb_per_s = begun.raw_gb_per_s
         self.phases_s = begun.phases_s | {"settle": now - begun.arrived_at}
         self.open_resize = None
         return record

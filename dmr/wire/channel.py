@@ -46,8 +46,6 @@ class Header(msgspec.Struct, tag=True):
     options: dict[str, Any]
     in_host: bool
     """Whether all fields lie in host memory, so that blocks of one shape need no packing."""
-    measure: bool
-    """Whether plain sends of as many bytes are to be timed as well."""
     joined: tuple[tuple[int, int], ...] = ()
     """Launches that are to join (merge) and ranks of each, in order; none if spawned."""
     place: int = 0
@@ -93,8 +91,6 @@ class Acknowledged(msgspec.Struct, tag=True):
     """New to old: every cell is here with its right hash, and ``build`` has run."""
 
     move_s: float
-    raw_s: float
-    aside_s: float
     build_s: float
 
 

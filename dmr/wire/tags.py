@@ -22,12 +22,6 @@ COUNT = 79
 GATHER = 76
 """Part of a block on its way to rank 0 (:mod:`dmr.data.gather`)."""
 
-RAW_READY = 77
-"""Receiver to sender: its receives of plain bytes are about to be posted."""
-
-RAW = 78
-"""Plain bytes, sent for comparison (``Plan.measure``)."""
-
 OFFER = 81
 """Sender to receiver: where its memory can be read (:mod:`dmr.data.streams`)."""
 

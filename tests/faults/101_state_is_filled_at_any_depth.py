@@ -18,7 +18,7 @@ from mpi_runs import runtime_on
 from processes import MPIEXEC, Run, program
 
 import dmr
-from dmr.resize.membership import Snapshot
+from dmr.resize.merge import Snapshot
 from dmr.state.progress import Progress, decode, encode
 from dmr.state.values import adopt, parts_of, replaced_parts, unfillable_types
 
