@@ -231,15 +231,10 @@ class Writer:
             self._problem = self.problem or words_of(error)
 
 
-def verify(
-    path: Path, fields: Mapping[str, Field], options: Mapping[str, Any], *, alone: bool = True
-) -> Parts | None:
+def verify(path: Path, fields: Mapping[str, Field], options: Mapping[str, Any]) -> Parts | None:
     """Look through a checkpoint once, before any rank reads it; return its parts, if it has any.
 
     What ranks check as they read it (:func:`read`) is left to them.
-
-    Args:
-        alone: whether this rank reads all parts, too; else they are for others to share.
 
     Raises:
         BrokenCheckpointError: it is not whole.
@@ -277,8 +272,6 @@ def verify(
             raise UsageError(
                 f"{path}: expected {key} {value}, got a checkpoint of {key} {stated.get(key)}"
             )
-    if alone and parts is not None:
-        verify_share(path, parts, fields, 0, 1)
     return parts
 
 

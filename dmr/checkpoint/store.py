@@ -232,7 +232,7 @@ def load(
         BrokenCheckpointError: it is not whole; perhaps on some ranks only.
         UsageError: it is of another grid, or of other options.
     """
-    parts = verify(path, fields, options, alone=False) if world.rank == 0 else parts_at(path)
+    parts = verify(path, fields, options) if world.rank == 0 else parts_at(path)
     if parts is not None:
         verify_share(path, parts, fields, world.rank, world.size)
     return read(path, fields)
@@ -259,7 +259,7 @@ def _wrong_with(
 ) -> tuple[str | None, str | None, Parts | None]:
     """Return why a checkpoint is broken, why it is not one of this run, and its parts."""
     try:
-        return None, None, verify(path, fields, options, alone=False)
+        return None, None, verify(path, fields, options)
     except BrokenCheckpointError as error:
         return str(error), None, None
     except UsageError as error:

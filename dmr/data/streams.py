@@ -17,6 +17,7 @@ pair of grids.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections import deque
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 import xxhash
+from mpi4py import MPI
 
 from dmr.data.decomposition import (
     Box,
@@ -40,6 +42,7 @@ from dmr.data.decomposition import (
 from dmr.errors import TransferError
 from dmr.system import libc
 from dmr.wire import tags
+from dmr.wire.ranks import Check, wait_until
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -55,6 +58,9 @@ DIGEST_BYTES = 8
 LEAST_READ_BYTES = 4 << 20
 """A piece of less goes by messages: to offer it takes as long."""
 
+SHARED_BYTES = 1 << 28
+"""Of one message to the ranks of a node."""
+
 Buffer = npt.NDArray[Any]
 
 Wait = Callable[[], bool]
@@ -62,6 +68,20 @@ Wait = Callable[[], bool]
 
 Steps = Generator[Wait, None, None]
 """A transfer under way: yields what has to be waited for before it can go on."""
+
+
+class Distributed(Protocol):
+    """What a resize needs of distributed data: a field (:class:`dmr.Field`), or a list."""
+
+    def sending(
+        self, comm: MPI.Comm, new: Decomposition, sent: list[int], *, in_host: bool
+    ) -> Steps:
+        """Send this rank's part to its owners in a new layout; add the bytes to ``sent``."""
+
+    def receiving(
+        self, comm: MPI.Comm, old: Decomposition, broken: list[Box], *, in_host: bool
+    ) -> Steps:
+        """Fill this rank's part from an old layout; add to ``broken`` what has another hash."""
 
 
 class CellBlock(Protocol):
@@ -80,6 +100,10 @@ class CellBlock(Protocol):
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of a cell."""
+
+    @property
+    def in_host(self) -> bool:
+        """Whether the storage lies in host memory."""
 
     def pack(self, box: Box) -> npt.NDArray[Any]:
         """Return a contiguous host copy of the cells of ``box``."""
@@ -432,3 +456,93 @@ def reader_of(offered: Words) -> Reader | None:
     if libc.read_memory(pid, at, found) != found.nbytes or int(found[0]) != token:
         return None
     return Reader(pid, address)
+
+
+# --- transfers, run to their ends ---------------------------------------------------------------
+
+
+def drive(transfers: Sequence[Steps], check: Check | None = None) -> None:
+    """Run transfers to their ends, whichever can go on; ``check`` may raise meanwhile.
+
+    Raises:
+        TransferError: there is no memory to pack, or to receive into.
+    """
+    with contextlib.ExitStack() as stack:
+        for one in transfers:
+            stack.callback(one.close)
+        try:
+            _drive(transfers, check)
+        except MemoryError as error:
+            detail = f": {error}" if str(error) else ""
+            raise TransferError(f"not enough memory to move the data{detail}") from error
+
+
+def _drive(transfers: Sequence[Steps], check: Check | None) -> None:
+    under_way = [(one, wait) for one in transfers if (wait := next(one, None)) is not None]
+
+    def advance() -> bool:
+        moved = False
+        for at, (one, wait) in reversed(list(enumerate(under_way))):
+            if wait():
+                moved = True
+                following = next(one, None)
+                if following is None:
+                    del under_way[at]
+                else:
+                    under_way[at] = one, following
+        return moved
+
+    while under_way:
+        wait_until(advance, check)
+
+
+def send(
+    comm: MPI.Comm,
+    part: Distributed,
+    new: Decomposition,
+    *,
+    in_host: bool = False,
+    check: Check | None = None,
+) -> int:
+    """Send this rank's part to its owners in the new world; return the bytes of it.
+
+    Args:
+        in_host: whether the data of both worlds lies in host memory, so that MPI may use it in
+            place.
+
+    Raises:
+        TransferError: memory is short, or nobody knows where list items belong.
+    """
+    sent: list[int] = []
+    drive([part.sending(comm, new, sent, in_host=in_host)], check)
+    return sum(sent)
+
+
+def receive(
+    comm: MPI.Comm,
+    part: Distributed,
+    old: Decomposition,
+    *,
+    in_host: bool = False,
+    check: Check | None = None,
+) -> bool:
+    """Fill this rank's part from the old world; return whether every hash agreed.
+
+    Raises:
+        TransferError: memory is short.
+    """
+    broken: list[Box] = []
+    drive([part.receiving(comm, old, broken, in_host=in_host)], check)
+    return not broken
+
+
+def share(node: MPI.Intracomm, block: CellBlock, check: Check | None = None) -> None:
+    """Fill a block that every rank has whole from the one of a node's first rank (collective)."""
+    if block.in_host:
+        cells = block.storage.reshape(-1).view(np.uint8)
+    else:
+        cells = block.pack(block.box).reshape(-1).view(np.uint8)
+    for start in range(0, cells.size, SHARED_BYTES):
+        wait_until(node.Ibcast(cells[start : start + SHARED_BYTES]).Test, check)
+    if not block.in_host and node.rank:
+        block.unpack(block.box, cells.view(block.dtype).reshape(block.box.shape))

@@ -36,7 +36,7 @@ from mpi4py import MPI
 
 from dmr.application import Application, Run
 from dmr.boot import spawn
-from dmr.data import transfer
+from dmr.data import streams
 from dmr.data.decomposition import Box
 from dmr.data.field import Field
 from dmr.errors import CollectiveError, Left, RolledBackError
@@ -275,7 +275,7 @@ def _rebalance(
             fields[name] = new = blocks.pop(name)
             transfers.append(new.receiving(carrier, block.layout, broken, in_host=members.in_host))
             new.keep(block)
-        transfer.drive(transfers, old.check_alive)
+        streams.drive(transfers, old.check_alive)
         if broken:
             raise RolledBackError("data did not arrive whole")
     return before

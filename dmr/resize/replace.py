@@ -49,7 +49,7 @@ from dmr.boot import spawn
 from dmr.boot.environment import bind
 from dmr.checkpoint import store
 from dmr.checkpoint.format import BrokenCheckpointError, path_of
-from dmr.data import constant, transfer
+from dmr.data import constant, streams
 from dmr.data.decomposition import Decomposition
 from dmr.data.field import Field
 from dmr.errors import CollectiveError, Left, RolledBackError
@@ -470,7 +470,7 @@ def move_old(old: OldSide, accepted: Accepted) -> tuple[str | None, int]:
 
     def send() -> int:
         return sum(
-            transfer.send(
+            streams.send(
                 inter, block, old.layouts[name], in_host=accepted.in_host, check=old.check_alive
             )
             for name, block in constant.moving(old.run.fields).items()
@@ -505,7 +505,7 @@ def fill(
     """
     intact, layouts = True, layouts_over(new, from_ranks)
     for name, block in fields.items():
-        intact &= transfer.receive(
+        intact &= streams.receive(
             comm, block, layouts[name], in_host=in_host, check=new.check_alive
         )
     if not intact:
@@ -521,7 +521,7 @@ def _share(new: NewSide, fields: Mapping[str, Field]) -> None:
     """Give what one rank of a node was sent whole to the others there."""
     for block in fields.values():
         if new.node is not None and not block.spec.split:
-            transfer.share(new.node, block, new.check_alive)
+            streams.share(new.node, block.carried(), new.check_alive)
 
 
 def store_old(old: OldSide) -> None:

@@ -183,16 +183,6 @@ class ControlChannel:
         return decode(self.read(length, until, deadline_s))
 
     @property
-    def peer_gone(self) -> bool:
-        """Whether the other side has closed its end, or died."""
-        if not self.readable:
-            return False
-        try:
-            return not self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except OSError:
-            return True
-
-    @property
     def readable(self) -> bool:
         """Whether there is something to receive, or the end of the connection."""
         return bool(self._poller.poll(0))

@@ -18,7 +18,7 @@ from two_worlds import TwoWorlds
 import dmr
 from dmr.checkpoint import store
 from dmr.checkpoint.format import BrokenCheckpointError, path_of
-from dmr.data import gather, particles, transfer
+from dmr.data import gather, particles, streams
 from dmr.data.decomposition import Decomposition
 from dmr.data.field import Field
 from dmr.data.particles import Items, ListSpec
@@ -65,10 +65,10 @@ def test_items_arrive_at_their_owners_for_every_cut_of_the_ranks(
         if worlds.is_old:
             field = Items(spec, old, worlds.local.rank)
             field.initialise()
-            good = transfer.send(worlds.inter, field, new) == field.items.nbytes
+            good = streams.send(worlds.inter, field, new) == field.items.nbytes
         else:
             field = Items(spec, new, worlds.local.rank)
-            good = transfer.receive(worlds.inter, field, old) and complete(field)
+            good = streams.receive(worlds.inter, field, old) and complete(field)
         worlds.free()
         together(good, f"{old_size} old ranks")
 
@@ -86,7 +86,7 @@ def test_items_of_ranks_that_stay_are_kept(world: MPI.Intracomm, together: Toget
         before.initialise()
         transfers.append(before.sending(world, new, sent, in_host=False))
         wanted = before.items.nbytes - field.keep(before)
-    transfer.drive(transfers)
+    streams.drive(transfers)
     together(sum(sent) == wanted, "bytes")
     together(complete(field), "items")
 
@@ -102,10 +102,10 @@ def test_a_changed_byte_of_a_list_is_noticed(
         monkeypatch.setattr(particles, "xxhash", other)
         field = Items(spec, old, 0)
         field.initialise()
-        transfer.send(worlds.inter, field, new)
+        streams.send(worlds.inter, field, new)
         good = True
     else:
-        good = not transfer.receive(worlds.inter, Items(spec, new, worlds.local.rank), old)
+        good = not streams.receive(worlds.inter, Items(spec, new, worlds.local.rank), old)
     worlds.free()
     together(good, "expected the hash to disagree")
 
@@ -240,11 +240,11 @@ def test_arrays_of_ones_own_are_filled_in_place(
             array[inside] = here
             field = spec.block(layout, rank)
             field.initialise()
-            transfer.send(worlds.inter, field, new, in_host=in_host)
+            streams.send(worlds.inter, field, new, in_host=in_host)
             good = True
         else:
             field = spec.block(layout, rank)
-            good = transfer.receive(worlds.inter, field, old, in_host=in_host)
+            good = streams.receive(worlds.inter, field, old, in_host=in_host)
             good &= np.array_equal(array[inside], here)
         good &= np.shares_memory(array, field.padded)
         worlds.free()

@@ -65,7 +65,7 @@ def write(folder: Path, grid: tuple[int, int]) -> Path:
 def restored(path: Path, grid: tuple[int, int]) -> list[Field]:
     """Read a checkpoint as so many ranks would, rank 0 first."""
     found = blocks(grid)
-    parts = checkpoint_format.verify(path, {"a": found[0]}, {}, alone=False)
+    parts = checkpoint_format.verify(path, {"a": found[0]}, {})
     for rank, block in enumerate(found):
         if parts is not None:
             checkpoint_format.verify_share(path, parts, {"a": block}, rank, len(found))

@@ -42,7 +42,7 @@ def unique_values(shape: tuple[int, ...], dtype: str) -> Host:
 
 
 def move(old: list[Field], new: list[Field], limit: int) -> None:
-    """Do what dmr.data.transfer does, with a bytes object as the network."""
+    """Do what dmr.data.streams does, with a bytes object as the network."""
     dtype = np.dtype(old[0].spec.dtype)
     for sender, block in enumerate(old):
         for transfer in transfers(block.layout, sender, new[0].layout):
