@@ -19,7 +19,7 @@ from dmr.errors import CollectiveError, UsageError
 from dmr.loop.session import running
 from dmr.loop.termination import TerminatedError
 from dmr.plan import Plan
-from dmr.state.per_rank import PerRank
+from dmr.state.progress import PerRank
 from dmr.state.values import (
     ValuesError,
     adopt,

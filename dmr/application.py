@@ -19,8 +19,7 @@ from dmr.boot.environment import Runtime
 from dmr.checkpoint.store import Lock
 from dmr.data.field import Field, FieldSpec
 from dmr.errors import UsageError, outside_block, print_line
-from dmr.state.per_rank import PerRank
-from dmr.state.progress import Progress
+from dmr.state.progress import PerRank, Progress
 from dmr.state.values import State
 from dmr.system.watch import WATCH
 from dmr.wire.rms import RmsClient

@@ -15,15 +15,14 @@ from mpi4py import MPI
 
 from dmr.application import Application, Run
 from dmr.checkpoint import store
-from dmr.data.wrapped import WrappedSpec
+from dmr.data.field import WrappedSpec
 from dmr.errors import RolledBackError, UsageError, raise_on_all
 from dmr.loop.decide import POINT, Decision
 from dmr.loop.termination import Ending, TerminatedError
 from dmr.plan import NextWorld, Plan, Schedule, check_size
 from dmr.resize.merge import NewBlocks, merge
 from dmr.resize.replace import replace_world
-from dmr.state.per_rank import merged_progress
-from dmr.state.progress import Progress
+from dmr.state.progress import Progress, merged_progress
 from dmr.state.values import ValuesError, replaced_parts
 from dmr.system.watch import WATCH
 from rms.wire.messages import (

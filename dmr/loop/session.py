@@ -18,7 +18,6 @@ from dmr.boot.environment import (
     STRATEGY_VARIABLE,
     Runtime,
 )
-from dmr.check.digests import digests_of, write_digests
 from dmr.checkpoint import store
 from dmr.data import constant
 from dmr.data.field import Field, FieldSpec
@@ -113,6 +112,8 @@ def _running(
                 with contextlib.suppress(UsageError):
                     app.before_resize(run, run.world.size)
                 with WATCH.within("the end of the block", patient=True):
+                    from dmr.check.digests import write_digests
+
                     write_digests(runtime.check, comm, run.fields, run.progress)
     except Left:
         runtime.comm, WATCH.left = launch_comm, True
@@ -274,6 +275,8 @@ def _enter(
         with WATCH.within(START, patient=True):
             _hash_constants(run)
             if runtime.check is not None and not run.restored:
+                from dmr.check.digests import digests_of
+
                 run.progress.digests = digests_of(world.internal_comm, fields)
     except BaseException:
         if state.checkpoint_lock is not None:

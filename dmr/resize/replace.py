@@ -55,8 +55,7 @@ from dmr.data.field import Field
 from dmr.errors import CollectiveError, Left, RolledBackError
 from dmr.plan import NextWorld, Plan, Schedule
 from dmr.resize.side import Side, attempt, give_way, part_from_fields
-from dmr.state.per_rank import merge_all, pack, with_merged
-from dmr.state.progress import OpenResize, decode, encode
+from dmr.state.progress import OpenResize, decode, encode, merge_all, pack, with_merged
 from dmr.state.values import ValuesError
 from dmr.system.watch import WATCH
 from dmr.wire.channel import (
@@ -264,15 +263,17 @@ def start_old(old: OldSide) -> list[Callable[[], ControlChannel]]:
 def start_new(new: NewSide) -> str:
     """Do what needs no data, while the old world steps on; return the MPI port, "" for none."""
     fields = new.run.fields
-    for block in fields.values():
-        if block.spec.constant:
+    constants = {name: block for name, block in fields.items() if block.spec.constant}
+    for name, block in fields.items():
+        if name in constants:
             block.initialise()
         else:
             block.prefault()  # pages are there before the data is
     _find_nodes(new)
     new.app.prepare(new.run)
-    if hashes := constant.hashes(fields):
-        new.constants = new.conclude(None, hashes, partial(constant.combined, fields))
+    if constants:
+        hashes = constant.hashes(constants)
+        new.constants = new.conclude(None, hashes, partial(constant.combined, constants))
     port = ""
     if new.inter is None and new.run.world.rank == 0:
         with contextlib.suppress(MPI.Exception):
@@ -310,7 +311,7 @@ def _start_mpiexec(old: OldSide) -> ControlChannel:
 
 def _find_nodes(new: NewSide) -> None:
     """Find out which ranks share a node, if there is a field that every rank has whole."""
-    world, fields = new.run.world, constant.moving(new.run.fields).values()
+    world, fields = new.run.world, moving(new.run.fields).values()
     if world.size == 1 or all(block.spec.split for block in fields):
         return
     node: MPI.Intracomm = world.internal_comm.Split_type(MPI.COMM_TYPE_SHARED)  # type: ignore[assignment]
@@ -402,7 +403,10 @@ def header_new(new: NewSide, header: Header) -> bool:
         run.progress = decode(bytes(header.progress), trusted=True)
     except (msgspec.DecodeError, ValuesError) as error:
         problem = problem or str(error)
-    if strategy not in ("merge", "restart"):  # these move constant fields as all others
+    if new.constants and strategy not in (
+        "merge",
+        "restart",
+    ):  # these move constant fields as all others
         problem = problem or constant.problem_with(run.progress.constants, new.constants)
     new.conclude(problem, None, lambda _: new.say(Accepted(mine, new.receivers)))
     return mine and header.in_host
@@ -458,6 +462,11 @@ def connect_new(new: NewSide, port: str) -> MPI.Intercomm:
 # --- move ---------------------------------------------------------------------------------------
 
 
+def moving(fields: Mapping[str, Field]) -> dict[str, Field]:
+    """Return the fields that a resize into an all new world sends."""
+    return {name: block for name, block in fields.items() if not block.spec.constant}
+
+
 def move_old(old: OldSide, accepted: Accepted) -> tuple[str | None, int]:
     """Send this rank's part, or store it; return what went wrong, and the bytes that were sent.
 
@@ -473,7 +482,7 @@ def move_old(old: OldSide, accepted: Accepted) -> tuple[str | None, int]:
             streams.send(
                 inter, block, old.layouts[name], in_host=accepted.in_host, check=old.check_alive
             )
-            for name, block in constant.moving(old.run.fields).items()
+            for name, block in moving(old.run.fields).items()
         )
 
     problem, sent = attempt(send)
@@ -483,7 +492,7 @@ def move_old(old: OldSide, accepted: Accepted) -> tuple[str | None, int]:
 def move_new(new: NewSide, inter: MPI.Intercomm, header: Header, in_host: bool) -> float:
     """Receive this rank's part of every field; return the seconds that took."""
     begun = time.perf_counter()
-    fields = constant.moving(new.run.fields)
+    fields = moving(new.run.fields)
     layouts = {name: block.layout for name, block in fields.items()}
     for name, layout in sent_once_a_node(layouts, new.receivers).items():
         fields[name].layout = layout

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmr.errors import described
-from dmr.state.per_rank import PerRank, merge_all, pack
+from dmr.state.progress import PerRank, merge_all, pack
 from dmr.state.values import State, ValuesError
 
 

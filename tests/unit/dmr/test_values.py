@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmr.data.wrapped import adapt
+from dmr.data.field import adapt
 from dmr.state.progress import Progress, decode, encode
 from dmr.state.values import ValuesError, decode_values, encode_values
 
