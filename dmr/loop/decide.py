@@ -6,8 +6,6 @@ request of the application, and, where the library chooses the strategy, from th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from mpi4py import MPI
 
@@ -26,17 +24,10 @@ POINT = "a resize point"
 
 
 class Decision:
-    """Decides at the resize points of one process, together with the other ranks.
+    """Decides at the resize points of one process, together with the other ranks."""
 
-    Args:
-        sigterm_received: the signals that have come in so far.
-    """
-
-    def __init__(
-        self, app: Application, run: Run, plan: Plan, sigterm_received: Sequence[int]
-    ) -> None:
+    def __init__(self, app: Application, run: Run, plan: Plan) -> None:
         self.app, self.run, self.plan = app, run, plan
-        self._sigterm_received = sigterm_received
         self._news = np.zeros(1, np.int64)
         self._flags = np.zeros(4, np.int64)
         self._point = WATCH.within(POINT)
@@ -56,7 +47,7 @@ class Decision:
         in_cooldown = state.cooldown_until > 0.0 and run.runtime.clock() < state.cooldown_until
         request = None if state.rms is None or in_cooldown else state.rms.request
         number, requested = 0 if request is None else request.number, state.requested
-        stop = bool(self._sigterm_received)
+        stop = bool(state.sigterm)
         if world.size > 1:
             news, flags = self._news, self._flags
             news[0] = stop or number or requested

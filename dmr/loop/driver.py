@@ -48,20 +48,17 @@ class Driver:
     """Owns the loop of a run in one process: that is what makes resuming structural.
 
     Args:
-        sigterm_received: the signals that have come in so far; filled by a handler.
         end: is told of the present progress and world.
     """
 
-    def __init__(
-        self, app: Application, run: Run, plan: Plan, sigterm_received: list[int], end: Ending
-    ) -> None:
+    def __init__(self, app: Application, run: Run, plan: Plan, end: Ending) -> None:
         self.app, self.run, self.plan = app, run, plan
-        self._sigterm_received, self._end = sigterm_received, end
+        self._end = end
         self.position = Position(run.progress)
         self._zero_s: float | None = None
         self._swaps = None if run.restored else SwapWatch(run.fields)
         self._new_blocks: NewBlocks | None = None
-        self._decision = Decision(app, run, plan, sigterm_received)
+        self._decision = Decision(app, run, plan)
         WATCH.between_s = self._between_s
 
     def loop(self, count: Callable[[], int], *, only: bool = False) -> Iterator[int]:
@@ -224,7 +221,7 @@ class Driver:
         run, plan, progress = self.run, self.plan, self.run.progress
         if progress.open_resize is not None:
             if progress.open_resize.sigterm_received:
-                self._sigterm_received.append(signal.SIGTERM)
+                run.internal.sigterm.append(signal.SIGTERM)
             now = run.runtime.clock()
             self.report_done(now)
             record = progress.close_resize(now)
@@ -295,9 +292,9 @@ class Driver:
             WATCH.resizes = True
             if wanted.strategy == "merge":
                 blocks, self._new_blocks = self._new_blocks, None
-                merge(self.app, run, plan, wanted, self._sigterm_received, blocks)
+                merge(self.app, run, plan, wanted, blocks)
             else:
-                replace_world(run, plan, wanted, self._sigterm_received)
+                replace_world(run, plan, wanted)
             self.report_done(run.runtime.clock())
             return True
         except (UsageError, RolledBackError) as error:

@@ -55,9 +55,9 @@ def running(app: Application, runtime: Runtime, plan: Plan) -> Iterator[tuple[Ru
                 Ending(runtime, runtime.comm).record("FAILED", error.exit_code, str(error))
         raise
     with (
-        _sigterm() as sigterm_received,
-        WATCH.running(*limits, sigterm_received),
-        _running(app, runtime, plan, sigterm_received) as pair,
+        _sigterm() as sigterm,
+        WATCH.running(*limits, sigterm),
+        _running(app, runtime, plan, sigterm) as pair,
     ):
         yield pair
 
@@ -73,7 +73,7 @@ def _limits(plan: Plan, runtime: Runtime) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def _running(
-    app: Application, runtime: Runtime, plan: Plan, sigterm_received: list[int]
+    app: Application, runtime: Runtime, plan: Plan, sigterm: list[int]
 ) -> Iterator[tuple[Run, Driver]]:
     launch_comm = runtime.launch_comm or runtime.comm
     WATCH.query_on(runtime.comm)
@@ -100,11 +100,11 @@ def _running(
                 specs = _agreed(world, specs, plan)
                 grid = widest_grid(world.size, layouts_for(world.size, specs))
                 world = dataclasses.replace(world, grid=grid)
-                run = _enter(app, runtime, world, specs, plan)
+                run = _enter(app, runtime, world, specs, plan, sigterm)
                 run.internal.auto, run.internal.rehearses = auto, rehearses
             end.watch(run.progress, run.world.internal_comm)
             with _rms_client(run, plan):
-                driver = Driver(app, run, plan, sigterm_received, end)
+                driver = Driver(app, run, plan, end)
                 driver.report_done(runtime.clock())
                 yield run, driver
             if runtime.check is not None:
@@ -250,16 +250,20 @@ def _check_backends(plan: Plan, known: tuple[str, ...]) -> None:
 
 
 def _enter(
-    app: Application, runtime: Runtime, world: World, specs: Mapping[str, FieldSpec], plan: Plan
+    app: Application,
+    runtime: Runtime,
+    world: World,
+    specs: Mapping[str, FieldSpec],
+    plan: Plan,
+    sigterm: list[int],
 ) -> Run:
     """Return the state this world starts from: moved, read, or initial."""
     fields = _allocate(world, specs)
     for block in fields.values():
         block.join(world.internal_comm)
     fresh = Progress(launches=[*runtime.launches] or [(runtime.launch, world.size)])
-    state = RunState(
-        runtime.launch_comm or runtime.comm, can_connect=strategies.accept_connect_works(runtime)
-    )
+    connects = strategies.accept_connect_works(runtime)
+    state = RunState(runtime.launch_comm or runtime.comm, sigterm, can_connect=connects)
     taking_over = runtime.rendezvous is not None
     run = Run(runtime, world, fields, fresh, restored=taking_over, internal=state)
     if taking_over:
@@ -341,10 +345,10 @@ def _sigterm() -> Iterator[list[int]]:
     A rank that has left keeps ignoring it: killed by it while it ends, it would look to mpiexec
     like a failure and take the new world with it.
     """
-    sigterm_received: list[int] = []
-    previous = signal.signal(signal.SIGTERM, lambda number, _: sigterm_received.append(number))
+    sigterm: list[int] = []
+    previous = signal.signal(signal.SIGTERM, lambda number, _: sigterm.append(number))
     try:
-        yield sigterm_received
+        yield sigterm
     except Left:
         previous = signal.SIG_IGN
         raise

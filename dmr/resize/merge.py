@@ -64,7 +64,6 @@ def merge(
     run: Run,
     plan: Plan,
     wanted: NextWorld,
-    sigterm_received: Sequence[int],
     blocks: NewBlocks | None = None,
 ) -> None:
     """Grow or shrink the world of ``run`` in place (collective over the old world).
@@ -84,7 +83,7 @@ def merge(
             stack.callback(blocks.drop)
         old = MergeSide(app, run, plan, wanted, stack, blocks)
         steps = grow if wanted.ranks > run.world.size else shrink
-        steps(old, sigterm_received)
+        steps(old)
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class MergeSide(OldSide):
 # --- start to connect ---------------------------------------------------------------------------
 
 
-def grow(old: MergeSide, sigterm_received: Sequence[int]) -> None:
+def grow(old: MergeSide) -> None:
     """Join the launches that wait, or one that is spawned."""
     run = old.run
     replace.meet_old(old, replace.start_old(old))
@@ -139,10 +138,10 @@ def grow(old: MergeSide, sigterm_received: Sequence[int]) -> None:
             inter = replace.connect_old(old, comm, one.port)
             comm = merged(comm, inter, high=False, keep=at == 0)
     members = Membership(comm, [*run.progress.launches, *more], in_host)
-    go_over(old, members, replace.open_resize(old, met, sigterm_received))
+    go_over(old, members, replace.open_resize(old, met))
 
 
-def shrink(old: MergeSide, sigterm_received: Sequence[int]) -> None:
+def shrink(old: MergeSide) -> None:
     """Let the last launches go."""
     run, ranks = old.run, old.wanted.ranks
     kept: list[tuple[int, int]] = []
@@ -159,7 +158,7 @@ def shrink(old: MergeSide, sigterm_received: Sequence[int]) -> None:
     stays = run.world.rank < ranks
     part = MPI.Intracomm(run.world.internal_comm.Split(0 if stays else 1, run.world.rank))
     in_host = all(block.in_host for block in run.fields.values())
-    cost = replace.open_resize(old, old.begun, sigterm_received)
+    cost = replace.open_resize(old, old.begun)
     try:
         go_over(old, Membership(part, kept, in_host, stays), cost)
     except RolledBackError:

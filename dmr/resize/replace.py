@@ -150,10 +150,8 @@ Join = Callable[[NewSide, Header, str, bool], None]
 # --- all steps ----------------------------------------------------------------------------------
 
 
-def replace_world(run: Run, plan: Plan, wanted: NextWorld, sigterm_received: Sequence[int]) -> None:
+def replace_world(run: Run, plan: Plan, wanted: NextWorld) -> None:
     """Replace the whole world of ``run`` (collective over the old world).
-
-    ``sigterm_received`` holds the signals that have come in so far; the new world is told of them.
 
     Raises:
         Left: it is done; leave.
@@ -172,7 +170,7 @@ def replace_world(run: Run, plan: Plan, wanted: NextWorld, sigterm_received: Seq
             old.inter = connect_old(old, comm, port)
         connected = clock()
         problem, sent = move_old(old, accepted)
-        cost = open_resize(old, met, sigterm_received)
+        cost = open_resize(old, met)
         cost.phases_s = {
             "meet": met - old.begun,
             "introduce": introduced - met,
@@ -583,7 +581,7 @@ def build_new(new: NewSide) -> tuple[str | None, float]:
 # --- commit -------------------------------------------------------------------------------------
 
 
-def open_resize(old: OldSide, met: float, sigterm_received: Sequence[int]) -> OpenResize:
+def open_resize(old: OldSide, met: float) -> OpenResize:
     """Return the record that the commit completes.
 
     Args:
@@ -599,7 +597,7 @@ def open_resize(old: OldSide, met: float, sigterm_received: Sequence[int]) -> Op
         move_s=0.0,
         old_stall_s=0.0,
         bytes=0,
-        sigterm_received=bool(sigterm_received),
+        sigterm_received=bool(old.run.internal.sigterm),
         request=old.wanted.request,
     )
 
