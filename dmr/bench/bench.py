@@ -90,7 +90,7 @@ def _plain_rate(old: int, new: int, mib: int, mpiexec: str | None, *, pinned: bo
     cores = sorted(os.sched_getaffinity(0)) if pinned and hasattr(os, "sched_getaffinity") else []
     first = 1 if old == new else 0  # a rank that moves goes to another node
     places = [*range(old), *range(first, first + new)]
-    names = ",".join(str(cores[place % len(cores)]) for place in places) if cores else ""
+    names = ",".join(str(cores[place % len(cores)]) for place in places) if cores else "-"
     with tempfile.TemporaryDirectory(prefix="dmr-") as folder:
         out = Path(folder) / "out.json"
         sends = [sys.executable, "-P", "-m", "dmr.bench.program", "--mib", str(mib)]

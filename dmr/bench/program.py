@@ -110,7 +110,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     if arguments.plain is not None:
         old, new, cores = arguments.plain
-        if cores:
+        if cores != "-":
             bind(f"cpu:{cores.split(',')[MPI.COMM_WORLD.rank]}")
         rate = plain_rate(arguments.mib, int(old), int(new))
         if MPI.COMM_WORLD.rank == 0:
