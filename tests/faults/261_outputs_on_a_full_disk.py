@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from processes import MPIEXEC, Run, called
 
-from dmr.check import bench
+from dmr.bench import bench
 from dmr.cli import main as dmr
 from rms.cli.main import main as rms
 from rms.wire import files
