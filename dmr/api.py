@@ -6,7 +6,6 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from operator import index
 from types import TracebackType
 from typing import Any
 
@@ -105,11 +104,7 @@ def malleable(
     runtime = comm if isinstance(comm, Runtime) else _runtime_of(comm)
     try:
         with running(app, runtime, plan or Plan()) as (run, driver):
-
-            def loop(steps: int) -> Iterator[int]:
-                return driver.loop(lambda: index(steps))
-
-            run.internal.loop, run.internal.point = loop, driver.point
+            run.internal.loops = driver
             if runtime.parent is not None and runtime.rendezvous is None:
                 run.note(
                     "note: another program has spawned this one; ranks that replace these have "

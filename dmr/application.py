@@ -11,7 +11,8 @@ import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from operator import index
+from typing import Any, Protocol, TextIO
 
 from mpi4py import MPI
 
@@ -81,6 +82,16 @@ class Application(ABC):
         """
 
 
+class Loops(Protocol):
+    """What the loops of a run need of :class:`dmr.loop.driver.Driver`."""
+
+    def loop(self, count: Callable[[], int]) -> Iterator[int]:
+        """Yield the steps that are left of a loop of so many."""
+
+    def point(self) -> None:
+        """Act at a resize point of a loop that is none of the library's."""
+
+
 @dataclass
 class RunState:
     """What the library itself keeps of a run, in this process.
@@ -96,8 +107,7 @@ class RunState:
         rehearses: whether a scripted resize to as many ranks moves to as many new ones.
         per_rank: (of the program) what of the state differs from rank to rank.
         parts: objects within each value of the state as the program passed it, by path.
-        loop: a loop of :func:`dmr.malleable`, for so many steps.
-        point: a resize point of a loop that is none of the library's.
+        loops: those of :func:`dmr.malleable`, None where the library has the loop.
         requested: ranks that the application has asked for, 0 if it has not.
         built: (of the world) whether ``build`` has run in it.
         attempts: resizes tried in it.
@@ -119,8 +129,7 @@ class RunState:
 
     per_rank: dict[str, PerRank] = field(default_factory=dict)
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    loop: Callable[[int], Iterator[int]] | None = None
-    point: Callable[[], None] | None = None
+    loops: Loops | None = None
     requested: int = 0
 
     built: bool = False
@@ -254,9 +263,9 @@ class Run:
             RuntimeError: the library has the loop already (:func:`dmr.run`).
             UsageError: a checkpoint has done more steps.
         """
-        if self.internal.loop is None:
+        if self.internal.loops is None:
             raise RuntimeError("expected run.loop in a block of dmr.malleable")
-        return self.internal.loop(steps)
+        return self.internal.loops.loop(lambda: index(steps))
 
     def resize_point(self) -> None:
         """Let the ranks be replaced here (collective): for ``while`` loops and others of your own.
@@ -269,9 +278,9 @@ class Run:
             RuntimeError: the library has the loop already (:func:`dmr.run`).
             UsageError: within :meth:`loop`, which has resize points of its own.
         """
-        if self.internal.point is None:
+        if self.internal.loops is None:
             raise RuntimeError("expected run.resize_point in a block of dmr.malleable")
-        self.internal.point()
+        self.internal.loops.point()
 
     def say(self, text: str) -> None:
         """Print a line, from rank 0 only."""
