@@ -59,7 +59,6 @@ def test_silence_is_told_apart_from_a_death(
     assert one.receive(5) == TakenOver()
     with pytest.raises(PeerGoneError):
         one.receive(5)
-    assert one.peer_gone
 
 
 def test_who_lacks_the_token_is_not_accepted() -> None:
