@@ -107,14 +107,14 @@ class Sink(io.FileIO):
 
     def _ask(self, start: int, size: int, what: int) -> bool:
         """Ask the disk for a stretch; return whether it has done it, or note why not."""
-        if libc.sync_file_range is None or self.problem is not None:
+        if self.problem is not None:
             return False
-        if libc.sync_file_range(self.fileno(), start, size, what):
+        done = libc.sync_file_range(self.fileno(), start, size, what)
+        if done:
             number = ctypes.get_errno()
             if number not in NOT_HERE:  # an fsync later may not say it once more
                 self.problem = OSError(number, os.strerror(number))
-            return False
-        return True
+        return done == 0
 
     def truncate(self, size: int | None = None) -> int:
         """Set the length, or note why not."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,25 +27,15 @@ class _Range(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-def _function(name: str, arguments: Sequence[Any], result: Any = ctypes.c_int) -> Any:
+@functools.cache
+def _function(name: str, *arguments: Any, result: Any = ctypes.c_int) -> Any:
     """Return a function of the C library, None where it has none of that name."""
     try:
         function = getattr(ctypes.CDLL(None, use_errno=True), name)
     except (AttributeError, OSError):
         return None
-    function.argtypes, function.restype = tuple(arguments), result
+    function.argtypes, function.restype = arguments, result
     return function
-
-
-_ranges = (ctypes.POINTER(_Range), ctypes.c_ulong)
-_madvise = _function("madvise", (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int))
-_readv = _function(
-    "process_vm_readv", (ctypes.c_int, *_ranges, *_ranges, ctypes.c_ulong), ctypes.c_ssize_t
-)
-sync_file_range = _function(
-    "sync_file_range", (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-)
-"""Has the disk begin with, or end, the writing of a stretch of a file; None where it is missing."""
 
 
 def give_back(memory: npt.NDArray[np.uint8]) -> int:
@@ -59,9 +49,10 @@ def give_back(memory: npt.NDArray[np.uint8]) -> int:
     """
     start = -(-memory.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
     size = (memory.ctypes.data + memory.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
-    if _madvise is None or not hasattr(mmap, "MADV_DONTNEED") or size < LEAST_BYTES:
+    madvise = _function("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    if madvise is None or not hasattr(mmap, "MADV_DONTNEED") or size < LEAST_BYTES:
         return 0
-    return 0 if _madvise(start, size, mmap.MADV_DONTNEED) else size
+    return 0 if madvise(start, size, mmap.MADV_DONTNEED) else size
 
 
 def read_memory(pid: int, address: int, into: npt.NDArray[Any]) -> int:
@@ -69,7 +60,21 @@ def read_memory(pid: int, address: int, into: npt.NDArray[Any]) -> int:
 
     The kernel refuses it for a process of another user, and under Yama's ``ptrace_scope``.
     """
-    if _readv is None:
+    ranges = (ctypes.POINTER(_Range), ctypes.c_ulong)
+    kinds = (ctypes.c_int, *ranges, *ranges, ctypes.c_ulong)
+    read = _function("process_vm_readv", *kinds, result=ctypes.c_ssize_t)
+    if read is None:
         return -1
     here, there = _Range(into.ctypes.data, into.nbytes), _Range(address, into.nbytes)
-    return int(_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0))
+    return int(read(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0))
+
+
+def sync_file_range(handle: int, start: int, size: int, what: int) -> int | None:
+    """Have the disk begin with a stretch of a file, or end it; return 0, -1, or None for nothing.
+
+    Args:
+        what: ``SYNC_FILE_RANGE_WRITE`` or ``SYNC_FILE_RANGE_ALL``.
+    """
+    kinds = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    sync = _function("sync_file_range", *kinds)
+    return None if sync is None else int(sync(handle, start, size, what))
