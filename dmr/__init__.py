@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     from dmr.application import Application, Run
     from dmr.boot.environment import Runtime
     from dmr.data.decomposition import Box, split_range
-    from dmr.data.field import Field, FieldSpec
+    from dmr.data.field import Field, FieldSpec, adapt
     from dmr.data.particles import Items, ListSpec, adapt_list, rank_of
-    from dmr.data.wrapped import adapt
     from dmr.errors import CollectiveError, UsageError, raise_on_all
-    from dmr.per_rank import PerRank
     from dmr.plan import Deadlines, Plan, Schedule
     from dmr.resize.strategy import STRATEGIES
+    from dmr.state.progress import PerRank
     from dmr.world import World
 
 _HOMES = {
@@ -32,7 +31,7 @@ _HOMES = {
     "FieldSpec": "data.field",
     "Items": "data.particles",
     "ListSpec": "data.particles",
-    "PerRank": "per_rank",
+    "PerRank": "state.progress",
     "Plan": "plan",
     "Run": "application",
     "Runtime": "boot.environment",
@@ -41,7 +40,7 @@ _HOMES = {
     "Schedule": "plan",
     "UsageError": "errors",
     "World": "world",
-    "adapt": "data.wrapped",
+    "adapt": "data.field",
     "adapt_list": "data.particles",
     "raise_on_all": "errors",
     "malleable": "api",

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from operator import index
 from types import TracebackType
 from typing import Any
 
@@ -16,11 +15,11 @@ from dmr.application import Application, Run
 from dmr.boot.environment import Runtime
 from dmr.data.field import FieldSpec
 from dmr.errors import CollectiveError, UsageError
-from dmr.per_rank import PerRank
+from dmr.loop.session import running
+from dmr.loop.termination import TerminatedError
 from dmr.plan import Plan
-from dmr.session import running
-from dmr.termination import TerminatedError
-from dmr.values import (
+from dmr.state.progress import PerRank
+from dmr.state.values import (
     ValuesError,
     adopt,
     digest,
@@ -29,7 +28,7 @@ from dmr.values import (
     round_trip,
     unfillable_types,
 )
-from dmr.watch import WATCH
+from dmr.system.watch import WATCH
 from rms.wire.messages import LAUNCHES_VARIABLE, PER_NODE, ResizeReport
 
 Fields = Mapping[str, FieldSpec] | Callable[[], Mapping[str, FieldSpec]]
@@ -83,7 +82,7 @@ def malleable(
         plan: when the library may act.
         state: what ``run.state`` holds in the beginning, the same on all ranks. Arrays, random
             generators, lists, dicts and objects are filled in place at any depth in a world that
-            goes on (:func:`dmr.values.adopt`); read other values as ``run.state.NAME``. A
+            goes on (:func:`dmr.state.values.adopt`); read other values as ``run.state.NAME``. A
             :class:`~dmr.PerRank` differs from rank to rank.
         build: builds what belongs to a world, within the resize: if it raises
             :class:`dmr.UsageError` on all ranks, that is rolled back.
@@ -105,11 +104,7 @@ def malleable(
     runtime = comm if isinstance(comm, Runtime) else _runtime_of(comm)
     try:
         with running(app, runtime, plan or Plan()) as (run, driver):
-
-            def loop(steps: int) -> Iterator[int]:
-                return driver.loop(lambda: index(steps))
-
-            run.internal.loop, run.internal.point = loop, driver.point
+            run.internal.loops = driver
             if runtime.parent is not None and runtime.rendezvous is None:
                 run.note(
                     "note: another program has spawned this one; ranks that replace these have "

@@ -11,18 +11,18 @@ import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from operator import index
+from typing import Any, Protocol, TextIO
 
 from mpi4py import MPI
 
 from dmr.boot.environment import Runtime
-from dmr.checkpoint import Lock
+from dmr.checkpoint.store import Lock
 from dmr.data.field import Field, FieldSpec
 from dmr.errors import UsageError, outside_block, print_line
-from dmr.per_rank import PerRank
-from dmr.progress import Progress
-from dmr.values import State
-from dmr.watch import WATCH
+from dmr.state.progress import PerRank, Progress
+from dmr.state.values import State
+from dmr.system.watch import WATCH
 from dmr.wire.rms import RmsClient
 from dmr.world import World
 from rms.wire.messages import ResizeReport
@@ -82,48 +82,61 @@ class Application(ABC):
         """
 
 
+class Loops(Protocol):
+    """What the loops of a run need of :class:`dmr.loop.driver.Driver`."""
+
+    def loop(self, count: Callable[[], int]) -> Iterator[int]:
+        """Yield the steps that are left of a loop of so many."""
+
+    def point(self) -> None:
+        """Act at a resize point of a loop that is none of the library's."""
+
+
 @dataclass
 class RunState:
     """What the library itself keeps of a run, in this process.
 
     Attributes:
-        launch_comm: the ranks that were started together with this one.
-        rms: rank 0's client of the RMS, where there is one.
-        checkpoint_lock: the right to write checkpoints, where there are any.
+        launch_comm: (of the process) the ranks that were started together with this one.
+        sigterm: the SIGTERM signals that have come in so far; filled by a handler.
         can_connect: whether this process may call MPI_Comm_connect (still).
-        built: whether ``build`` has run in this world.
-        attempts: resizes tried in this world.
         mpiexec: what this process has started for the next world.
-        requested: ranks that the application has asked for, 0 if it has not.
-        cooldown_until: the clock's time from which the next resize may begin.
-        per_rank: what of the state differs from rank to rank.
-        parts: objects within each value of the state as the program passed it, by path.
-        rehearses: whether a scripted resize to as many ranks moves to as many new ones.
+        rms: (of the session) rank 0's client of the RMS, where there is one.
+        checkpoint_lock: the right to write checkpoints, where there are any.
         auto: whether the library chooses the strategy, also by the memory that is left.
-        memory_short: whether a second copy of this world would not fit beside it.
-        polls: resize points that this world has come to.
-        loop: a loop of :func:`dmr.malleable`, for so many steps.
-        point: a resize point of a loop that is none of the library's.
-        carts: Cartesian communicators of this world, by process grid and periods.
+        rehearses: whether a scripted resize to as many ranks moves to as many new ones.
+        per_rank: (of the program) what of the state differs from rank to rank.
+        parts: objects within each value of the state as the program passed it, by path.
+        loops: those of :func:`dmr.malleable`, None where the library has the loop.
+        requested: ranks that the application has asked for, 0 if it has not.
+        built: (of the world) whether ``build`` has run in it.
+        attempts: resizes tried in it.
+        polls: resize points that it has come to.
+        memory_short: whether a second copy of it would not fit beside it.
+        cooldown_until: the clock's time from which its next resize may begin.
+        carts: Cartesian communicators of it, by process grid and periods.
     """
 
     launch_comm: MPI.Intracomm
+    sigterm: list[int]
+    can_connect: bool = True
+    mpiexec: subprocess.Popen[bytes] | None = None
+
     rms: RmsClient | None = None
     checkpoint_lock: Lock | None = None
-    can_connect: bool = True
-    built: bool = False
-    attempts: int = 0
-    mpiexec: subprocess.Popen[bytes] | None = None
-    requested: int = 0
-    cooldown_until: float = 0.0
+    auto: bool = False
+    rehearses: bool = False
+
     per_rank: dict[str, PerRank] = field(default_factory=dict)
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    rehearses: bool = False
-    auto: bool = False
-    memory_short: bool = False
+    loops: Loops | None = None
+    requested: int = 0
+
+    built: bool = False
+    attempts: int = 0
     polls: int = 0
-    loop: Callable[[int], Iterator[int]] | None = None
-    point: Callable[[], None] | None = None
+    memory_short: bool = False
+    cooldown_until: float = 0.0
     carts: dict[tuple[tuple[int, ...], tuple[bool, ...]], MPI.Cartcomm] = field(
         default_factory=dict
     )
@@ -250,9 +263,9 @@ class Run:
             RuntimeError: the library has the loop already (:func:`dmr.run`).
             UsageError: a checkpoint has done more steps.
         """
-        if self.internal.loop is None:
+        if self.internal.loops is None:
             raise RuntimeError("expected run.loop in a block of dmr.malleable")
-        return self.internal.loop(steps)
+        return self.internal.loops.loop(lambda: index(steps))
 
     def resize_point(self) -> None:
         """Let the ranks be replaced here (collective): for ``while`` loops and others of your own.
@@ -265,9 +278,9 @@ class Run:
             RuntimeError: the library has the loop already (:func:`dmr.run`).
             UsageError: within :meth:`loop`, which has resize points of its own.
         """
-        if self.internal.point is None:
+        if self.internal.loops is None:
             raise RuntimeError("expected run.resize_point in a block of dmr.malleable")
-        self.internal.point()
+        self.internal.loops.point()
 
     def say(self, text: str) -> None:
         """Print a line, from rank 0 only."""

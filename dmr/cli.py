@@ -87,7 +87,7 @@ def _probe(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     """Check a program; exit 1 if anything differs."""
-    from dmr.check import CheckError, NoProgramError, check
+    from dmr.check.check import CheckError, NoProgramError, check
 
     try:
         sizes = [int(size) for size in arguments.resize.split(",")]

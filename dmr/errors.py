@@ -7,7 +7,7 @@ import os
 import traceback
 from typing import TYPE_CHECKING, TextIO
 
-from dmr.watch import WATCH
+from dmr.system.watch import WATCH
 
 if TYPE_CHECKING:
     from mpi4py import MPI

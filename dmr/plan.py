@@ -57,7 +57,6 @@ class Plan:
         resizes: scripted resizes, step to ranks, done exactly at those steps.
         strategy: one of ``dmr.STRATEGIES``.
         deadlines: how long each phase of a resize may take.
-        measure: time plain sends of as many bytes in every resize, for comparison.
         checkpoint: where and how often to write checkpoints, or None.
         restart: continue from the newest whole checkpoint, if there is one.
         options: what must be equal for a checkpoint to be continued.
@@ -76,7 +75,6 @@ class Plan:
     resizes: Mapping[int, int] = field(default_factory=dict)
     strategy: str = "auto"
     deadlines: Deadlines = field(default_factory=Deadlines)
-    measure: bool = False
     checkpoint: Schedule | None = None
     restart: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)

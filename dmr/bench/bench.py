@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rms.wire.mpiexec import mpiexec_command
+from rms.wire.mpiexec import find_mpiexec, mpiexec_command
 
 DEADLINE_S = 300.0
 POWER = "power = { idle_w = 1.0, static_w = 1.0, dynamic_w = 1.0 }"
@@ -68,9 +68,37 @@ def bench(old: int, new: int, mib: int, strategy: str, mpiexec: str | None) -> d
         found: dict[str, Any] = json.loads(out.read_text())
     if not found["right"]:
         raise BenchError("cells of the field arrived wrong")
+    if found["strategy"] in ("warm", "spawn"):
+        found["raw_gb_per_s"] = _plain_rate(old, new, mib, mpiexec, pinned=strategy != "spawn")
     found |= rates
     bound = bound_s(found)
     return found | {"bound_s": bound, "holds": None if bound is None else found["stall_s"] <= bound}
+
+
+def _plain_rate(old: int, new: int, mib: int, mpiexec: str | None, *, pinned: bool) -> float:
+    """Return the rate of plain sends of as many bytes between as many ranks, in GB/s.
+
+    Args:
+        pinned: whether the ranks of each world have cores of their own, in turn.
+
+    Raises:
+        BenchError: it could not be measured.
+    """
+    mpiexec = mpiexec or find_mpiexec(None)
+    if mpiexec is None:
+        return 0.0
+    cores = sorted(os.sched_getaffinity(0)) if pinned and hasattr(os, "sched_getaffinity") else []
+    first = 1 if old == new else 0  # a rank that moves goes to another node
+    places = [*range(old), *range(first, first + new)]
+    names = ",".join(str(cores[place % len(cores)]) for place in places) if cores else "-"
+    with tempfile.TemporaryDirectory(prefix="dmr-") as folder:
+        out = Path(folder) / "out.json"
+        sends = [sys.executable, "-P", "-m", "dmr.bench.program", "--mib", str(mib)]
+        sends += ["--out", str(out), "--plain", str(old), str(new), names]
+        said = _run(mpiexec_command(mpiexec, old + new, sends), as_installed(os.environ))
+        if not out.exists():
+            raise BenchError(f"plain sends could not be measured: {said or 'no word from them'}")
+        return float(json.loads(out.read_text())["raw_gb_per_s"])
 
 
 def bound_s(found: Mapping[str, Any]) -> float | None:

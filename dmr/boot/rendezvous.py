@@ -16,8 +16,7 @@ import msgspec
 
 from dmr.boot.mpiexec import leave_launcher
 from dmr.errors import described
-from dmr.wire.channel import ChannelError, ControlChannel, Listener, connect
-from dmr.wire.protocol import Refused
+from dmr.wire.channel import ChannelError, ControlChannel, Listener, Refused, connect
 from dmr.wire.rms import RETRY_S, Manager
 from rms.wire.http import UnreachableError
 from rms.wire.messages import (

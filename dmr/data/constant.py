@@ -29,11 +29,6 @@ X87_BYTES, X87_MANTISSA_BITS = 10, 63
 Words = npt.NDArray[np.uint64]
 
 
-def moving(fields: Mapping[str, Field]) -> dict[str, Field]:
-    """Return the fields that a resize into an all new world sends."""
-    return {name: block for name, block in fields.items() if not block.spec.constant}
-
-
 def hashes(fields: Mapping[str, Field]) -> dict[str, int]:
     """Return the sum over this rank's cells, of every constant field."""
     return {name: _hash_of(block) for name, block in fields.items() if block.spec.constant}

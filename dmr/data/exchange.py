@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dmr.data.decomposition import Decomposition, Padding
-from dmr.watch import WATCH
+from dmr.system.watch import WATCH
 from dmr.wire import tags
 
 if TYPE_CHECKING:

@@ -7,27 +7,23 @@ An item is a row of a NumPy array: a number, a record of a structured type, or a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
+from mpi4py import MPI
 
 from dmr.data import gather
 from dmr.data.decomposition import Box, Decomposition, Halo
 from dmr.data.field import Field, FieldSpec, refuse_masked
-from dmr.data.streams import DIGEST_BYTES, Pending, Steps
+from dmr.data.streams import DIGEST_BYTES, Pending, Steps, Wait
 from dmr.errors import TransferError, outside_block
-from dmr.watch import WATCH
+from dmr.system.watch import WATCH
 from dmr.wire import tags
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-    from dmr.data.sparse import Announcements
 
 Array = npt.NDArray[Any]
 Owner = Callable[[Array, Decomposition], npt.ArrayLike]
@@ -200,7 +196,7 @@ class Items(Field):
 
     def migrating(self, comm: MPI.Comm) -> Steps:
         """Do what :meth:`migrate` does; yield what has to be waited for."""
-        from dmr.data.sparse import Announcements  # lists are stated where no MPI can be loaded
+        # lists are stated where no MPI can be loaded
 
         leaving = self.parts(self.layout)
         mine = leaving.pop(self.rank, self.none())
@@ -221,7 +217,6 @@ class Items(Field):
         self, comm: MPI.Comm, new: Decomposition, sent: list[int], *, in_host: bool
     ) -> Steps:
         """Send the items to their owners in another layout: their number, chunks, a hash."""
-        from dmr.data.sparse import Announcements
 
         parts = self.parts(new)
         if not comm.Is_inter():
@@ -246,7 +241,6 @@ class Items(Field):
         self, comm: MPI.Comm, old: Decomposition, broken: list[Box], *, in_host: bool
     ) -> Steps:
         """Take the items from ranks of another layout; what :meth:`keep` has taken stays."""
-        from dmr.data.sparse import Announcements
 
         parts: dict[int, Array] = {}
         before, announced = self._before, Announcements(comm, {})
@@ -279,10 +273,6 @@ class Items(Field):
         parts = {**parts, **self._kept}
         self._kept = {}
         self.items = np.concatenate([self.none(), *(parts[rank] for rank in sorted(parts))])
-
-    def bytes_shared_with(self, other: Decomposition, *, sending: bool) -> list[tuple[int, int]]:
-        """Return nothing: how many items go where is not known to both sides beforehand."""
-        return []
 
     def gathered(self, comm: MPI.Intracomm) -> tuple[tuple[int, ...], Iterator[Array | None]]:
         """Return the shape of the whole list; on rank 0 that of each rank (collective)."""
@@ -356,3 +346,69 @@ def _count(part: Array) -> npt.NDArray[np.int64]:
 
 def _bytes(values: Array) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+
+
+# --- how much goes to whom, where only the senders know -----------------------------------------
+#
+# A rank tells those it has something for, by synchronous sends, and enters a barrier that does not
+# block once they have heard it; a rank that is through the barrier knows all that will come
+# (T. Hoefler, C. Siebert, A. Lumsdaine, "Scalable communication protocols for dynamic sparse data
+# exchange", PPoPP 2010, algorithm 2). So a rank sends as many messages as it has receivers, and the
+# logarithm of the number of ranks for the barrier.
+
+_rounds: list[int] = []
+"""The key by which a communicator has the number of its next round, once there is one."""
+
+
+class Announcements:
+    """One round of it, among all ranks of a communicator (an inter-communicator's on both sides).
+
+    Args:
+        leaving: how much this rank has for others, by their rank; what is 0 is left out.
+
+    Attributes:
+        arriving: how much others have for this rank, by theirs; whole once it is ``done``.
+    """
+
+    def __init__(self, comm: MPI.Comm, leaving: Mapping[int, int]) -> None:
+        self._comm, self._leaving = comm, leaving
+        self.arriving: dict[int, int] = {}
+        self.done = False
+
+    def steps(self) -> Steps:
+        """Go through the round; yield what has to be waited for."""
+        # A rank may be a round ahead of another, and no more: two tags are enough.
+        tag = tags.COUNT + _next_round(self._comm) % 2
+        with Pending() as pending:
+            for peer, count in self._leaving.items():
+                if count:
+                    number = np.array([count], np.int64)
+                    pending.add(self._comm.Issend(number, peer, tag), number)
+            while len(pending):
+                for wait in pending.oldest():
+                    yield self._hearing(wait, tag)
+            pending.add(self._comm.Ibarrier(), np.empty(0, np.uint8))
+            for wait in pending.oldest():
+                yield self._hearing(wait, tag)
+        self.done = True
+
+    def _hearing(self, wait: Wait, tag: int) -> Wait:
+        """Return a wait during which announcements are heard."""
+
+        def poll() -> bool:
+            status = MPI.Status()
+            while self._comm.Iprobe(MPI.ANY_SOURCE, tag, status):
+                number = np.empty(1, np.int64)
+                self._comm.Recv(number, status.Get_source(), tag)
+                self.arriving[status.Get_source()] = int(number[0])
+            return wait()
+
+        return poll
+
+
+def _next_round(comm: MPI.Comm) -> int:
+    if not _rounds:
+        _rounds.append(MPI.Comm.Create_keyval())
+    number: int = comm.Get_attr(_rounds[0]) or 0
+    comm.Set_attr(_rounds[0], number + 1)
+    return number

@@ -8,7 +8,7 @@ into a host buffer and unpacked from one, so the extra memory of a rank is a few
 copy of the field. One hash runs over each stream of chunks from a sender to a receiver.
 
 Of a long piece that goes from storage to storage within a node the receiver reads the sender's
-memory itself (:mod:`dmr.data.peer_memory`), while the sender hashes it and waits.
+memory itself, while the sender hashes it and waits.
 
 Senders go through receivers in rising order and receivers through senders likewise, so the
 smallest unfinished (sender, receiver) pair is always at the head of both: no deadlock for any
@@ -17,6 +17,9 @@ pair of grids.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,11 +28,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 import xxhash
+from mpi4py import MPI
 
-from dmr.data import peer_memory
-from dmr.data.decomposition import Box, Decomposition, Halo, Padding, common_edges
-from dmr.data.overlap import chunks, transfers
+from dmr.data.decomposition import (
+    Box,
+    Decomposition,
+    Halo,
+    Padding,
+    chunks,
+    common_edges,
+    transfers,
+)
+from dmr.errors import TransferError
+from dmr.system import libc
 from dmr.wire import tags
+from dmr.wire.ranks import Check, wait_until
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -45,6 +58,9 @@ DIGEST_BYTES = 8
 LEAST_READ_BYTES = 4 << 20
 """A piece of less goes by messages: to offer it takes as long."""
 
+SHARED_BYTES = 1 << 28
+"""Of one message to the ranks of a node."""
+
 Buffer = npt.NDArray[Any]
 
 Wait = Callable[[], bool]
@@ -52,6 +68,20 @@ Wait = Callable[[], bool]
 
 Steps = Generator[Wait, None, None]
 """A transfer under way: yields what has to be waited for before it can go on."""
+
+
+class Distributed(Protocol):
+    """What a resize needs of distributed data: a field (:class:`dmr.Field`), or a list."""
+
+    def sending(
+        self, comm: MPI.Comm, new: Decomposition, sent: list[int], *, in_host: bool
+    ) -> Steps:
+        """Send this rank's part to its owners in a new layout; add the bytes to ``sent``."""
+
+    def receiving(
+        self, comm: MPI.Comm, old: Decomposition, broken: list[Box], *, in_host: bool
+    ) -> Steps:
+        """Fill this rank's part from an old layout; add to ``broken`` what has another hash."""
 
 
 class CellBlock(Protocol):
@@ -70,6 +100,10 @@ class CellBlock(Protocol):
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of a cell."""
+
+    @property
+    def in_host(self) -> bool:
+        """Whether the storage lies in host memory."""
 
     def pack(self, box: Box) -> npt.NDArray[Any]:
         """Return a contiguous host copy of the cells of ``box``."""
@@ -246,7 +280,7 @@ def _offer(comm: MPI.Comm, block: CellBlock, plan: Sequence[Stream], read: set[i
         answers = {}
         for stream in plan:
             if stream.offered:
-                words = peer_memory.offer(_slab(block, stream.boxes[0]))
+                words = offer(_slab(block, stream.boxes[0]))
                 pending.add(comm.Isend(words, dest=stream.peer, tag=tags.OFFER), words)
                 answers[stream.peer] = word = np.zeros(1, np.uint8)
                 pending.add(comm.Irecv(word, source=stream.peer, tag=tags.ANSWER), word)
@@ -255,17 +289,15 @@ def _offer(comm: MPI.Comm, block: CellBlock, plan: Sequence[Stream], read: set[i
     read |= {peer for peer, word in answers.items() if word[0]}
 
 
-def _accept(
-    comm: MPI.Comm, plan: Sequence[Stream], readers: dict[int, peer_memory.Reader]
-) -> Steps:
+def _accept(comm: MPI.Comm, plan: Sequence[Stream], readers: dict[int, Reader]) -> Steps:
     """Answer the senders' offers; note those whose memory can be read."""
     with Pending() as pending:
         for stream in plan:
             if stream.offered:
-                words = np.empty(peer_memory.OFFER_WORDS, np.uint64)
+                words = np.empty(OFFER_WORDS, np.uint64)
                 pending.add(comm.Irecv(words, source=stream.peer, tag=tags.OFFER), words)
                 yield from pending.oldest()
-                reader = peer_memory.accept(words)
+                reader = reader_of(words)
                 if reader is not None:
                     readers[stream.peer] = reader
                 word = np.array([reader is not None], np.uint8)
@@ -284,7 +316,7 @@ def receiving(
         TransferError: a sender whose memory is being read is gone.
     """
     plan = yield from _meet(comm, block, old, in_host=in_host, sending=False)
-    readers: dict[int, peer_memory.Reader] = {}
+    readers: dict[int, Reader] = {}
     yield from _accept(comm, plan, readers)
     posted: deque[tuple[Box, Buffer]] = deque()
     pieces = ((each, box) for each in plan if each.peer not in readers for box in each.boxes)
@@ -374,3 +406,143 @@ def _slab(block: CellBlock, box: Box) -> Buffer:
     layers = block.storage[box.start[axis] + shift : box.stop[axis] + shift]
     found: Buffer = layers.reshape(-1).view(np.uint8)
     return found
+
+
+# --- memory of another rank on this node --------------------------------------------------------
+#
+# Messages take a handshake each, between ranks that may share a core. Here the receiver reads what
+# it needs by itself (Linux: ``process_vm_readv``). Where the kernel does not allow it (another
+# node, another user, Yama's ``ptrace_scope``, no Linux) an offer is declined, and the data goes by
+# messages.
+
+Words = npt.NDArray[np.uint64]
+
+OFFER_WORDS = 4
+
+_token: Words = np.frombuffer(os.urandom(8), np.uint64)
+"""Tells this process's memory from that of a process of the same number on another node."""
+
+
+def offer(first: Buffer) -> Words:
+    """Return what another rank needs to read this one's memory from the start of ``first`` on."""
+    words = (os.getpid(), _token.ctypes.data, int(_token[0]), first.ctypes.data)
+    return np.array(words, np.uint64)
+
+
+@dataclass
+class Reader:
+    """Reads a stretch of another rank's memory from its beginning on."""
+
+    pid: int
+    address: int
+
+    def fill(self, into: Buffer) -> None:
+        """Read as many bytes as a buffer has, and go on from there the next time.
+
+        Raises:
+            TransferError: the other rank is gone, or its memory is.
+        """
+        count = libc.read_memory(self.pid, self.address, into)
+        if count != into.nbytes:
+            why = os.strerror(ctypes.get_errno()) if count < 0 else f"{count}"
+            raise TransferError(f"expected {into.nbytes} bytes of process {self.pid}, got {why}")
+        self.address += into.nbytes
+
+
+def reader_of(offered: Words) -> Reader | None:
+    """Return a reader, None if the memory that is offered cannot be read from here."""
+    pid, at, token, address = map(int, offered)
+    found = np.zeros(1, np.uint64)
+    if libc.read_memory(pid, at, found) != found.nbytes or int(found[0]) != token:
+        return None
+    return Reader(pid, address)
+
+
+# --- transfers, run to their ends ---------------------------------------------------------------
+
+
+def drive(transfers: Sequence[Steps], check: Check | None = None) -> None:
+    """Run transfers to their ends, whichever can go on; ``check`` may raise meanwhile.
+
+    Raises:
+        TransferError: there is no memory to pack, or to receive into.
+    """
+    with contextlib.ExitStack() as stack:
+        for one in transfers:
+            stack.callback(one.close)
+        try:
+            _drive(transfers, check)
+        except MemoryError as error:
+            detail = f": {error}" if str(error) else ""
+            raise TransferError(f"not enough memory to move the data{detail}") from error
+
+
+def _drive(transfers: Sequence[Steps], check: Check | None) -> None:
+    under_way = [(one, wait) for one in transfers if (wait := next(one, None)) is not None]
+
+    def advance() -> bool:
+        moved = False
+        for at, (one, wait) in reversed(list(enumerate(under_way))):
+            if wait():
+                moved = True
+                following = next(one, None)
+                if following is None:
+                    del under_way[at]
+                else:
+                    under_way[at] = one, following
+        return moved
+
+    while under_way:
+        wait_until(advance, check)
+
+
+def send(
+    comm: MPI.Comm,
+    part: Distributed,
+    new: Decomposition,
+    *,
+    in_host: bool = False,
+    check: Check | None = None,
+) -> int:
+    """Send this rank's part to its owners in the new world; return the bytes of it.
+
+    Args:
+        in_host: whether the data of both worlds lies in host memory, so that MPI may use it in
+            place.
+
+    Raises:
+        TransferError: memory is short, or nobody knows where list items belong.
+    """
+    sent: list[int] = []
+    drive([part.sending(comm, new, sent, in_host=in_host)], check)
+    return sum(sent)
+
+
+def receive(
+    comm: MPI.Comm,
+    part: Distributed,
+    old: Decomposition,
+    *,
+    in_host: bool = False,
+    check: Check | None = None,
+) -> bool:
+    """Fill this rank's part from the old world; return whether every hash agreed.
+
+    Raises:
+        TransferError: memory is short.
+    """
+    broken: list[Box] = []
+    drive([part.receiving(comm, old, broken, in_host=in_host)], check)
+    return not broken
+
+
+def share(node: MPI.Intracomm, block: CellBlock, check: Check | None = None) -> None:
+    """Fill a block that every rank has whole from the one of a node's first rank (collective)."""
+    if block.in_host:
+        cells = block.storage.reshape(-1).view(np.uint8)
+    else:
+        cells = block.pack(block.box).reshape(-1).view(np.uint8)
+    for start in range(0, cells.size, SHARED_BYTES):
+        wait_until(node.Ibcast(cells[start : start + SHARED_BYTES]).Test, check)
+    if not block.in_host and node.rank:
+        block.unpack(block.box, cells.view(block.dtype).reshape(block.box.shape))

@@ -1,40 +1,26 @@
-"""What both sides of a resize share: one way to talk, to wait, and to fail together.
+"""One world's side of a resize: how its ranks talk, wait and fail together.
 
-The old world is the source, the new one the target. They exchange these messages, in this order;
-rank 0 of each speaks for its world, over a control channel that notices a death
-(:mod:`dmr.wire.channel`). Only fields go by MPI::
-
-    planned, requested   a scripted step, or a resize request of the RMS
-    booting              the new world starts, prepares, and waits for the old one
-    ready      source -> target   Header: progress, fields, options
-               target -> source   Accepted, or Refused and why
-    moving     source -> target   interiors, hashed (or Stored: the name of a checkpoint)
-               target -> source   Acknowledged: every hash agreed and ``build`` has run
-    committed  source -> target   Committed: the job is yours, and what it has cost
-               target -> source   TakenOver: the old ranks leave
-
-Merge has two messages more while it moves: Arrived (every cell is here) and Build (everywhere:
-build with us).
-
-Whatever fails before the last message rolls back: the source still has everything. A side fails
-on all its ranks together, by :class:`~dmr.errors.RolledBackError`, and tells the other side.
-Every wait has a deadline.
+The messages between the two worlds are those of :mod:`dmr.resize.replace`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import NoReturn, TypeVar
 
-from dmr.data.field import Field
-from dmr.errors import RolledBackError, TransferError
+from dmr.application import Run
+from dmr.boot.environment import Runtime
+from dmr.errors import CollectiveError, Left, RolledBackError, TransferError, described
 from dmr.plan import Deadlines
-from dmr.values import ValuesError
-from dmr.wire.channel import ChannelError, ControlChannel
-from dmr.wire.protocol import Message, Refused
+from dmr.state.values import ValuesError
+from dmr.wire.channel import ChannelError, ControlChannel, Message, Refused
 from dmr.wire.ranks import SLEEP_S, Check, RankMessages
+
+ALONE_S = 5.0
+"""How long a rank that fails waits for the others of its world to fail, or to hear of it."""
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -180,7 +166,7 @@ class Side:
         def gather(_: float) -> None:
             self.check_other_world()
 
-        def on_root() -> T:
+        def hear() -> T:
             if problem is not None:
                 raise ChannelError(problem)
             parts = [part]
@@ -192,7 +178,15 @@ class Side:
 
         if not self.messages.is_root:
             self.messages.report((problem, part))
-        return self.on_root(on_root, check if everywhere else None)
+        return self.on_root(hear, check if everywhere else None)
+
+    def agree(self, problem: str | None, check: Check) -> None:
+        """Go on if every rank has done its part, as :meth:`conclude` does.
+
+        Raises:
+            RolledBackError: one has not.
+        """
+        self.conclude(problem, None, lambda _: None, check)
 
     def in_phase(self, why: str) -> str:
         """Return a failure with the phase in which it happened."""
@@ -207,10 +201,62 @@ def attempt(work: Callable[[], T]) -> tuple[str | None, T | None]:
         return reason(error), None
 
 
-def nothing(_: Sequence[Any]) -> None:
-    """Make nothing of what the ranks report."""
+def part_from_fields(run: Run) -> None:
+    """Let go of the fields, and of what they use of the world's communicator."""
+    for block in run.fields.values():
+        block.join(None)
+    run.fields.clear()
+    run.internal.free_carts()
 
 
-def signature(fields: Mapping[str, Field]) -> dict[str, Any]:
-    """Return what both worlds must agree on."""
-    return {name: block.spec.signature() for name, block in fields.items()}
+# --- a new world that cannot take over ----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def giving_way(runtime: Runtime, messages: RankMessages) -> Iterator[None]:
+    """Let no error of a world that is to take over end the running one."""
+    try:
+        yield
+    except Exception as error:
+        if runtime.rendezvous is None:
+            raise
+        give_way(runtime, messages, error)
+
+
+def give_way(
+    runtime: Runtime,
+    messages: RankMessages,
+    error: Exception,
+    channel: ControlChannel | None = None,
+) -> NoReturn:
+    """Say why this world cannot take over, and leave it.
+
+    Raises:
+        Left: all ranks leave; the old world goes on.
+        Exception: ``error``, which this rank alone has met: the others may wait for it in MPI, so
+            that only MPI_Abort ends them.
+    """
+    why = str(error)
+    if not isinstance(error, CollectiveError):
+        why = f"rank {runtime.comm.rank}: {described(error)}"
+        traceback.print_exception(error)
+    if messages.is_root:
+        if channel is None:
+            runtime.refuse(why)
+        else:
+            with contextlib.suppress(ChannelError):
+                channel.send(Refused(why))
+    if isinstance(error, CollectiveError):
+        raise Left(0)
+
+    def check(waited_s: float) -> None:
+        if waited_s > ALONE_S:
+            raise error
+
+    if messages.is_root:
+        messages.send_all((why, None))
+        messages.collect(check)
+    else:
+        messages.report((why, None))
+        messages.receive(check)
+    raise Left(0)

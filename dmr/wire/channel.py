@@ -1,8 +1,8 @@
-"""The control channel between rank 0 of two worlds: TCP, so that a death is noticed at once.
+"""The control channel between rank 0 of two worlds, and the messages of a resize that go over it.
 
-MPI cannot say that the other world has died; a socket can. What decides over a resize
-(:mod:`dmr.wire.protocol`: header, acceptance, acknowledgement, commit) goes over this channel with
-deadlines; MPI carries the fields.
+It is TCP, so that a death is noticed at once: MPI cannot say that the other world has died; a
+socket can. What decides over a resize (header, acceptance, acknowledgement, commit) goes over this
+channel with deadlines; MPI carries the fields.
 
 Both sides authenticate each other by the listener's token, which is not sent: the listener sends
 a nonce; the connector a nonce of its own and an HMAC of both nonces and of the listener's address;
@@ -27,7 +27,101 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from dmr.wire.protocol import Message, decode, encode
+import msgspec
+
+from dmr.state.progress import OpenResize
+
+# --- the messages ---------------------------------------------------------------------------------
+
+
+class Header(msgspec.Struct, tag=True):
+    """Old to new: what is to move, before anything does."""
+
+    ranks: int
+    from_ranks: int
+    strategy: str
+    progress: msgspec.Raw
+    """As :func:`dmr.state.progress.encode` writes it."""
+    signature: dict[str, Any]
+    options: dict[str, Any]
+    in_host: bool
+    """Whether all fields lie in host memory, so that blocks of one shape need no packing."""
+    joined: tuple[tuple[int, int], ...] = ()
+    """Launches that are to join (merge) and ranks of each, in order; none if spawned."""
+    place: int = 0
+    """Index in ``joined`` of the launch that this header is sent to."""
+
+
+class Accepted(msgspec.Struct, tag=True):
+    """New to old: the fields and options are those it would have.
+
+    Attributes:
+        in_host: whether its blocks lie in host memory.
+        receivers: one rank of each of its nodes, which share what is the same on every rank.
+    """
+
+    in_host: bool
+    receivers: tuple[int, ...] = ()
+
+
+class Refused(msgspec.Struct, tag=True):
+    """Either way: the resize is refused, and why."""
+
+    why: str
+
+
+class Stored(msgspec.Struct, tag=True):
+    """Old to new: the fields are in this checkpoint."""
+
+    folder: str
+    step: int
+
+
+class Arrived(msgspec.Struct, tag=True):
+    """New to old (merge): every cell is here with its right hash."""
+
+    move_s: float
+
+
+class Build(msgspec.Struct, tag=True):
+    """Old to new (merge): every cell is where it belongs, on all ranks; build with us."""
+
+
+class Acknowledged(msgspec.Struct, tag=True):
+    """New to old: every cell is here with its right hash, and ``build`` has run."""
+
+    move_s: float
+    build_s: float
+
+
+class Committed(msgspec.Struct, tag=True):
+    """Old to new: the job is yours."""
+
+    cost: OpenResize
+
+
+class TakenOver(msgspec.Struct, tag=True):
+    """New to old: this world has taken the job over; leave."""
+
+
+Message = (
+    Header | Accepted | Refused | Stored | Arrived | Build | Acknowledged | Committed | TakenOver
+)
+_decoder = msgspec.json.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as JSON."""
+    return msgspec.json.encode(message)
+
+
+def decode(data: bytes) -> Message:
+    """Read what :func:`encode` wrote; raises msgspec.DecodeError for anything else."""
+    found: Message = _decoder.decode(data)
+    return found
+
+
+# --- the channel that carries them --------------------------------------------------------------
 
 LENGTH = struct.Struct("!Q")
 LOOPBACK = "127.0.0.1"
@@ -87,16 +181,6 @@ class ControlChannel:
         until = time.monotonic() + deadline_s
         (length,) = LENGTH.unpack(self.read(LENGTH.size, until, deadline_s))
         return decode(self.read(length, until, deadline_s))
-
-    @property
-    def peer_gone(self) -> bool:
-        """Whether the other side has closed its end, or died."""
-        if not self.readable:
-            return False
-        try:
-            return not self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except OSError:
-            return True
 
     @property
     def readable(self) -> bool:

@@ -92,13 +92,6 @@ class RankMessages:
         """Return whether rank 0 has sent a message."""
         return bool(self._comm.Iprobe(0, tags.FROM_ROOT))
 
-    def broadcast(self, message: Any = None) -> Any:
-        """Return rank 0's message on all ranks (collective)."""
-        if self.is_root:
-            self.send_all(message)
-            return message
-        return self.receive()
-
     def report(self, message: Any) -> None:
         """Others: send a message to rank 0."""
         self._comm.send((self._conversation, message), 0, tags.TO_ROOT)

@@ -17,19 +17,13 @@ DIGEST = 74
 
 COUNT = 79
 """Number of list items that follow in chunks; this one and the next take turns
-(:mod:`dmr.data.sparse`)."""
+(:mod:`dmr.data.particles`)."""
 
 GATHER = 76
 """Part of a block on its way to rank 0 (:mod:`dmr.data.gather`)."""
 
-RAW_READY = 77
-"""Receiver to sender: its receives of plain bytes are about to be posted."""
-
-RAW = 78
-"""Plain bytes, sent for comparison (``Plan.measure``)."""
-
 OFFER = 81
-"""Sender to receiver: where its memory can be read (:mod:`dmr.data.peer_memory`)."""
+"""Sender to receiver: where its memory can be read (:mod:`dmr.data.streams`)."""
 
 ANSWER = 82
 """Receiver to sender: whether it will read it."""

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 import dmr
+from dmr.checkpoint.files import Sink
 from dmr.data.gather import slabs
 from dmr.errors import words_of
-from dmr.sink import Sink
 from mpdata.errors import InputError
 from mpdata.parallel import output
 from mpdata.parallel.config import RunConfig

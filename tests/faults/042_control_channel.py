@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dmr.wire.channel import LOOPBACK, ChannelError, ControlChannel, Listener, connect
-from dmr.wire.protocol import Refused
+from dmr.wire.channel import LOOPBACK, ChannelError, ControlChannel, Listener, Refused, connect
 
 DEADLINE_S = 60.0
 NONCE, PROOF = 16, 32

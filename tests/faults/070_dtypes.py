@@ -16,11 +16,11 @@ from sentences import one_sentence
 from simulated_ranks import Network, run_all
 
 import dmr
-from dmr import checkpoint_file, checkpoint_parts
-from dmr.checkpoint_parts import joined, write_part
+from dmr.checkpoint import format as checkpoint_format
+from dmr.checkpoint.format import joined, write_part
 from dmr.data.field import Field
 from dmr.data.particles import ListSpec
-from dmr.progress import Progress
+from dmr.state.progress import Progress
 
 CELLS = 29
 KINDS = ("spec", "adapt", "list")
@@ -100,13 +100,13 @@ def moved(old: list[Field], new: list[Field]) -> None:
 
 def written(folder: Path, fields: list[Field]) -> Path:
     """Write a checkpoint as so many ranks would."""
-    path = checkpoint_file.path_of(folder, len(fields))
-    writer = checkpoint_file.Writer(path, Progress(), {})
+    path = checkpoint_format.path_of(folder, len(fields))
+    writer = checkpoint_format.Writer(path, Progress(), {})
     first = fields[0]
     if len(fields) == 1:
         writer.add("a", first.spec.stored_shape(CELLS), first.dtype, first.stored_pieces())
     else:
-        parts = checkpoint_file.parts_of(path, "0" * 8)
+        parts = checkpoint_format.parts_of(path, "0" * 8)
         parts.mkdir(parents=True)
         written_parts = [write_part(parts, rank, {"a": block}) for rank, block in enumerate(fields)]
         assert [problem for problem, _ in written_parts] == [None] * len(fields)
@@ -142,8 +142,8 @@ def test_dtypes_that_the_guide_lists_as_stored_are_restored(
         for others in (1, 3):
             fields = blocks(kind, dtype, others, None)
             for block in fields:
-                checkpoint_file.verify(path, {"a": block}, {})
-                checkpoint_file.read(path, {"a": block})
+                checkpoint_format.verify(path, {"a": block}, {})
+                checkpoint_format.read(path, {"a": block})
             expected = [item.tobytes() for item in values]
             assert whole(kind, fields) == (sorted(expected) if kind == "list" else expected)
 
@@ -196,18 +196,17 @@ def test_dtypes_of_other_packages_are_opaque(tmp_path: Path) -> None:
         path = written(tmp_path, blocks("adapt", dtype, ranks, values))
         fields = blocks("adapt", dtype, 3, None)
         for block in fields:
-            checkpoint_file.verify(path, {"a": block}, {})
-            checkpoint_file.read(path, {"a": block})
+            checkpoint_format.verify(path, {"a": block}, {})
+            checkpoint_format.read(path, {"a": block})
         assert whole("adapt", fields) == [item.tobytes() for item in values]
 
 
 def test_a_dtype_that_a_file_cannot_hold_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (checkpoint_file, checkpoint_parts):
-        monkeypatch.setattr(module, "stored_type", lambda dtype: dtype)
+    monkeypatch.setattr(checkpoint_format, "stored_type", lambda dtype: dtype)
     (block,) = blocks("adapt", "M8[s]", 1, values_of("M8[s]"))
-    writer = checkpoint_file.Writer(tmp_path / "checkpoint-0000000001.h5", Progress(), {})
+    writer = checkpoint_format.Writer(tmp_path / "checkpoint-0000000001.h5", Progress(), {})
     writer.add("a", (CELLS,), block.dtype, block.stored_pieces())
     assert "No conversion path" in str(writer.finish()) and not list(tmp_path.iterdir())
     problem, _ = write_part(tmp_path, 0, {"a": block})

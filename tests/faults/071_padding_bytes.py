@@ -9,10 +9,10 @@ import pytest
 from mpi4py import MPI
 
 import dmr
+from dmr.check.digests import digests_of
 from dmr.data import constant
 from dmr.data.constant import bytes_of
 from dmr.data.field import Field
-from dmr.digests import digests_of
 
 ALIGNED = np.dtype([("a", "i1"), ("b", "f8"), ("c", "g", (2,))], align=True)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from processes import MPIEXEC, Run
 
-from dmr.resize.memory import can_merge
+from dmr.resize.strategy import can_merge
 
 PROGRAM = """
 import numpy as np

@@ -18,9 +18,9 @@ from mpi_runs import runtime_on
 from processes import MPIEXEC, Run, program
 
 import dmr
-from dmr.progress import Progress, decode, encode
-from dmr.resize.membership import Snapshot
-from dmr.values import adopt, parts_of, replaced_parts, unfillable_types
+from dmr.resize.merge import Snapshot
+from dmr.state.progress import Progress, decode, encode
+from dmr.state.values import adopt, parts_of, replaced_parts, unfillable_types
 
 
 @dataclasses.dataclass

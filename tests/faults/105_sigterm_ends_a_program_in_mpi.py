@@ -16,7 +16,7 @@ from mpi_runs import runtime_on
 from processes import DEADLINE_S, MPIEXEC, program, started
 
 import dmr
-from dmr.watch import WATCH
+from dmr.system.watch import WATCH
 from rms.wire.messages import read_completion
 
 WORDS = program("missing_rank")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from processes import MPIEXEC, Run
 
-from dmr.values import digest
+from dmr.state.values import digest
 
 PROGRAM = """
 import numpy as np, dmr

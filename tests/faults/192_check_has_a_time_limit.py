@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from processes import MPIEXEC, program
 
-from dmr import check
+from dmr.check import check
 
 
 def test_a_loop_that_does_not_end_is_reported(

@@ -8,10 +8,10 @@ from typing import Any
 import h5py
 import pytest
 
-from dmr import checkpoint_file
+from dmr.checkpoint import format as checkpoint_format
 from dmr.errors import UsageError
-from dmr.progress import Progress
-from dmr.values import ValuesError
+from dmr.state.progress import Progress
+from dmr.state.values import ValuesError
 
 RAN: list[str] = []
 
@@ -26,8 +26,8 @@ class Runs:
 def test_the_file_that_is_read_is_the_one_whose_owner_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = checkpoint_file.path_of(tmp_path, 7)
-    writer = checkpoint_file.Writer(path, Progress(values={"x": Runs()}), {})
+    path = checkpoint_format.path_of(tmp_path, 7)
+    writer = checkpoint_format.Writer(path, Progress(values={"x": Runs()}), {})
     assert writer.finish() is None
     strangers, link = path.rename(tmp_path / "strangers"), path
     strangers.chmod(0o666)  # anybody can have written it
@@ -43,8 +43,8 @@ def test_the_file_that_is_read_is_the_one_whose_owner_is_looked_at(
 
     monkeypatch.setattr(h5py, "File", opened_and_replaced)
     for read in (
-        lambda: checkpoint_file.verify(link, {}, {}),
-        lambda: checkpoint_file.read(link, {}),
+        lambda: checkpoint_format.verify(link, {}, {}),
+        lambda: checkpoint_format.read(link, {}),
     ):
         link.unlink(missing_ok=True)
         link.symlink_to(strangers)

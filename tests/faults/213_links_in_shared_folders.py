@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dmr import checkpoint_file
-from dmr.progress import Progress
+from dmr.checkpoint import format as checkpoint_format
+from dmr.state.progress import Progress
 from rms.wire.files import write_whole
 
 
@@ -31,8 +31,8 @@ def test_a_result_is_not_written_through_a_link(tmp_path: Path, other: Path) -> 
 
 
 def test_a_checkpoint_is_not_written_through_a_link(tmp_path: Path, other: Path) -> None:
-    path = checkpoint_file.path_of(tmp_path, 7)
+    path = checkpoint_format.path_of(tmp_path, 7)
     path.with_suffix(".part").symlink_to(other)
-    problem = checkpoint_file.Writer(path, Progress(), {}).finish()
+    problem = checkpoint_format.Writer(path, Progress(), {}).finish()
     assert problem is not None and "symbolic links" in problem
     assert other.read_text() == "precious" and not path.exists()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from processes import MPIEXEC, Run
 
-from dmr.values import decode_values, digest, encode_values, round_trip, unfillable_types
+from dmr.state.values import decode_values, digest, encode_values, round_trip, unfillable_types
 
 ALIGNED = np.dtype([("a", "i1"), ("b", [("c", "f8"), ("d", "i2")])], align=True)
 

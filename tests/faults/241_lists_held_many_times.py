@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dmr import values
-from dmr.values import adopt, decode_values, digest, encode_values, parts_of, replaced_parts
+from dmr.state import values
+from dmr.state.values import adopt, decode_values, digest, encode_values, parts_of, replaced_parts
 
 LEVELS = 60
 

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from mpi_runs import runtime_on
 
 import dmr
-from dmr.values import ValuesError, digest, encode_values
+from dmr.state.values import ValuesError, digest, encode_values
 
 LARGE = np.broadcast_to(0.0, 10**13)
 

@@ -12,11 +12,11 @@ import time
 import pytest
 from processes import DEADLINE_S
 
-from dmr.watch import TICK_S, Watch
+from dmr.system.watch import TICK_S, Watch
 
 PAUSED = """
 import sys, time
-from dmr.watch import WATCH
+from dmr.system.watch import WATCH
 with WATCH.running(7.5, 60.0, []), WATCH.within("a call"):
     print("in it", flush=True)
     sys.stdin.readline()

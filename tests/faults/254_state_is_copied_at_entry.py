@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dmr.values import ValuesError, pickle_digest
+from dmr.state.values import ValuesError, pickle_digest
 
 MIB = 1 << 20
 

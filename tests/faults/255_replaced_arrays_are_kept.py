@@ -6,7 +6,7 @@ import weakref
 
 import numpy as np
 
-from dmr.values import parts_of, replaced_parts
+from dmr.state.values import parts_of, replaced_parts
 
 
 def test_the_memory_of_a_replaced_array_is_released() -> None:

@@ -22,7 +22,7 @@ from rms.cli.screen import Top
 COMMANDS = {
     "mpdata verify": "mpdata.study.verify.verify",
     "mpdata bench": "mpdata.study.bench.bench",
-    "dmr check -- true": "dmr.check.check",
+    "dmr check -- true": "dmr.check.check.check",
     "dmr bench": "dmr.bench.bench.bench",
     "dmr probe": "dmr.boot.probe.probe",
     "rms compare job.sh": "rms.studies.compare.compare",

@@ -12,7 +12,7 @@ from mpi_runs import runtime_on
 from sentences import one_sentence
 
 import dmr
-from dmr.checkpoint_file import FORMAT
+from dmr.checkpoint.format import FORMAT
 
 
 @pytest.mark.parametrize("version", [0, FORMAT + 1])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from processes import MPIEXEC, Run
 
-from dmr.values import adopt, parts_of, replaced_parts
+from dmr.state.values import adopt, parts_of, replaced_parts
 
 PROGRAM = """
 import numpy as np, dmr

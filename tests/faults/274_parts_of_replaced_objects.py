@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dmr.values import adopt, parts_of, replaced_parts, round_trip
+from dmr.state.values import adopt, parts_of, replaced_parts, round_trip
 
 
 @dataclasses.dataclass

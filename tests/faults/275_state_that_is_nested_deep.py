@@ -10,7 +10,7 @@ from mpi4py import MPI
 from mpi_runs import runtime_on
 
 import dmr
-from dmr.values import ValuesError, adopt, pickle_digest
+from dmr.state.values import ValuesError, adopt, pickle_digest
 
 
 class Link:

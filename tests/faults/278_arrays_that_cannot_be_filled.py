@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dmr.values import adopt, unfillable_types
+from dmr.state.values import adopt, unfillable_types
 
 
 def records(value: float) -> Any:

@@ -12,10 +12,10 @@ import os, signal, sys, time
 from pathlib import Path
 from mpi4py import MPI
 import dmr
-from dmr import checkpoint
+from dmr.checkpoint import store
 
 PERIODIC = sys.argv[1] == "periodic"
-write = checkpoint.write
+write = store.write
 
 def slow(*args, **options):
     if PERIODIC and not Path("begun").exists():
@@ -24,7 +24,7 @@ def slow(*args, **options):
     time.sleep(6)
     return write(*args, **options)
 
-checkpoint.write = slow
+store.write = slow
 plan = dmr.Plan(every=1, checkpoint=dmr.Schedule(Path("saved"), 2 if PERIODIC else 0))
 with dmr.malleable(MPI.COMM_WORLD, plan=plan) as run:
     for step in run.loop(100):

@@ -15,7 +15,7 @@ from processes import DEADLINE_S
 HANGS = """
 import sys, time
 from mpi4py import MPI
-from dmr.watch import WATCH
+from dmr.system.watch import WATCH
 
 def record(*_):
     if sys.argv[1] == "record":

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-import dmr.watch
-from dmr.watch import Watch
+from dmr.system import watch as watchdog
+from dmr.system.watch import Watch
 
 Places = list[str | None]
 
@@ -25,7 +25,7 @@ Places = list[str | None]
 def test_the_places_are_queried_again(
     monkeypatch: pytest.MonkeyPatch, patient: bool, second: Places | None, ends: set[str]
 ) -> None:
-    monkeypatch.setattr(dmr.watch, "ABORT_S", 1.0)
+    monkeypatch.setattr(watchdog, "ABORT_S", 1.0)
     watch, queries, messages = Watch(), list[float](), list[str]()
 
     def query(*_: Any) -> Places:

@@ -11,7 +11,7 @@ LEFT = """
 import time
 from pathlib import Path
 from mpi4py import MPI
-from dmr.watch import WATCH
+from dmr.system.watch import WATCH
 
 with WATCH.running(1.0, 60.0, []):
     WATCH.on_end(lambda *_: Path("record").touch(), Path("left").touch)

@@ -9,7 +9,7 @@ import time
 
 PROGRAM = """
 import fcntl, os, sys, termios
-from dmr.watch import abort
+from dmr.system.watch import abort
 
 class Comm:
     def Abort(self, code):

@@ -25,7 +25,7 @@ from selection import all_wide_but
 from velocity_files import levels_of, swinging, write_levels
 
 import dmr
-from dmr.checkpoint import Schedule
+from dmr.checkpoint.store import Schedule
 from mpdata.cases import Request, make_setup, with_velocities
 from mpdata.grid import Geometry
 from mpdata.numerics.cuda.halo import DeviceHaloCopier

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from dmr.data import streams, transfer
+from dmr.data import streams
 from dmr.data.decomposition import choose_grid
 from dmr.data.field import Field, FieldSpec
 
@@ -51,7 +51,7 @@ def test_any_size_to_any_other_in_place(
                 transfers.append(here.receiving(world, old, broken, in_host=in_host))
                 if world.rank < old_size:
                     kept = here.keep(before)
-            transfer.drive(transfers)
+            streams.drive(transfers)
             right = here is None or np.array_equal(
                 here.interior, whole[here.box.slices((0,) * len(shape))]
             )

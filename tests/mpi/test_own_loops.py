@@ -12,7 +12,7 @@ from mpi4py import MPI
 from mpi_runs import runtime_on
 
 import dmr
-from dmr.values import State, adopt
+from dmr.state.values import State, adopt
 
 pytestmark = pytest.mark.mpi
 

@@ -16,13 +16,13 @@ from mpi4py import MPI
 from two_worlds import TwoWorlds
 
 import dmr
-from dmr import checkpoint
-from dmr.checkpoint_file import BrokenCheckpointError, path_of
-from dmr.data import gather, particles, transfer
+from dmr.checkpoint import store
+from dmr.checkpoint.format import BrokenCheckpointError, path_of
+from dmr.data import gather, particles, streams
 from dmr.data.decomposition import Decomposition
 from dmr.data.field import Field
 from dmr.data.particles import Items, ListSpec
-from dmr.progress import Progress
+from dmr.state.progress import Progress
 from dmr.world import World
 
 Together = Callable[..., None]
@@ -65,10 +65,10 @@ def test_items_arrive_at_their_owners_for_every_cut_of_the_ranks(
         if worlds.is_old:
             field = Items(spec, old, worlds.local.rank)
             field.initialise()
-            good = transfer.send(worlds.inter, field, new) == field.items.nbytes
+            good = streams.send(worlds.inter, field, new) == field.items.nbytes
         else:
             field = Items(spec, new, worlds.local.rank)
-            good = transfer.receive(worlds.inter, field, old) and complete(field)
+            good = streams.receive(worlds.inter, field, old) and complete(field)
         worlds.free()
         together(good, f"{old_size} old ranks")
 
@@ -86,7 +86,7 @@ def test_items_of_ranks_that_stay_are_kept(world: MPI.Intracomm, together: Toget
         before.initialise()
         transfers.append(before.sending(world, new, sent, in_host=False))
         wanted = before.items.nbytes - field.keep(before)
-    transfer.drive(transfers)
+    streams.drive(transfers)
     together(sum(sent) == wanted, "bytes")
     together(complete(field), "items")
 
@@ -102,10 +102,10 @@ def test_a_changed_byte_of_a_list_is_noticed(
         monkeypatch.setattr(particles, "xxhash", other)
         field = Items(spec, old, 0)
         field.initialise()
-        transfer.send(worlds.inter, field, new)
+        streams.send(worlds.inter, field, new)
         good = True
     else:
-        good = not transfer.receive(worlds.inter, Items(spec, new, worlds.local.rank), old)
+        good = not streams.receive(worlds.inter, Items(spec, new, worlds.local.rank), old)
     worlds.free()
     together(good, "expected the hash to disagree")
 
@@ -114,7 +114,7 @@ def test_items_come_back_from_a_checkpoint_on_other_ranks(
     world: MPI.Intracomm, together: Together, shared_folder: Path
 ) -> None:
     spec, log = list_spec(), io.StringIO()
-    schedule = checkpoint.Schedule(shared_folder)
+    schedule = store.Schedule(shared_folder)
 
     def block(size: int) -> tuple[World, dict[str, Field], MPI.Intracomm]:
         comm = world.Split(0 if world.rank < size else 1, world.rank)
@@ -124,7 +124,7 @@ def test_items_come_back_from_a_checkpoint_on_other_ranks(
     here, fields, comm = block(2)
     if world.rank < 2:
         fields["list"].initialise()
-        path = checkpoint.write(schedule, here, fields, Progress(step=7), {}, log)
+        path = store.write(schedule, here, fields, Progress(step=7), {}, log)
         together(path is not None, "written")
     else:
         together(True)
@@ -133,7 +133,7 @@ def test_items_come_back_from_a_checkpoint_on_other_ranks(
         here, fields, comm = block(size)
         good = True
         if world.rank < size:
-            progress = checkpoint.restore(schedule, here, fields, {}, log)
+            progress = store.restore(schedule, here, fields, {}, log)
             found = fields["list"]
             good = progress is not None and isinstance(found, Items) and complete(found)
         together(good, f"restored on {size}")
@@ -151,7 +151,7 @@ def test_items_come_back_from_a_checkpoint_on_other_ranks(
             file["fields/list"][:] = values
         alone = World(MPI.COMM_SELF, MPI.COMM_SELF, 0, (1,))
         try:
-            checkpoint.load(path, alone, {"list": spec.block(spec.decompose((1,)), 0)}, {})
+            store.load(path, alone, {"list": spec.block(spec.decompose((1,)), 0)}, {})
             noticed = False
         except BrokenCheckpointError as error:
             noticed &= "field list" in str(error) and "in part 1.h5" in str(error)
@@ -165,24 +165,24 @@ def test_a_part_that_cannot_be_written_leaves_the_checkpoint_of_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here, log = World(world, world, 0, (world.size,)), io.StringIO()
-    schedule = checkpoint.Schedule(shared_folder)
+    schedule = store.Schedule(shared_folder)
     fields = here.allocate({"list": list_spec()})
     fields["list"].initialise()
-    first = checkpoint.write(schedule, here, fields, Progress(step=3), {}, log)
+    first = store.write(schedule, here, fields, Progress(step=3), {}, log)
     kept = sorted(shared_folder.iterdir()) if world.rank == 0 else []
-    written = checkpoint.write_part
+    written = store.write_part
     if world.rank == 1:
 
         def fails(*given: Any) -> Any:
             return "No space left on device", written(*given)[1]
 
-        monkeypatch.setattr(checkpoint, "write_part", fails)
+        monkeypatch.setattr(store, "write_part", fails)
     for why in ("No space left on device", "on all nodes, got no file of rank 1"):
-        again = checkpoint.write(schedule, here, fields, Progress(step=6), {}, log)
+        again = store.write(schedule, here, fields, Progress(step=6), {}, log)
         together(first is not None and again is None, "expected it not to be written")
         together(world.rank > 0 or log.getvalue().rstrip().endswith(why), log.getvalue())
         if world.rank == 1:  # now a folder of its node's own
-            monkeypatch.setattr(checkpoint, "write_part", lambda *_: (None, {}))
+            monkeypatch.setattr(store, "write_part", lambda *_: (None, {}))
     together(world.rank > 0 or sorted(shared_folder.iterdir()) == kept, "what was there")
 
 
@@ -193,16 +193,16 @@ def test_a_checkpoint_leaves_the_messages_of_the_application_alone(
     here = World(world.Dup(), world.Dup(), 0, (world.size,))
     spec, whole = list_spec(), np.arange(CELLS * 3.0).reshape(CELLS, 3)
     field_spec = dmr.FieldSpec((CELLS, 3), "f8", lambda box: whole[box.slices((0, 0))], split=(0,))
-    schedule, log = checkpoint.Schedule(shared_folder), io.StringIO()
+    schedule, log = store.Schedule(shared_folder), io.StringIO()
     fields = here.allocate({"list": spec, "field": field_spec})
     for block in fields.values():
         block.initialise()
     found = np.zeros(1 << 22, "u1")
     pending = here.comm.Irecv(found, MPI.ANY_SOURCE, MPI.ANY_TAG)
-    path = checkpoint.write(schedule, here, fields, Progress(step=3), {}, log)
+    path = store.write(schedule, here, fields, Progress(step=3), {}, log)
     parts = list(gather.slabs(here.internal_comm, fields["field"]))
     again = here.allocate({"list": spec, "field": field_spec})
-    progress = checkpoint.restore(schedule, here, again, {}, log)
+    progress = store.restore(schedule, here, again, {}, log)
     early = pending.Test()
     world.Barrier()
     here.comm.Send(np.full(3, 7, "u1"), (here.rank + 1) % here.size, 5)
@@ -240,11 +240,11 @@ def test_arrays_of_ones_own_are_filled_in_place(
             array[inside] = here
             field = spec.block(layout, rank)
             field.initialise()
-            transfer.send(worlds.inter, field, new, in_host=in_host)
+            streams.send(worlds.inter, field, new, in_host=in_host)
             good = True
         else:
             field = spec.block(layout, rank)
-            good = transfer.receive(worlds.inter, field, old, in_host=in_host)
+            good = streams.receive(worlds.inter, field, old, in_host=in_host)
             good &= np.array_equal(array[inside], here)
         good &= np.shares_memory(array, field.padded)
         worlds.free()

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from mpi_runs import COUNTS, run_on, runtime_on
 
 import dmr
-from dmr.checkpoint import Schedule
+from dmr.checkpoint.store import Schedule
 from mpdata.cases import Request, make_setup
 from mpdata.options import Scheme, parse_boundaries
 from mpdata.parallel.app import Advection, RunConfig

@@ -14,7 +14,7 @@ from mpi4py import MPI
 from mpi_runs import Counts, run_on, runtime_on
 
 import dmr
-from dmr.checkpoint import Schedule
+from dmr.checkpoint.store import Schedule
 from mpdata.cases import Request, make_setup, with_velocities
 from mpdata.numerics.step import Layers, ReferenceStepper
 from mpdata.options import LARGEST, Scheme, parse_boundaries

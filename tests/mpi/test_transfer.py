@@ -12,11 +12,12 @@ import xxhash
 from mpi4py import MPI
 from two_worlds import TwoWorlds
 
-from dmr.data import peer_memory, streams, transfer
+from dmr.data import streams
 from dmr.data.decomposition import Box, choose_grid
 from dmr.data.field import Field, FieldSpec
 from dmr.data.gather import slabs
 from dmr.errors import TransferError
+from dmr.system import libc
 
 Together = Callable[..., None]
 pytestmark = [pytest.mark.mpi(min_size=3)]
@@ -66,11 +67,11 @@ def test_interiors_arrive_bitwise_for_every_cut_of_the_ranks(
         if worlds.is_old:
             field = Field(spec, old, worlds.local.rank)
             field.initialise()
-            sent = transfer.send(worlds.inter, field, new, in_host=in_host)
+            sent = streams.send(worlds.inter, field, new, in_host=in_host)
             good = sent == field.box.size * whole.itemsize
         else:
             field = Field(spec, new, worlds.local.rank)
-            intact = transfer.receive(worlds.inter, field, old, in_host=in_host)
+            intact = streams.receive(worlds.inter, field, old, in_host=in_host)
             here = whole[field.box.slices((0,) * len(shape))]
             good = intact and np.array_equal(field.interior, here)
         worlds.free()
@@ -104,11 +105,11 @@ def test_a_changed_byte_is_noticed(
         monkeypatch.setattr(streams, "xxhash", other)
         field = Field(spec, old, 0)
         field.initialise()
-        transfer.send(worlds.inter, field, new)
+        streams.send(worlds.inter, field, new)
         good = True
     else:
         field = Field(spec, new, worlds.local.rank)
-        good = not transfer.receive(worlds.inter, field, old)
+        good = not streams.receive(worlds.inter, field, old)
     worlds.free()
     together(good, "expected the hash to disagree")
 
@@ -126,18 +127,18 @@ def test_memory_of_a_rank_on_this_node_is_read_or_sent_where_that_is_not_allowed
     field, filled = Field(spec, mine, worlds.local.rank), list[int]()
     if worlds.is_old:
         field.initialise()
-        transfer.send(worlds.inter, field, new, in_host=True)
+        streams.send(worlds.inter, field, new, in_host=True)
         good = True
     else:
         refused = not reads and worlds.local.rank == 0
-        read = peer_memory._read
+        read = libc.read_memory
 
         def counted(*words: Any) -> int:
             filled.extend([] if refused else [1])
             return -1 if refused else read(*words)
 
-        monkeypatch.setattr(peer_memory, "_read", counted)
-        intact = transfer.receive(worlds.inter, field, other, in_host=True)
+        monkeypatch.setattr(libc, "read_memory", counted)
+        intact = streams.receive(worlds.inter, field, other, in_host=True)
         good = intact and np.array_equal(field.interior, spec.initial(field.box))
         good = good and bool(filled) != refused
     worlds.free()
@@ -148,7 +149,7 @@ def test_a_sender_whose_memory_is_gone_is_an_error_of_one_sentence(
     world: MPI.Intracomm, together: Together
 ) -> None:
     first = np.ones(8, np.uint8)
-    reader = peer_memory.accept(peer_memory.offer(first))
+    reader = streams.reader_of(streams.offer(first))
     if reader is None:
         pytest.skip("this kernel does not let a process read memory of another")
     into = np.zeros(8, np.uint8)
@@ -160,9 +161,9 @@ def test_a_sender_whose_memory_is_gone_is_an_error_of_one_sentence(
         good = False
     except TransferError as error:
         good = good and "expected 8 bytes of process" in str(error)
-    stale = peer_memory.offer(first)
+    stale = streams.offer(first)
     stale[2] += np.uint64(1)
-    together(good and peer_memory.accept(stale) is None, "expected a reader, and an error")
+    together(good and streams.reader_of(stale) is None, "expected a reader, and an error")
 
 
 @pytest.mark.parametrize("fails_on_old", [True, False])
@@ -191,9 +192,9 @@ def test_short_memory_is_said_by_the_rank_that_meets_it(
         monkeypatch.setattr(streams, "_buffer", short)
     try:
         if worlds.is_old:
-            transfer.send(worlds.inter, field, new, check=check)
+            streams.send(worlds.inter, field, new, check=check)
         else:
-            transfer.receive(worlds.inter, field, old, check=check)
+            streams.receive(worlds.inter, field, old, check=check)
         good = not fails  # few bytes are sent whether they are received or not
     except TransferError as error:
         good = fails and "not enough memory to move the data: no room" in str(error)

@@ -1,7 +1,7 @@
 """How many of the project's files a change of one behaviour may concern: files entered by a run.
 
-A file is entered if one of its functions is called, or one of its classes is made, in the daemon or
-in a process that the daemon starts.
+A file is entered if one of its functions is called, in any process of the run. In the daemon, and
+in the processes that it starts, it is entered as well if one of its classes is made.
 """
 
 from __future__ import annotations
@@ -12,34 +12,56 @@ from collections.abc import Callable
 from pathlib import Path
 
 from daemon import LocalRms
-from processes import program
+from processes import MPDATA, MPIEXEC, Run, program
 
 ROOT = Path(__file__).resolve().parents[2]
 
 SUBMISSION_FILES, RESIZE_FILES = 80, 14
 """Files of a daemon that takes one submission and ends, and how many more a resize may enter."""
 
+HEAT_FILES, MPDATA_FILES = 30, 50
+"""Files of a heat program with one resize, and of ``mpdata run`` on one rank."""
+
 PROFILER = """
-import atexit, os, sys, threading
+import atexit, inspect, os, sys, threading
 
 ROOT, FOLDER, FILES = os.environ["PROFILED_ROOT"], os.environ["PROFILED_FOLDER"], set()
+KIND = inspect.CO_OPTIMIZED if "PROFILED_FUNCTIONS" in os.environ else -1
 
 
 def enter(frame, event, argument):
-    if event == "call" and frame.f_code.co_name[0] != "<":
+    if event == "call" and frame.f_code.co_name[0] != "<" and frame.f_code.co_flags & KIND:
         FILES.add(frame.f_code.co_filename)
 
 
 @atexit.register
 def write():
     sys.setprofile(None)
-    names = sorted(f for f in FILES if f.startswith(ROOT) and "/site-packages/" not in f)
+    own = tuple(ROOT.split(os.pathsep))
+    names = sorted(f for f in FILES if f.startswith(own) and "/site-packages/" not in f)
     with open(f"{FOLDER}/{os.getpid()}", "w") as out:
         out.writelines(f"{name}\\n" for name in names)
 
 
 sys.setprofile(enter)
 threading.setprofile(enter)
+"""
+
+
+HEAT = """
+import dmr, numpy as np
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+first, end = dmr.split_range(64, comm.size, comm.rank)
+t = np.zeros((end - first + 2, 34))
+t[1:-1, 1:-1] = np.arange(first, end)[:, None]
+with dmr.malleable(comm, {"t": dmr.adapt(t, (64, 32), halo=1)}) as run:
+    for step in run.loop(30):
+        run.fields["t"].exchange("edge")
+        t[1:-1, 1:-1] = (t[:-2, 1:-1] + t[2:, 1:-1] + t[1:-1, :-2] + t[1:-1, 2:]) / 4
+    whole = run.fields["t"].gather()
+    if run.comm.rank == 0:
+        print(run.world.size, whole.shape)
 """
 
 
@@ -112,3 +134,36 @@ def test_files_that_a_submission_enters() -> None:
 def test_files_that_a_resize_enters_beside_those_of_its_job() -> None:
     more = served(start, resize, wait) - served(start, wait)
     assert len(more) <= RESIZE_FILES, sorted(more)
+
+
+def entered(run: Run, folder: Path, *command: str, **variables: str) -> set[str]:
+    """Return the files of the project of which one rank, and those it becomes, enter functions."""
+    site, files = folder / "site", folder / "files"
+    site.mkdir()
+    files.mkdir()
+    (site / "sitecustomize.py").write_text(PROFILER)
+    before = os.environ.get("PYTHONPATH")
+    env = variables | {
+        "PYTHONPATH": os.pathsep.join([str(site), *([before] if before else [])]),
+        "PROFILED_ROOT": os.pathsep.join(f"{ROOT}/{name}/" for name in ("dmr", "mpdata", "rms")),
+        "PROFILED_FOLDER": str(files),
+        "PROFILED_FUNCTIONS": "1",
+    }
+    done = run(MPIEXEC, "-n", "1", *command, env=env)
+    assert done.returncode == 0, done.stderr
+    texts = [part.read_text() for part in files.iterdir()]
+    return {line.removeprefix(f"{ROOT}/") for text in texts for line in text.splitlines()}
+
+
+def test_files_that_a_program_with_a_resize_enters(run: Run, tmp_path: Path) -> None:
+    program = tmp_path / "heat.py"
+    program.write_text(HEAT)
+    files = entered(run, tmp_path, sys.executable, str(program), DMR_RESIZE_AT="10:2")
+    assert "dmr/resize/replace.py" in files
+    assert len(files) <= HEAT_FILES, sorted(files)
+
+
+def test_files_that_a_run_of_mpdata_enters(run: Run, tmp_path: Path) -> None:
+    files = entered(run, tmp_path, *MPDATA, "run", "--case", "cone", "--steps", "10")
+    assert "dmr/loop/driver.py" in files
+    assert len(files) <= MPDATA_FILES, sorted(files)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dmr.bench.bench import bench
-from dmr.data import pages
+from dmr.system import libc
 
-MIB = 4 * (pages.LEAST_BYTES >> 20)
+MIB = 4 * (libc.LEAST_BYTES >> 20)
 
 
 @pytest.mark.parametrize("strategy", ["merge", "restart"])

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import dmr
-from dmr import checkpoint
+from dmr.checkpoint import store
 from dmr.data import streams
-from dmr.resize.target import Target
-from dmr.wire.protocol import Committed, TakenOver
+from dmr.resize import replace
+from dmr.wire.channel import Committed, TakenOver
 from mpdata.cli.main import main
 from mpdata.parallel.app import Advection
 
@@ -130,15 +130,15 @@ def dawdle(_: Advection, run: dmr.Run) -> None:
 
 
 def install() -> None:
-    new, first = Target, JOINS == "1"
+    new, first = replace.NewSide, JOINS == "1"
     before(Advection, "step", dawdle)
     if FAULT == "files limited at a checkpoint":
-        before(checkpoint, "write", small_files)
+        before(store, "write", small_files)
     if FAULT.endswith("rank cannot build"):
         act = no_velocities(stays=FAULT.startswith("old"))
         before(Advection, "build", lambda app, run: act(run))
     if FAULT == "old rank killed while the new world boots" and JOINS == "1":
-        before(new, "_prepare", lambda *_: os.kill(old_rank(), signal.SIGKILL))
+        before(replace, "start_new", lambda *_: os.kill(old_rank(), signal.SIGKILL))
     if FAULT == "old rank killed in the middle of the move" and JOINS is None:
         streams.sending = half_way(streams.sending)
     if FAULT == "old rank short of memory" and JOINS is None:
@@ -146,27 +146,27 @@ def install() -> None:
     if not first:
         return
     if FAULT == "new rank killed at boot":
-        before(new, "_prepare", last)
+        before(replace, "start_new", last)
     elif FAULT == "new rank killed at connect":
-        before(new, "_accept", late)
+        before(replace, "connect_new", late)
     elif FAULT == "new rank killed in the middle of the move":
         streams.receiving = half_way(streams.receiving)
     elif FAULT == "new rank short of memory":
         streams.receiving = short_of_memory(streams.receiving, 1)
     elif FAULT == "new rank killed before acknowledging":
-        before(new, "_acknowledge", last)
+        before(replace, "commit_new", last)
     elif FAULT == "new rank killed after acknowledging":
         before(new, "expect", on(Committed))
     elif FAULT == "new rank killed when it has the job":
         before(new, "say", on(TakenOver))
     elif FAULT == "new world says no word":
-        before(new, "_prepare", lambda *_: time.sleep(1000))
+        before(replace, "start_new", lambda *_: time.sleep(1000))
     elif FAULT == "new world cannot build":
-        before(new, "_build", lambda *_: sys.exit(3))
+        before(replace, "build_new", lambda *_: sys.exit(3))
     elif FAULT == "RMS killed while booting":
-        before(new, "_prepare", lambda *_: time.sleep(PAUSE_S))
+        before(replace, "start_new", lambda *_: time.sleep(PAUSE_S))
     elif FAULT == "RMS killed while moving":
-        before(new, "_acknowledge", lambda *_: time.sleep(PAUSE_S))
+        before(replace, "commit_new", lambda *_: time.sleep(PAUSE_S))
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ from __future__ import annotations
 import runpy
 import sys
 
-from dmr.resize import memory
+from dmr.resize import strategy
 
 FREE = int(sys.argv[1]) * 2**20
-memory.free_on_host = lambda: FREE
+strategy.free_on_host = lambda: FREE
 sys.argv = sys.argv[2:]
 if sys.argv[0] == "-m":
     sys.argv = sys.argv[1:]

@@ -20,12 +20,12 @@ import numpy as np
 from mpi4py import MPI
 
 import dmr
-import dmr.watch
-from dmr import checkpoint
-from dmr.driver import Driver
+from dmr.checkpoint import store
+from dmr.loop.driver import Driver
+from dmr.system import watch
 
 WHAT = sys.argv[1]
-dmr.watch.REPLY_S, dmr.watch.ABORT_S = 10.0, 30.0  # the machine may have other work
+watch.REPLY_S, watch.ABORT_S = 10.0, 30.0  # the machine may have other work
 comm = MPI.COMM_WORLD
 if WHAT == "reordered":
     comm = comm.Split(0, -comm.rank)
@@ -45,13 +45,13 @@ if WHAT in ("hook", "deaf-hook") or (WHAT == "checkpoint" and not last):
 if WHAT == "hook" and last:
     Driver._save = lambda *_: time.sleep(600)
 if plan.restart and comm.rank == 0:
-    verify = checkpoint.verify
+    verify = store.verify
 
     def slow(*args: Any, **options: Any) -> Any:
         time.sleep(10)
         return verify(*args, **options)
 
-    checkpoint.verify = slow
+    store.verify = slow
 
 
 def begun(run):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dmr.driver import Driver
+from dmr.loop.driver import Driver
 
 LATE_S = float(os.environ.get("PACE_LATE_S", "1"))
 

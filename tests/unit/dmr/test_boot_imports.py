@@ -9,7 +9,7 @@ import pytest
 
 LISTS = """
 import sys
-import dmr.boot.bootstrap, dmr.boot.rendezvous, dmr.api, dmr.session, dmr.resize.merge
+import dmr.boot.bootstrap, dmr.boot.rendezvous, dmr.api, dmr.loop.session, dmr.resize.merge
 print("\\n".join(sys.modules))
 """
 HEAVY = {"h5py", "numba", "matplotlib", "cupy", "rich", "starlette", "multiprocessing"}
@@ -21,7 +21,7 @@ def test_a_world_boots_without_what_it_may_not_need() -> None:
     )
     assert done.returncode == 0, done.stderr
     found = set(done.stdout.split())
-    assert "dmr.driver" in found and not found & HEAVY
+    assert "dmr.loop.driver" in found and not found & HEAVY
     rms = {name for name in found if name.startswith("rms.")}
     assert {name for name in rms if not name.startswith("rms.wire")} <= {"rms._version"}
 

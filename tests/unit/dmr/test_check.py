@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmr import check
-from dmr.check import CheckError, Outcome, differing_lines, rehearsal_script, resizes_script
-from dmr.digests import Digests
+from dmr.check import check
+from dmr.check.check import CheckError, Outcome, differing_lines, rehearsal_script, resizes_script
+from dmr.check.digests import Digests
 from dmr.plan import parse_resizes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from collections.abc import Sequence
@@ -14,12 +15,13 @@ import numpy as np
 import pytest
 
 import dmr
-from dmr import checkpoint_file, checkpoint_parts, checkpoint_pieces, sink
-from dmr.checkpoint_file import BrokenCheckpointError
-from dmr.checkpoint_parts import joined, problem_of_share, write_part
+from dmr.checkpoint import files as checkpoint_files
+from dmr.checkpoint import format as checkpoint_format
+from dmr.checkpoint.format import BrokenCheckpointError, joined, problem_of_share, write_part
 from dmr.data import gather
 from dmr.data.field import Field
-from dmr.progress import Progress
+from dmr.state.progress import Progress
+from dmr.system import libc
 
 SHAPE = (24, 8, 5)
 WHOLE = np.arange(24 * 8 * 5.0).reshape(SHAPE)
@@ -42,14 +44,14 @@ def blocks(grid: tuple[int, int]) -> list[Field]:
 
 def write(folder: Path, grid: tuple[int, int]) -> Path:
     """Write a checkpoint as so many ranks would."""
-    path, found = checkpoint_file.path_of(folder, 7), blocks(grid)
+    path, found = checkpoint_format.path_of(folder, 7), blocks(grid)
     for block in found:
         block.initialise()
-    writer = checkpoint_file.Writer(path, Progress(step=7), {})
+    writer = checkpoint_format.Writer(path, Progress(step=7), {})
     if len(found) == 1:
         writer.add("a", SHAPE, np.dtype("f8"), found[0].stored_pieces())
     else:
-        parts = checkpoint_file.parts_of(path, "0" * 8)
+        parts = checkpoint_format.parts_of(path, "0" * 8)
         parts.mkdir()
         told = [write_part(parts, rank, {"a": block}) for rank, block in enumerate(found)]
         assert [problem for problem, _ in told] == [None] * len(found)
@@ -63,11 +65,11 @@ def write(folder: Path, grid: tuple[int, int]) -> Path:
 def restored(path: Path, grid: tuple[int, int]) -> list[Field]:
     """Read a checkpoint as so many ranks would, rank 0 first."""
     found = blocks(grid)
-    parts = checkpoint_file.verify(path, {"a": found[0]}, {}, alone=False)
+    parts = checkpoint_format.verify(path, {"a": found[0]}, {})
     for rank, block in enumerate(found):
         if parts is not None:
-            checkpoint_file.verify_share(path, parts, {"a": block}, rank, len(found))
-        assert checkpoint_file.read(path, {"a": block}).step == 7
+            checkpoint_format.verify_share(path, parts, {"a": block}, rank, len(found))
+        assert checkpoint_format.read(path, {"a": block}).step == 7
     return found
 
 
@@ -121,13 +123,13 @@ def test_a_part_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_every_piece_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, read = write(tmp_path, (1, 1)), list[int]()
-    reading = checkpoint_pieces.CheckedDataset._read
+    reading = checkpoint_format.CheckedDataset._read
 
-    def noted(self: checkpoint_pieces.CheckedDataset, start: int) -> Any:
+    def noted(self: checkpoint_format.CheckedDataset, start: int) -> Any:
         read.append(start // 5)
         return reading(self, start)
 
-    monkeypatch.setattr(checkpoint_pieces.CheckedDataset, "_read", noted)
+    monkeypatch.setattr(checkpoint_format.CheckedDataset, "_read", noted)
     (block,) = restored(path, (1, 1))
     assert read == [0, 1, 2, 3, 4] and equal([block])
     read.clear()
@@ -137,7 +139,7 @@ def test_every_piece_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_ranks_that_need_little_of_a_row_share_what_is_checked(tmp_path: Path) -> None:
     path = write(tmp_path, (2, 1))
-    parts = checkpoint_file.parts_at(path)
+    parts = checkpoint_format.parts_at(path)
     assert parts is not None
     with h5py.File(data_file(path), "r+") as file:
         file["fields/a"][-1, -1, -1] += 1
@@ -145,12 +147,12 @@ def test_ranks_that_need_little_of_a_row_share_what_is_checked(tmp_path: Path) -
     shares = [problem_of_share(path, parts, {"a": narrow}, rank, 8) for rank in range(8)]
     assert [rank for rank, wrong in enumerate(shares) if wrong is not None] == [1]
     assert problem_of_share(path, parts, {"a": wide}, 1, 4) is None
-    assert not checkpoint_parts.read_by_pieces(parts.fields["a"], narrow.layout)
+    assert not checkpoint_format.read_by_pieces(parts.fields["a"], narrow.layout)
 
 
 def test_lists_of_any_length_are_cut_into_pieces() -> None:
-    hashes = checkpoint_pieces.PieceHashes(8)
-    again = checkpoint_pieces.PieceHashes(8)
+    hashes = checkpoint_format.PieceHashes(8)
+    again = checkpoint_format.PieceHashes(8)
     values = np.arange(1000.0)
     hashes.update(values)
     for at in range(0, 1000, 7):
@@ -163,18 +165,18 @@ def test_lists_of_any_length_are_cut_into_pieces() -> None:
 def test_memory_for_the_file_may_be_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, slow: bool
 ) -> None:
-    monkeypatch.setattr(sink, "WRITEBACK_BYTES", 4096)
-    monkeypatch.setattr(sink, "SLOW_BYTES_PER_S", np.inf if slow else 0.0)
+    monkeypatch.setattr(checkpoint_files, "WRITEBACK_BYTES", 4096)
+    monkeypatch.setattr(checkpoint_files, "SLOW_BYTES_PER_S", np.inf if slow else 0.0)
     forgotten: list[tuple[int, int]] = []
-    forget = sink.Sink._forget
+    forget = checkpoint_files.Sink._forget
 
-    def noted(self: sink.Sink, start: int, size: int) -> None:
+    def noted(self: checkpoint_files.Sink, start: int, size: int) -> None:
         forgotten.append((start, size))
         forget(self, start, size)
 
-    monkeypatch.setattr(sink.Sink, "_forget", noted)
+    monkeypatch.setattr(checkpoint_files.Sink, "_forget", noted)
     values = np.random.default_rng(1).random((64, 1024))
-    with sink.Sink(tmp_path / "a") as file:
+    with checkpoint_files.Sink(tmp_path / "a") as file:
         for row in values:
             file.write(row)
         assert file.problem is None
@@ -187,14 +189,14 @@ def test_an_error_of_the_disk_is_noted_while_it_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> int:
-        sink.ctypes.set_errno(sink.errno.EIO)
+        ctypes.set_errno(errno.EIO)
         return -1
 
-    monkeypatch.setattr(sink, "_sync_range", fails)
-    file = sink.Sink(tmp_path / "a")
-    file.write(bytes(sink.WRITEBACK_BYTES))
+    monkeypatch.setattr(libc, "sync_file_range", fails)
+    file = checkpoint_files.Sink(tmp_path / "a")
+    file.write(bytes(checkpoint_files.WRITEBACK_BYTES))
     file.close()
-    assert file.problem is not None and file.problem.errno == sink.errno.EIO
+    assert file.problem is not None and file.problem.errno == errno.EIO
 
 
 def can_be_read_plainly(path: Path) -> bool:
@@ -213,18 +215,18 @@ def test_what_is_not_in_memory_is_read_from_the_disk(
     path, plain = write(tmp_path, (1, 1)), list[tuple[int, bool]]()
     if not can_be_read_plainly(path):
         pytest.skip("no O_DIRECT on this file system")
-    read = checkpoint_pieces.PlainReader.read
+    read = checkpoint_files.PlainReader.read
 
-    def in_memory(self: checkpoint_pieces.PlainReader, at: int) -> bool:
+    def in_memory(self: checkpoint_files.PlainReader, at: int) -> bool:
         return (at - self._offset) // gather.SLAB_BYTES in cached
 
-    def noted(self: checkpoint_pieces.PlainReader, start: int, size: int) -> memoryview | None:
+    def noted(self: checkpoint_files.PlainReader, start: int, size: int) -> memoryview | None:
         found = read(self, start, size)
         plain.append((start // gather.SLAB_BYTES, found is not None))
         return found
 
-    monkeypatch.setattr(checkpoint_pieces.PlainReader, "read", noted)
-    monkeypatch.setattr(checkpoint_pieces.PlainReader, "_in_memory", in_memory)
+    monkeypatch.setattr(checkpoint_files.PlainReader, "read", noted)
+    monkeypatch.setattr(checkpoint_files.PlainReader, "_in_memory", in_memory)
     assert equal(restored(path, (ranks, 1)))
     assert plain and all(by_plain == (piece not in cached) for piece, by_plain in plain)
     with h5py.File(path, "r+") as file:
@@ -241,6 +243,6 @@ def test_a_file_system_without_plain_reads_is_read_by_hdf5(
     def fails(*_: Any) -> int:
         raise OSError(errno.EINVAL, "Invalid argument")
 
-    monkeypatch.setattr(checkpoint_pieces.PlainReader, "_in_memory", lambda *_: False)
-    monkeypatch.setattr(checkpoint_pieces.os, "preadv", fails)
+    monkeypatch.setattr(checkpoint_files.PlainReader, "_in_memory", lambda *_: False)
+    monkeypatch.setattr(checkpoint_format.os, "preadv", fails)
     assert equal(restored(path, (2, 1)))

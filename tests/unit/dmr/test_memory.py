@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmr.resize.memory import GIB, MemoryUse, free_on_host, held_on_host, merge_instead, shortage
+from dmr.resize.strategy import GIB, MemoryUse, free_on_host, held_on_host, merge_instead, shortage
 
 sizes = st.integers(0, 100)
 uses = st.lists(st.builds(MemoryUse, st.sampled_from("abc"), sizes, sizes), max_size=8)

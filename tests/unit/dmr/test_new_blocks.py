@@ -14,14 +14,14 @@ import pytest
 from mpi4py import MPI
 
 import dmr
-from dmr.data import pages
 from dmr.data.field import Field
 from dmr.data.particles import ListSpec
-from dmr.driver import MOST_BETWEEN_S, Driver
 from dmr.errors import UsageError
+from dmr.loop.driver import MOST_BETWEEN_S, Driver
 from dmr.plan import NextWorld, Plan
-from dmr.progress import Progress
-from dmr.resize.new_blocks import NewBlocks
+from dmr.resize.merge import NewBlocks
+from dmr.state.progress import Progress
+from dmr.system import libc
 
 SHAPE = (60, 9, 7)
 MIB = 1 << 20
@@ -36,8 +36,8 @@ def spec(shape: tuple[int, ...] = SHAPE) -> dmr.FieldSpec:
 def small(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Call everything large; return the sizes of what is given back."""
     given: list[int] = []
-    monkeypatch.setattr(pages, "LEAST_BYTES", 1)
-    monkeypatch.setattr(pages, "give_back", lambda memory: given.append(memory.nbytes))
+    monkeypatch.setattr(libc, "LEAST_BYTES", 1)
+    monkeypatch.setattr(libc, "give_back", lambda memory: given.append(memory.nbytes))
     return given
 
 
@@ -106,7 +106,7 @@ def test_what_is_left_of_a_large_block_is_given_back() -> None:
 
 
 def test_what_is_not_large_is_not_given_back() -> None:
-    assert pages.give_back(np.zeros(MIB, np.uint8)) == 0
+    assert libc.give_back(np.zeros(MIB, np.uint8)) == 0
 
 
 def fields() -> dict[str, Field]:
@@ -128,7 +128,7 @@ def test_a_rank_that_leaves_has_none(small: list[int]) -> None:
 def test_what_is_dropped_is_touched_no_longer(
     small: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "TOUCHED_BYTES", 8)
+    monkeypatch.setattr(libc, "TOUCHED_BYTES", 8)
     large = {"a": spec((2000, 60, 60)).block(spec((2000, 60, 60)).decompose((2, 1)), 0)}
     blocks = NewBlocks(large, 1)
     begun = time.monotonic()
@@ -158,7 +158,7 @@ class Slow(NewBlocks):
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Slow]]:
     Slow.made = []
-    monkeypatch.setattr("dmr.driver.NewBlocks", Slow)
+    monkeypatch.setattr("dmr.loop.driver.NewBlocks", Slow)
     yield Slow.made
 
 
@@ -217,5 +217,5 @@ def test_what_does_not_fit_is_left_to_the_resize(
         def fails(*_: Any, error: Exception = error) -> NewBlocks:
             raise error
 
-        monkeypatch.setattr("dmr.driver.NewBlocks", fails)
+        monkeypatch.setattr("dmr.loop.driver.NewBlocks", fails)
         assert not driver()._waits_for_memory(wanted())

@@ -12,9 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from stand_in import DeviceArray, DeviceModule
 
-from dmr.data.decomposition import Box, Decomposition
+from dmr.data.decomposition import Box, Decomposition, Transfer, chunks, transfers
 from dmr.data.field import Field, FieldSpec
-from dmr.data.overlap import Transfer, chunks, transfers
 
 Pair = tuple[Decomposition, Decomposition]
 Host = npt.NDArray[Any]
@@ -43,7 +42,7 @@ def unique_values(shape: tuple[int, ...], dtype: str) -> Host:
 
 
 def move(old: list[Field], new: list[Field], limit: int) -> None:
-    """Do what dmr.data.transfer does, with a bytes object as the network."""
+    """Do what dmr.data.streams does, with a bytes object as the network."""
     dtype = np.dtype(old[0].spec.dtype)
     for sender, block in enumerate(old):
         for transfer in transfers(block.layout, sender, new[0].layout):

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmr.errors import described
-from dmr.per_rank import PerRank, merge_all, pack
-from dmr.values import State, ValuesError
+from dmr.state.progress import PerRank, merge_all, pack
+from dmr.state.values import State, ValuesError
 
 
 def dealt(whole: list[int], ranks: int) -> list[list[int]]:

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmr.position import Position
-from dmr.progress import Progress, decode, encode
+from dmr.loop.driver import Position
+from dmr.state.progress import Progress, decode, encode
 
 Loops = Sequence[tuple[int, int, Any]]
 """Loops one after another: steps, the step before which each is left, and what is in it."""

@@ -11,9 +11,16 @@ import pytest
 from dmr.errors import RolledBackError, TransferError
 from dmr.plan import Deadlines
 from dmr.resize.side import Side, attempt
-from dmr.values import ValuesError
-from dmr.wire.channel import ChannelError, PeerGoneError
-from dmr.wire.protocol import Accepted, Acknowledged, Arrived, Build, Refused
+from dmr.state.values import ValuesError
+from dmr.wire.channel import (
+    Accepted,
+    Acknowledged,
+    Arrived,
+    Build,
+    ChannelError,
+    PeerGoneError,
+    Refused,
+)
 
 
 class Channel:

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from dmr.sink import Sink
+from dmr.checkpoint.files import Sink
 
 FULL = Path("/dev/full")
 
@@ -19,7 +19,7 @@ CRASHES = """
 import resource, sys
 from pathlib import Path
 import h5py, numpy as np
-from dmr.sink import Sink
+from dmr.checkpoint.files import Sink
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 for n in range(5):
     sink = Sink(Path(sys.argv[1]) / f"{n}.h5")
@@ -61,7 +61,7 @@ FRAMES = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from dmr.sink import Sink
+from dmr.checkpoint.files import Sink
 from mpdata.cases import Request, make_setup
 from mpdata.parallel.output import Frame, create
 setup, path = make_setup("gaussian", Request(grid=(8, 8, 8))), Path(sys.argv[1])

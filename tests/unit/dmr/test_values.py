@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmr.data.wrapped import adapt
-from dmr.progress import Progress, decode, encode
-from dmr.values import ValuesError, decode_values, encode_values
+from dmr.data.field import adapt
+from dmr.state.progress import Progress, decode, encode
+from dmr.state.values import ValuesError, decode_values, encode_values
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 keys = st.text() | st.integers() | st.tuples(st.integers())

@@ -1,8 +1,8 @@
 """Checkpoints of a run: whole at every moment, continued on any number of ranks.
 
-A file (:mod:`dmr.checkpoint_file`) is written beside its place, flushed to disk, and renamed; the
+A file (:mod:`dmr.checkpoint.format`) is written beside its place, flushed to disk, and renamed; the
 one before stays until the new one is whole. Of several ranks each writes a part first
-(:mod:`dmr.checkpoint_parts`), and that file says what they hold.
+(:mod:`dmr.checkpoint.format`), and that file says what they hold.
 """
 
 from __future__ import annotations
@@ -15,22 +15,26 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from dmr.checkpoint_file import (
+from dmr.checkpoint.format import (
     BrokenCheckpointError,
+    Parts,
     Writer,
     existing,
+    joined,
     parts_at,
     parts_of,
     path_of,
+    problem_of_share,
     read,
+    rows_of,
     verify,
     verify_share,
+    write_part,
 )
-from dmr.checkpoint_parts import Parts, joined, problem_of_share, rows_of, write_part
 from dmr.data.field import Field
 from dmr.errors import UsageError, print_line, words_of
 from dmr.plan import Schedule
-from dmr.progress import Progress
+from dmr.state.progress import Progress
 from dmr.world import World
 
 
@@ -228,7 +232,7 @@ def load(
         BrokenCheckpointError: it is not whole; perhaps on some ranks only.
         UsageError: it is of another grid, or of other options.
     """
-    parts = verify(path, fields, options, alone=False) if world.rank == 0 else parts_at(path)
+    parts = verify(path, fields, options) if world.rank == 0 else parts_at(path)
     if parts is not None:
         verify_share(path, parts, fields, world.rank, world.size)
     return read(path, fields)
@@ -255,7 +259,7 @@ def _wrong_with(
 ) -> tuple[str | None, str | None, Parts | None]:
     """Return why a checkpoint is broken, why it is not one of this run, and its parts."""
     try:
-        return None, None, verify(path, fields, options, alone=False)
+        return None, None, verify(path, fields, options)
     except BrokenCheckpointError as error:
         return str(error), None, None
     except UsageError as error:

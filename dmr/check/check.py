@@ -23,7 +23,7 @@ import msgspec
 
 from dmr.boot.environment import CHECK_VARIABLE, SCRIPT_VARIABLE
 from dmr.boot.mpiexec import end_process
-from dmr.digests import Digests
+from dmr.check.digests import Digests
 from rms.wire.files import remove_output
 
 SHOWN = 3

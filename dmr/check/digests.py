@@ -12,8 +12,8 @@ import xxhash
 from dmr.data.constant import bytes_of
 from dmr.data.field import Field
 from dmr.data.particles import Items
-from dmr.progress import Progress
-from dmr.values import ValuesError, encode_values
+from dmr.state.progress import Progress
+from dmr.state.values import ValuesError, encode_values
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -17,18 +17,13 @@ from mpi4py import MPI
 from dmr.boot.environment import Runtime
 from dmr.boot.mpiexec import leave_launcher
 from dmr.errors import CollectiveError, Left, described
-from dmr.progress import Progress
-from dmr.watch import WATCH, abort
-from dmr.wire.channel import ChannelError, ControlChannel
-from dmr.wire.protocol import Refused
-from dmr.wire.ranks import RankMessages
+from dmr.state.progress import Progress
+from dmr.system.watch import WATCH, abort
 from rms.wire.messages import CompletionRecord, EndState, write_completion
 
 ABORT_CODE = 1
 SIGTERM_CODE = 143
 SIGINT_CODE = 130
-ALONE_S = 5.0
-"""How long a rank that fails waits for the others of its world to fail, or to hear of it."""
 
 
 class TerminatedError(CollectiveError):
@@ -136,53 +131,3 @@ def ending(runtime: Runtime, comm: MPI.Intracomm) -> Iterator[Ending]:
         end.interrupted()
     except BaseException as error:
         end.alone(error)
-
-
-@contextlib.contextmanager
-def giving_way(runtime: Runtime, messages: RankMessages) -> Iterator[None]:
-    """Let no error of a world that is to take over end the running one."""
-    try:
-        yield
-    except Exception as error:
-        if runtime.rendezvous is None:
-            raise
-        give_way(runtime, messages, error)
-
-
-def give_way(
-    runtime: Runtime,
-    messages: RankMessages,
-    error: Exception,
-    channel: ControlChannel | None = None,
-) -> NoReturn:
-    """Say why this world cannot take over, and leave it.
-
-    Raises:
-        Left: all ranks leave; the old world goes on.
-        Exception: ``error``, which this rank alone has met: the others may wait for it in MPI, so
-            that only MPI_Abort ends them.
-    """
-    why = str(error)
-    if not isinstance(error, CollectiveError):
-        why = f"rank {runtime.comm.rank}: {described(error)}"
-        traceback.print_exception(error)
-    if messages.is_root:
-        if channel is None:
-            runtime.refuse(why)
-        else:
-            with contextlib.suppress(ChannelError):
-                channel.send(Refused(why))
-    if isinstance(error, CollectiveError):
-        raise Left(0)
-
-    def check(waited_s: float) -> None:
-        if waited_s > ALONE_S:
-            raise error
-
-    if messages.is_root:
-        messages.send_all((why, None))
-        messages.collect(check)
-    else:
-        messages.report((why, None))
-        messages.receive(check)
-    raise Left(0)

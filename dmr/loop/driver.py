@@ -5,41 +5,35 @@ from __future__ import annotations
 import contextlib
 import gc
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+import xxhash
 from mpi4py import MPI
 
-from dmr import checkpoint
 from dmr.application import Application, Run
+from dmr.checkpoint import store
+from dmr.data.field import WrappedSpec
 from dmr.errors import RolledBackError, UsageError, raise_on_all
-from dmr.per_rank import merged_progress
-from dmr.plan import NextWorld, Plan, Schedule, check_size, fitting
-from dmr.position import Position
-from dmr.resize import memory
-from dmr.resize.merge import merge
-from dmr.resize.new_blocks import NewBlocks
-from dmr.resize.source import replace_world
-from dmr.swaps import SwapWatch
-from dmr.termination import Ending, TerminatedError
-from dmr.values import ValuesError, replaced_parts
-from dmr.watch import WATCH
+from dmr.loop.decide import POINT, Decision
+from dmr.loop.termination import Ending, TerminatedError
+from dmr.plan import NextWorld, Plan, Schedule, check_size
+from dmr.resize.merge import NewBlocks, merge
+from dmr.resize.replace import replace_world
+from dmr.state.progress import Progress, merged_progress
+from dmr.state.values import ValuesError, replaced_parts
+from dmr.system.watch import WATCH
 from rms.wire.messages import (
-    ApplicationResizeRequest,
     Begun,
     Done,
     ResizeReport,
-    ResizeRequest,
     RolledBack,
 )
 
-FIRST_POLL, POLLS = 4, 256
-"""Resize points of a world at which free memory is looked at for the RMS: the first once the world
-is alone, then every so many."""
-
-POINT = "a resize point"
-"""Name in messages of :data:`~dmr.watch.WATCH`."""
+if TYPE_CHECKING:
+    from dmr.data.field import Field
 
 PROBES = 3
 """Calls of MPI_Iprobe for each communicator: each lets MPI make progress."""
@@ -54,22 +48,17 @@ class Driver:
     """Owns the loop of a run in one process: that is what makes resuming structural.
 
     Args:
-        sigterm_received: the signals that have come in so far; filled by a handler.
         end: is told of the present progress and world.
     """
 
-    def __init__(
-        self, app: Application, run: Run, plan: Plan, sigterm_received: list[int], end: Ending
-    ) -> None:
+    def __init__(self, app: Application, run: Run, plan: Plan, end: Ending) -> None:
         self.app, self.run, self.plan = app, run, plan
-        self._sigterm_received, self._end = sigterm_received, end
+        self._end = end
         self.position = Position(run.progress)
         self._zero_s: float | None = None
         self._swaps = None if run.restored else SwapWatch(run.fields)
         self._new_blocks: NewBlocks | None = None
-        self._news = np.zeros(1, np.int64)
-        self._flags = np.zeros(4, np.int64)
-        self._point = WATCH.within(POINT)
+        self._decision = Decision(app, run, plan)
         WATCH.between_s = self._between_s
 
     def loop(self, count: Callable[[], int], *, only: bool = False) -> Iterator[int]:
@@ -173,8 +162,7 @@ class Driver:
 
     def _act(self, scripted: int | None) -> bool:
         """Do what there is to do at a resize point; return whether this rank stays (merge)."""
-        self._poll_memory()
-        stop, wanted = self._resize_point(scripted)
+        stop, wanted = self._decision.take(scripted)
         if stop:
             self._terminate()
         if wanted is None:
@@ -233,7 +221,7 @@ class Driver:
         run, plan, progress = self.run, self.plan, self.run.progress
         if progress.open_resize is not None:
             if progress.open_resize.sigterm_received:
-                self._sigterm_received.append(signal.SIGTERM)
+                run.internal.sigterm.append(signal.SIGTERM)
             now = run.runtime.clock()
             self.report_done(now)
             record = progress.close_resize(now)
@@ -255,116 +243,7 @@ class Driver:
                 launches = tuple(launch for launch, _ in progress.launches)
                 rms.report(Done(resize.request, resize.record(now), launches))
 
-    # --- what a resize point decides ---------------------------------------------------------
-
-    def _resize_point(self, scripted: int | None) -> tuple[bool, NextWorld | None]:
-        """Agree on whether to stop and on what to become (collective).
-
-        Most often there is nothing: one reduction of one number, which takes two thirds of the
-        time that one of four does. Those follow where a rank has something to report.
-
-        A request of the RMS goes before a scripted resize, and that before one of the
-        application. The first is known to rank 0 only; it is broadcast where there is one. What
-        comes in a cooldown waits, scripted resizes aside.
-        """
-        run, state, world = self.run, self.run.internal, self.run.world
-        in_cooldown = state.cooldown_until > 0.0 and run.runtime.clock() < state.cooldown_until
-        request = None if state.rms is None or in_cooldown else state.rms.request
-        number, requested = 0 if request is None else request.number, state.requested
-        stop = bool(self._sigterm_received)
-        if world.size > 1:
-            news, flags = self._news, self._flags
-            news[0] = stop or number or requested
-            with self._point:
-                world.internal_comm.Allreduce(MPI.IN_PLACE, news, MPI.MAX)
-                if news[0]:
-                    flags[0], flags[1], flags[2], flags[3] = stop, number, requested, in_cooldown
-                    world.internal_comm.Allreduce(MPI.IN_PLACE, flags, MPI.MAX)
-            if news[0]:
-                stop, number, requested = bool(flags[0]), int(flags[1]), int(flags[2])
-                in_cooldown = bool(flags[3])
-        if number:
-            newest: ResizeRequest = world.internal_comm.bcast(request)
-            slots = newest.slots
-            return stop, NextWorld(len(slots), newest.strategy, slots, number, newest.worlds)
-        if requested and scripted is None and not in_cooldown:
-            scripted = self._requested(requested)
-        return stop, self._own_resize(scripted)
-
-    def _requested(self, ranks: int) -> int | None:
-        """Answer the application's own request: now, or by passing it on to the RMS."""
-        run = self.run
-        run.internal.requested = 0
-        ranks = fitting(ranks, self.plan.limits, self.plan.sizes)
-        if ranks == run.world.size:
-            return None
-        if run.runtime.manager is None:
-            return ranks
-        if run.internal.rms is not None:
-            run.internal.rms.report(ApplicationResizeRequest(ranks))
-        return None
-
-    def _own_resize(self, ranks: int | None) -> NextWorld | None:
-        """Return what a resize without the RMS leads to, None where nothing would change."""
-        run, plan = self.run, self.plan
-        backend = plan.backends.get(run.step, "")
-        changes = bool(backend) and backend != run.runtime.backend
-        rehearsal = run.internal.rehearses and ranks == run.world.size and not changes
-        if ranks is None or (ranks == run.world.size and not changes and not rehearsal):
-            return None
-        if rehearsal and run.step in (resize.step for resize in run.resizes):
-            return None
-        # Ranks that stay would go on with the backend they have, and all would stay.
-        moves = changes or rehearsal
-        strategy = plan.strategy
-        if strategy == "merge" and (moves or not memory.can_merge(ranks, run.progress.launches)):
-            strategy = "spawn"
-        if run.internal.auto and not moves and self._check_memory():
-            strategy = memory.merge_instead(
-                strategy, ranks, run.progress.launches, supports_merge=self.app.supports_merge
-            )
-        return NextWorld(ranks, strategy, backend=backend)
-
     # --- memory ------------------------------------------------------------------------------
-
-    def _poll_memory(self) -> None:
-        """Look at the memory now and then where an RMS wants to know the best strategy."""
-        state = self.run.internal
-        if state.auto and self.run.runtime.manager is not None:
-            state.polls += 1
-            if state.polls == FIRST_POLL or state.polls % POLLS == 0:
-                self._check_memory()
-
-    def _check_memory(self) -> bool:
-        """Return whether a second copy of this world would not fit beside it (collective).
-
-        Said where it has changed; the RMS is told what to do about it.
-        """
-        run, state = self.run, self.run.internal
-        mine = memory.usage(MPI.Get_processor_name(), run.fields)
-        with WATCH.within(POINT):
-            ranks = run.world.internal_comm.allgather(mine)
-        why = memory.shortage([use for uses in ranks for use in uses])
-        was_short, state.memory_short = state.memory_short, why is not None
-        best = self.plan.strategy
-        if why is not None:
-            joins = run.runtime.manager is None or state.can_connect
-            best = memory.merge_instead(
-                best, 0, run.progress.launches, supports_merge=self.app.supports_merge and joins
-            )
-        if state.memory_short != was_short:
-            run.note(
-                f"strategy {best} from here on: "
-                + (why if why is not None else "a second copy of this world fits again")
-                + (
-                    "; a resize may be rolled back for it"
-                    if why and best == self.plan.strategy
-                    else ""
-                )
-            )
-        if state.rms is not None and state.can_connect:
-            state.rms.strategy = best
-        return state.memory_short
 
     def _between_s(self) -> float:
         """Return the mean time between resize points."""
@@ -413,9 +292,9 @@ class Driver:
             WATCH.resizes = True
             if wanted.strategy == "merge":
                 blocks, self._new_blocks = self._new_blocks, None
-                merge(self.app, run, plan, wanted, self._sigterm_received, blocks)
+                merge(self.app, run, plan, wanted, blocks)
             else:
-                replace_world(run, plan, wanted, self._sigterm_received)
+                replace_world(run, plan, wanted)
             self.report_done(run.runtime.clock())
             return True
         except (UsageError, RolledBackError) as error:
@@ -464,7 +343,7 @@ class Driver:
         if rms is not None:
             if not run.internal.can_connect and rms.strategy in ("warm", "merge"):
                 rms.strategy = "restart"  # the one that needs no connection
-                checkpoint.prepare()
+                store.prepare()
             if wanted.request:
                 rms.report(RolledBack(wanted.request, why, rms.strategy))
         self.app.after_resize(run, None)
@@ -477,7 +356,7 @@ class Driver:
             with WATCH.within("a checkpoint", patient=True):
                 self._note_replaced()
                 progress = merged_progress(comm, run.internal.per_rank, run.progress)
-                return checkpoint.write(
+                return store.write(
                     schedule, run.world, run.fields, progress, self.plan.options, run.runtime.log
                 )
         except (UsageError, ValuesError) as error:
@@ -499,3 +378,116 @@ def _describe(record: ResizeReport) -> str:
         f"{record.strategy}, {record.bytes / 1e6:.1f} MB moved at {record.gb_per_s:.2f} GB/s, "
         f"stall {record.stall_s:.3f} s"
     )
+
+
+# --- where a program is in its loops ------------------------------------------------------------
+#
+# What a new world needs to go on at the very step. A position is, for every loop that is open (the
+# outermost first), the step it is at, and for every depth how many loops have ended there since the
+# loop around them took its present step.
+
+
+class Position:
+    """Follows the loops of one process; a world that takes over finds its way back to them.
+
+    Args:
+        progress: holds the position, so that it travels; taken over where it holds one.
+
+    Attributes:
+        done, at: the position.
+        goal: that of an earlier world which was further, until it is reached; else None.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        done, at = progress.loops_done, progress.loops_at
+        self.goal: tuple[list[int], list[int]] | None = (list(done) or [0], list(at))
+        self.done: list[int] = [0]
+        self.at: list[int] = []
+        self.follow(progress)
+        self._arrive()
+
+    def follow(self, progress: Progress) -> None:
+        """Keep the position in this progress from now on."""
+        progress.loops_done, progress.loops_at = self.done, self.at
+
+    def enter(self) -> tuple[int, int] | None:
+        """Open a loop; return its depth and its first step, None if it has ended in the past."""
+        depth = len(self.at)
+        start = 0
+        if self.goal is not None:
+            done, at = self.goal
+            if self.done[depth] < done[depth]:
+                self.done[depth] += 1
+                self._arrive()
+                return None
+            start = at[depth]
+        self.at.append(start)
+        self.done.append(0)
+        self._arrive()
+        return depth, start
+
+    def passed(self) -> None:
+        """The innermost loop has done a step."""
+        self.goal = None
+        self.at[-1] += 1
+        self.done[-1] = 0
+
+    def leave(self, depth: int) -> None:
+        """The loop at this depth has ended, by its last step or a ``break``."""
+        self.goal = None
+        if depth < len(self.at):
+            del self.at[depth:], self.done[depth + 1 :]
+            self.done[depth] += 1
+
+    def _arrive(self) -> None:
+        if self.goal == (self.done, self.at):
+            self.goal = None
+
+
+# --- arrays that a program swaps ----------------------------------------------------------------
+#
+# A program may swap two arrays and have declared only one of them. Such an array changes in every
+# second step, and after an odd number of them the other one holds the answer, so that a resize
+# would take the wrong one. It is looked for in the first steps of a run.
+
+STEPS = 3
+"""Steps that are looked at."""
+
+MOST_BYTES = 16 << 20
+"""Larger arrays are not hashed."""
+
+
+class SwapWatch:
+    """Looks at the program's own arrays between the first steps of its first loop.
+
+    Args:
+        fields: of the run.
+    """
+
+    def __init__(self, fields: Mapping[str, Field]) -> None:
+        self._fields = {
+            name: block for name, block in fields.items() if isinstance(block.spec, WrappedSpec)
+        }
+        self._hashes: list[list[int]] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing more to look at."""
+        return not self._fields or len(self._hashes) > STEPS
+
+    def look(self, comm: MPI.Intracomm) -> list[str]:
+        """Look between two steps; return the names of arrays that must be swapped (collective)."""
+        self._hashes.append([_hash(block) for block in self._fields.values()])
+        if len(self._hashes) <= STEPS:
+            return []
+        seen = np.array(self._hashes, np.uint64)
+        changed = (seen[1:] != seen[:-1]).astype(np.int8)
+        comm.Allreduce(MPI.IN_PLACE, changed, MPI.MAX)
+        alternates = (changed[1:] != changed[:-1]).all(axis=0)
+        return [name for name, found in zip(self._fields, alternates, strict=True) if found]
+
+
+def _hash(block: Field) -> int:
+    if not block.in_host or block.storage.nbytes > MOST_BYTES:
+        return 0
+    return int(xxhash.xxh3_64_intdigest(block.storage.reshape(-1).view(np.uint8).data))

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 
 from mpi4py import MPI
 
-from dmr import checkpoint
 from dmr.application import Application, Run, RunState
 from dmr.boot.environment import (
     COLLECTIVE_VARIABLE,
@@ -19,24 +18,26 @@ from dmr.boot.environment import (
     STRATEGY_VARIABLE,
     Runtime,
 )
+from dmr.checkpoint import store
 from dmr.data import constant
 from dmr.data.field import Field, FieldSpec
-from dmr.digests import digests_of, write_digests
-from dmr.driver import NO_BUILD, Driver
 from dmr.errors import Left, UsageError, raise_on_all
+from dmr.loop.driver import NO_BUILD, Driver
+from dmr.loop.termination import Ending, ending
 from dmr.plan import Plan, check_plan, check_seconds, check_size, parse_resizes
-from dmr.progress import Progress
 from dmr.resize import strategy as strategies
-from dmr.resize.target import Target
-from dmr.termination import Ending, ending, giving_way
-from dmr.watch import WATCH
+from dmr.resize.merge import join_world
+from dmr.resize.replace import take_over
+from dmr.resize.side import giving_way
+from dmr.state.progress import Progress
+from dmr.system.watch import WATCH
 from dmr.wire.ranks import RankMessages
 from dmr.wire.rms import RmsClient
 from dmr.world import World, disconnect, layouts_for, widest_grid
 from rms.wire.messages import COOLDOWN_VARIABLE
 
 START = "the start of the block"
-"""The place of ranks that read a checkpoint or hash their fields; see :mod:`dmr.watch`."""
+"""The place of ranks that read a checkpoint or hash their fields; see :mod:`dmr.system.watch`."""
 
 
 @contextlib.contextmanager
@@ -54,9 +55,9 @@ def running(app: Application, runtime: Runtime, plan: Plan) -> Iterator[tuple[Ru
                 Ending(runtime, runtime.comm).record("FAILED", error.exit_code, str(error))
         raise
     with (
-        _sigterm() as sigterm_received,
-        WATCH.running(*limits, sigterm_received),
-        _running(app, runtime, plan, sigterm_received) as pair,
+        _sigterm() as sigterm,
+        WATCH.running(*limits, sigterm),
+        _running(app, runtime, plan, sigterm) as pair,
     ):
         yield pair
 
@@ -72,7 +73,7 @@ def _limits(plan: Plan, runtime: Runtime) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def _running(
-    app: Application, runtime: Runtime, plan: Plan, sigterm_received: list[int]
+    app: Application, runtime: Runtime, plan: Plan, sigterm: list[int]
 ) -> Iterator[tuple[Run, Driver]]:
     launch_comm = runtime.launch_comm or runtime.comm
     WATCH.query_on(runtime.comm)
@@ -95,15 +96,15 @@ def _running(
                 if runtime.check is not None:  # each run of dmr check begins at step 0
                     plan = dataclasses.replace(plan, checkpoint=None, restart=False)
                 if plan.strategy == "restart":
-                    checkpoint.prepare()
+                    store.prepare()
                 specs = _agreed(world, specs, plan)
                 grid = widest_grid(world.size, layouts_for(world.size, specs))
                 world = dataclasses.replace(world, grid=grid)
-                run = _enter(app, runtime, world, specs, plan)
+                run = _enter(app, runtime, world, specs, plan, sigterm)
                 run.internal.auto, run.internal.rehearses = auto, rehearses
             end.watch(run.progress, run.world.internal_comm)
             with _rms_client(run, plan):
-                driver = Driver(app, run, plan, sigterm_received, end)
+                driver = Driver(app, run, plan, end)
                 driver.report_done(runtime.clock())
                 yield run, driver
             if runtime.check is not None:
@@ -111,6 +112,8 @@ def _running(
                 with contextlib.suppress(UsageError):
                     app.before_resize(run, run.world.size)
                 with WATCH.within("the end of the block", patient=True):
+                    from dmr.check.digests import write_digests
+
                     write_digests(runtime.check, comm, run.fields, run.progress)
     except Left:
         runtime.comm, WATCH.left = launch_comm, True
@@ -247,31 +250,37 @@ def _check_backends(plan: Plan, known: tuple[str, ...]) -> None:
 
 
 def _enter(
-    app: Application, runtime: Runtime, world: World, specs: Mapping[str, FieldSpec], plan: Plan
+    app: Application,
+    runtime: Runtime,
+    world: World,
+    specs: Mapping[str, FieldSpec],
+    plan: Plan,
+    sigterm: list[int],
 ) -> Run:
     """Return the state this world starts from: moved, read, or initial."""
     fields = _allocate(world, specs)
     for block in fields.values():
         block.join(world.internal_comm)
     fresh = Progress(launches=[*runtime.launches] or [(runtime.launch, world.size)])
-    state = RunState(
-        runtime.launch_comm or runtime.comm, can_connect=strategies.accept_connect_works(runtime)
-    )
+    connects = strategies.accept_connect_works(runtime)
+    state = RunState(runtime.launch_comm or runtime.comm, sigterm, can_connect=connects)
     taking_over = runtime.rendezvous is not None
     run = Run(runtime, world, fields, fresh, restored=taking_over, internal=state)
     if taking_over:
-        Target(app, run, plan).take_over()
+        take_over(app, run, plan, join_world)
         return run
     try:
         with WATCH.within(START, patient=True):
             if plan.checkpoint is not None:
-                state.checkpoint_lock = checkpoint.lock(plan.checkpoint, world)
+                state.checkpoint_lock = store.lock(plan.checkpoint, world)
             _restore(run, plan)
         if not run.restored:
             _initialise(run)
         with WATCH.within(START, patient=True):
             _hash_constants(run)
             if runtime.check is not None and not run.restored:
+                from dmr.check.digests import digests_of
+
                 run.progress.digests = digests_of(world.internal_comm, fields)
     except BaseException:
         if state.checkpoint_lock is not None:
@@ -285,10 +294,10 @@ def _restore(run: Run, plan: Plan) -> None:
     if plan.checkpoint is None:
         return
     if not plan.restart:
-        checkpoint.refuse_others(plan.checkpoint, run.world)
+        store.refuse_others(plan.checkpoint, run.world)
         return
     log = run.runtime.log
-    progress = checkpoint.restore(plan.checkpoint, run.world, run.fields, plan.options, log)
+    progress = store.restore(plan.checkpoint, run.world, run.fields, plan.options, log)
     if progress is not None:
         progress.launches = run.progress.launches
         run.progress, run.restored = progress, True
@@ -336,10 +345,10 @@ def _sigterm() -> Iterator[list[int]]:
     A rank that has left keeps ignoring it: killed by it while it ends, it would look to mpiexec
     like a failure and take the new world with it.
     """
-    sigterm_received: list[int] = []
-    previous = signal.signal(signal.SIGTERM, lambda number, _: sigterm_received.append(number))
+    sigterm: list[int] = []
+    previous = signal.signal(signal.SIGTERM, lambda number, _: sigterm.append(number))
     try:
-        yield sigterm_received
+        yield sigterm
     except Left:
         previous = signal.SIG_IGN
         raise

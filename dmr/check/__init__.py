@@ -1,0 +1,1 @@
+"""What ``dmr check`` runs, and what it compares."""

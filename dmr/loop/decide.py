@@ -1,0 +1,145 @@
+"""What a resize point decides: whether to stop, and what world comes next.
+
+The ranks agree on it. It follows from SIGTERM, a request of the RMS, a scripted resize, or a
+request of the application, and, where the library chooses the strategy, from the memory left.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from mpi4py import MPI
+
+from dmr.application import Application, Run
+from dmr.plan import NextWorld, Plan, fitting
+from dmr.resize import strategy as strategies
+from dmr.system.watch import WATCH
+from rms.wire.messages import ApplicationResizeRequest, ResizeRequest
+
+FIRST_POLL, POLLS = 4, 256
+"""Resize points of a world at which free memory is looked at for the RMS: the first once the world
+is alone, then every so many."""
+
+POINT = "a resize point"
+"""Name in messages of :data:`~dmr.system.watch.WATCH`."""
+
+
+class Decision:
+    """Decides at the resize points of one process, together with the other ranks."""
+
+    def __init__(self, app: Application, run: Run, plan: Plan) -> None:
+        self.app, self.run, self.plan = app, run, plan
+        self._news = np.zeros(1, np.int64)
+        self._flags = np.zeros(4, np.int64)
+        self._point = WATCH.within(POINT)
+
+    def take(self, scripted: int | None) -> tuple[bool, NextWorld | None]:
+        """Agree on whether to stop and on what to become (collective).
+
+        Most often there is nothing: one reduction of one number, which takes two thirds of the
+        time that one of four does. Those follow where a rank has something to report.
+
+        A request of the RMS goes before a scripted resize, and that before one of the
+        application. The first is known to rank 0 only; it is broadcast where there is one. What
+        comes in a cooldown waits, scripted resizes aside.
+        """
+        self._poll_memory()
+        run, state, world = self.run, self.run.internal, self.run.world
+        in_cooldown = state.cooldown_until > 0.0 and run.runtime.clock() < state.cooldown_until
+        request = None if state.rms is None or in_cooldown else state.rms.request
+        number, requested = 0 if request is None else request.number, state.requested
+        stop = bool(state.sigterm)
+        if world.size > 1:
+            news, flags = self._news, self._flags
+            news[0] = stop or number or requested
+            with self._point:
+                world.internal_comm.Allreduce(MPI.IN_PLACE, news, MPI.MAX)
+                if news[0]:
+                    flags[0], flags[1], flags[2], flags[3] = stop, number, requested, in_cooldown
+                    world.internal_comm.Allreduce(MPI.IN_PLACE, flags, MPI.MAX)
+            if news[0]:
+                stop, number, requested = bool(flags[0]), int(flags[1]), int(flags[2])
+                in_cooldown = bool(flags[3])
+        if number:
+            newest: ResizeRequest = world.internal_comm.bcast(request)
+            slots = newest.slots
+            return stop, NextWorld(len(slots), newest.strategy, slots, number, newest.worlds)
+        if requested and scripted is None and not in_cooldown:
+            scripted = self._requested(requested)
+        return stop, self._own_resize(scripted)
+
+    def _requested(self, ranks: int) -> int | None:
+        """Answer the application's own request: now, or by passing it on to the RMS."""
+        run = self.run
+        run.internal.requested = 0
+        ranks = fitting(ranks, self.plan.limits, self.plan.sizes)
+        if ranks == run.world.size:
+            return None
+        if run.runtime.manager is None:
+            return ranks
+        if run.internal.rms is not None:
+            run.internal.rms.report(ApplicationResizeRequest(ranks))
+        return None
+
+    def _own_resize(self, ranks: int | None) -> NextWorld | None:
+        """Return what a resize without the RMS leads to, None where nothing would change."""
+        run, plan = self.run, self.plan
+        backend = plan.backends.get(run.step, "")
+        changes = bool(backend) and backend != run.runtime.backend
+        rehearsal = run.internal.rehearses and ranks == run.world.size and not changes
+        if ranks is None or (ranks == run.world.size and not changes and not rehearsal):
+            return None
+        if rehearsal and run.step in (resize.step for resize in run.resizes):
+            return None
+        # Ranks that stay would go on with the backend they have, and all would stay.
+        moves = changes or rehearsal
+        strategy = plan.strategy
+        if strategy == "merge" and (
+            moves or not strategies.can_merge(ranks, run.progress.launches)
+        ):
+            strategy = "spawn"
+        if run.internal.auto and not moves and self._check_memory():
+            strategy = strategies.merge_instead(
+                strategy, ranks, run.progress.launches, supports_merge=self.app.supports_merge
+            )
+        return NextWorld(ranks, strategy, backend=backend)
+
+    # --- memory ----------------------------------------------------------------------------
+
+    def _poll_memory(self) -> None:
+        """Look at the memory now and then where an RMS wants to know the best strategy."""
+        state = self.run.internal
+        if state.auto and self.run.runtime.manager is not None:
+            state.polls += 1
+            if state.polls == FIRST_POLL or state.polls % POLLS == 0:
+                self._check_memory()
+
+    def _check_memory(self) -> bool:
+        """Return whether a second copy of this world would not fit beside it (collective).
+
+        Said where it has changed; the RMS is told what to do about it.
+        """
+        run, state = self.run, self.run.internal
+        mine = strategies.usage(MPI.Get_processor_name(), run.fields)
+        with WATCH.within(POINT):
+            ranks = run.world.internal_comm.allgather(mine)
+        why = strategies.shortage([use for uses in ranks for use in uses])
+        was_short, state.memory_short = state.memory_short, why is not None
+        best = self.plan.strategy
+        if why is not None:
+            joins = run.runtime.manager is None or state.can_connect
+            best = strategies.merge_instead(
+                best, 0, run.progress.launches, supports_merge=self.app.supports_merge and joins
+            )
+        if state.memory_short != was_short:
+            run.note(
+                f"strategy {best} from here on: "
+                + (why if why is not None else "a second copy of this world fits again")
+                + (
+                    "; a resize may be rolled back for it"
+                    if why and best == self.plan.strategy
+                    else ""
+                )
+            )
+        if state.rms is not None and state.can_connect:
+            state.rms.strategy = best
+        return state.memory_short

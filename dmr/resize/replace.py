@@ -1,0 +1,710 @@
+"""A resize into a world that is all new (strategies warm, spawn and restart), step by step.
+
+The old world gives the job away, the new world takes it over. Rank 0 of each speaks for its world
+over a control channel that notices a death (:mod:`dmr.wire.channel`); only fields go by MPI. A
+section below is a step of the protocol: the old world's function, then the new world's::
+
+    step     old world                                      new world
+
+    start    encodes the state; starts the new world        boots, makes constant fields, touches
+             (the RMS has started it already)               its memory, loads kernels
+    meet     connects to the new world                      says that it is ready, sleeps
+    header   Header: progress, fields, options        -->   compares them with its own
+                                                      <--   Accepted
+    connect  MPI_Comm_connect                               MPI_Comm_accept
+    move     interiors, hashed                        -->   checks the hashes
+             (restart: Stored, the name of a checkpoint)    (reads the checkpoint)
+    build    waits                                          builds for its ranks
+    commit                                            <--   Acknowledged
+             Committed: the job is yours, its cost    -->
+                                                      <--   TakenOver
+    leave    frees its fields, ends                         steps
+
+A step that fails on one rank fails on all ranks of its world by
+:class:`~dmr.errors.RolledBackError`, and rank 0 sends Refused with the reason. In every step up to
+TakenOver the old world still has everything: it goes on as it was, and the new world leaves. Every
+wait has a deadline.
+
+Strategy merge (:mod:`dmr.resize.merge`) shares the steps, but for move and leave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from mpi4py import MPI
+
+from dmr.application import Application, Run
+from dmr.boot import spawn
+from dmr.boot.environment import bind
+from dmr.checkpoint import store
+from dmr.checkpoint.format import BrokenCheckpointError, path_of
+from dmr.data import constant, streams
+from dmr.data.decomposition import Decomposition
+from dmr.data.field import Field
+from dmr.errors import CollectiveError, Left, RolledBackError
+from dmr.plan import NextWorld, Plan, Schedule
+from dmr.resize.side import Side, attempt, give_way, part_from_fields
+from dmr.state.progress import OpenResize, decode, encode, merge_all, pack, with_merged
+from dmr.state.values import ValuesError
+from dmr.system.watch import WATCH
+from dmr.wire.channel import (
+    Accepted,
+    Acknowledged,
+    ChannelError,
+    Committed,
+    ControlChannel,
+    Header,
+    Stored,
+    TakenOver,
+    connect,
+)
+from dmr.wire.ranks import RankMessages
+from dmr.world import World, layouts_for, sent_once_a_node
+
+ERROR_LENGTH = 120
+"""MPI's own message is cut to so many characters."""
+
+IDLE_S = 1e-3
+"""Sleep between polls of ranks that wait for the old world: it needs their core."""
+
+
+class Phase(StrEnum):
+    """How far a resize is, as messages name it."""
+
+    BOOTING = "booting"
+    READY = "ready"
+    MOVING = "moving"
+    COMMITTED = "committed"
+
+
+class OldSide(Side):
+    """The old world's side of one try at a resize.
+
+    Args:
+        stack: frees handles at the end of the try.
+
+    Attributes:
+        begun: the clock when the resize began.
+        layouts: of the fields in the new world.
+        inter: the inter-communicator to the new world, where MPI carries one.
+        merged: one value for each state that differs from rank to rank.
+        encoded: the progress, which contains the state (rank 0).
+    """
+
+    def __init__(
+        self, run: Run, plan: Plan, wanted: NextWorld, stack: contextlib.ExitStack
+    ) -> None:
+        run.internal.attempts += 1
+        messages = RankMessages(run.world.internal_comm, run.internal.attempts)
+        super().__init__(messages, plan.deadlines)
+        self.run, self.plan, self.wanted, self.stack = run, plan, wanted, stack
+        specs = {name: block.spec for name, block in run.fields.items()}
+        self.layouts = layouts_for(wanted.ranks, specs)
+        self.inter: MPI.Intercomm | None = None
+        self.merged: dict[str, Any] = {}
+        self.encoded = b""
+        self.begun = run.runtime.clock()
+
+    def check_reports(self, waited_s: float) -> None:
+        """Give up waiting for the reports of this world's ranks."""
+        self.check_other_world()
+        if waited_s > self.deadlines.answer_s:
+            raise ChannelError("ranks of the old world have not sent their part")
+
+
+class NewSide(Side):
+    """The new world's side: it was booted beside a running world.
+
+    Attributes:
+        inter: the inter-communicator to the old world, where that has spawned this one.
+        constants: hashes of the fields that never change, as this world has made them.
+        node: the ranks of this rank's node, where they share what is the same on every rank.
+        receivers: the first rank of each node then.
+    """
+
+    def __init__(self, app: Application, run: Run, plan: Plan) -> None:
+        super().__init__(RankMessages(run.world.internal_comm, 0), plan.deadlines)
+        self.app, self.run, self.plan = app, run, plan
+        self.stack = contextlib.ExitStack()
+        self.inter = run.runtime.parent
+        self.constants: dict[str, str] = {}
+        self.node: MPI.Intracomm | None = None
+        self.receivers: tuple[int, ...] = ()
+
+
+Join = Callable[[NewSide, Header, str, bool], None]
+"""Makes a new world part of the running one (strategy merge)."""
+
+
+# --- all steps ----------------------------------------------------------------------------------
+
+
+def replace_world(run: Run, plan: Plan, wanted: NextWorld) -> None:
+    """Replace the whole world of ``run`` (collective over the old world).
+
+    Raises:
+        Left: it is done; leave.
+        RolledBackError: it could not be; go on.
+    """
+    clock = run.runtime.clock
+    with contextlib.ExitStack() as stack:
+        old = OldSide(run, plan, wanted, stack)
+        meet_old(old, start_old(old))
+        met = clock()
+        accepted = header_old(old)
+        old.layouts = sent_once_a_node(old.layouts, accepted.receivers)
+        introduced = clock()
+        if old.inter is None and wanted.strategy != "restart":
+            comm, port = run.world.internal_comm, wanted.launches[0].port
+            old.inter = connect_old(old, comm, port)
+        connected = clock()
+        problem, sent = move_old(old, accepted)
+        cost = open_resize(old, met)
+        cost.phases_s = {
+            "meet": met - old.begun,
+            "introduce": introduced - met,
+            "connect": connected - introduced,
+            "send": clock() - connected,
+        }
+        commit_old(old, cost, problem, sent)
+    leave_old(run, wanted)
+
+
+def take_over(app: Application, run: Run, plan: Plan, join: Join) -> None:
+    """Wait for the old world and become the job (collective over the new world).
+
+    Args:
+        join: what takes over from the header on where ranks of the old world stay.
+
+    Raises:
+        Left: the old world has refused, or has not come. It goes on: MPI_Abort here might end it
+            too.
+    """
+    new = NewSide(app, run, plan)
+    with new.stack:
+        try:
+            port = start_new(new)
+            header = new.on_root(lambda: meet_new(new, port), sleep_s=IDLE_S)
+            if run.runtime.slot:
+                bind(run.runtime.slot)
+            in_host = header_new(new, header)
+            steps = join if header.strategy == "merge" else _take_over
+            steps(new, header, port, in_host)
+        except RolledBackError:
+            raise Left(0) from None
+        except Exception as error:
+            channel = new.channels[0] if new.channels else None
+            give_way(run.runtime, new.messages, error, channel)
+
+
+def _take_over(new: NewSide, header: Header, port: str, in_host: bool) -> None:
+    """Go through the steps from the connection on, in place of the old world."""
+    run, own = new.run, new.run.world
+    run.progress.generation += 1
+    run.world = World(own.comm, own.internal_comm, run.progress.generation, own.grid)
+    run.progress.launches = [(run.runtime.launch, own.size)]
+    inter = None
+    if header.strategy == "restart":
+        move_s = read_new(new)
+    else:
+        inter = connect_new(new, port)
+        move_s = move_new(new, inter, header, in_host)
+    problem, build_s = build_new(new)
+    commit_new(new, problem, move_s, build_s)
+    if inter is not None:
+        inter.Disconnect()
+
+
+# --- start --------------------------------------------------------------------------------------
+
+
+def start_old(old: OldSide) -> list[Callable[[], ControlChannel]]:
+    """Encode the state and start the new world; return the ways to a channel, one a launch.
+
+    The state comes first, so that an error of pickling is raised before anything is started.
+
+    Raises:
+        RolledBackError: the state cannot be encoded, or there is no way to the new world.
+    """
+    run, launches, boot_s = old.run, old.wanted.launches, old.deadlines.boot_s
+    merge_state(old)
+
+    def encoded() -> None:
+        old.encoded = encode(with_merged(run.progress, old.merged))
+
+    old.on_root(encoded)
+    old.phase = Phase.BOOTING
+    if launches:
+        if old.wanted.strategy != "restart" and not run.internal.can_connect:
+            # Open MPI 5.0 waits in MPI_Comm_connect for good; MPICH 5.0 dies in the next one
+            # of a process in which one has timed out.
+            raise RolledBackError("MPI_Comm_connect does not work in this world, or no longer does")
+        return [partial(connect, one.address, old.deadlines.connect_s) for one in launches]
+    if old.wanted.strategy == "restart":
+        return [partial(_start_mpiexec, old)]
+    comm = run.world.internal_comm
+    old.inter, wait = spawn.spawn(run.runtime, comm, old.wanted, old.stack, boot_s)
+    return [wait]
+
+
+def start_new(new: NewSide) -> str:
+    """Do what needs no data, while the old world steps on; return the MPI port, "" for none."""
+    fields = new.run.fields
+    constants = {name: block for name, block in fields.items() if block.spec.constant}
+    for name, block in fields.items():
+        if name in constants:
+            block.initialise()
+        else:
+            block.prefault()  # pages are there before the data is
+    _find_nodes(new)
+    new.app.prepare(new.run)
+    if constants:
+        hashes = constant.hashes(constants)
+        new.constants = new.conclude(None, hashes, partial(constant.combined, constants))
+    port = ""
+    if new.inter is None and new.run.world.rank == 0:
+        with contextlib.suppress(MPI.Exception):
+            port = MPI.Open_port()
+            new.stack.callback(MPI.Close_port, port)
+    return port
+
+
+def merge_state(old: OldSide) -> None:
+    """Make one value of each state that differs from rank to rank, and try to split it again.
+
+    Raises:
+        RolledBackError: a value cannot be pickled, merged or split.
+    """
+    specs = old.run.internal.per_rank
+    if not specs:
+        return
+
+    def merged(parts: Sequence[bytes]) -> dict[str, Any]:
+        values = merge_all(specs, parts)
+        for name, spec in specs.items():
+            spec.part(name, values[name], 0, old.wanted.ranks)
+        return values
+
+    problem, packed = attempt(lambda: pack(specs, old.run.state))
+    old.merged = old.conclude(problem, packed or b"", merged, old.check_reports)
+
+
+def _start_mpiexec(old: OldSide) -> ControlChannel:
+    runtime, boot_s = old.run.runtime, old.deadlines.boot_s
+    process, channel = spawn.start_mpiexec(runtime, old.wanted, old.stack, boot_s)
+    old.run.internal.mpiexec = process
+    return channel
+
+
+def _find_nodes(new: NewSide) -> None:
+    """Find out which ranks share a node, if there is a field that every rank has whole."""
+    world, fields = new.run.world, moving(new.run.fields).values()
+    if world.size == 1 or all(block.spec.split for block in fields):
+        return
+    node: MPI.Intracomm = world.internal_comm.Split_type(MPI.COMM_TYPE_SHARED)  # type: ignore[assignment]
+    new.stack.callback(node.Free)
+    first = world.internal_comm.allgather(node.rank == 0)
+    if not all(first):
+        new.node = node
+        new.receivers = tuple(rank for rank, one in enumerate(first) if one)
+
+
+# --- meet ---------------------------------------------------------------------------------------
+
+
+def meet_old(old: OldSide, ways: Sequence[Callable[[], ControlChannel]]) -> None:
+    """Open a channel to every launch of the new world, on rank 0.
+
+    Raises:
+        RolledBackError: the new world does not come.
+    """
+
+    def channels() -> None:
+        for way in ways:
+            old.channels.append(old.stack.enter_context(way()))
+
+    old.on_root(channels)
+    old.phase = Phase.READY
+
+
+def meet_new(new: NewSide, port: str) -> Header:
+    """Rank 0: say that this world is ready, wait for the old one, and return its header."""
+    runtime = new.run.runtime
+    if runtime.rendezvous is None:
+        raise RuntimeError("expected to meet a running world")
+    channel = runtime.rendezvous.meet(runtime.manager, port)
+    new.channels.append(new.stack.enter_context(channel))
+    (header,) = new.expect(Header)
+    return header
+
+
+# --- header -------------------------------------------------------------------------------------
+
+
+def header_old(old: OldSide) -> Accepted:
+    """Say what is to move; return whether blocks may go without packing, and to which ranks.
+
+    Raises:
+        RolledBackError: the new world has other fields or options.
+    """
+    run, wanted = old.run, old.wanted
+
+    def introduced() -> Accepted:
+        header = Header(
+            ranks=wanted.ranks,
+            from_ranks=run.world.size,
+            strategy=wanted.strategy,
+            progress=msgspec.Raw(old.encoded),
+            signature=signature(run.fields),
+            options=dict(old.plan.options),
+            in_host=all(block.in_host for block in run.fields.values()),
+            joined=tuple((one.launch, one.ranks) for one in wanted.launches),
+        )
+        for place, channel in enumerate(old.channels):
+            channel.send(msgspec.structs.replace(header, place=place))
+        answers = old.expect(Accepted)
+        return Accepted(all(answer.in_host for answer in answers), answers[0].receivers)
+
+    accepted = old.on_root(introduced)
+    old.phase = Phase.MOVING
+    return accepted
+
+
+def header_new(new: NewSide, header: Header) -> bool:
+    """Accept the job, or refuse one of other fields or options.
+
+    Returns:
+        Whether blocks come without packing.
+    """
+    run, strategy = new.run, header.strategy
+    mine = all(block.in_host for block in run.fields.values())
+    problem = differing("field", header.signature, signature(run.fields)) or differing(
+        "option",
+        _fixed(new, header.options, strategy),
+        _fixed(new, new.plan.options, strategy),
+    )
+    if header.ranks != run.world.size and strategy != "merge":
+        problem = problem or f"expected {header.ranks} ranks, got {run.world.size}"
+    try:
+        # The control channel is authenticated in both directions.
+        run.progress = decode(bytes(header.progress), trusted=True)
+    except (msgspec.DecodeError, ValuesError) as error:
+        problem = problem or str(error)
+    if new.constants and strategy not in (
+        "merge",
+        "restart",
+    ):  # these move constant fields as all others
+        problem = problem or constant.problem_with(run.progress.constants, new.constants)
+    new.conclude(problem, None, lambda _: new.say(Accepted(mine, new.receivers)))
+    return mine and header.in_host
+
+
+def signature(fields: Mapping[str, Field]) -> dict[str, Any]:
+    """Return what both worlds must agree on."""
+    return {name: block.spec.signature() for name, block in fields.items()}
+
+
+def differing(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    """Return a sentence if two worlds of one job do not state the same."""
+    old, new = json.loads(json.dumps(dict(old))), json.loads(json.dumps(dict(new)))
+    for name in sorted({*old, *new}):
+        if old.get(name) != new.get(name):
+            return f"{what} {name}: expected {old.get(name)}, got {new.get(name)}"
+    return None
+
+
+def _fixed(new: NewSide, options: Mapping[str, Any], strategy: str) -> dict[str, Any]:
+    """Return the options that may not change: the backend may, if no rank stays."""
+    backends = () if strategy == "merge" else new.app.backends
+    return {k: v for k, v in options.items() if k != "backend" or v not in backends}
+
+
+# --- connect ------------------------------------------------------------------------------------
+
+
+def connect_old(old: OldSide, comm: MPI.Intracomm, port: str) -> MPI.Intercomm:
+    """Return an inter-communicator to ranks that wait at a port (collective over ``comm``).
+
+    Raises:
+        RolledBackError: they are gone, or MPI finds no way to them.
+    """
+    old.on_root(old.check_other_world)
+    info = MPI.Info.Create()
+    try:
+        info.Set("timeout", str(max(1, round(old.deadlines.connect_s))))
+        return comm.Connect(port if old.messages.is_root else "", info)
+    except MPI.Exception as error:
+        old.run.internal.can_connect = False
+        why = " ".join(error.Get_error_string().split())[:ERROR_LENGTH]
+        raise RolledBackError(old.in_phase(f"MPI_Comm_connect failed: {why}")) from None
+    finally:
+        info.Free()
+
+
+def connect_new(new: NewSide, port: str) -> MPI.Intercomm:
+    """Return the inter-communicator to the old world: MPI's own, or met at the port."""
+    return new.inter or new.run.world.internal_comm.Accept(port)
+
+
+# --- move ---------------------------------------------------------------------------------------
+
+
+def moving(fields: Mapping[str, Field]) -> dict[str, Field]:
+    """Return the fields that a resize into an all new world sends."""
+    return {name: block for name, block in fields.items() if not block.spec.constant}
+
+
+def move_old(old: OldSide, accepted: Accepted) -> tuple[str | None, int]:
+    """Send this rank's part, or store it; return what went wrong, and the bytes that were sent.
+
+    What went wrong is reported with the commit, by which time all ranks have tried.
+    """
+    inter = old.inter
+    if inter is None:
+        store_old(old)
+        return None, 0
+
+    def send() -> int:
+        return sum(
+            streams.send(
+                inter, block, old.layouts[name], in_host=accepted.in_host, check=old.check_alive
+            )
+            for name, block in moving(old.run.fields).items()
+        )
+
+    problem, sent = attempt(send)
+    return problem, sent or 0
+
+
+def move_new(new: NewSide, inter: MPI.Intercomm, header: Header, in_host: bool) -> float:
+    """Receive this rank's part of every field; return the seconds that took."""
+    begun = time.perf_counter()
+    fields = moving(new.run.fields)
+    layouts = {name: block.layout for name, block in fields.items()}
+    for name, layout in sent_once_a_node(layouts, new.receivers).items():
+        fields[name].layout = layout
+    problem, _ = attempt(lambda: fill(new, inter, fields, header.from_ranks, in_host))
+    new.agree(problem, new.check_alive)
+    problem, _ = attempt(lambda: _share(new, fields))
+    taken_s = time.perf_counter() - begun
+    new.agree(problem, new.check_alive)
+    return taken_s
+
+
+def fill(
+    new: NewSide, comm: MPI.Comm, fields: Mapping[str, Field], from_ranks: int, in_host: bool
+) -> None:
+    """Receive fields from the ranks of the old world.
+
+    Raises:
+        RolledBackError: a hash does not agree.
+    """
+    intact, layouts = True, layouts_over(new, from_ranks)
+    for name, block in fields.items():
+        intact &= streams.receive(
+            comm, block, layouts[name], in_host=in_host, check=new.check_alive
+        )
+    if not intact:
+        raise RolledBackError("data did not arrive whole")
+
+
+def layouts_over(new: NewSide, ranks: int) -> dict[str, Decomposition]:
+    """Return the layouts of this world's fields over so many ranks."""
+    return layouts_for(ranks, {name: block.spec for name, block in new.run.fields.items()})
+
+
+def _share(new: NewSide, fields: Mapping[str, Field]) -> None:
+    """Give what one rank of a node was sent whole to the others there."""
+    for block in fields.values():
+        if new.node is not None and not block.spec.split:
+            streams.share(new.node, block.carried(), new.check_alive)
+
+
+def store_old(old: OldSide) -> None:
+    """Restart: write a checkpoint for the new world to read (collective).
+
+    Without a folder for checkpoints it is one beside the program, gone when the resize is over.
+    """
+    run, schedule = old.run, old.plan.checkpoint
+    if schedule is None:
+        name = run.world.internal_comm.bcast(f".dmr-{secrets.token_hex(4)}")
+        schedule = Schedule(Path.cwd() / name)
+        if run.world.rank == 0:
+            old.stack.callback(shutil.rmtree, schedule.directory, ignore_errors=True)
+    progress, log = with_merged(run.progress, old.merged), run.runtime.log
+    path = store.write(schedule, run.world, run.fields, progress, old.plan.options, log)
+    if path is None:
+        raise RolledBackError(old.in_phase("the checkpoint could not be written"))
+    old.on_root(lambda: old.say(Stored(str(schedule.directory), run.step)))
+
+
+def read_new(new: NewSide) -> float:
+    """Restart: read the checkpoint of the old world; return the seconds that took."""
+    begun = time.perf_counter()
+    (stored,) = new.on_root(lambda: new.expect(Stored))
+    path = path_of(Path(stored.folder), stored.step)
+    problem = None
+    try:
+        store.load(path, new.run.world, new.run.fields, _fixed(new, new.plan.options, ""))
+    except (BrokenCheckpointError, CollectiveError, OSError, MemoryError) as error:
+        problem = f"{path}: {error}"
+    new.agree(problem, new.check_alive)
+    return time.perf_counter() - begun
+
+
+# --- build --------------------------------------------------------------------------------------
+
+
+def build_new(new: NewSide) -> tuple[str | None, float]:
+    """Build for this world; return what all ranks find wrong, and the seconds that took."""
+    begun = time.perf_counter()
+    problem = None
+    try:
+        new.app.build(new.run)
+        new.run.internal.built = True
+    except CollectiveError as error:
+        problem = str(error)
+    return problem, time.perf_counter() - begun
+
+
+# --- commit -------------------------------------------------------------------------------------
+
+
+def open_resize(old: OldSide, met: float) -> OpenResize:
+    """Return the record that the commit completes.
+
+    Args:
+        met: the clock when the new world was there.
+    """
+    launches = old.wanted.launches
+    return OpenResize(
+        step=old.run.step,
+        from_ranks=old.run.world.size,
+        to_ranks=old.wanted.ranks,
+        strategy=old.wanted.strategy,
+        boot_s=max(one.boot_s for one in launches) if launches else met - old.begun,
+        move_s=0.0,
+        old_stall_s=0.0,
+        bytes=0,
+        sigterm_received=bool(old.run.internal.sigterm),
+        request=old.wanted.request,
+    )
+
+
+def commit_old(old: OldSide, cost: OpenResize, problem: str | None, sent: int) -> None:
+    """Give the job away, once every rank has done its part and the new world has all of it.
+
+    Args:
+        problem, sent: what this rank has moved.
+
+    Raises:
+        RolledBackError: a rank of this world has failed, or the new one has.
+    """
+
+    def give_away(parts: list[int]) -> None:
+        acks = old.expect(Acknowledged)
+        restart = old.wanted.strategy == "restart"
+        stored = sum(block.spec.nbytes for block in old.run.fields.values()) if restart else 0
+        commit(old, cost, sum(parts) + stored, (0.0, 0.0), acks)
+
+    old.conclude(problem, sent, give_away, old.check_reports)
+    if old.inter is not None:
+        old.inter.Disconnect()
+
+
+def commit(
+    old: OldSide,
+    cost: OpenResize,
+    sent: int,
+    own_s: tuple[float, float],
+    acks: Sequence[Acknowledged],
+) -> OpenResize:
+    """Rank 0: complete the record, say Committed, and wait for TakenOver.
+
+    Args:
+        sent: bytes that all ranks have sent.
+        own_s: seconds that ranks of this world have moved and built (merge).
+        acks: of every new launch.
+
+    Raises:
+        ChannelError: the new world is gone; this one still has the job.
+    """
+    run, (moved_s, built_s) = old.run, own_s
+    cost.bytes, cost.move_s = sent, max([moved_s, *(ack.move_s for ack in acks)])
+    built_s = max([built_s, *(ack.build_s for ack in acks)])
+    cost.phases_s |= {"move": cost.move_s, "build": built_s}
+    cost.old_stall_s = run.runtime.clock() - old.begun
+    old.phase = Phase.COMMITTED
+    lock = None if old.wanted.strategy == "merge" else run.internal.checkpoint_lock
+    if lock is not None:
+        lock.release()  # the new world takes it
+    try:
+        old.say(Committed(cost))
+        old.expect(TakenOver)
+    except ChannelError:
+        if lock is not None:
+            lock.acquire()
+        raise
+    return cost
+
+
+def commit_new(
+    new: NewSide, problem: str | None, move_s: float, build_s: float, *, joins: bool = False
+) -> OpenResize:
+    """Say that all is here; the job is this world's once the old one has said so.
+
+    Args:
+        problem: what is wrong with this rank, or None.
+        move_s, build_s: seconds that this rank has moved and built.
+        joins: whether ranks of the old world stay in this one.
+    """
+    run = new.run
+
+    def take(parts: list[tuple[float, float]]) -> OpenResize:
+        moved, built = zip(*parts, strict=True)
+        new.say(Acknowledged(max(moved), max(built)))
+        (committed,) = new.expect(Committed)
+        if new.plan.checkpoint is not None and not joins:
+            run.internal.checkpoint_lock = store.Lock(new.plan.checkpoint.directory)
+            run.internal.checkpoint_lock.acquire()
+        new.say(TakenOver())
+        return committed.cost
+
+    cost = new.conclude(problem, (move_s, build_s), take)
+    progress = run.progress
+    progress.open_resize = cost
+    cost.arrived_at = run.runtime.clock()
+    progress.elapsed_s += cost.old_stall_s
+    progress.answered_request = max(progress.answered_request, cost.request)
+    return cost
+
+
+# --- leave --------------------------------------------------------------------------------------
+
+
+def leave_old(run: Run, wanted: NextWorld) -> None:
+    """End the old world.
+
+    Raises:
+        Left: always.
+    """
+    part_from_fields(run)
+    if wanted.strategy == "restart" and run.runtime.manager is None:
+        # The parent of the new world's mpiexec waits for that, so that its status is the job's.
+        WATCH.stop()  # the new world may take any time, and has a watchdog of its own
+        with contextlib.suppress(MPI.Exception):
+            MPI.Finalize()
+        if run.internal.mpiexec is not None:
+            raise Left(run.internal.mpiexec.wait())
+    raise Left(0)

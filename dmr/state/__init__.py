@@ -1,0 +1,1 @@
+"""What travels with a job besides its fields: values, progress and records."""

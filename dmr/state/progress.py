@@ -1,0 +1,232 @@
+"""What travels with a job from world to world, and into checkpoints, besides its fields."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dmr.state.values import PICKLE_PROTOCOL, State, ValuesError, decode_values, encode_values
+from rms.wire.messages import ResizeReport
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class OpenResize(msgspec.Struct):
+    """A resize whose new world has not stepped yet: what the old world measured of it."""
+
+    step: int
+    from_ranks: int
+    to_ranks: int
+    strategy: str
+    boot_s: float
+    move_s: float
+    old_stall_s: float
+    bytes: int
+    sigterm_received: bool
+    """Whether SIGTERM came while the old world was busy with the resize."""
+    request: int
+    """Number of the RMS's request that this answers, 0 for a scripted resize."""
+    phases_s: dict[str, float] = {}
+    """Where the time of the old world's stall went."""
+    arrived_at: float = 0.0
+    """The new world's clock when the old one gave the job away: clocks of two nodes are never
+    compared."""
+
+    def record(self, now: float) -> ResizeReport:
+        """Return the record of this resize, with the stall time until now."""
+        return ResizeReport(
+            step=self.step,
+            from_ranks=self.from_ranks,
+            to_ranks=self.to_ranks,
+            strategy=self.strategy,
+            boot_s=self.boot_s,
+            stall_s=self.old_stall_s + now - self.arrived_at,
+            move_s=self.move_s,
+            bytes=self.bytes,
+            gb_per_s=self.bytes / 1e9 / self.move_s if self.move_s > 0 else 0.0,
+        )
+
+
+class Progress(msgspec.Struct):
+    """Step number, replicated values and records of a job."""
+
+    step: int = 0
+    generation: int = 0
+    elapsed_s: float = 0.0
+    saved_at: int = -1
+    """Step of the newest checkpoint, so that a resize does not write it twice."""
+    answered_request: int = 0
+    """Number of the newest resize request of the RMS that was answered."""
+    launches: list[tuple[int, int]] = []
+    """Launches that the ranks come from (0 the first, or the RMS's number) and ranks of each."""
+    phases_s: dict[str, float] = {}
+    """Where the stall of the newest resize went, in seconds."""
+    values: dict[str, Any] = {}
+    resizes: list[ResizeReport] = []
+    open_resize: OpenResize | None = None
+    value_trees: dict[str, Any] = {}
+    """Where it is encoded: the values that plain JSON does not hold (:mod:`dmr.state.values`)."""
+    loops_done: list[int] = []
+    """Loops that have ended at each depth of open loops (:mod:`dmr.loop.driver`)."""
+    loops_at: list[int] = []
+    """The step that each open loop is at, the outermost first."""
+    digests: dict[str, str] = {}
+    """Hashes of the fields in the beginning, where somebody checks (:mod:`dmr.check.digests`)."""
+    at_point: bool = False
+    """Whether the open resize came at a call of ``run.resize_point``, not in a loop."""
+    replaced: dict[str, list[str]] = {}
+    """Paths of replaced parts of each value (:func:`dmr.state.values.replaced_parts`)."""
+    constants: dict[str, str] = {}
+    """Hashes of the fields that never change (:mod:`dmr.data.constant`)."""
+
+    def close_resize(self, now: float) -> ResizeReport:
+        """Turn the open resize into a record: the new world is about to step."""
+        begun = self.open_resize
+        if begun is None:
+            raise RuntimeError("expected an open resize, got none")
+        record = begun.record(now)
+        self.resizes.append(record)
+        self.phases_s = begun.phases_s | {"settle": now - begun.arrived_at}
+        self.open_resize = None
+        return record
+
+
+def encode(progress: Progress) -> bytes:
+    """Return the progress as JSON.
+
+    Raises:
+        ValuesError: a value cannot be pickled.
+    """
+    plain, trees = encode_values(progress.values)
+    return msgspec.json.encode(msgspec.structs.replace(progress, values=plain, value_trees=trees))
+
+
+def decode(data: bytes | str, *, trusted: bool = False) -> Progress:
+    """Read what :func:`encode` wrote.
+
+    Args:
+        trusted: whether values that are pickles may be read: they run code.
+
+    Raises:
+        msgspec.DecodeError: it is something else.
+        ValuesError: a value cannot be read, or is a pickle and must not be.
+    """
+    progress = msgspec.json.decode(data, type=Progress)
+    progress.values = decode_values(progress.values, progress.value_trees, trusted=trusted)
+    progress.value_trees = {}
+    return progress
+
+
+# --- state that differs from rank to rank -------------------------------------------------------
+#
+# It is merged where a world ends and split where the next begins. What travels is one value, so it
+# goes with ``run.state``; so does a checkpoint.
+
+
+@dataclass(frozen=True)
+class PerRank:
+    """A value of ``run.state`` of which every rank has its own.
+
+    Attributes:
+        value: this rank's in the beginning.
+        merge: ``merge(values)`` makes one value of those of all ranks, in their order.
+        split: ``split(value, ranks)`` returns the values of so many ranks.
+    """
+
+    value: Any
+    merge: Callable[[list[Any]], Any]
+    split: Callable[[Any, int], Sequence[Any]]
+
+    def part(self, name: str, merged: Any, rank: int, ranks: int) -> Any:
+        """Return a rank's value of a merged one.
+
+        Raises:
+            ValuesError: ``split`` fails, or gives another number of values.
+        """
+        try:
+            parts = list(self.split(merged, ranks))
+        except Exception as error:  # whatever the program's own code raises
+            raise ValuesError(
+                f"run.state[{name!r}] cannot be split: {type(error).__name__}: {error}"
+            ) from None
+        if len(parts) != ranks:
+            raise ValuesError(
+                f"expected the split of run.state[{name!r}] to give {ranks} values, "
+                f"got {len(parts)}"
+            )
+        return parts[rank]
+
+
+Specs = Mapping[str, PerRank]
+
+
+def pack(specs: Specs, state: State) -> bytes:
+    """Return this rank's values.
+
+    Raises:
+        ValuesError: one cannot be pickled, or is gone.
+    """
+    found = {}
+    for name in specs:
+        try:
+            found[name] = pickle.dumps(state[name], PICKLE_PROTOCOL)
+        except Exception as error:  # whatever the value's own code raises
+            raise ValuesError(
+                f"run.state[{name!r}] cannot be pickled: {type(error).__name__}: {error}"
+            ) from None
+    return msgspec.msgpack.encode(found)
+
+
+def merge_all(specs: Specs, packed: Sequence[bytes]) -> dict[str, Any]:
+    """Return one value of what all ranks have packed, by name.
+
+    Raises:
+        ValuesError: a ``merge`` fails.
+    """
+    parts = [msgspec.msgpack.decode(data, type=dict[str, bytes]) for data in packed]
+    merged = {}
+    for name, spec in specs.items():
+        try:
+            merged[name] = spec.merge([pickle.loads(part[name]) for part in parts])
+        except Exception as error:  # whatever the program's own code raises
+            raise ValuesError(
+                f"run.state[{name!r}] cannot be merged: {type(error).__name__}: {error}"
+            ) from None
+    return merged
+
+
+def merged_progress(comm: MPI.Intracomm, specs: Specs, progress: Progress) -> Progress:
+    """Return what a checkpoint holds, on rank 0; elsewhere the progress as it is (collective).
+
+    Raises:
+        ValuesError: on all ranks, if one cannot be packed or merged.
+    """
+    if not specs:
+        return progress
+    packed, problem, merged = b"", None, None
+    try:
+        packed = pack(specs, State(progress.values))
+    except ValuesError as error:
+        problem = str(error)
+    parts = comm.gather((problem, packed))
+    if parts is not None:
+        problem = next((wrong for wrong, _ in parts if wrong is not None), None)
+        if problem is None:
+            try:
+                merged = merge_all(specs, [data for _, data in parts])
+            except ValuesError as error:
+                problem = str(error)
+    problem = comm.bcast(problem)
+    if problem is not None:
+        raise ValuesError(problem)
+    return progress if merged is None else with_merged(progress, merged)
+
+
+def with_merged(progress: Progress, merged: Mapping[str, Any]) -> Progress:
+    """Return a progress that holds the merged values."""
+    return msgspec.structs.replace(progress, values={**progress.values, **merged})

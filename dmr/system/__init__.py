@@ -1,0 +1,1 @@
+"""What only the operating system offers: functions of the C library, and a watchdog thread."""
