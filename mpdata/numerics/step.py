@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpdata.grid import Geometry, fill_edges
-from mpdata.numerics import reference
+from mpdata.numerics import formulas, reference
 from mpdata.options import Scheme
 
 Array = Any
@@ -79,7 +79,8 @@ class ReferenceStepper:
         return sum(int(a.nbytes) for a in arrays)
 
     def warm(self) -> None:
-        """NumPy is always ready."""
+        """Load the one operation that NumPy lacks."""
+        formulas.fma(*np.zeros((3, 1), self.r.dtype))
 
     def advance(self, psi: Array, out: Array, C: list[Array], layers: Layers | None = None) -> None:
         """Set the interior of ``out`` to psi, its halo filled, advanced by one step."""

@@ -122,7 +122,7 @@ def count(limiter: bool, density: bool) -> dict[str, int]:
     Counted.counts.clear()
     fused.donor_row(P, at, psi, at, 1, cc, cm, cs, r, step, step, soon, None)
     fused.slow_row(
-        *(Fs, at, P, at, at, step, cc, cm, cs, r, at, 1, step, step, terms, soon, None),
+        *(Fs, at, P, at, at, at, at, step, cc, cm, cs, r, at, 1, step, step, terms, soon, None),
     )
     fused.plane_row(
         *(Fc, Fm, at, P, at, at, at, step, cc, cm, cs, r, at, 1, step, step, terms, soon, None),

@@ -1,12 +1,13 @@
-"""Two passes over a block in three axes, without third-order terms, in one sweep over memory.
+"""Two passes over a block in three axes in one sweep over memory.
 
 One pass over memory does a whole step: planes of the slowest axis s are taken one after the
 other; in each, tiles of rows of the middle axis m; in those, rows of the contiguous axis c. Every
 row goes through all stages at once, each stage one row and one plane behind the one it needs: the
-donor cell, the faces of the pseudo-velocity, the betas, the limited update. What a stage leaves
+donor cell, the faces of the pseudo-velocity, the betas, the limited update. Third-order terms look
+a plane further: with them all stages but the first are one more plane behind. What a stage leaves
 for later lies in a few planes of one tile that stay in the second-level cache. The formulas are
-those of :mod:`mpdata.numerics.formulas`. The CUDA kernel of ``stream.cuh`` serves the same
-options.
+those of :mod:`mpdata.numerics.formulas`. The CUDA kernel of ``stream.cuh`` serves the same options
+but the third order.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from mpdata.numerics.formulas import Cross
+from mpdata.numerics.formulas import Corner, Cross, Line
 from mpdata.numerics.numba.arguments import SEGMENT
 from mpdata.numerics.numba.cells import ONE, donor_cell, ends_of, item_of, share_of
 from mpdata.numerics.numba.inlined import (
@@ -118,8 +119,34 @@ def cross(
 
 
 @inline
+def line_of(P: Array, left: Any, right: Any, third: Any) -> Any:
+    """Return psi of the cells beyond those of a face."""
+    if third is None:
+        return None
+    return Line(P[left], P[right])
+
+
+@inline
+def corner(
+    P: Array, above_above: Any, above_below: Any, below_above: Any, below_below: Any, z: Any,
+    third: Any,
+) -> Any:
+    """Return psi of the eight cells around a face along e and f.
+
+    Four are given by their right cell, from which the left one is ``z`` items away.
+    """
+    if third is None:
+        return None
+    return Corner(
+        (P[above_above - z] + P[above_above]) + (P[below_below - z] + P[below_below]),
+        (P[above_below - z] + P[above_below]) + (P[below_above - z] + P[below_above]),
+    )
+
+
+@inline
 def flux(
-    P: Array, z: Any, y: Any, C: Array, w: Any, x: Any, e: Any, f: Any, r: Any, terms: Any
+    P: Array, z: Any, y: Any, C: Array, w: Any, x: Any, e: Any, f: Any, line: Any, corner: Any,
+    r: Array, terms: Any,
 ) -> Any:
     """Return the corrective flux through a face.
 
@@ -127,7 +154,7 @@ def flux(
     """
     left, right = P[z], P[y]
     v = pseudo_velocity(
-        C[x], density_at_face(item_of(r, w), item_of(r, x)), left, right, e, f, None, None,
+        C[x], density_at_face(item_of(r, w), item_of(r, x)), left, right, e, f, line, corner,
         ends_of(C, w, x, x - w, terms.divergent), terms.eps, terms.infinite,
     )
     return advective_flux(left, right, v, terms.infinite)
@@ -135,11 +162,14 @@ def flux(
 
 @inline
 def slow_row(
-    F: Array, f: Any, P: Array, b0: Any, b1: Any, W: Any,
+    F: Array, f: Any, P: Array, below: Any, b0: Any, b1: Any, above: Any, W: Any,
     cc: Array, cm: Array, cs: Array, r: Array, x0: Any, n: Any, sm: Any, ss: Any, terms: Any,
     soon: Any, cut: int | None,
 ) -> None:
-    """Set F to the fluxes through the faces along s between the planes b0 and b1."""
+    """Set F to the fluxes through the faces along s between the planes b0 and b1.
+
+    ``below`` and ``above`` are the planes beyond them, for third-order terms.
+    """
     part = taken(n, cut)
     for first in range(u(0), n, part):
         ahead(cs, soon, first + ss, part)
@@ -151,7 +181,11 @@ def slow_row(
             w = x - ss
             along_c = cross(cc, w, x, ONE, P, z - ONE, y - ONE, z + ONE, y + ONE)
             along_m = cross(cm, w, x, sm, P, z - W, y - W, z + W, y + W)
-            F[f + q] = flux(P, z, y, cs, w, x, along_c, along_m, r, terms)
+            line = line_of(P, below + q, above + q, terms.third)
+            around = corner(
+                P, y + ONE + W, y + ONE - W, y - ONE + W, y - ONE - W, b1 - b0, terms.third
+            )
+            F[f + q] = flux(P, z, y, cs, w, x, along_c, along_m, line, around, r, terms)
 
 
 @inline
@@ -174,11 +208,15 @@ def plane_row(
             w, z = x - sm, y - W
             along_c = cross(cc, w, x, ONE, P, z - ONE, y - ONE, z + ONE, y + ONE)
             along_s = cross(cs, w, x, ss, P, down - W, down, up - W, up)
-            Fm[f + q] = flux(P, z, y, cm, w, x, along_c, along_s, r, terms)
+            line = line_of(P, z - W, y + W, terms.third)
+            around = corner(P, up + ONE, down + ONE, up - ONE, down - ONE, W, terms.third)
+            Fm[f + q] = flux(P, z, y, cm, w, x, along_c, along_s, line, around, r, terms)
             w, z = x - ONE, y - ONE
             along_m = cross(cm, w, x, sm, P, z - W, y - W, z + W, y + W)
             along_s = cross(cs, w, x, ss, P, down - ONE, down, up - ONE, up)
-            Fc[f + q] = flux(P, z, y, cc, w, x, along_m, along_s, r, terms)
+            line = line_of(P, z - ONE, y + ONE, terms.third)
+            around = corner(P, up + W, down + W, up - W, down - W, ONE, terms.third)
+            Fc[f + q] = flux(P, z, y, cc, w, x, along_m, along_s, line, around, r, terms)
 
 
 @inline
@@ -338,7 +376,9 @@ def sweep(
     base, sm, ss = strides
     lead, count, W, height, cut = tile
     e = 0 if limiter is None else 1
-    k = 1 + e
+    t = 0 if terms.third is None else 1
+    k = 1 + e + t
+    slots = 3 + t
     plane = u(height + 2 * k) * W
     line = u(64 // P.itemsize)
     wraps = lead == u(0)
@@ -347,14 +387,16 @@ def sweep(
         rows = min(height, extents[1] - begin)
         for q in range(G.size):
             G[q] = 0
-        for i in range(first - k, last + 2):
-            # Stages of this round: psi after the donor cell in plane i, the rest in plane j.
-            # Slots of the planes of P by their distance from i.
-            j = i - 1
-            p_up = line + u((i + 48) % 3) * plane
-            p_mid = line + u((i + 47) % 3) * plane
-            p_low = line + u((i + 46) % 3) * plane
-            f_up = line + u((i + 16) & 1) * plane
+        for i in range(first - k, last + 2 + t):
+            # Stages of this round: psi after the donor cell in plane i, faces along s between the
+            # planes j and g, the rest in plane j.
+            g = i - t
+            j = g - 1
+            p_new = line + u((i + 48) % slots) * plane
+            p_up = line + u((g + 48) % slots) * plane
+            p_mid = line + u((j + 48) % slots) * plane
+            p_low = line + u((j + 47) % slots) * plane
+            f_up = line + u((g + 16) & 1) * plane
             f_mid = line + u((j + 16) & 1) * plane
             source, kind_s = inside(i, extents[0], kinds[0], kinds[1])
             for w in range(-k, rows + 2 + e):
@@ -365,7 +407,7 @@ def sweep(
                     ask_for_row(psi, cc, cm, cs, r, x, count, line, ss)
                 soon = (x, cut is not None and coming, line)
                 if w < rows + k and i < last + k:
-                    to = p_up + u(w + k) * W
+                    to = p_new + u(w + k) * W
                     row, kind_m = inside(begin + w, extents[1], kinds[2], kinds[3])
                     fixed = fixed_axis(kind_s, kind_m, rank)
                     x = base + u(source) * ss + u(row) * sm - lead
@@ -380,12 +422,12 @@ def sweep(
                     fill_ends(P, to, extents, kinds, values, tile, decides)
                 v = w - 1
                 at = u(v + k) * W
-                x = base + u(i) * ss + u(begin + v) * sm - lead
+                x = base + u(g) * ss + u(begin + v) * sm - lead
                 if v >= -e:
-                    if first - e <= i and i <= last + e and v < rows + e:
+                    if first - e <= g and g <= last + e and v < rows + e:
                         slow_row(
-                            Fs, f_up + at, P, p_mid + at, p_up + at, W, cc, cm, cs, r, x,
-                            count, sm, ss, terms, soon, cut,
+                            Fs, f_up + at, P, p_low + at, p_mid + at, p_up + at, p_new + at, W,
+                            cc, cm, cs, r, x, count, sm, ss, terms, soon, cut,
                         )
                     if first - e <= j and j < last + e and v < rows + e + 1:
                         f0 = line + u((v + 8) & 3) * W

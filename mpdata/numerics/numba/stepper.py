@@ -21,8 +21,8 @@ Call = Callable[[int, int, int], tuple[Any, ...]]
 
 
 def fuses(scheme: Scheme, active: int) -> bool:
-    """Return whether one sweep serves a scheme on so many axes: what streams on a GPU, too."""
-    return active == 3 and scheme.passes == 2 and not scheme.third_order
+    """Return whether one sweep serves a scheme on so many axes."""
+    return active == 3 and scheme.passes == 2
 
 
 class Workers:
