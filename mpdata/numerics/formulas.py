@@ -155,10 +155,8 @@ class Ratio(NamedTuple):
     bottom: Value
 
 
-def density_at_face(left: Value, right: Value) -> Any:
+def density_at_face(left: Value, right: Value) -> Density:
     """Return the density at a face, Gbar (J15 equation 10), from 1 / G of its cells."""
-    if left is None:
-        return None
     return Density(left * right, (left + right) * real(0.5, left))
 
 

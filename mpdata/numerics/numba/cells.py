@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba.core import types
+from numba.extending import overload
 
 from mpdata.numerics.formulas import Corner, Cross, Ends, Line
 from mpdata.numerics.numba.inlined import (
@@ -24,6 +26,7 @@ from mpdata.numerics.numba.inlined import (
     into,
     largest,
     least,
+    optional,
     out_of,
     outflow,
     pseudo_velocity,
@@ -47,10 +50,10 @@ def first_item(strides: Any, plane: int, row: int, item: int) -> Any:
     return strides.base + along(plane, strides.s) + along(row, strides.m) + u(item)
 
 
-@inline
+@optional
 def item_of(A: Any, x: Any) -> Any:
     """Return an item of an array that may be left out."""
-    return None if A is None else A[x]
+    return A[x]
 
 
 # --- Donor cell -------------------------------------------------------------------------------
@@ -91,54 +94,47 @@ def donor_cell_pass(out: Array, psi: Array, C: Any, r: Array, strides: Any, regi
 # --- Faces ------------------------------------------------------------------------------------
 
 
-@inline
+@optional
 def cross_of(C: Array, P: Array, w: Any, x: Any, s: Any) -> Any:
     """Return the neighbours of the face between cells w and x along an axis of stride s."""
-    if s is None:
-        return None
     return Cross(C[w] + C[x], C[w + s] + C[x + s], P[w - s], P[x - s], P[w + s], P[x + s])
 
 
-@inline
-def line_of(P: Array, w: Any, x: Any, a: Any, third: Any) -> Any:
-    """Return psi of the cells beyond w and x, which lie ``a`` apart."""
-    if third is None:
-        return None
-    return Line(P[w - a], P[x + a])
+@optional
+def line_of(P: Array, left: Any, right: Any, third: Any) -> Any:
+    """Return psi of the cells beyond those of a face, for third-order terms."""
+    return Line(P[left], P[right])
 
 
-@inline
+@optional
 def corner_of(P: Array, w: Any, x: Any, se: Any, sf: Any, third: Any) -> Any:
-    """Return psi of the eight cells around a face, on its diagonals."""
-    if third is None:
-        return None
-    if se is None:
-        return None
-    if sf is None:
-        return None
+    """Return psi of the eight cells around a face, on its diagonals, for third-order terms."""
     rising = (P[w + se + sf] + P[x + se + sf]) + (P[w - se - sf] + P[x - se - sf])
     falling = (P[w + se - sf] + P[x + se - sf]) + (P[w - se + sf] + P[x - se + sf])
     return Corner(rising, falling)
 
 
-@inline
+@optional
 def ends_of(C: Array, w: Any, x: Any, a: Any, divergent: Any) -> Any:
-    """Return the face values of the faces before and behind."""
-    if divergent is None:
-        return None
+    """Return the face values of the faces before and behind, for divergent flows."""
     return Ends(C[w], C[x + a])
 
 
-@inline
 def first_of(e: Any, f: Any) -> Any:
     """Return the first of two axes that the grid has."""
     return f if e is None else e
 
 
-@inline
+@overload(first_of, jit_options={"forceinline": True}, strict=False)
+def _first_of(e: Any, f: Any) -> Any:
+    absent = isinstance(e, types.NoneType)
+    return (lambda e, f: f) if absent else (lambda e, f: e)
+
+
+@optional
 def second_of(e: Any, f: Any) -> Any:
-    """Return the second of two axes, where the grid has both."""
-    return None if e is None else f
+    """Return the second of two axes where the grid has both."""
+    return f
 
 
 @inline
@@ -153,7 +149,7 @@ def velocity(
     e, f = cross_of(Ce, P, w, x, se), cross_of(Cf, P, w, x, sf)
     return pseudo_velocity(
         Ca[x], density_at_face(item_of(r, w), item_of(r, x)), P[w], P[x],
-        first_of(e, f), second_of(e, f), line_of(P, w, x, a, terms.third),
+        first_of(e, f), second_of(e, f), line_of(P, w - a, x + a, terms.third),
         corner_of(P, w, x, se, sf, terms.third), ends_of(Ca, w, x, a, terms.divergent),
         terms.eps, terms.infinite,
     )

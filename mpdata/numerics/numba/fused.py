@@ -19,9 +19,9 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from mpdata.numerics.formulas import Corner, Cross, Line
+from mpdata.numerics.formulas import Corner, Cross
 from mpdata.numerics.numba.arguments import SEGMENT
-from mpdata.numerics.numba.cells import ONE, donor_cell, ends_of, item_of, share_of
+from mpdata.numerics.numba.cells import ONE, donor_cell, ends_of, item_of, line_of, share_of
 from mpdata.numerics.numba.inlined import (
     Array,
     advective_flux,
@@ -32,6 +32,7 @@ from mpdata.numerics.numba.inlined import (
     into,
     largest,
     least,
+    optional,
     out_of,
     outflow,
     pseudo_velocity,
@@ -118,15 +119,7 @@ def cross(
     return Cross(c_below, c_above, P[left_below], P[right_below], P[left_above], P[right_above])
 
 
-@inline
-def line_of(P: Array, left: Any, right: Any, third: Any) -> Any:
-    """Return psi of the cells beyond those of a face."""
-    if third is None:
-        return None
-    return Line(P[left], P[right])
-
-
-@inline
+@optional
 def corner(
     P: Array, above_above: Any, above_below: Any, below_above: Any, below_below: Any, z: Any,
     third: Any,
@@ -135,8 +128,6 @@ def corner(
 
     Four are given by their right cell, from which the left one is ``z`` items away.
     """
-    if third is None:
-        return None
     return Corner(
         (P[above_above - z] + P[above_above]) + (P[below_below - z] + P[below_below]),
         (P[above_below - z] + P[above_below]) + (P[below_above - z] + P[below_above]),

@@ -14,7 +14,7 @@ from typing import Any
 import numba
 from numba.core import types
 from numba.core.compiler import Compiler
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 from mpdata.numerics import formulas
 
@@ -50,6 +50,23 @@ def inline(function: Any) -> Any:
     """Compile into whatever calls it: loops are too short for calls with many arguments."""
     njit: Any = numba.njit
     return njit(forceinline=True, **OPTIONS)(function)
+
+
+def optional(function: Any) -> Any:
+    """Compile into whatever calls it; with an argument that is None the function returns None.
+
+    Chosen by types: a branch would make a value of it that may be None.
+    """
+    if numba.config.DISABLE_JIT:
+        return lambda *given: None if any(one is None for one in given) else function(*given)
+
+    def chosen(*given: Any) -> Any:
+        absent = any(isinstance(one, types.NoneType) for one in given)
+        return (lambda *given: None) if absent else function
+
+    options = {name: OPTIONS[name] for name in ("error_model", "boundscheck", "fastmath")}
+    overload(function, jit_options={"forceinline": True, **options}, strict=False)(chosen)
+    return function
 
 
 # --- Operations on single values --------------------------------------------------------------
@@ -108,10 +125,10 @@ NAMES: dict[str, Any] = {
 """What the formulas' text refers to when it is compiled."""
 
 
-def compiled(function: Any) -> Any:
+def compiled(function: Any, by: Any = inline) -> Any:
     """Return a formula that refers to compiled ones."""
     twin = FunctionType(function.__code__, NAMES, function.__name__)
-    NAMES[function.__name__] = inline(twin)
+    NAMES[function.__name__] = by(twin)
     return NAMES[function.__name__]
 
 
@@ -122,7 +139,7 @@ for _name in ("basic_velocity", "third_order", "divergent_flow"):
 
 donor_cell_outflow = compiled(formulas.donor_cell_outflow)
 updated = compiled(formulas.updated)
-density_at_face = compiled(formulas.density_at_face)
+density_at_face = compiled(formulas.density_at_face, optional)
 pseudo_velocity = compiled(formulas.pseudo_velocity)
 advective_flux = compiled(formulas.advective_flux)
 outflow = compiled(formulas.outflow)
