@@ -211,17 +211,16 @@ def plane_row(
 
 
 @inline
-def highest(high: Any, A: Array, c: Any, m0: Any, m1: Any, s0: Any, s1: Any) -> Any:
-    """Return the largest of a value and an array's around item c: m0, m1, s0, s1 beside it."""
-    high = largest(high, largest(A[c - ONE], A[c + ONE]))
-    return largest(largest(high, largest(A[m0], A[m1])), largest(A[s0], A[s1]))
-
-
-@inline
-def lowest(low: Any, A: Array, c: Any, m0: Any, m1: Any, s0: Any, s1: Any) -> Any:
-    """Return the smallest of a value and an array's around item c."""
-    low = least(low, least(A[c - ONE], A[c + ONE]))
-    return least(least(low, least(A[m0], A[m1])), least(A[s0], A[s1]))
+def bounds(
+    high: Any, low: Any, A: Array, c: Any, m0: Any, m1: Any, s0: Any, s1: Any
+) -> tuple[Any, Any]:
+    """Return the bounds of two values and an array's around item c: m0, m1, s0, s1 beside it."""
+    a, b = A[c - ONE], A[c + ONE]
+    high, low = largest(high, largest(a, b)), least(low, least(a, b))
+    a, b = A[m0], A[m1]
+    high, low = largest(high, largest(a, b)), least(low, least(a, b))
+    a, b = A[s0], A[s1]
+    return largest(high, largest(a, b)), least(low, least(a, b))
 
 
 @inline
@@ -239,10 +238,9 @@ def betas_row(
             q = first + t
             x, y, up, down = x0 + q, b1 + q, b2 + q, b0 + q
             here, before = P[y], psi[x]
-            high = highest(largest(before, here), P, y, y - W, y + W, down, up)
-            high = highest(high, psi, x, x - sm, x + sm, x - ss, x + ss)
-            low = lowest(least(before, here), P, y, y - W, y + W, down, up)
-            low = lowest(low, psi, x, x - sm, x + sm, x - ss, x + ss)
+            high, low = largest(before, here), least(before, here)
+            high, low = bounds(high, low, P, y, y - W, y + W, down, up)
+            high, low = bounds(high, low, psi, x, x - sm, x + sm, x - ss, x + ss)
             enters, leaves = Fc[f0 + q], Fc[f0 + q + ONE]
             gain, loss = into(enters, leaves), out_of(enters, leaves)
             enters, leaves = Fm[f0 + q], Fm[f1 + q]
