@@ -5,17 +5,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from combinations import Combination, rough
+from cuda_on_host import build_in, compiler, kept
 
 from mpdata.cases import Setup
+from mpdata.numerics.cuda.job import Tile
+from mpdata.numerics.cuda.stepper import CudaStepper
 from mpdata.options import Scheme
-from mpdata.solver import Solver
+from mpdata.solver import Solver, padded_zeros
 
 Array = npt.NDArray[Any]
 Answer = Callable[[Setup, Scheme, str, int], Array]
@@ -35,8 +40,21 @@ def by_solver(backend: str) -> Answer:
     return answer
 
 
+def by_cuda_source(setup: Setup, scheme: Scheme, dtype: str, steps: int) -> Array:
+    """Return what the CUDA source gives that is built for the host."""
+    if compiler() is None:
+        pytest.skip("no C++ compiler on this machine")
+    solver = Solver(setup, scheme, dtype, "numpy")
+    geo, h = solver.geometry, solver.flow.h
+    allocate, build = partial(padded_zeros, geo, h.dtype), build_in(kept(os.environ))
+    stepper = CudaStepper(geo, scheme, h, allocate, build, tile=Tile(8, 7, chunk=3))
+    vars(solver)["_stepper"] = stepper
+    solver.advance(steps)
+    return solver.psi
+
+
 reference = by_solver("numpy")
-ANSWERS: dict[str, Answer] = {"numba": by_solver("numba")}
+ANSWERS: dict[str, Answer] = {"numba": by_solver("numba"), "cuda-on-host": by_cuda_source}
 """Every other way to compute a step; whoever adds a backend adds a line."""
 
 

@@ -57,15 +57,17 @@ def optional(function: Any) -> Any:
 
     Chosen by types: a branch would make a value of it that may be None.
     """
-    if numba.config.DISABLE_JIT:
+    config: Any = numba.config
+    if config.DISABLE_JIT:
         return lambda *given: None if any(one is None for one in given) else function(*given)
 
     def chosen(*given: Any) -> Any:
         absent = any(isinstance(one, types.NoneType) for one in given)
         return (lambda *given: None) if absent else function
 
-    options = {name: OPTIONS[name] for name in ("error_model", "boundscheck", "fastmath")}
-    overload(function, jit_options={"forceinline": True, **options}, strict=False)(chosen)
+    options: Any = {name: OPTIONS[name] for name in ("error_model", "boundscheck", "fastmath")}
+    options["forceinline"] = True
+    overload(function, jit_options=options, strict=False)(chosen)
     return function
 
 
