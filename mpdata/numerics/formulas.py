@@ -196,14 +196,16 @@ def basic_velocity(
         top = lead * rise
         bottom = a
         if e is not None:
-            along_e = total(e) * (above(e) - below(e))
-            b = above(e) + below(e) + eps
+            high, low = above(e), below(e)
+            along_e = total(e) * (high - low)
+            b = high + low + eps
             if f is None:
                 cross = along_e
                 others = b
             else:
-                along_f = total(f) * (above(f) - below(f))
-                d = above(f) + below(f) + eps
+                high, low = above(f), below(f)
+                along_f = total(f) * (high - low)
+                d = high + low + eps
                 cross = fma(along_e, d, along_f * b)
                 others = b * d
             top = fma(top, others, real(-0.125, c) * flow * a * cross)
