@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpdata.grid import Geometry, fill_edges
-from mpdata.numerics import reference
+from mpdata.numerics import formulas, reference
 from mpdata.options import Scheme
 
 Array = Any
@@ -38,8 +38,16 @@ class Stepper(Protocol):
         ...
 
 
+def inverse(h: Array, allocate: Callable[[], Array]) -> Array:
+    """Return 1 / density, and 1 where there is none."""
+    r = allocate()
+    r[...] = 1
+    np.divide(1, h, out=r, where=h > 0)
+    return r
+
+
 class ReferenceStepper:
-    """The formulas of :mod:`mpdata.numerics.reference` in their order.
+    """The passes of :mod:`mpdata.numerics.reference` in their order.
 
     Args:
         geometry: the block.
@@ -53,7 +61,8 @@ class ReferenceStepper:
     def __init__(
         self, geometry: Geometry, scheme: Scheme, h: Array, allocate: Callable[[], Array]
     ) -> None:
-        self.geo, self.scheme, self.h = geometry, scheme, h
+        self.geo, self.scheme, self.r = geometry, scheme, inverse(h, allocate)
+        self.axes = sorted(geometry.active, key=lambda axis: h.strides[axis])
         corrective = scheme.passes - 1
         self._iterate = [allocate() for _ in range(corrective)]
         empty = np.empty(0)
@@ -66,47 +75,46 @@ class ReferenceStepper:
     @property
     def nbytes(self) -> int:
         """Bytes of scratch."""
-        arrays = [*self._iterate, *self._betas, *(v for vs in self._velocity for v in vs)]
+        arrays = [self.r, *self._iterate, *self._betas, *(v for vs in self._velocity for v in vs)]
         return sum(int(a.nbytes) for a in arrays)
 
     def warm(self) -> None:
-        """NumPy is always ready."""
+        """Load the one operation that NumPy lacks."""
+        formulas.fma(*np.zeros((3, 1), self.r.dtype))
 
     def advance(self, psi: Array, out: Array, C: list[Array], layers: Layers | None = None) -> None:
         """Set the interior of ``out`` to psi, its halo filled, advanced by one step."""
         depth = self.geo.halo - 1
         now = [*self._iterate, out]
-        reference.donor_cell(now[0], psi, C, self.h, self.geo, depth)
-        for number in range(self.scheme.passes - 1):
+        reference.donor_cell(now[0], psi, C, self.r, self.geo, self.axes, depth)
+        for number, V in enumerate(self._velocity):
             fill_edges(now[number], self.geo)
-            V = self._velocity[number]
-            depth = self._correct(V, number, psi, now[number], C, depth)
-            gauge = self.scheme.infinite_gauge
-            reference.correct(now[number + 1], now[number], V, self.h, self.geo, depth, gauge)
+            depth = self._correct(number, psi, now[number], now[number + 1], C, depth)
             C = V
 
     def _correct(
-        self, V: list[Array], number: int, before: Array, psi: Array, C: list[Array], depth: int
+        self, number: int, before: Array, psi: Array, out: Array, C: list[Array], depth: int
     ) -> int:
-        """Compute the corrective velocities; return how far around the block the next pass can go.
+        """Set ``out`` to psi after a corrective pass; return how far around the block it is valid.
 
         ``psi`` is valid on ``depth`` cells around the interior: velocities then on the faces of
         one cell less (two with third-order terms), and limited ones on one less again.
         """
-        scheme, h, geo = self.scheme, self.h, self.geo
+        scheme, r, geo, axes, V = self.scheme, self.r, self.geo, self.axes, self._velocity[number]
         terms = reference.Terms(
             scheme.infinite_gauge,
             third_order=scheme.third_order and number == 0,
             divergent_flow=scheme.divergent_flow and number == 0,
         )
         depth -= 2 if terms.third_order else 1
-        for a in geo.active:
-            reference.antidiffusive_velocity(V[a], a, psi, C, h, geo, depth, terms)
+        for a in axes:
+            reference.pseudo_velocity(V[a], a, psi, C, r, geo, axes, depth, terms)
         if scheme.limiter:
             up, down = self._betas
-            gauge = scheme.infinite_gauge
-            reference.betas(up, down, before, psi, V, h, geo, depth, gauge)
+            reference.betas(up, down, before, psi, V, r, geo, axes, depth, terms)
             depth -= 1
-            for a in geo.active:
-                reference.limit(V[a], a, psi, up, down, geo, depth, gauge)
+        reference.correct(out, psi, V, r, geo, axes, depth, terms, self._betas)
+        if scheme.limiter and number + 1 < len(self._velocity):
+            for a in axes:
+                reference.limit_velocity(V[a], a, psi, self._betas, geo, depth, terms)
         return depth

@@ -31,7 +31,7 @@ from mpdata.study.convergence import (
 PROBLEMS = (TRANSLATION, FRONT, DIVERGENT, PILE)
 
 
-# Backends agree to round-off: in a quick run one of them is measured.
+# Backends have the same bits: in a quick run one of them is measured.
 BACKENDS = all_wide_but(["numpy", "numba"], "numpy")
 ALL = list(schemes(divergent_flow=False))
 CORRECTED = [scheme for scheme in ALL if scheme.passes > 1]

@@ -1,4 +1,4 @@
-"""The CUDA source on a GPU: the reference's answer, the same bits however it is run, no races."""
+"""The CUDA source on a GPU: the reference's bits however it is run, no races."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ except InputError as error:
 pytestmark = pytest.mark.promise("gpu")
 Triple = tuple[int, int, int]
 
-TOLERANCE = {"f8": 1e-13, "f4": 5e-6}
 BOUNDARIES = ["periodic", "wall,open,fixed:1.5", "fixed:1.2,periodic,fixed:0.7"]
 ALL = Scheme(2, True, True, True, True)
 SCHEMES = [Scheme(1), *(Scheme(n, *on) for n in (2, 3) for on in product((False, True), repeat=4))]
@@ -58,7 +57,7 @@ def on_device(block: check.Block, *given: Any, steps: int = 2, **more: Any) -> A
 
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-def test_every_variant_gives_the_answer_of_the_reference(scheme: Scheme, dtype: str) -> None:
+def test_every_variant_has_the_bits_of_the_reference(scheme: Scheme, dtype: str) -> None:
     grids = [GRID, *(FLAT if scheme in (Scheme(2), ALL) else [])]
     for grid in grids:
         for boundaries in BOUNDARIES:
@@ -67,11 +66,9 @@ def test_every_variant_gives_the_answer_of_the_reference(scheme: Scheme, dtype: 
             device = block_of(cupy, grid, scheme, boundaries, dtype)
             fast = streams(scheme, len(host.geo.active))
             variants = ("four", "fused") if fast else ("four",)
-            found = [on_device(device, variant) for variant in variants]
-            for variant, answer in zip(variants, found, strict=True):
-                away = check.difference(answer, expected)
-                assert away <= TOLERANCE[dtype], (grid, boundaries, variant)
-            assert len({answer.tobytes() for answer in found}) == 1, (grid, boundaries)
+            for variant in variants:
+                answer = on_device(device, variant)
+                assert answer.tobytes() == expected.tobytes(), (grid, boundaries, variant)
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")

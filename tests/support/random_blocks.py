@@ -86,11 +86,6 @@ def after(block: Block, stepper: Stepper, steps: int = 2) -> Array:
     return psi[block.geo.cells(0)]
 
 
-def difference(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
-    """Return the largest difference over the largest value."""
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
-
-
 def _module_of(array: Array) -> Any:
     if isinstance(array, np.ndarray):
         return np

@@ -83,9 +83,8 @@ def test_from_cores_to_a_gpu_and_back(
     used = [strategy] + ["warm" if strategy == "merge" else strategy] * 2
     assert [row["strategy"] for row in rms.row(job)["resizes"]] == used
     assert found["backend"] == "numba" and found["ranks"] == 1
-    assert np.abs(a - b).max() <= 1e-13 * np.abs(a).max()
-    # Some steps were NumPy's: bits are promised for each backend alone.
-    assert found["sha256"] != steady["sha256"]
+    # Some steps were NumPy's.
+    assert found["sha256"] == steady["sha256"] and a.tobytes() == b.tobytes()
 
 
 @pytest.mark.wide

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from cuda_on_host import compiler
 from device_runs import CUPY, RANDOM, environment
@@ -38,19 +37,16 @@ def on_device(run: Run, tmp_path: Path) -> Device:
     return call
 
 
-def test_resizes_with_device_fields_leave_the_same_bits(on_device: Device, tmp_path: Path) -> None:
-    final = tmp_path / "final.npy"
-    steady = on_device(1, *CUPY, "--final", str(final))
+def test_resizes_with_device_fields_leave_the_same_bits(on_device: Device) -> None:
+    steady = on_device(1, *CUPY)
     assert steady["backend"] == "cupy" and steady["resizes"] == []
     moved = on_device(2, *CUPY, "--resize-at", "4:3,9:1")
     assert [(r["step"], r["from"], r["to"]) for r in moved["resizes"]] == [(4, 2, 3), (9, 3, 1)]
     assert all(r["bytes"] == 24 * 20 * 6 * 8 for r in moved["resizes"])
     assert all(r["stall_s"] >= r["move_s"] > 0 for r in moved["resizes"])
     assert moved["sha256"] == steady["sha256"] and moved["ns_per_cell_step"] > 0
-    plain = tmp_path / "plain.npy"
-    assert on_device(1, "--backend", "numba", "--final", str(plain))["backend"] == "numba"
-    away = np.abs(np.load(final) - np.load(plain)).max() / np.abs(np.load(plain)).max()
-    assert away <= 1e-13
+    plain = on_device(1, "--backend", "numba")
+    assert plain["backend"] == "numba" and plain["sha256"] == steady["sha256"]
 
 
 def test_auto_takes_cupy_where_a_gpu_answers_and_says_which_it_was(on_device: Device) -> None:

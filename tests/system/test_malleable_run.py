@@ -245,14 +245,9 @@ def newest(folder: Path) -> str:
 
 
 @pytest.mark.wide
-def test_numpy_and_numba_agree(mpdata_run: Mpirun, tmp_path: Path) -> None:
-    fields = []
-    for backend in ("numpy", "numba"):
-        path = tmp_path / f"{backend}.npy"
-        mpdata_run(2, *RANDOM, "--backend", backend, "--final", str(path))
-        fields.append(np.load(path))
-    a, b = fields
-    assert np.abs(a - b).max() <= 1e-13 * np.abs(a).max()
+def test_numpy_and_numba_have_the_same_bits(mpdata_run: Mpirun) -> None:
+    a, b = (mpdata_run(2, *RANDOM, "--backend", backend) for backend in ("numpy", "numba"))
+    assert a["sha256"] == b["sha256"]
 
 
 @pytest.mark.promise("output")

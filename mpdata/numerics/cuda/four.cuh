@@ -6,18 +6,17 @@
 
 DEVICE long long step_along(const Job &job, int axis) { return axis == 0 ? 1 : job.stride[axis]; }
 
-// psi after one donor-cell pass at the cell `at` (S84 equation 2; J15 equation 8).
+// psi after one donor-cell pass at the cell `at`.
 DEVICE real donor_cell(const Job &job, const real *psi, long long at) {
     const real here = load(psi + at);
-    real outflow = 0;
+    real net = 0;
 #pragma unroll
     for (int a = 0; a < AXES; ++a) {
         const long long s = step_along(job, a);
-        const real leaving = donor_cell_flux(here, load(psi + at + s), load(job.c[a] + at + s));
-        const real entering = donor_cell_flux(load(psi + at - s), here, load(job.c[a] + at));
-        outflow += leaving - entering;
+        net = donor_cell_outflow(net, load(psi + at - s), here, load(psi + at + s),
+                                 load(job.c[a] + at), load(job.c[a] + at + s));
     }
-    return here - outflow / density_at(job, at);
+    return updated(here, net, inverse_density(job, at));
 }
 
 // Around a face normal to axis A: values of an array at the two cells (or of face values at the two
@@ -38,54 +37,38 @@ struct AtFace {
     }
     DEVICE Cross cross(int e) const {
         const long long s = step_along(job, e);
-        return {pair(job.c[e]), pair(job.c[e], s), pair(job.psi, s), pair(job.psi, -s)};
+        return {pair(job.c[e]),     pair(job.c[e], s), left(job.psi, -s),
+                right(job.psi, -s), left(job.psi, s),  right(job.psi, s)};
     }
 };
-
-// The third-order terms (MS98; W18; reference.py says what they are).
-template <int A>
-DEVICE real third_order(const AtFace<A> &face, real c, real density) {
-    constexpr int OTHERS[2] = {A == 0 ? 1 : 0, A == 2 ? 1 : 2};
-    const real *psi = face.job.psi;
-    const real outer = face.left(psi, -face.along) + face.right(psi, face.along);
-    const real along = 2 * per_psi(outer, face.pair(psi), 4);
-    const real size = fabs(c);
-    real v = (3 * c * size / density - 2 * c * c * c / (density * density) - c) / 6 * along;
-#pragma unroll
-    for (int n = 0; n < AXES - 1; ++n) {
-        const int e = OTHERS[n];
-        const long long s = step_along(face.job, e);
-        const real rising = face.right(psi, s) + face.left(psi, -s);
-        const real falling = face.left(psi, s) + face.right(psi, -s);
-        const real mixed = 2 * per_psi(rising, falling, 4);
-        v += face.cross(e).mean() * (size - 2 * c * c / density) / (2 * density) * mixed;
-    }
-    if (AXES > 2) {
-        const long long e = step_along(face.job, OTHERS[0]), f = step_along(face.job, OTHERS[1]);
-        const real rising = face.pair(psi, e + f) + face.pair(psi, -e - f);
-        const real falling = face.pair(psi, e - f) + face.pair(psi, f - e);
-        const real means = face.cross(OTHERS[0]).mean() * face.cross(OTHERS[1]).mean();
-        v -= 2 * c * means / (3 * density * density) * per_psi(rising, falling, 8);
-    }
-    return v;
-}
 
 // The pseudo-velocity through the lower face along A of the cell `at`.
 template <int A>
 DEVICE real velocity(const Job &job, long long at) {
     constexpr int E = A == 0 ? 1 : 0, F = A == 2 ? 1 : 2;
     const AtFace<A> face(job, at);
+    const real *psi = job.psi;
     const real c = face.right(job.c[A]);
-    const real density = mean_density(density_at(job, at - face.along), density_at(job, at));
-    const real left = face.left(job.psi), right = face.right(job.psi);
+    const Density density =
+        density_at_face(inverse_density(job, at - face.along), inverse_density(job, at));
+    const real left = face.left(psi), right = face.right(psi);
     Cross e = {}, f = {};
     if (AXES > 1) e = face.cross(E);
     if (AXES > 2) f = face.cross(F);
-    real v = pseudo_velocity<AXES - 1>(c, density, left, right, e, f);
-    if (THIRD_ORDER && job.extra) v += third_order(face, c, density);
+    real v = basic_velocity<AXES - 1>(c, density, left, right, e, f);
+    if (THIRD_ORDER && job.extra) {
+        const real outer = face.left(psi, -face.along) + face.right(psi, face.along);
+        real rising = 0, falling = 0;
+        if (AXES > 2) {
+            const long long se = step_along(job, E), sf = step_along(job, F);
+            rising = face.pair(psi, se + sf) + face.pair(psi, -se - sf);
+            falling = face.pair(psi, se - sf) + face.pair(psi, sf - se);
+        }
+        v = third_order<AXES - 1>(v, c, density, left, right, e, f, outer, rising, falling);
+    }
     if (DIVERGENT && job.extra)
-        v += divergent_flow(c, density, left, right, face.left(job.c[A]),
-                            face.right(job.c[A], face.along), e, f);
+        v = divergent_flow<AXES - 1>(v, c, density, left, right, face.left(job.c[A]),
+                                     face.right(job.c[A], face.along), e, f);
     return v;
 }
 
@@ -97,8 +80,8 @@ DEVICE real flux_through(const Job &job, int a, long long at) {
 // What the limiter lets through the lower face of a cell, as a part of it.
 DEVICE real share_of(const Job &job, int a, long long at, real flux) {
     const long long s = step_along(job, a);
-    return share(flux, load(job.up + at - s), load(job.down + at - s), load(job.up + at),
-                 load(job.down + at));
+    return allowed(flux, load(job.up + at - s), load(job.down + at - s), load(job.up + at),
+                   load(job.down + at));
 }
 
 DEVICE real limited_flux(const Job &job, int a, long long at) {
@@ -108,11 +91,12 @@ DEVICE real limited_flux(const Job &job, int a, long long at) {
 
 // psi after the corrective fluxes.
 DEVICE real corrected(const Job &job, long long at) {
-    real outflow = 0;
+    real net = 0;
 #pragma unroll
     for (int a = 0; a < AXES; ++a)
-        outflow += limited_flux(job, a, at + step_along(job, a)) - limited_flux(job, a, at);
-    return load(job.psi + at) - outflow / density_at(job, at);
+        net = outflow(net, limited_flux(job, a, at),
+                      limited_flux(job, a, at + step_along(job, a)));
+    return updated(load(job.psi + at), net, inverse_density(job, at));
 }
 
 KERNEL(donor_cell_pass, CELL_THREADS) {
@@ -150,9 +134,7 @@ KERNEL(limiter_betas, CELL_THREADS) {
             cell.bound(load(job.psi + at - s));
             cell.flow(flux_through(job, a, at), flux_through(job, a, at + s));
         }
-        const real density = density_at(job, at);
-        job.up[at] = cell.up(here, density);
-        job.down[at] = cell.down(here, density);
+        cell.betas(here, inverse_density(job, at), job.up[at], job.down[at]);
     });
 }
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpdata.grid import Geometry
-from mpdata.numerics.reference import EPSILON
+from mpdata.numerics.formulas import EPSILON
 from mpdata.options import Scheme
 
 HERE = Path(__file__).parent

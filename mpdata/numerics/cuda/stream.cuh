@@ -41,7 +41,7 @@ COLD real psi_beyond(const Job &job, int x, int y, int z) {
 // What arrives from memory for a column with each plane q: psi one plane ahead, as the donor cell's
 // upper neighbour, and so the face above.
 struct Arrival {
-    real psi_above, cx, cy, cz_above, h;
+    real psi_above, cx, cy, cz_above, r;
 
     DEVICE void fetch(const Job &job, long long at) {
         const long long above = at + job.stride[2];
@@ -49,7 +49,7 @@ struct Arrival {
         cx = load(job.c[0] + at);
         cy = load(job.c[1] + at);
         cz_above = load(job.c[2] + above);
-        h = density_at(job, at);
+        r = inverse_density(job, at);
     }
 };
 
@@ -60,20 +60,17 @@ struct Plane {
     real star;                // psi after the donor-cell pass
     real west, east, south, north;  // star of the columns beside it
     real cx, cx_east, cy, cy_north, cz, cz_west, cz_south;
-    real h;
+    real r;                   // 1 / density
     real flux_z;              // through the lower face
     real up, down;            // betas
-    real limited_z, net_xy;   // limited fluxes: through the lower face; out of the sides
+    real net;                 // outflow of limited fluxes, but that through the upper face
 };
 
 DEVICE real star_of(const Plane &q, const Arrival &in, real below, const Input &psi) {
-    const real west = donor_cell_flux(psi(-1, 0), q.psi, q.cx);
-    const real east = donor_cell_flux(q.psi, psi(1, 0), q.cx_east);
-    const real south = donor_cell_flux(psi(0, -1), q.psi, q.cy);
-    const real north = donor_cell_flux(q.psi, psi(0, 1), q.cy_north);
-    const real lower = donor_cell_flux(below, q.psi, q.cz);
-    const real upper = donor_cell_flux(q.psi, in.psi_above, in.cz_above);
-    return q.psi - ((east - west) + (north - south) + (upper - lower)) / q.h;
+    real net = donor_cell_outflow(0, psi(-1, 0), q.psi, psi(1, 0), q.cx, q.cx_east);
+    net = donor_cell_outflow(net, psi(0, -1), q.psi, psi(0, 1), q.cy, q.cy_north);
+    net = donor_cell_outflow(net, below, q.psi, in.psi_above, q.cz, in.cz_above);
+    return updated(q.psi, net, q.r);
 }
 
 KERNEL(fused_step, TILE_THREADS) {
@@ -106,7 +103,7 @@ KERNEL(fused_step, TILE_THREADS) {
     for (int z = z0 - REACH; z < z1 + REACH; ++z, at += dz) {
         // The newest plane: psi*, and the extrema of psi around the cell.
         Plane q;
-        q.psi = psi_here, q.cx = in.cx, q.cy = in.cy, q.cz = cz_here, q.h = in.h;
+        q.psi = psi_here, q.cx = in.cx, q.cy = in.cy, q.cz = cz_here, q.r = in.r;
         q.cx_east = load(job.c[0] + at + 1);
         q.cy_north = load(job.c[1] + at + dy);
         const Input psi = {job.before + at, dy};
@@ -132,39 +129,39 @@ KERNEL(fused_step, TILE_THREADS) {
         q.west = sq(-1, 0), q.east = sq(1, 0), q.south = sq(0, -1), q.north = sq(0, 1);
         const Input cz = {job.c[2] + at, dy};
         q.cz_west = cz(-1, 0), q.cz_south = cz(0, -1);
-        const Input h = {job.h + at - dz, dy};
         const Input cx_k = {job.c[0] + at - dz, dy}, cy_k = {job.c[1] + at - dz, dy};
-        real density = UNIT_DENSITY ? real(1) : mean_density(h(-1, 0), k.h);
-        Cross e = {cy_k(-1, 0) + k.cy, cy_k(-1, 1) + k.cy_north, sk(-1, 1) + k.north,
-                   sk(-1, -1) + k.south};
-        Cross f = {k.cz_west + k.cz, q.cz_west + q.cz, q.west + q.star, j.west + j.star};
-        real v = pseudo_velocity<2>(k.cx, density, k.west, k.star, e, f);
+        Density density = density_at_face(inverse_density(job, at - dz - 1), k.r);
+        Cross e = {cy_k(-1, 0) + k.cy, cy_k(-1, 1) + k.cy_north, sk(-1, -1), k.south, sk(-1, 1),
+                   k.north};
+        Cross f = {k.cz_west + k.cz, q.cz_west + q.cz, j.west, j.star, q.west, q.star};
+        real v = basic_velocity<2>(k.cx, density, k.west, k.star, e, f);
         if (DIVERGENT)
-            v += divergent_flow(k.cx, density, k.west, k.star, cx_k(-1, 0), k.cx_east, e, f);
+            v = divergent_flow<2>(v, k.cx, density, k.west, k.star, cx_k(-1, 0), k.cx_east, e, f);
         const real flux_x = advective_flux(k.west, k.star, v);
 
-        density = UNIT_DENSITY ? real(1) : mean_density(h(0, -1), k.h);
-        e = {cx_k(0, -1) + k.cx, cx_k(1, -1) + k.cx_east, sk(1, -1) + k.east,
-             sk(-1, -1) + k.west};
-        f = {k.cz_south + k.cz, q.cz_south + q.cz, q.south + q.star, j.south + j.star};
-        v = pseudo_velocity<2>(k.cy, density, k.south, k.star, e, f);
+        density = density_at_face(inverse_density(job, at - dz - dy), k.r);
+        e = {cx_k(0, -1) + k.cx, cx_k(1, -1) + k.cx_east, sk(-1, -1), k.west, sk(1, -1), k.east};
+        f = {k.cz_south + k.cz, q.cz_south + q.cz, j.south, j.star, q.south, q.star};
+        v = basic_velocity<2>(k.cy, density, k.south, k.star, e, f);
         if (DIVERGENT)
-            v += divergent_flow(k.cy, density, k.south, k.star, cy_k(0, -1), k.cy_north, e, f);
+            v = divergent_flow<2>(v, k.cy, density, k.south, k.star, cy_k(0, -1), k.cy_north, e, f);
         const real flux_y = advective_flux(k.south, k.star, v);
 
-        density = mean_density(k.h, q.h);
-        e = {k.cx + q.cx, k.cx_east + q.cx_east, k.east + q.east, k.west + q.west};
-        f = {k.cy + q.cy, k.cy_north + q.cy_north, k.north + q.north, k.south + q.south};
-        v = pseudo_velocity<2>(q.cz, density, k.star, q.star, e, f);
-        if (DIVERGENT) v += divergent_flow(q.cz, density, k.star, q.star, k.cz, cz_here, e, f);
+        density = density_at_face(k.r, q.r);
+        e = {k.cx + q.cx, k.cx_east + q.cx_east, k.west, q.west, k.east, q.east};
+        f = {k.cy + q.cy, k.cy_north + q.cy_north, k.south, q.south, k.north, q.north};
+        v = basic_velocity<2>(q.cz, density, k.star, q.star, e, f);
+        if (DIVERGENT)
+            v = divergent_flow<2>(v, q.cz, density, k.star, q.star, k.cz, cz_here, e, f);
         q.flux_z = advective_flux(k.star, q.star, v);
         side[0][here] = flux_x, side[1][here] = flux_y;
         BARRIER();
 
         if (!LIMITED) {
             const Column sx = {side[0] + here, TILE_X}, sy = {side[1] + here, TILE_X};
-            const real net = (sx(1, 0) - flux_x) + (sy(0, 1) - flux_y) + (q.flux_z - k.flux_z);
-            if (writes && z > z0 && z <= z1) job.out[at - dz] = k.star - net / k.h;
+            real net = outflow(outflow(0, flux_x, sx(1, 0)), flux_y, sy(0, 1));
+            net = outflow(net, k.flux_z, q.flux_z);
+            if (writes && z > z0 && z <= z1) job.out[at - dz] = updated(k.star, net, k.r);
             j = k, k = q;
             continue;
         }
@@ -176,20 +173,21 @@ KERNEL(fused_step, TILE_THREADS) {
         cell.flow(flux_x, side[0][here + 1]);
         cell.flow(flux_y, side[1][here + TILE_X]);
         cell.flow(k.flux_z, q.flux_z);
-        k.up = cell.up(k.star, k.h), k.down = cell.down(k.star, k.h);
+        cell.betas(k.star, k.r, k.up, k.down);
         beta[0][here] = k.up, beta[1][here] = k.down;
         BARRIER();
 
         // The limited fluxes, side by side with those of the columns beyond; then plane j is done.
         const Column up = {beta[0] + here, TILE_X}, down = {beta[1] + here, TILE_X};
-        const real limited_x = flux_x * share(flux_x, up(-1, 0), down(-1, 0), k.up, k.down);
-        const real limited_y = flux_y * share(flux_y, up(0, -1), down(0, -1), k.up, k.down);
-        k.limited_z = k.flux_z * share(k.flux_z, j.up, j.down, k.up, k.down);
+        const real limited_x = flux_x * allowed(flux_x, up(-1, 0), down(-1, 0), k.up, k.down);
+        const real limited_y = flux_y * allowed(flux_y, up(0, -1), down(0, -1), k.up, k.down);
+        const real limited_z = k.flux_z * allowed(k.flux_z, j.up, j.down, k.up, k.down);
         side[0][here] = limited_x, side[1][here] = limited_y;
         BARRIER();
-        k.net_xy = (side[0][here + 1] - limited_x) + (side[1][here + TILE_X] - limited_y);
-        const real net = j.net_xy + (k.limited_z - j.limited_z);
-        if (writes && z > z0 + 1 && z <= z1 + 1) job.out[at - 2 * dz] = j.star - net / j.h;
+        k.net = outflow(0, limited_x, side[0][here + 1]);
+        k.net = outflow(k.net, limited_y, side[1][here + TILE_X]) - limited_z;
+        if (writes && z > z0 + 1 && z <= z1 + 1)
+            job.out[at - 2 * dz] = updated(j.star, j.net + limited_z, j.r);
         j = k, k = q;
     }
 }

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpdata.grid import Geometry
-from mpdata.numerics.reference import epsilon
+from mpdata.numerics.formulas import epsilon
 from mpdata.options import Scheme
 
 Array = npt.NDArray[Any]
@@ -36,7 +36,7 @@ class Flow(NamedTuple):
 class Strides(NamedTuple):
     """Index of the interior's first cell, and items from a row and from a plane to the next.
 
-    Unsigned: signed indices cost a test for negative values. An axis of one cell has stride 0.
+    Unsigned: signed indices cost a test for negative values. An axis of one cell has None.
     """
 
     base: Any
@@ -166,12 +166,12 @@ class Layout:
         slowest = order[-1] if len(order) > 1 else None
         middle = order[1] if len(order) == 3 else None
         base = sum(geometry.halo * items[axis] for axis in geometry.active)
-        m, s = (0 if axis is None else items[axis] for axis in (middle, slowest))
-        strides = Strides(np.uint64(base), np.uint64(m), np.uint64(s))
+        m, s = (None if axis is None else np.uint64(items[axis]) for axis in (middle, slowest))
+        strides = Strides(np.uint64(base), m, s)
         return Layout(geometry, (order[0], middle, slowest), strides)
 
     def flow(self, C: list[Array], none: Array) -> Flow:
-        """Return the memory of face values; ``none`` is zero where there is no axis."""
+        """Return the memory of face values; ``none`` stands for an axis that there is not."""
         return Flow(*(flat(none if axis is None else C[axis]) for axis in self.axes))
 
     def cells(self, axis: int | None) -> int:

@@ -1,12 +1,13 @@
-"""Two passes over a block in three axes, without third-order terms, in one sweep over memory.
+"""Two passes over a block in three axes in one sweep over memory.
 
 One pass over memory does a whole step: planes of the slowest axis s are taken one after the
 other; in each, tiles of rows of the middle axis m; in those, rows of the contiguous axis c. Every
 row goes through all stages at once, each stage one row and one plane behind the one it needs: the
-donor cell, the faces of the pseudo-velocity, the betas, the limited update. What a stage leaves
+donor cell, the faces of the pseudo-velocity, the betas, the limited update. Third-order terms look
+a plane further: with them all stages but the first are one more plane behind. What a stage leaves
 for later lies in a few planes of one tile that stay in the second-level cache. The formulas are
-those of :mod:`mpdata.numerics.numba.formulas`. The CUDA kernel of ``stream.cuh`` serves the same
-options.
+those of :mod:`mpdata.numerics.formulas`. The CUDA kernel of ``stream.cuh`` serves the same options
+but the third order.
 """
 
 from __future__ import annotations
@@ -18,19 +19,24 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from mpdata.numerics.formulas import Corner, Cross
 from mpdata.numerics.numba.arguments import SEGMENT
-from mpdata.numerics.numba.formulas import (
-    ONE,
+from mpdata.numerics.numba.cells import ONE, donor_cell, ends_of, item_of, line_of, share_of
+from mpdata.numerics.numba.inlined import (
     Array,
     advective_flux,
-    allowed,
     betas,
-    contiguous_face,
-    donor_cell,
+    density_at_face,
     entry,
     inline,
-    middle_face,
-    slow_face,
+    into,
+    largest,
+    least,
+    optional,
+    out_of,
+    outflow,
+    pseudo_velocity,
+    updated,
 )
 
 u = np.uint64
@@ -104,13 +110,57 @@ def donor_row(
 
 
 @inline
+def cross(
+    C: Array, w: Any, x: Any, s: Any, P: Array, left_below: Any, right_below: Any,
+    left_above: Any, right_above: Any,
+) -> Any:
+    """Return the neighbours of a face along an axis of stride s: C's by cell, psi's one by one."""
+    c_below, c_above = C[w] + C[x], C[w + s] + C[x + s]
+    return Cross(c_below, c_above, P[left_below], P[right_below], P[left_above], P[right_above])
+
+
+@optional
+def corner(
+    P: Array, above_above: Any, above_below: Any, below_above: Any, below_below: Any, z: Any,
+    third: Any,
+) -> Any:
+    """Return psi of the eight cells around a face along e and f.
+
+    Four are given by their right cell, from which the left one is ``z`` items away.
+    """
+    return Corner(
+        (P[above_above - z] + P[above_above]) + (P[below_below - z] + P[below_below]),
+        (P[above_below - z] + P[above_below]) + (P[below_above - z] + P[below_above]),
+    )
+
+
+@inline
+def flux(
+    P: Array, z: Any, y: Any, C: Array, w: Any, x: Any, e: Any, f: Any, line: Any, corner: Any,
+    r: Array, terms: Any,
+) -> Any:
+    """Return the corrective flux through a face.
+
+    ``w`` and ``x`` are its left and its right cell in whole arrays, z and y those in P.
+    """
+    left, right = P[z], P[y]
+    v = pseudo_velocity(
+        C[x], density_at_face(item_of(r, w), item_of(r, x)), left, right, e, f, line, corner,
+        ends_of(C, w, x, x - w, terms.divergent), terms.eps, terms.infinite,
+    )
+    return advective_flux(left, right, v, terms.infinite)
+
+
+@inline
 def slow_row(
-    F: Array, f: Any, P: Array, b0: Any, b1: Any, W: Any,
+    F: Array, f: Any, P: Array, below: Any, b0: Any, b1: Any, above: Any, W: Any,
     cc: Array, cm: Array, cs: Array, r: Array, x0: Any, n: Any, sm: Any, ss: Any, terms: Any,
     soon: Any, cut: int | None,
 ) -> None:
-    """Faces along s between the planes b0 and b1."""
-    zero = P.dtype.type(0)
+    """Set F to the fluxes through the faces along s between the planes b0 and b1.
+
+    ``below`` and ``above`` are the planes beyond them, for third-order terms.
+    """
     part = taken(n, cut)
     for first in range(u(0), n, part):
         ahead(cs, soon, first + ss, part)
@@ -118,12 +168,15 @@ def slow_row(
             ahead(r, soon, first, part)
         for t in range(part):
             q = first + t
-            y, z = b1 + q, b0 + q
-            v = slow_face(
-                P, y, z, y, z, W, cc, cm, cs, r, x0 + q, sm, ss,
-                terms.eps, terms.infinite, None, terms.divergent,
+            x, y, z = x0 + q, b1 + q, b0 + q
+            w = x - ss
+            along_c = cross(cc, w, x, ONE, P, z - ONE, y - ONE, z + ONE, y + ONE)
+            along_m = cross(cm, w, x, sm, P, z - W, y - W, z + W, y + W)
+            line = line_of(P, below + q, above + q, terms.third)
+            around = corner(
+                P, y + ONE + W, y + ONE - W, y - ONE + W, y - ONE - W, b1 - b0, terms.third
             )
-            F[f + q] = v if terms.infinite is not None else advective_flux(v, P[z], P[y], zero)
+            F[f + q] = flux(P, z, y, cs, w, x, along_c, along_m, line, around, r, terms)
 
 
 @inline
@@ -132,8 +185,10 @@ def plane_row(
     cc: Array, cm: Array, cs: Array, r: Array, x0: Any, n: Any, sm: Any, ss: Any, terms: Any,
     soon: Any, cut: int | None,
 ) -> None:
-    """Faces along m and c below the cells of a row in plane b1, between the planes b0 and b2."""
-    zero, bare = P.dtype.type(0), terms.infinite is not None
+    """Set Fm and Fc to the fluxes through the faces below the cells of a row in plane b1.
+
+    The planes below and above it are b0 and b2.
+    """
     part = taken(n, cut)
     for first in range(u(0), n, part):
         ahead(cc, soon, first, part)
@@ -141,16 +196,31 @@ def plane_row(
         for t in range(part):
             q = first + t
             x, y, up, down = x0 + q, b1 + q, b2 + q, b0 + q
-            v = middle_face(
-                P, y, up, down, W, cc, cm, cs, r, x, sm, ss,
-                terms.eps, terms.infinite, None, terms.divergent,
-            )
-            Fm[f + q] = v if bare else advective_flux(v, P[y - W], P[y], zero)
-            v = contiguous_face(
-                P, y, up, down, W, cc, cm, cs, r, x, sm, ss,
-                terms.eps, terms.infinite, None, terms.divergent,
-            )
-            Fc[f + q] = v if bare else advective_flux(v, P[y - ONE], P[y], zero)
+            w, z = x - sm, y - W
+            along_c = cross(cc, w, x, ONE, P, z - ONE, y - ONE, z + ONE, y + ONE)
+            along_s = cross(cs, w, x, ss, P, down - W, down, up - W, up)
+            line = line_of(P, z - W, y + W, terms.third)
+            around = corner(P, up + ONE, down + ONE, up - ONE, down - ONE, W, terms.third)
+            Fm[f + q] = flux(P, z, y, cm, w, x, along_c, along_s, line, around, r, terms)
+            w, z = x - ONE, y - ONE
+            along_m = cross(cm, w, x, sm, P, z - W, y - W, z + W, y + W)
+            along_s = cross(cs, w, x, ss, P, down - ONE, down, up - ONE, up)
+            line = line_of(P, z - ONE, y + ONE, terms.third)
+            around = corner(P, up + W, down + W, up - W, down - W, ONE, terms.third)
+            Fc[f + q] = flux(P, z, y, cc, w, x, along_m, along_s, line, around, r, terms)
+
+
+@inline
+def bounds(
+    high: Any, low: Any, A: Array, c: Any, m0: Any, m1: Any, s0: Any, s1: Any
+) -> tuple[Any, Any]:
+    """Return the bounds of two values and an array's around item c: m0, m1, s0, s1 beside it."""
+    a, b = A[c - ONE], A[c + ONE]
+    high, low = largest(high, largest(a, b)), least(low, least(a, b))
+    a, b = A[m0], A[m1]
+    high, low = largest(high, largest(a, b)), least(low, least(a, b))
+    a, b = A[s0], A[s1]
+    return largest(high, largest(a, b)), least(low, least(a, b))
 
 
 @inline
@@ -161,15 +231,29 @@ def betas_row(
     r: Array, n: Any, eps: Any,
     soon: Any, cut: int | None,
 ) -> None:
-    """Both betas of the limiter."""
+    """Set both betas of the limiter."""
     part = taken(n, cut)
     for first in range(u(0), n, part):
         for t in range(part):
             q = first + t
-            U[o + q], D[o + q] = betas(
-                psi, x0 + q, sm, ss, P, b1 + q, W, b2 + q, b0 + q, Fc, f0 + q, Fm, f0 + q, f1 + q,
-                Fs, g0 + q, g1 + q, r, eps, None,
-            )
+            x, y, up, down = x0 + q, b1 + q, b2 + q, b0 + q
+            here, before = P[y], psi[x]
+            high, low = largest(before, here), least(before, here)
+            high, low = bounds(high, low, P, y, y - W, y + W, down, up)
+            high, low = bounds(high, low, psi, x, x - sm, x + sm, x - ss, x + ss)
+            enters, leaves = Fc[f0 + q], Fc[f0 + q + ONE]
+            gain, loss = into(enters, leaves), out_of(enters, leaves)
+            enters, leaves = Fm[f0 + q], Fm[f1 + q]
+            gain, loss = gain + into(enters, leaves), loss + out_of(enters, leaves)
+            enters, leaves = Fs[g0 + q], Fs[g1 + q]
+            gain, loss = gain + into(enters, leaves), loss + out_of(enters, leaves)
+            U[o + q], D[o + q] = betas(high, low, here, gain, loss, item_of(r, x), eps)
+
+
+@inline
+def limited(f: Any, U: Array, D: Array, w: Any, x: Any, limiter: Any) -> Any:
+    """Return what the limiter lets through of a flux between two cells."""
+    return f * share_of(f, U, D, w, x, limiter)
 
 
 @inline
@@ -178,20 +262,20 @@ def mid_row(
 ) -> None:
     """Set G to the limited fluxes through the faces above a row."""
     for q in range(n):
-        f = Fm[f1 + q]
-        G[q] = f * allowed(f, U, D, d1 + q, d1 + q + W, limiter)
+        G[q] = limited(Fm[f1 + q], U, D, d1 + q, d1 + q + W, limiter)
 
 
 @inline
 def update_row(
-    out: Array, o: Any, Q: Array, qo: Any, G: Array, P: Array, p1: Any, W: Any,
+    out: Array, o: Any, Q: Array, qo: Any, G: Array, P: Array, p0: Any, W: Any,
     Fc: Array, Fm: Array, f0: Any, f1: Any, Fs: Array, g: Any, U: Array, D: Array, d0: Any,
     d1: Any, r: Array, x0: Any, n: Any, ss: Any, limiter: Any,
     soon: Any, cut: int | None,
 ) -> None:
-    """Finish the row of the plane before in ``out``; begin the one of this plane in Q.
+    """Finish the row of the plane before, p0, in ``out``; begin the one of this plane in Q.
 
-    G holds the limited fluxes from the row below and is given those to the row above.
+    Q is the net outflow without the flux through the upper face along s. G holds the limited
+    fluxes from the row below and is given those to the row above.
     """
     part = taken(n, cut)
     for first in range(u(0), n, part):
@@ -199,24 +283,16 @@ def update_row(
         for t in range(part):
             q = first + t
             d = d1 + q
-            here = P[p1 + q]
-            f = Fc[f0 + q + ONE]
-            total = f * allowed(f, U, D, d, d + ONE, limiter)
-            f = Fc[f0 + q]
-            total -= f * allowed(f, U, D, d - ONE, d, limiter)
-            f = Fm[f1 + q]
-            f = f * allowed(f, U, D, d, d + W, limiter)
-            total += f - G[q]
-            G[q] = f
-            f = Fs[g + q]
-            f = f * allowed(f, U, D, d0 + q, d, limiter)
-            if r is None:
-                out[o + q] = Q[qo + q] - f
-                Q[qo + q] = here - (total - f)
-            else:
-                x = x0 + q
-                out[o + q] = Q[qo + q] - f * r[x - ss]
-                Q[qo + q] = here - (total - f) * r[x]
+            net = Fc.dtype.type(0)
+            below = limited(Fc[f0 + q], U, D, d - ONE, d, limiter)
+            net = outflow(net, below, limited(Fc[f0 + q + ONE], U, D, d, d + ONE, limiter))
+            above = limited(Fm[f1 + q], U, D, d, d + W, limiter)
+            net = outflow(net, G[q], above)
+            G[q] = above
+            between = limited(Fs[g + q], U, D, d0 + q, d, limiter)
+            before = item_of(r, x0 + q - ss)
+            out[o + q] = updated(P[p0 + q], Q[qo + q] + between, before)
+            Q[qo + q] = net - between
 
 
 @inline
@@ -289,7 +365,9 @@ def sweep(
     base, sm, ss = strides
     lead, count, W, height, cut = tile
     e = 0 if limiter is None else 1
-    k = 1 + e
+    t = 0 if terms.third is None else 1
+    k = 1 + e + t
+    slots = 3 + t
     plane = u(height + 2 * k) * W
     line = u(64 // P.itemsize)
     wraps = lead == u(0)
@@ -298,14 +376,16 @@ def sweep(
         rows = min(height, extents[1] - begin)
         for q in range(G.size):
             G[q] = 0
-        for i in range(first - k, last + 2):
-            # Stages of this round: psi after the donor cell in plane i, the rest in plane j.
-            # Slots of the planes of P by their distance from i.
-            j = i - 1
-            p_up = line + u((i + 48) % 3) * plane
-            p_mid = line + u((i + 47) % 3) * plane
-            p_low = line + u((i + 46) % 3) * plane
-            f_up = line + u((i + 16) & 1) * plane
+        for i in range(first - k, last + 2 + t):
+            # Stages of this round: psi after the donor cell in plane i, faces along s between the
+            # planes j and g, the rest in plane j.
+            g = i - t
+            j = g - 1
+            p_new = line + u((i + 48) % slots) * plane
+            p_up = line + u((g + 48) % slots) * plane
+            p_mid = line + u((j + 48) % slots) * plane
+            p_low = line + u((j + 47) % slots) * plane
+            f_up = line + u((g + 16) & 1) * plane
             f_mid = line + u((j + 16) & 1) * plane
             source, kind_s = inside(i, extents[0], kinds[0], kinds[1])
             for w in range(-k, rows + 2 + e):
@@ -316,7 +396,7 @@ def sweep(
                     ask_for_row(psi, cc, cm, cs, r, x, count, line, ss)
                 soon = (x, cut is not None and coming, line)
                 if w < rows + k and i < last + k:
-                    to = p_up + u(w + k) * W
+                    to = p_new + u(w + k) * W
                     row, kind_m = inside(begin + w, extents[1], kinds[2], kinds[3])
                     fixed = fixed_axis(kind_s, kind_m, rank)
                     x = base + u(source) * ss + u(row) * sm - lead
@@ -331,12 +411,12 @@ def sweep(
                     fill_ends(P, to, extents, kinds, values, tile, decides)
                 v = w - 1
                 at = u(v + k) * W
-                x = base + u(i) * ss + u(begin + v) * sm - lead
+                x = base + u(g) * ss + u(begin + v) * sm - lead
                 if v >= -e:
-                    if first - e <= i and i <= last + e and v < rows + e:
+                    if first - e <= g and g <= last + e and v < rows + e:
                         slow_row(
-                            Fs, f_up + at, P, p_mid + at, p_up + at, W, cc, cm, cs, r, x,
-                            count, sm, ss, terms, soon, cut,
+                            Fs, f_up + at, P, p_low + at, p_mid + at, p_up + at, p_new + at, W,
+                            cc, cm, cs, r, x, count, sm, ss, terms, soon, cut,
                         )
                     if first - e <= j and j < last + e and v < rows + e + 1:
                         f0 = line + u((v + 8) & 3) * W
@@ -375,7 +455,7 @@ def sweep(
                     else:
                         # The first plane begins nothing: what it writes is written again.
                         update_row(
-                            out, x - ss if j > first else x, Q, at, G, P, p_mid + at, W,
+                            out, x - ss if j > first else x, Q, at, G, P, p_low + at, W,
                             Fc, Fm, f0, f1, Fs, f_mid + at, U, D, f_up + at, f_mid + at,
                             r, x, cells, ss, limiter, soon, cut,
                         )

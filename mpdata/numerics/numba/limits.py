@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpdata.numerics.numba.formulas import Array, entry
+from mpdata.numerics.numba.inlined import Array, entry
 
 CHAIN = 4
 """How often :func:`operate` adds, multiplies and takes the larger of every item."""

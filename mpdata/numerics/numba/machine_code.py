@@ -29,9 +29,10 @@ from typing import Any
 
 import numpy as np
 
-SOURCES = tuple(
-    Path(__file__).with_name(name)
-    for name in ("arguments.py", "formulas.py", "cells.py", "fused.py", "limits.py")
+HERE = Path(__file__).parent
+SOURCES = (
+    *(HERE / f"{name}.py" for name in ("arguments", "inlined", "cells", "fused", "limits")),
+    HERE.parent / "formulas.py",
 )
 HASH_BYTES = 32
 
@@ -175,7 +176,7 @@ def _compiled(name: str, codes: Codes) -> tuple[str, bytes]:
             types.none,
             flags,
             {},
-            pipeline_class=_entry("formulas.NoAlias"),
+            pipeline_class=_entry("inlined.NoAlias"),
         )
         code: bytes = machine.emit_object(made.library._final_module)
     return made.fndesc.llvm_func_name, code
@@ -258,7 +259,7 @@ def _folders() -> Iterator[Path]:
     if (chosen := os.environ.get("NUMBA_CACHE_DIR")) is not None:
         yield Path(chosen)
         return
-    yield SOURCES[0].parent / "__pycache__"
+    yield HERE / "__pycache__"
     base = os.environ.get("XDG_CACHE_HOME")
     yield (Path(base) if base else Path.home() / ".cache") / "mpdata"
 

@@ -22,7 +22,7 @@ from mpdata.numerics.step import Layers
 from mpdata.options import Scheme
 
 Velocities = list[Array]
-"""What the faces normal to each axis of the grid hold; of an axis of one cell zeros."""
+"""What the faces normal to each axis of the grid hold; nothing for an axis of one cell."""
 
 
 class CellPasses:
@@ -46,7 +46,7 @@ class CellPasses:
     ) -> None:
         self._layout, self._scheme, self._r = layout, scheme, r
         active, corrective = layout.geometry.active, scheme.passes - 1
-        self._none = allocate() if len(active) < 3 else np.empty(0, dtype)
+        self._none = np.empty(0, dtype)
         self._iterates = [allocate() for _ in range(corrective)]
         self._velocities: list[Velocities] = [
             [allocate() if axis in active else self._none for axis in range(3)]

@@ -8,14 +8,12 @@ from copy import copy
 from itertools import pairwise
 from typing import Any, Protocol
 
-import numpy as np
-
 from mpdata.grid import Geometry
 from mpdata.numerics.numba.arguments import Array, Layout
 from mpdata.numerics.numba.machine_code import kernel
 from mpdata.numerics.numba.passes import CellPasses
 from mpdata.numerics.numba.tiles import FusedSweep
-from mpdata.numerics.step import Layers
+from mpdata.numerics.step import Layers, inverse
 from mpdata.options import Scheme
 
 Call = Callable[[int, int, int], tuple[Any, ...]]
@@ -23,8 +21,8 @@ Call = Callable[[int, int, int], tuple[Any, ...]]
 
 
 def fuses(scheme: Scheme, active: int) -> bool:
-    """Return whether one sweep serves a scheme on so many axes: what streams on a GPU, too."""
-    return active == 3 and scheme.passes == 2 and not scheme.third_order
+    """Return whether one sweep serves a scheme on so many axes."""
+    return active == 3 and scheme.passes == 2
 
 
 class Workers:
@@ -122,11 +120,3 @@ class NumbaStepper:
         """Set the interior of ``out`` to psi, its halo filled, advanced by one step."""
         whole = (0, self._layout.cells(self._layout.axes[2]))
         self._way.advance(psi, out, C, layers or whole, self._workers)
-
-
-def inverse(h: Array, allocate: Callable[[], Array]) -> Array:
-    """Return 1 / density, and 1 where there is none."""
-    r = allocate()
-    r[...] = 1
-    np.divide(1, h, out=r, where=h > 0)
-    return r

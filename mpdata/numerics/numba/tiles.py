@@ -27,11 +27,11 @@ CACHE_BYTES = 3 << 17
 """What the rolling buffers of one tile may take: they share a second-level cache of a MiB (of
 512 KiB on some machines) with the rows that stream by."""
 
-SLOTS = 10
-"""Planes of a tile in the rolling buffers: three of psi, two of faces and of each beta, one of
-the result under way."""
-
 PSI_PLANES = 3
+"""Planes of psi after the donor cell in the rolling buffers; one more with third-order terms."""
+
+OTHER_PLANES = 7
+"""Two of faces and of each beta, one of the result under way."""
 
 KINDS = {"periodic": 0, "open": 1, "wall": 1, "fixed": 2}
 
@@ -41,7 +41,7 @@ class FusedSweep:
 
     Args:
         layout: of the block, of three axes.
-        scheme: two passes, no third-order terms.
+        scheme: of two passes.
         r: 1 / density, or None.
         dtype: of all arrays.
         threads: that may share a step, each with buffers of its own.
@@ -53,12 +53,13 @@ class FusedSweep:
         self._layout, self._scheme, self._r = layout, scheme, r
         self._strides = layout.strides
         self._dtype = np.dtype(dtype)
-        self._margin = 2 if scheme.limiter else 1
+        self._margin = 1 + scheme.limiter + scheme.third_order
+        self._psi_planes = PSI_PLANES + scheme.third_order
         self._tile = self._shape()
         self._buffers = [self._rolling() for _ in range(threads)]
         self._edges = edges_of(layout, self._dtype)
         self._limiter = compiled_in(scheme.limiter)
-        self._terms = terms_of(scheme, self._dtype, scheme.divergent_flow)
+        self._terms = terms_of(scheme, self._dtype, scheme.divergent_flow, third=scheme.third_order)
         self._none = np.empty(0, self._dtype)
 
     @property
@@ -95,7 +96,8 @@ class FusedSweep:
             count = -(-count // line) * line
         pitch = (-(-count // line) + 1) * line
         rows = self._layout.cells(m)
-        fit = CACHE_BYTES // (pitch * self._dtype.itemsize * SLOTS) - 2 * self._margin
+        planes = self._psi_planes + OTHER_PLANES
+        fit = CACHE_BYTES // (pitch * self._dtype.itemsize * planes) - 2 * self._margin
         tiles = -(-rows // max(4, fit))
         cut = compiled_in(lead == 0 and cells % SEGMENT == 0)
         return Tile(np.uint64(lead), np.uint64(count), np.uint64(pitch), -(-rows // tiles), cut)
@@ -104,7 +106,7 @@ class FusedSweep:
         """Return the buffers of one worker, a line before and one behind each."""
         plane = self._tile.height + 2 * self._margin
         limited = 2 * plane if self._scheme.limiter else 0
-        heights = (PSI_PLANES * plane, 4, 4, 2 * plane, limited, limited, plane, 1)
+        heights = (self._psi_planes * plane, 4, 4, 2 * plane, limited, limited, plane, 1)
         lines, pitch = 2 * LINE_BYTES // self._dtype.itemsize, int(self._tile.pitch)
         return Buffers(*(aligned(rows * pitch + lines, self._dtype) for rows in heights))
 

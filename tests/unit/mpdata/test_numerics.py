@@ -223,8 +223,8 @@ def test_the_pseudo_velocity_has_all_its_terms_and_the_density_at_faces(
     mesh = np.ix_(*geo.global_cells())
     found = np.full(geo.shape, np.nan)
     faces = [values[mesh] for values in lower_faces(whole)]
-    reference.antidiffusive_velocity(
-        found, axis, whole.psi[mesh], faces, whole.h[mesh], geo, 0, terms
+    reference.pseudo_velocity(
+        found, axis, whole.psi[mesh], faces, 1 / whole.h[mesh], geo, geo.active, 0, terms
     )
     scheme = Scheme(
         2,

@@ -57,7 +57,7 @@ def test_the_limiter_and_a_density_cost_what_they_add(operations):
         for kind in operations["basic"]
     }
     assert dense["divide"] == dense["compare"] == 0
-    assert dense["multiply"] == 15  # four of each face, one of the donor cell, two of the update
+    assert dense["multiply"] == 17  # five of each face, one of the donor cell, one of the update
 
 
 def test_the_bound_is_bytes_by_the_copy_and_operations_by_their_own_rate():
