@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -155,10 +156,10 @@ def entered(run: Run, folder: Path, *command: str, **variables: str) -> set[str]
     return {line.removeprefix(f"{ROOT}/") for text in texts for line in text.splitlines()}
 
 
-def test_files_that_a_program_with_a_resize_enters(run: Run, tmp_path: Path) -> None:
-    program = tmp_path / "heat.py"
-    program.write_text(HEAT)
-    files = entered(run, tmp_path, sys.executable, str(program), DMR_RESIZE_AT="10:2")
+def test_files_that_a_heat_with_a_resize_enters(run: Run, tmp_path: Path) -> None:
+    heat = tmp_path / "heat.py"
+    heat.write_text(HEAT)
+    files = entered(run, tmp_path, sys.executable, str(heat), DMR_RESIZE_AT="10:2")
     assert "dmr/resize/replace.py" in files
     assert len(files) <= HEAT_FILES, sorted(files)
 
