@@ -17,7 +17,7 @@ POWER_EVERY_S, SMI_EVERY_MS = 0.005, 100
 COUNTER_EVERY = 4
 """The counter is read at every so many readings of the power: it takes longer."""
 IDLE_S = 2.0
-"""Rest before the kernel is started: the power rises from a level that is known."""
+"""Before and after that time the power tells how far the sensor may have been behind."""
 SHORT = 0.1
 """A figure that is less certain than this part of itself is marked."""
 
@@ -143,30 +143,3 @@ def figures(joules, uncertainty_j, seconds):
         "short": uncertainty_j > SHORT * joules,
         "mean_w": joules / seconds,
     }
-
-
-def side_by_side(kernel, windows_s, cells, left_s, bus_id=None):
-    """Yield the energy of the kernel by every meter, for one length of time after another.
-
-    Args:
-        kernel: runs so many seconds of steps to their end, and returns how many those were.
-        windows_s: how long.
-        cells: of the grid.
-        left_s: how much time there is still, s.
-    """
-    for seconds in windows_s:
-        if left_s() < seconds + 2 * IDLE_S:
-            yield {"seconds": seconds, "skipped": "no time left"}
-            continue
-        with Meters(bus_id) as meters:
-            idle = min(IDLE_S, max(seconds, 0.2))
-            time.sleep(idle)
-            start_s = time.time()
-            steps = kernel(seconds)
-            end_s = time.time()
-            time.sleep(min(1.0, idle))  # what sensors bring late
-        yield {
-            "seconds": end_s - start_s,
-            "gcells_s": steps * cells / 1e9 / (end_s - start_s),
-            "meters": meters.per_update(start_s, end_s, steps * cells),
-        }

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from device_runs import STAND_IN
@@ -39,39 +40,43 @@ def power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return gpu_power
 
 
-def test_all_meters_side_by_side(power: ModuleType) -> None:
-    def kernel(seconds: float) -> int:
+def measured(power: ModuleType, seconds: float) -> tuple[dict[str, Any], float]:
+    """Return the energies of a time, for 1e9 updates, and the time."""
+    with power.Meters() as meters:
+        time.sleep(0.2)
+        begun_s = time.time()
         time.sleep(seconds)
-        return 1000
+        end_s = time.time()
+        time.sleep(0.2)
+    return meters.per_update(begun_s, end_s, 10**9), end_s - begun_s
 
-    given = 10**6, lambda: 5.0
-    rows = list(power.side_by_side(kernel, [1.0, 60.0], *given))
-    assert rows[1] == {"seconds": 60.0, "skipped": "no time left"}
-    found, seconds = rows[0]["meters"], rows[0]["seconds"]
+
+def test_all_meters_side_by_side(power: ModuleType) -> None:
+    rows, seconds = measured(power, 1.0)
     watts = {"nvml-counter": 200, "nvml-power": 200, "nvml-power (instant)": 200, "nvidia-smi": 150}
-    assert {name: row["mean_w"] for name, row in found.items()} == pytest.approx(watts, rel=0.05)
-    for name, row in found.items():
+    assert {name: row["mean_w"] for name, row in rows.items()} == pytest.approx(watts, rel=0.05)
+    for name, row in rows.items():
         assert row["energy_j"] == pytest.approx(watts[name] * seconds, rel=0.05)
         assert row["j_per_1e9_updates"] == pytest.approx(row["energy_j"])
         assert row["readings"] >= 2
-    assert found["nvml-counter"]["short"]  # behind by up to 0.1 s of 1 s
+    assert rows["nvml-counter"]["short"]  # behind by up to 0.1 s of 1 s
 
 
 def test_a_gpu_without_a_counter(power: ModuleType) -> None:
     import pynvml
 
     pynvml.gpus[0].refuses["nvmlDeviceGetTotalEnergyConsumption"] = 3
-    (row,) = power.side_by_side(lambda s: time.sleep(s) or 1, [0.1], 10, lambda: 100.0)
-    assert row["meters"]["nvml-counter"] == {"error": "no energy counter on this GPU"}
+    rows, _ = measured(power, 0.1)
+    assert rows["nvml-counter"] == {"error": "no energy counter on this GPU"}
 
 
 def test_without_nvml_nvidia_smi_goes_on(
     power: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    (row,) = power.side_by_side(lambda s: time.sleep(s) or 1, [0.3], 10, lambda: 100.0)
-    assert "expected the package nvidia-ml-py" in row["meters"]["nvml-power"]["error"]
-    assert row["meters"]["nvidia-smi"]["mean_w"] == 150.0
+    rows, _ = measured(power, 0.3)
+    assert "expected the package nvidia-ml-py" in rows["nvml-power"]["error"]
+    assert rows["nvidia-smi"]["mean_w"] == 150.0
 
 
 def test_a_window_too_short_for_a_sensor_is_marked(power: ModuleType) -> None:
