@@ -26,12 +26,13 @@ node_power = { part = "off-when-idle" }
 class Shared(LocalRms):
     """Two nodes of one core and two slots, 10 GB/s each, under LessConsume."""
 
-    def prepare(self) -> None:
-        super().prepare()
-        self.cluster.write_text(
-            'name = "test"\n[[nodes]]\nname = "n[1-2]"\ncores = 1\nslots = 2\n'
-            f"memory_bandwidth_gb_s = 10.0\npower = {POWER}\n"
-        )
+    nodes_text = f"""[[nodes]]
+name = "n[1-2]"
+cores = 1
+slots = 2
+memory_bandwidth_gb_s = 10.0
+power = {POWER}
+"""
 
     def serve_command(self) -> list[str]:
         return [*super().serve_command(), "--policy", str(ROOT / "jobs" / "less-consume.toml")]

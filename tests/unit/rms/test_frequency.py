@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 from device_runs import STAND_IN
+from processes import until
 
 from rms.launch.processes import alive
 from rms.power.frequency import (
@@ -80,13 +80,6 @@ FOUND = [(800_000, 2_000_000), (1_000_000, 2_000_000)]
 def processors(folder: Path) -> Domain:
     (domain,) = (one for one in available(env_of(folder)) if one.name == "cpu")
     return domain
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened in time"
-        time.sleep(0.005)
 
 
 def test_what_there_is(cpufreq: Path) -> None:
@@ -184,7 +177,7 @@ def test_left_as_found_when_killed(cpufreq: Path, number: int) -> None:
     with started(cpufreq, "1500") as holder:
         assert limits(cpufreq) == [(1_500_000,) * 2] * 2
         os.killpg(holder.pid, number)
-    wait_for(lambda: limits(cpufreq) == FOUND)
+    until(lambda: limits(cpufreq) == FOUND)
 
 
 @contextmanager
@@ -218,9 +211,9 @@ def test_both_may_be_killed(cpufreq: Path, by: str) -> None:
         holder.kill()
     assert limits(cpufreq) == [(1_500_000,) * 2] * 2
     if by == "who asks":  # who was killed may take a moment to be gone
-        wait_for(lambda: processors(cpufreq) and limits(cpufreq) == FOUND)
+        until(lambda: processors(cpufreq) and limits(cpufreq) == FOUND)
     else:
-        wait_for(lambda: not running(killed))
+        until(lambda: not running(killed))
         with locked(domain, 800, env_of(cpufreq)):
             assert limits(cpufreq) == [(800_000,) * 2] * 2
     assert limits(cpufreq) == FOUND
@@ -287,7 +280,7 @@ def test_a_gpu_is_reset_when_its_holder_is_killed(gpu: Path) -> None:
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
         process.kill()
-    wait_for(lambda: gpu.read_text() == "lock GPU-a 600 600\nreset GPU-a\n")
+    until(lambda: gpu.read_text() == "lock GPU-a 600 600\nreset GPU-a\n")
 
 
 def test_a_gpu_that_refuses(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
