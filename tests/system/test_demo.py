@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import DEADLINE_S, marked, started
+from processes import DEADLINE_S, marked, started, until
 from selection import all_wide_but
 
 from mpdata.cases import Request, make_setup
