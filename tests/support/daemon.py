@@ -256,6 +256,13 @@ class Rms:
         said = done.stdout + done.stderr
         assert done.returncode == 0 and " 0 decided otherwise" in done.stdout, said
 
+    def ends_well(self) -> None:
+        """The books balance, the daemon ends in order, leaves nothing, and its journal replays."""
+        self.books_balance()
+        assert self.end() == 0
+        self.nothing_left()
+        self.replays()
+
     def processes(self) -> dict[int, dict[str, str]]:
         """Return the live processes of jobs with their environments."""
         found = {}
