@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import sys
 import tempfile
@@ -35,14 +34,16 @@ def parser(doc: str | None, **options: Any) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=doc, formatter_class=kind, allow_abbrev=False, **options
     )
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    made.add_argument("--json", metavar="FILE", help="write the figures there, too")
     return made
 
 
 def keep(arguments: argparse.Namespace, figures: Any) -> None:
     """Write figures as JSON, where that is wanted."""
+    from rms.wire.terminal import emit_json
+
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+        emit_json(arguments.json, figures)
 
 
 def holds(good: bool) -> str:
