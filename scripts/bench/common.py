@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +86,3 @@ def run(main: Callable[[], Any], name: str) -> None:
     except BenchError as error:
         print(f"{name}: error: {error}", file=sys.stderr)
         sys.exit(1)
-
-
-def nodes(count: int, power: str) -> str:
-    """Return the text of a cluster of nodes of one core each."""
-    return f'name = "bench"\n[[nodes]]\nname = "n[1-{count}]"\ncores = 1\npower = {power}\n'
-
-
-def spread(values: Sequence[float], digits: str = ".3g") -> str:
-    """Return the median of values with their range."""
-    rising = sorted(values)
-    middle = (rising[(len(rising) - 1) // 2] + rising[len(rising) // 2]) / 2
-    return f"{middle:{digits}} ({rising[0]:{digits}} to {rising[-1]:{digits}})"
