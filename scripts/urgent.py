@@ -112,19 +112,20 @@ def let_in(server, folder, lengths, sizes, more="", launches="node"):
     return rows[first], rows[second], rows[last]
 
 
-def submit(server, folder, name, sizes, steps, more="", launches="node"):
+def submit(server, folder, name, sizes, steps, more="", launches="node", mode=None):
     """Submit a run of mpdata; return its id.
 
     Args:
         sizes: its nodes, at least and at most: malleable where they differ.
         launches: ``node``: each node's ranks are a launch of their own, so that one can be let go
             without a new world; ``one``: all ranks are one.
+        mode: of the job; None for that of its sizes.
     """
     from rms.client import commands
     from rms.wire.users import Options
 
     line = f"{CASE} --steps {steps} --json {name}.json {more}"
     text = commands.script_of(["mpirun", *shlex.split(line)])
-    options = Options(mode="fixed" if sizes[0] == sizes[1] else "malleable", nodes=sizes)
+    options = Options(mode=mode or ("fixed" if sizes[0] == sizes[1] else "malleable"), nodes=sizes)
     environment = os.environ | ({"DMR_LAUNCHES": "node"} if launches == "node" else {})
     return commands.submit(server, text, name, options, environment, folder).ids[0]
