@@ -13,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from device_runs import STAND_IN
+from cpufreq import tree
+from device_runs import STAND_IN, stand_in_nvml
 from processes import until
 
 from rms.launch.processes import alive
@@ -34,18 +35,8 @@ POLICIES = ("policy0", "policy1")
 @pytest.fixture
 def cpufreq(tmp_path: Path) -> Path:
     """Two policies with different limits, frequencies listed."""
-    folder = tmp_path / "cpufreq"
-    for policy, low_khz in zip(POLICIES, (800_000, 1_000_000), strict=True):
-        place = folder / policy
-        place.mkdir(parents=True)
-        for name, text in (
-            ("scaling_available_frequencies", "2000000 1500000 1000000 800000"),
-            ("scaling_min_freq", str(low_khz)),
-            ("scaling_max_freq", "2000000"),
-            ("cpuinfo_min_freq", "800000"),
-            ("cpuinfo_max_freq", "2000000"),
-        ):
-            (place / name).write_text(f"{text}\n")
+    folder = tree(tmp_path / "cpufreq", {0: (0,), 1: (1,)})
+    (folder / "policy1" / "scaling_min_freq").write_text("1000000\n")
     return folder
 
 
@@ -56,9 +47,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("STAND_IN_NVML", str(tmp_path))
     monkeypatch.setenv(CPUFREQ_VARIABLE, str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN), prepend=os.pathsep)
-    monkeypatch.syspath_prepend(str(STAND_IN))
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # so that it is taken away at the end
-    monkeypatch.delitem(sys.modules, "pynvml")
+    stand_in_nvml(monkeypatch)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     return tmp_path / "clocks"
 

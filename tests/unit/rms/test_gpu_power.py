@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from device_runs import STAND_IN
+from device_runs import stand_in_nvml
 from processes import ROOT
 
 SMI = """#!/bin/sh
@@ -26,12 +26,9 @@ def power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     (tmp_path / "nvidia-smi").write_text(SMI)
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.syspath_prepend(str(STAND_IN))
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # so that it is taken away at the end
-    monkeypatch.delitem(sys.modules, "pynvml")
+    pynvml = stand_in_nvml(monkeypatch)
     import gpu_power
-    import pynvml
 
     begun_s = time.time()
     pynvml.gpus.append(
