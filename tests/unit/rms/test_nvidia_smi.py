@@ -142,10 +142,10 @@ class News:
     def __init__(self, meter: Devices) -> None:
         self.meter, self.last = meter, dict[str, DeviceEnergy]()
 
-    def read(self, now_s: float, until: Callable[[], object]) -> None:
+    def read(self, now_s: float, happens: Callable[[], object]) -> None:
         def wanted() -> object:
             self.last |= {device.device: device for device in self.meter.read(now_s)}
-            return until()
+            return happens()
 
         until(wanted)
 
