@@ -55,7 +55,8 @@ def test_a_device_is_billed_by_what_is_read(source: str) -> None:
     begun_s = time.time()
     with closing(OneGpu(source)) as rms:
         rms.until(lambda: rms.get("/nodes")[0]["power_source"] == source, "a reading")
-        job = rms.submit("echo $CUDA_VISIBLE_DEVICES; sleep 2")
+        body = "echo $CUDA_VISIBLE_DEVICES; sleep 2"
+        job = rms.rms("submit", "--", "sh", "-c", body).stdout.strip()
         assert rms.over(job) == ["COMPLETED"]
 
         def billed() -> bool:  # at what was read, 75 W
