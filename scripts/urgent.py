@@ -56,56 +56,76 @@ def _run(folder, way, lengths, cores, every, listen):
     Args:
         lengths: steps of the long job and of the urgent one.
     """
-    steps, urgent_steps = lengths
-    from rms.client.commands import jobs
-    from rms.client.connection import ask
-    from rms.studies.embedded import embedded_daemon, wait_until_over
-    from rms.wire.users import JobIds, Options
+    from rms.studies.embedded import embedded_daemon
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     kept = shlex.quote(str(folder / "checkpoints"))
     more = f"--checkpoint-every {every} --checkpoint-dir {kept}" if way == "checkpoint" else ""
-    mode = "malleable" if way == "malleable" else "fixed"
-    long = Options(mode=mode, nodes=(1 if mode == "malleable" else cores, cores))
-    with embedded_daemon(
-        ["--engine", "local", "--nodes", str(cores)], folder, local=True, listen=listen
-    ) as server:
-        first = _submit(server, folder, "long", long, steps, more)
-        while (row := jobs(server, first)[0]).step < steps // 5:
-            if row.end_s is not None:
-                raise UrgentError(f"the long job ended early: {row.state} {row.reason}")
-            time.sleep(0.05)
-        second = _submit(
-            server, folder, "urgent", Options(mode="fixed", nodes=(1, 1)), urgent_steps
-        )
-        again = first
-        if way == "checkpoint":
-            ask(JobIds, server, "POST", "/cancel", {"id": first})
-            again = _submit(server, folder, "long", long, steps, f"{more} --restart")
-        rows = {row.id: row for row in wait_until_over(server)}
-    urgent, last = rows[second], rows[again]
-    states = {row.state for row in (urgent, last)}
-    if states != {"COMPLETED"}:
-        raise UrgentError(f"expected both jobs COMPLETED, got {states} (see {folder})")
+    options = ["--engine", "local", "--nodes", str(cores)]
+    least = 1 if way == "malleable" else cores
+    with embedded_daemon(options, folder, local=True, listen=listen) as server:
+        first, urgent, last = let_in(server, folder, lengths, (least, cores), more)
     return {
         "wait_s": urgent.start_s - urgent.submit_s,
         "urgent_s": urgent.end_s - urgent.submit_s,
-        "long_s": last.end_s - rows[first].submit_s,
+        "long_s": last.end_s - first.submit_s,
         "resizes": len(last.resizes),
-        "answers": {name: _answer(folder / f"{name}.json") for name in ("long", "urgent")},
+        "answers": {
+            name: json.loads((folder / f"{name}.json").read_text())["sha256"]
+            for name in ("long", "urgent")
+        },
     }
 
 
-def _submit(server, folder, name, options, steps, more=""):
-    from rms.client.commands import script_of, submit
+def let_in(server, folder, lengths, sizes, more="", launches="node"):
+    """Run a long job, and an urgent one of one node after a fifth of it; return their rows.
+
+    Args:
+        lengths: steps of the long job and of the urgent one.
+        sizes: nodes of the long job, at least and at most.
+        more: options of its program; with some it is stopped, and restarted from its checkpoint.
+        launches: of both, see :func:`submit`.
+
+    Raises:
+        UrgentError: a job did not end well.
+    """
+    from rms.client.commands import jobs
+    from rms.client.connection import ask
+    from rms.studies.embedded import wait_until_over
+    from rms.wire.users import JobIds
+
+    steps, urgent_steps = lengths
+    first = submit(server, folder, "long", sizes, steps, more, launches)
+    while (row := jobs(server, first)[0]).step < steps // 5:
+        if row.end_s is not None:
+            raise UrgentError(f"the long job ended early: {row.state} {row.reason}")
+        time.sleep(0.05)
+    second, last = submit(server, folder, "urgent", (1, 1), urgent_steps, "", launches), first
+    if more:
+        ask(JobIds, server, "POST", "/cancel", {"id": first})
+        last = submit(server, folder, "long", sizes, steps, f"{more} --restart", launches)
+    rows = {row.id: row for row in wait_until_over(server)}
+    states = {rows[second].state, rows[last].state}
+    if states != {"COMPLETED"}:
+        raise UrgentError(f"expected both jobs COMPLETED, got {states} (see {folder})")
+    return rows[first], rows[second], rows[last]
+
+
+def submit(server, folder, name, sizes, steps, more="", launches="node", mode=None):
+    """Submit a run of mpdata; return its id.
+
+    Args:
+        sizes: its nodes, at least and at most: malleable where they differ.
+        launches: ``node``: each node's ranks are a launch of their own, so that one can be let go
+            without a new world; ``one``: all ranks are one.
+        mode: of the job; None for that of its sizes.
+    """
+    from rms.client import commands
+    from rms.wire.users import Options
 
     line = f"{CASE} --steps {steps} --json {name}.json {more}"
-    text = script_of(["mpirun", *shlex.split(line)])
-    # Each node's ranks are a launch of their own, so that one can be let go without a new world.
-    environment = {**os.environ, "DMR_LAUNCHES": "node"}
-    return submit(server, text, name, options, environment, folder).ids[0]
-
-
-def _answer(path):
-    return json.loads(path.read_text())["sha256"]
+    text = commands.script_of(["mpirun", *shlex.split(line)])
+    options = Options(mode=mode or ("fixed" if sizes[0] == sizes[1] else "malleable"), nodes=sizes)
+    environment = os.environ | ({"DMR_LAUNCHES": "node"} if launches == "node" else {})
+    return commands.submit(server, text, name, options, environment, folder).ids[0]

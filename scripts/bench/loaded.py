@@ -15,16 +15,22 @@ import json
 import os
 import resource
 import signal
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
+from typing import Any
 
+import common  # noqa: F401 - this checkout comes first
 import msgspec
 import uvloop
 
+from rms.client.connection import ServerError
+from rms.client.connection import ask as request
 from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import NodePower
 from rms.daemon.ask import routes
@@ -35,6 +41,17 @@ from rms.launch.base import ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import JobEngine, LocalLauncher
 from rms.wire.http import RETRY_S
 from rms.wire.messages import TOKEN_VARIABLE, LaunchRequest, Poll, PollAnswer
+from rms.wire.users import JobIds, JobSelection, Options, PolicyName, Submission
+
+LOADED = [sys.executable, __file__]
+SCRIPT = "#!/bin/bash\ntrue\n"
+PROBE_S = 0.01
+DEADLINE_S = 300.0
+IDLE_SHARE = 0.05
+"""Share of a core below which a daemon has no backlog."""
+STEADY_SHARE = 0.02
+SETTLE_S = 60.0
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -197,6 +214,122 @@ async def ask(path: str, jobs: Sequence[tuple[str, str]], hold_s: float, for_s: 
     }
     print(json.dumps(figures), flush=True)
     await asyncio.to_thread(sys.stdin.readline)  # connections that end together ask nothing
+
+
+# --- the side of a bench -------------------------------------------------------------------------
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * TICK_S
+
+
+class Bench:
+    """A loaded daemon and its clients."""
+
+    def __init__(self, folder: Path, running: int, rate: float, serving: Sequence[str]) -> None:
+        self.state, self.running, self.hold_s = folder / "state", running, running / rate
+        self.state.mkdir(mode=0o700)
+        self.server = f"unix:{self.state / 'socket'}"
+        command = [*LOADED, "serve", str(self.state), str(running), str(rate), *serving]
+        self.log = (folder / "log").open("w")
+        self.daemon = subprocess.Popen(command, stdout=self.log, stderr=self.log)
+
+    def ready(self) -> None:
+        """Wait until it serves."""
+        until = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                request(PolicyName, self.server, "GET", "/policy")
+                return
+            except ServerError:
+                if self.daemon.poll() is not None or time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
+
+    def all_run(self) -> None:
+        """Wait until all jobs run, without requests, which would delay that."""
+        tokens, until = self.state / "tokens", time.monotonic() + DEADLINE_S
+        while not tokens.exists() or tokens.read_bytes().count(b"\n") < self.running:
+            if self.daemon.poll() is not None or time.monotonic() > until:
+                raise SystemExit("error: expected all jobs to run, got fewer")
+            time.sleep(0.2)
+
+    def submit(self, tasks: int, **options: Any) -> str:
+        """Submit an array; return its id."""
+        job_options = Options(array=f"1-{tasks}" if tasks else None, **options)
+        body = Submission(SCRIPT, "load", "/tmp", {"PATH": os.defpath}, job_options)
+        return request(JobIds, self.server, "POST", "/jobs", body).ids[0].partition("_")[0]
+
+    def cancel(self, job: str) -> None:
+        """Cancel a job or array."""
+        request(JobIds, self.server, "POST", "/cancel", JobSelection(job))
+
+    def used_s(self) -> float:
+        """Return the processor time of the daemon."""
+        return cpu_s(self.daemon.pid)
+
+    @contextlib.contextmanager
+    def ranks(self, for_s: float) -> Iterator[Callable[[], dict[str, Any]]]:
+        """Start the ranks of all running jobs; yield a function that begins and returns figures."""
+        command = [*LOADED, "ranks", str(self.state), str(self.hold_s), str(for_s)]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdin and process.stdout
+            process.stdout.readline()
+
+            def begin() -> dict[str, Any]:
+                before = self.used_s()
+                print(file=process.stdin, flush=True)
+                figures: dict[str, Any] = json.loads(process.stdout.readline())
+                return figures | {"daemon_s": self.used_s() - before}
+
+            yield begin
+
+    @contextlib.contextmanager
+    def probed(self) -> Iterator[list[float]]:
+        """Send a small query every 10 ms meanwhile; yield the latencies, s."""
+        times_s: list[float] = []
+        over = threading.Event()
+
+        def probe() -> None:
+            while not over.wait(PROBE_S):
+                begun = time.monotonic()
+                request(PolicyName, self.server, "GET", "/policy")
+                times_s.append(time.monotonic() - begun)
+
+        thread = threading.Thread(target=probe)
+        thread.start()
+        try:
+            time.sleep(10 * PROBE_S)
+            yield times_s
+            time.sleep(10 * PROBE_S)
+        finally:
+            over.set()
+            thread.join()
+
+    def settle(self) -> None:
+        """Wait until its share of a core is below :data:`IDLE_SHARE`, or stays the same."""
+        until, used_s, last = time.monotonic() + SETTLE_S, self.used_s(), inf
+        while time.monotonic() < until:
+            time.sleep(2.0)
+            before, used_s = used_s, self.used_s()
+            now = (used_s - before) / 2.0
+            if now < IDLE_SHARE or abs(now - last) < STEADY_SHARE:
+                return
+            last = now
+
+    def close(self) -> None:
+        """End it with its jobs; it writes a profile last."""
+        self.daemon.terminate()
+        try:
+            self.daemon.wait(60.0)
+        except subprocess.TimeoutExpired:
+            self.daemon.kill()
+            self.daemon.wait()
+        self.log.close()
 
 
 def main() -> None:

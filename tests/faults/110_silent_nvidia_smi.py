@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from processes import until
 
 from rms.power.meter import AGAIN_S, Ladder, MeterError
 from rms.power.nvidia_smi import PROBE_S, SILENT_S, Devices, NvidiaSmi, PowerReading
@@ -102,12 +102,6 @@ def test_a_program_that_hangs_is_killed_and_started_again(tmp_path: Path) -> Non
         f'echo "{line}"\nexec sleep 1000\n'
     )
     program.chmod(0o755)
-
-    def until(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not condition():
-            assert time.monotonic() < deadline, meter.trouble
-            time.sleep(0.01)
 
     with closing(Devices(str(program))) as meter:
         until(lambda: meter.read(50.0))

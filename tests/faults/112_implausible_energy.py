@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from device_runs import STAND_IN
+from device_runs import stand_in_nvml
 from powercap import zone
 from routed import Routed, routed
 
@@ -89,10 +87,7 @@ def test_a_counter_of_a_gpu_is_bounded_by_its_limit() -> None:
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return the stand-in for pynvml, whose GPUs state a limit of 700 W."""
-    monkeypatch.syspath_prepend(str(STAND_IN))
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # so that it is taken away at the end
-    monkeypatch.delitem(sys.modules, "pynvml")
-    stand_in = importlib.import_module("pynvml")
+    stand_in = stand_in_nvml(monkeypatch)
     limits = "nvmlDeviceGetPowerManagementLimitConstraints"
     monkeypatch.setattr(stand_in, limits, lambda _: (100_000, 700_000), raising=False)
     return stand_in

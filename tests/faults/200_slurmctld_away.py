@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import itertools
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,13 +28,43 @@ from rms.launch.slurm.commands import CommandResult, Executor, Slurm
 from rms.launch.slurm.jobs import SlurmJobs
 from rms.launch.slurm.launcher import SlurmLauncher
 
-sys.path.append(str(Path(__file__).parents[2] / "scripts" / "bench"))
-
-import standin
-
 NAMES = ("n1", "n2")
 DEADLINE_S = 60.0
 REFUSAL = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+
+
+class Controller:
+    """Commands of a Slurm of idle nodes: a job that is submitted runs on those that it names."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[int, dict[str, str]] = {}
+        self.numbers = itertools.count(1)
+
+    def __call__(
+        self, command: Sequence[str], env: Mapping[str, str], deadline_s: float
+    ) -> CommandResult:
+        given = dict(re.findall(r"--([a-z-]+)=(.*)", "\n".join(command)))
+        busy = {row["%N"] for row in self.jobs.values()}
+        nodes = [
+            {"%N": name, "%n": name, "%T": "allocated" if name in busy else "idle", "%P": "all*"}
+            | {"%c": "1", "%G": "(null)", "%E": "none", "%l": "infinite"}
+            for name in NAMES
+        ]
+        if command[0] == "sbatch":
+            number = next(self.numbers)
+            self.jobs[number] = dict.fromkeys(("%A", "%F", "%i"), str(number)) | {
+                "%j": given["job-name"], "%T": "RUNNING", "%N": given["nodelist"], "%K": "N/A",
+                "%D": "1", "%r": "None", "%l": "10:00", "%u": "root", "%V": f"{time.time():.0f}",
+                "%S": f"{time.time():.0f}",
+            }  # fmt: skip
+            return CommandResult(0, f"{number}\n", "")
+        if command[0] == "scontrol":
+            return CommandResult(0, "Slurmctld(primary) at a is UP\n", "")
+        rows = {"squeue": [*self.jobs.values()], "sinfo": nodes}.get(command[0])
+        if rows is None:
+            return CommandResult(1, "", f"{command[0]}: error: Connection refused\n")
+        lines = [re.sub("%.", lambda key: row[key[0]], given.get("format", "")) for row in rows]  # noqa: B023
+        return CommandResult(0, "".join(f"{line}\n" for line in lines), "")
 
 
 class Site:
@@ -44,7 +75,7 @@ class Site:
     """
 
     def __init__(self, folder: Path, journal: Journal) -> None:
-        self.controller, self.away, self.back = standin.Controller(NAMES), "", threading.Event()
+        self.controller, self.away, self.back = Controller(), "", threading.Event()
         self.messages = Said()
         slurm = Slurm({"PATH": ""}, "root", self.run)
         launcher = SlurmLauncher(folder, "feedface", "unix:none", Executor(slurm))
@@ -62,15 +93,13 @@ class Site:
             self.back.wait(DEADLINE_S)
         if self.away == "refuses":
             return CommandResult(1, "", REFUSAL)
-        result: CommandResult = self.controller(command, env, deadline_s)
-        return result
+        return self.controller(command, env, deadline_s)
 
     def until(self, happens: Callable[[], Any]) -> None:
         end = time.monotonic() + DEADLINE_S
         while not happens():
             assert time.monotonic() < end, self.messages
             self.server.daemon.tick()
-            self.controller.advance()
             time.sleep(0.01)
 
     def logged(self, words: str) -> bool:

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import uvicorn
+from processes import until
 
 from rms.cli.client import web
 from rms.daemon.ask.http import bounded
@@ -23,13 +24,6 @@ from rms.daemon.ask.http import bounded
 DEADLINE_S = 120.0
 MOST, ANSWER_S = 3, 2.0
 SCRIPT = b"GET /page.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-
-
-def until(happens: Callable[[], object]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not happens():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 @pytest.fixture

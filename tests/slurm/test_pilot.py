@@ -315,9 +315,7 @@ def test_a_killed_daemon_comes_back_to_the_same_resize(slurm: Slurm, alone: str)
         completed(pilot, job, alone)
         assert pilot.resizes(job) == [(1, 3), (3, 2)]
         pilot.nothing_left()
-        pilot.books_balance()
-        assert pilot.end(signal.SIGTERM) == 0
-        pilot.replays()
+        pilot.ends_well()
 
 
 # --- nodes ----------------------------------------------------------------------------------

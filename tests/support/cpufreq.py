@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from processes import until
 
 from rms.formats import profiles
 from rms.formats.profiles import Machine, Point, Profile, Program
@@ -43,10 +44,7 @@ def restored_here(_: object, policies: Sequence[Path], __: object) -> Iterator[N
 
 def found_again(folder: Path) -> None:
     """Wait until all is as it was made: a process puts that back, a moment after another's end."""
-    deadline = time.monotonic() + 120.0
-    while set(limits(folder)) != {(MHZ[0], MHZ[-1])}:
-        assert time.monotonic() < deadline, "frequencies were not put back"
-        time.sleep(0.02)
+    until(lambda: set(limits(folder)) == {(MHZ[0], MHZ[-1])}, "frequencies were not put back")
 
 
 def profile_of(path: Path, best: int) -> Path:

@@ -256,6 +256,13 @@ class Rms:
         said = done.stdout + done.stderr
         assert done.returncode == 0 and " 0 decided otherwise" in done.stdout, said
 
+    def ends_well(self) -> None:
+        """The books balance, the daemon ends in order, leaves nothing, and its journal replays."""
+        self.books_balance()
+        assert self.end() == 0
+        self.nothing_left()
+        self.replays()
+
     def processes(self) -> dict[int, dict[str, str]]:
         """Return the live processes of jobs with their environments."""
         found = {}
@@ -287,7 +294,9 @@ class Rms:
 
 
 class LocalRms(Rms):
-    """A daemon that serves nodes of one core each."""
+    """A daemon that serves nodes of one core each, or those of ``nodes_text`` of a subclass."""
+
+    nodes_text = f'[[nodes]]\nname = "n[1-{{}}]"\ncores = 1\npower = {POWER}\n'
 
     def __init__(self, nodes: int, *options: str) -> None:
         self.nodes = nodes
@@ -295,9 +304,7 @@ class LocalRms(Rms):
 
     def prepare(self) -> None:
         self.cluster = self.folder / "cluster.toml"
-        self.cluster.write_text(
-            f'name = "test"\n[[nodes]]\nname = "n[1-{self.nodes}]"\ncores = 1\npower = {POWER}\n'
-        )
+        self.cluster.write_text(f'name = "test"\n{self.nodes_text.replace("{}", str(self.nodes))}')
 
     def serve_command(self) -> list[str]:
         where = ["--state", str(self.state), "--cluster", str(self.cluster)]

@@ -6,7 +6,6 @@ import os
 
 from daemon import LocalRms
 from powercap import RANGE_UJ, Counters, agents
-from processes import RMS
 
 NVIDIA_SMI = """#!/bin/sh
 while true; do
@@ -14,7 +13,7 @@ while true; do
     sleep 0.2
 done
 """
-CLUSTER = """name = "cores and a device"
+CLUSTER = """
 [[nodes]]
 name = "n[1-2]"
 cores = 1
@@ -29,11 +28,12 @@ power = { idle_w = 10.0, static_w = 20.0, dynamic_w = 30.0 }
 class MeteredRms(LocalRms):
     """Serves two cores and a device of 75 W on a machine whose packages are in ``powercap``."""
 
+    nodes_text = CLUSTER
+
     def prepare(self) -> None:
-        self.cluster = self.folder / "cluster.toml"
+        super().prepare()
         self.powercap = self.folder / "powercap"
         self.counters = Counters(self.powercap, 40.0, 25.0, begun_uj=RANGE_UJ - 50_000_000)
-        self.cluster.write_text(CLUSTER)
         program = self.folder / "bin" / "nvidia-smi"
         program.parent.mkdir()
         program.write_text(NVIDIA_SMI)
@@ -42,10 +42,6 @@ class MeteredRms(LocalRms):
     def environment(self) -> dict[str, str]:
         path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
         return {**os.environ, "PATH": path, "RMS_POWERCAP": str(self.powercap)}
-
-    def serve_command(self) -> list[str]:
-        where = ["--state", str(self.state), "--cluster", str(self.cluster)]
-        return [*RMS, "serve", *where, *self._options]
 
     def agent(self) -> int:
         """Return the agent, once there is one."""

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -31,6 +32,20 @@ Refused = Callable[..., str]
 """The fixture ``refused``: a command of ``mpdata`` in this process; its one sentence."""
 Steady = Callable[..., dict[str, Any]]
 """The fixture ``steady``: ``mpdata run`` on one rank, once for the same options; its JSON."""
+
+
+def until(
+    happens: Callable[[], Any],
+    otherwise: str | Callable[[], object] = "nothing happened in time",
+    every_s: float = 0.01,
+    deadline_s: float = DEADLINE_S,
+) -> Any:
+    """Wait until something happens; return its value. ``otherwise`` is said at the deadline."""
+    end = time.monotonic() + deadline_s
+    while not (value := happens()):
+        assert time.monotonic() < end, otherwise() if callable(otherwise) else otherwise
+        time.sleep(every_s)
+    return value
 
 
 def program(name: str) -> list[str]:

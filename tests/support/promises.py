@@ -1,13 +1,16 @@
 """The promises of the README, listed in ``tests/README.md``, and which of them a run has proven.
 
-A test says by ``@pytest.mark.promise("name", ...)`` what it proves. Standard library only:
-``scripts/test`` reads this before anything is installed.
+A test states by ``@pytest.mark.promise("name", ...)`` what it proves. The last column of the list
+is made from these marks: run as a program, this module writes it; with ``--check`` it fails if it
+differs. Standard library only: ``scripts/test`` reads this before anything is installed.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +20,7 @@ FILE = "PROMISES_FILE"
 """The variable that names the file where a run of pytest enters what it has proven."""
 
 ROW = re.compile(r"^\| `([a-z0-9-]+)` \| (.*?) \| (quick|all|slurm|gpu) \|", re.MULTILINE)
+MARK = re.compile(r"mark\.promise\(([^)]*)\)")
 
 
 def promises() -> dict[str, tuple[str, str]]:
@@ -24,10 +28,34 @@ def promises() -> dict[str, tuple[str, str]]:
     return {name: (text, run) for name, text, run in ROW.findall(LIST.read_text("utf-8"))}
 
 
+def marks() -> dict[str, list[str]]:
+    """Return the files of tests, relative to their folder, with the names that their marks have."""
+    named = {}
+    for file in sorted(LIST.parent.rglob("*.py")):
+        if file.parent.name == "support":
+            continue
+        words = ",".join(MARK.findall(file.read_text("utf-8")))
+        if names := re.findall(r'"([a-z0-9-]+)"', words):
+            named[file.relative_to(LIST.parent).as_posix()] = list(dict.fromkeys(names))
+    return named
+
+
 def proven_by(file: str) -> list[str]:
-    """Return the names of the promises that the list says a file of tests proves."""
-    rows = LIST.read_text("utf-8").splitlines()
-    return [row.split("`")[1] for row in rows if row.startswith("| `") and f"`{file}`" in row]
+    """Return the names of the promises that a file of tests proves."""
+    return marks().get(file, [])
+
+
+def with_proofs(text: str) -> str:
+    """Return the list with its last column as the marks have it."""
+    files = defaultdict(list)
+    for file, names in marks().items():
+        for name in names:
+            files[name].append(f"`{file}`")
+    lines = []
+    for line in text.splitlines(keepends=True):
+        row = ROW.match(line)
+        lines.append(f"{row[0]} {', '.join(files[row[1]])} |\n" if row else line)
+    return "".join(lines)
 
 
 def enter(outcome: str, names: Iterable[str], why: str = "") -> None:
@@ -85,3 +113,19 @@ class Proof:
         ]
         lines += [f"  NOT PROVEN: {self.wanted[name]} ({name})" for name in self.missing]
         return "\n".join(lines)
+
+
+def main() -> int:
+    """Write the last column of the list, or check it."""
+    text = LIST.read_text("utf-8")
+    written = with_proofs(text)
+    if sys.argv[1:] != ["--check"]:
+        LIST.write_text(written, "utf-8")
+    elif text != written:
+        print(f"expected the last column of {LIST} as marks have it: run {__file__}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

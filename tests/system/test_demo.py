@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import DEADLINE_S, marked, started
+from processes import DEADLINE_S, marked, started, until
 from selection import all_wide_but
 
 from mpdata.cases import Request, make_setup
@@ -73,12 +73,12 @@ def test_ctrl_c_on_the_demo_leaves_no_process(
         [str(ROOT / "scripts" / "demo"), "--winds", *map(str, winds), "--out", str(tmp_path)]
     ) as demo:
         # The demo, mpiexec, its proxy, at least one rank.
-        wait_for(lambda: len(marked(demo.mark)) >= 4)
+        until(lambda: len(marked(demo.mark)) >= 4)
         time.sleep(1.0)
         demo.send_signal(number)
         demo.communicate(timeout=DEADLINE_S)
         assert demo.returncode == 130
-        wait_for(lambda: marked(demo.mark) == [], "processes of the demo are left")
+        until(lambda: marked(demo.mark) == [], "processes of the demo are left")
 
 
 @pytest.mark.parametrize("times", ["0", "-1", "some"])
@@ -89,10 +89,3 @@ def test_rounds_that_cannot_be_are_refused(times: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 2 and not (tmp_path / "out").exists()
     assert f"expected a whole number of at least 1, got '{times}'" in done.stderr
-
-
-def wait_for(condition: object, otherwise: str = "the demo did not start its job") -> None:
-    until = time.monotonic() + DEADLINE_S
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < until, otherwise
-        time.sleep(0.05)

@@ -15,9 +15,7 @@ from selection import all_wide_but
 
 RANDOM = ["--case", "random", "--seed", "7", "--grid", "24", "20", "8", "--every", "2"]
 STEPS = ["--steps", "600"]
-NODES = """
-name = "mixed"
-[[nodes]]
+NODES = """[[nodes]]
 name = "core[1-2]"
 [[nodes]]
 name = "card"
@@ -28,9 +26,7 @@ gpus = 1
 class Mixed(LocalRms):
     """Two nodes of one core each, and one with a GPU."""
 
-    def prepare(self) -> None:
-        super().prepare()
-        self.cluster.write_text(NODES)
+    nodes_text = NODES
 
 
 @pytest.fixture

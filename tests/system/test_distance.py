@@ -156,7 +156,7 @@ def entered(run: Run, folder: Path, *command: str, **variables: str) -> set[str]
     return {line.removeprefix(f"{ROOT}/") for text in texts for line in text.splitlines()}
 
 
-def test_files_that_a_heat_with_a_resize_enters(run: Run, tmp_path: Path) -> None:
+def test_files_that_a_program_with_a_resize_enters(run: Run, tmp_path: Path) -> None:
     heat = tmp_path / "heat.py"
     heat.write_text(HEAT)
     files = entered(run, tmp_path, sys.executable, str(heat), DMR_RESIZE_AT="10:2")

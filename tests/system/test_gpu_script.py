@@ -29,17 +29,13 @@ def test_energy_by_all_meters_in_one_call(tmp_path: Path) -> None:
     (tmp_path / "nvidia-smi").chmod(0o755)
     env = os.environ | environment(1) | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     command = [sys.executable, str(ROOT / "scripts" / "gpu"), "--out", str(tmp_path)]
-    command += ["--grid", "16", "12", "4", "--steps", "20", "--windows", "0.2", "500"]
+    command += ["--grid", "16", "12", "4", "--steps", "20"]
     command += ["--skip", "tests", "sanitizer", "tune", "ladder", "resizes", "verify"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr + done.stdout
     found = json.loads((tmp_path / "gpu-stand-in-gpu.json").read_text())
     assert set(found["job"]["power"]) == METERS
-    kernel, too_long = found["power"]["windows"]
-    assert set(kernel["meters"]) == METERS and too_long["skipped"] == "no time left"
-    for row in kernel["meters"].values():
+    for row in found["job"]["power"].values():
         assert row["energy_j"] > 0 and row["j_per_1e9_updates"] > 0 and row["uncertainty_j"] > 0
-    assert [row["ranks"] for row in found["power"]["ranks"]] == [1, 2, 4]
-    assert (tmp_path / "gpu-stand-in-gpu-power.png").read_bytes().startswith(b"\x89PNG")
     table = (tmp_path / "gpu-stand-in-gpu.md").read_text()
-    assert "J per 1e9 cell updates" in table and "The kernel for 500 s: no time left" in table
+    assert "j_per_1e9_updates" in table

@@ -31,7 +31,4 @@ def test_jobs_that_may_not_start_yet_are_kept_over_a_kill() -> None:
         assert rms.row(early)["reason"].startswith("BeginTime")
         assert rms.ask("cancel", "--state", "PENDING")["ids"] == [never, early]
         assert starts.read_text() == "\n\n"
-        rms.books_balance()
-        assert rms.end(signal.SIGTERM) == 0
-        rms.nothing_left()
-        rms.replays()
+        rms.ends_well()

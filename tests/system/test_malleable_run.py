@@ -30,6 +30,11 @@ COMBINATIONS = [
 ]
 
 
+def faulty(ranks: int, fault: str, step: int) -> list[str]:
+    """Return the begin of a run of mpdata with a fault at a step, on so many ranks."""
+    return [MPIEXEC, "-n", str(ranks), *FAULTY, fault, str(step), "run"]
+
+
 def options(boundary: str, dtype: str, limiter: str) -> list[str]:
     return [*RANDOM, "--boundary", boundary, "--dtype", dtype, limiter]
 
@@ -73,19 +78,7 @@ def test_killed_and_restarted_on_other_ranks_gives_the_same_bits(
     wanted = options(boundary, dtype, limiter)
     saving = ["--checkpoint-every", "5", "--checkpoint-dir", "saved"]
     record = tmp_path / "record.json"
-    died = run(
-        MPIEXEC,
-        "-n",
-        "3",
-        *FAULTY,
-        "kill-all",
-        "17",
-        "run",
-        *wanted,
-        *saving,
-        "--completion",
-        str(record),
-    )
+    died = run(*faulty(3, "kill-all", 17), *wanted, *saving, "--completion", str(record))
     assert died.returncode != 0 and not record.exists()
     whole = steady(*wanted)
     again = run(
@@ -101,13 +94,7 @@ def test_killed_and_restarted_on_other_ranks_gives_the_same_bits(
 def test_killed_after_a_resize_is_not_taken_for_completed(run: Run, tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     died = run(
-        MPIEXEC,
-        "-n",
-        "1",
-        *FAULTY,
-        "kill-last",
-        "15",
-        "run",
+        *faulty(1, "kill-last", 15),
         *RANDOM,
         "--resize-at",
         "10:2",
@@ -140,19 +127,8 @@ def test_an_exception_on_one_rank_ends_all_with_its_message(
     run: Run, tmp_path: Path, resized: bool
 ) -> None:
     record = tmp_path / "record.json"
-    died = run(
-        MPIEXEC,
-        "-n",
-        "1" if resized else "2",
-        *FAULTY,
-        "raise-last",
-        "15",
-        "run",
-        *RANDOM,
-        *(TO_TWO if resized else []),
-        "--completion",
-        str(record),
-    )
+    words = [*RANDOM, *(TO_TWO if resized else []), "--completion", str(record)]
+    died = run(*faulty(1 if resized else 2, "raise-last", 15), *words)
     sentence = "rank 1 of 2: ArithmeticError: the dog ate the flux"
     assert died.returncode != 0
     assert sentence in died.stderr
@@ -166,20 +142,8 @@ def test_sigterm_checkpoints_and_ends(
 ) -> None:
     record = tmp_path / "record.json"
     saving = ["--checkpoint-dir", str(tmp_path / "saved"), "--every", "3"]
-    command = [
-        MPIEXEC,
-        "-n",
-        "1" if resized else "2",
-        *FAULTY,
-        "linger",
-        "16",
-        "run",
-        *RANDOM,
-        *saving,
-        *(TO_TWO if resized else []),
-        "--completion",
-        str(record),
-    ]
+    command = [*faulty(1 if resized else 2, "linger", 16), *RANDOM, *saving]
+    command += [*(TO_TWO if resized else []), "--completion", str(record)]
     with started(command, cwd=tmp_path) as job:
         assert job.stdout is not None
         early = []
@@ -207,18 +171,8 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
     saved = tmp_path / "saved"
     wanted = ["--case", "random", "--seed", "3", "--grid", "64", "64", "32", "--steps", "60"]
     saving = ["--checkpoint-every", "1", "--checkpoint-dir", str(saved)]
-    command = [
-        MPIEXEC,
-        "-n",
-        "2",
-        *MPDATA,
-        "run",
-        *wanted,
-        *saving,
-        "--restart",
-        "--json",
-        str(tmp_path / "early.json"),
-    ]
+    command = [MPIEXEC, "-n", "2", *MPDATA, "run", *wanted, *saving, "--restart"]
+    command += ["--json", str(tmp_path / "early.json")]
     moments = random.Random(20)
     for _ in range(5):
         before = newest(saved)

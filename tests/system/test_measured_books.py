@@ -41,9 +41,7 @@ def test_no_joule_is_lost_or_counted_twice_though_daemon_and_agent_are_killed() 
             assert rms.over(job) == ["COMPLETED"]
         known = last_known(rms, rms.agent())
         found, row = rms.get("/acct"), rms.row(job)
-        rms.books_balance()
-        assert rms.end(signal.SIGTERM) == 0
-        rms.replays()
+        rms.ends_well()
         rows_j = by_device(found["rows"])
         for n, counted_uj in enumerate(rms.counters.counted_uj):
             device = f"package-{n}"

@@ -25,14 +25,14 @@ while test -e {folder}/holds-$2; do sleep 0.05; done
 class Powered(LocalRms):
     """Nodes that go off when idle, by commands that only note it, or in the books only."""
 
+    nodes_text = f'[[nodes]]\nname = "n[1-{{}}]"\npower = {POWER}\n'
+
     def __init__(self, nodes: int, *options: str, commands: bool = True) -> None:
         self.commands = commands
         super().__init__(nodes, *options)
 
     def prepare(self) -> None:
         super().prepare()
-        text = f'name = "test"\n[[nodes]]\nname = "n[1-{self.nodes}]"\npower = {POWER}\n'
-        self.cluster.write_text(text)
         (self.folder / "off.toml").write_text(POLICY)
         command = self.folder / "power"
         command.write_text(COMMAND.format(folder=self.folder))

@@ -61,9 +61,7 @@ def test_a_profiled_command_needs_no_table(
         assert rms.row(submit("--profile", "none"))["profile"] == ""
         refused = rms.rms("submit", "--profile", "nobody", "--", "./work.sh")
         assert refused.returncode == 2 and "--profile: expected a file or" in refused.stderr
-        rms.books_balance()
-        rms.end()
-        rms.replays()
+        rms.ends_well()
 
 
 MOVES = """import sys, time, numpy as np

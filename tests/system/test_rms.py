@@ -65,10 +65,7 @@ def test_jobs_make_room_and_take_it_with_the_same_bits(rms: Rms, mpdata_run: Mpi
         assert all(r["stall_s"] >= r["move_s"] > 0 for r in row["resizes"])
         decided = [r for r in rms.ask("explain", job) if r["kind"] == "resize"]
         assert len(decided) == len(row["resizes"])
-    rms.books_balance()
-    assert rms.end(signal.SIGTERM) == 0
-    rms.nothing_left()
-    rms.replays()
+    rms.ends_well()
 
 
 @pytest.mark.promise("modes")
@@ -288,9 +285,7 @@ def test_a_killed_daemon_loses_and_repeats_nothing(rms: Rms) -> None:
     assert rms.over(brief, long, waits) == ["COMPLETED"] * 3
     assert rms.resizes(long) == [(1, 2)]
     assert (rms.work / "starts").read_text().split() == [long, brief, waits]
-    rms.books_balance()
-    assert rms.end(signal.SIGTERM) == 0
-    rms.replays()
+    rms.ends_well()
 
 
 @manual(2)

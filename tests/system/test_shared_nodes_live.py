@@ -26,12 +26,13 @@ node_power = { part = "off-when-idle" }
 class Shared(LocalRms):
     """Two nodes of one core and two slots, 10 GB/s each, under LessConsume."""
 
-    def prepare(self) -> None:
-        super().prepare()
-        self.cluster.write_text(
-            'name = "test"\n[[nodes]]\nname = "n[1-2]"\ncores = 1\nslots = 2\n'
-            f"memory_bandwidth_gb_s = 10.0\npower = {POWER}\n"
-        )
+    nodes_text = f"""[[nodes]]
+name = "n[1-2]"
+cores = 1
+slots = 2
+memory_bandwidth_gb_s = 10.0
+power = {POWER}
+"""
 
     def serve_command(self) -> list[str]:
         return [*super().serve_command(), "--policy", str(ROOT / "jobs" / "less-consume.toml")]
@@ -61,10 +62,7 @@ def test_jobs_share_nodes_by_their_bandwidth_and_outlive_the_daemon() -> None:
         assert [rms.row(job)["nodes"] for job in jobs] == [["n1/0"], ["n2/0"], ["n1/1"]]
         (rms.work / "go").touch()
         assert rms.over(*jobs) == ["COMPLETED"] * 3
-        rms.books_balance()
-        assert rms.end() == 0
-        rms.nothing_left()
-        rms.replays()
+        rms.ends_well()
 
 
 @pytest.mark.wide
@@ -84,9 +82,7 @@ def test_a_malleable_job_goes_over_to_slots_beside_others() -> None:
         (rms.work / "a" / "go").touch()
         rms.hurry()
         assert rms.over(job, greedy) == ["COMPLETED"] * 2
-        rms.books_balance()
-        assert rms.end() == 0
-        rms.replays()
+        rms.ends_well()
 
 
 class Kinds(Shared):
@@ -155,10 +151,7 @@ def test_processes_are_placed_on_two_kinds_of_processors() -> None:
         )
         (rms.work / "go").touch()
         assert rms.over(first, again, mixed) == ["COMPLETED"] * 3
-        rms.books_balance()
-        assert rms.end() == 0
-        rms.nothing_left()
-        rms.replays()
+        rms.ends_well()
         text = rms.cluster.read_text()
         rms.cluster.write_text(text.replace("factor = 3.0", "factor = 2.0"))
         words = rms.serve_command()
@@ -215,9 +208,7 @@ def test_a_shipped_policy_packs_jobs_on_a_node_under_its_cap() -> None:
         assert rms.row(waits)["nodes"] == ["n2/0"]
         (rms.work / "go").touch()
         assert rms.over(*jobs[1:], small, waits) == ["COMPLETED"] * 4
-        rms.books_balance()
-        assert rms.end() == 0
-        rms.replays()
+        rms.ends_well()
 
 
 class Powered(Shared):
@@ -276,6 +267,4 @@ def test_running_jobs_are_moved_together_and_nodes_go_off_and_come_back() -> Non
         assert sum(line.startswith("on") for line in powered) == 4 + 2  # at first, and for the wide
         energy = rms.books()["energy"]
         assert energy["off_j"] > 0.0 and energy["boot_j"] > 0.0
-        rms.books_balance()
-        assert rms.end() == 0
-        rms.replays()
+        rms.ends_well()

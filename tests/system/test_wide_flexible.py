@@ -31,10 +31,7 @@ def test_no_later_job_overtakes_a_wide_flexible_one() -> None:
         assert rms.running(wide)["size"] == NODES
         assert len(stream.jobs) > len(stream.over) + LONGER  # the stream has gone on
         stream.drain()
-        rms.books_balance()
-        assert rms.end(signal.SIGTERM) == 0
-        rms.nothing_left()
-        rms.replays()
+        rms.ends_well()
 
 
 @pytest.mark.promise("due-kept")

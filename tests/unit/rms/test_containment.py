@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from faults import Fault
+from processes import until
 
 from rms.launch.base import ManagedProcess, ScriptLaunch
 from rms.launch.local import LocalLauncher
@@ -28,13 +28,6 @@ ESCAPE = "env -i setsid /bin/sh -c 'echo $$ > escaped.part; mv escaped.part esca
 """Beside a job: a process of its own session, without an environment, and one below it."""
 
 pytestmark = pytest.mark.skipif(bool(uncontained()), reason=uncontained() or "contained")
-
-
-def until(happens: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not happens():
-        assert time.monotonic() < end, f"no {what}"
-        time.sleep(0.01)
 
 
 class Job:

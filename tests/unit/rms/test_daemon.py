@@ -3,67 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from said import Said
+from idle import Bench, nodes
 from submissions import hand_in
 
-from rms.core.model.cluster import Cluster
 from rms.core.model.events import Ended, HeldByUser, Later, Reason, Resize
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.daemon.ask import views
-from rms.daemon.heart import Daemon
-from rms.daemon.restart.recover import replay, resume
-from rms.daemon.store.context import Settings
+from rms.daemon.restart.recover import replay
 from rms.daemon.store.journal import Journal
-from rms.launch.base import LaunchCommand, ManagedProcess, ScriptLaunch, WorldLaunch
-from rms.launch.local import LocalLauncher
+from rms.launch.base import LaunchCommand
 from rms.wire.messages import Begun, DeviceEnergy, Done, Metered, Poll, ResizeReport
 
 ONE, WALL = JobId("1"), JobId("2")
 COMMAND = LaunchCommand(["a.out"], "/", {}, "/dev/null", "/dev/null")
-NAMES = ("n1", "n2", "n3", "n4")
 
 
-class Runs(ManagedProcess):
-    def status(self) -> int | None:
-        return None
-
-
-@dataclass
-class Idle(LocalLauncher):
-    """Starts nothing: scripts and worlds run until the daemon ends."""
-
-    booted: list[WorldLaunch] = field(default_factory=list)
-
-    def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
-        return Runs(0)
-
-    def boot_world(self, job: str, launch: WorldLaunch) -> ManagedProcess:
-        self.booted.append(launch)
-        return Runs(0)
-
-    def members(self, job: str | None = None, launch: int | None = None) -> list[int]:
-        return []
-
-
-class Bench:
-    """A daemon, its clock, and what it said."""
-
-    def __init__(self, journal: Journal, folder: Path) -> None:
-        self.journal, self.folder = journal, folder
-        self.now_s, self.said = 1000.0, Said()
-        self.daemon = self.resumed()
-
-    def resumed(self) -> Daemon:
-        cluster = Cluster(
-            NAMES, tuple((f"cpu:{n}",) for n in range(4)), (NodePower(5.0, 10.0),) * 4
-        )
-        self.launcher = Idle(self.folder, "instance", "unix:none")
-        settings = Settings(policy="array-share", now=lambda: self.now_s)
-        return resume(cluster, self.journal, self.launcher, settings)
+class Four(Bench):
+    """A daemon of four nodes."""
 
     def run(self, name: JobId, low: int, high: int, preferred: int, mode: Mode) -> None:
         """Submit a job that starts at once."""
@@ -75,12 +34,12 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+def bench(tmp_path: Path) -> Iterator[Four]:
     with Journal.open(tmp_path / "journal") as journal:
-        yield Bench(journal, tmp_path)
+        yield Four(journal, tmp_path, nodes(4, NodePower(5.0, 10.0)), "array-share")
 
 
-def test_who_is_held_is_held_after_a_restart_and_freed_in_time(bench: Bench) -> None:
+def test_who_is_held_is_held_after_a_restart_and_freed_in_time(bench: Four) -> None:
     specs = [
         JobSpec(JobId("3"), bench.now_s, 1, 1, 1, Mode.FIXED, hold=True),
         JobSpec(JobId("4"), bench.now_s, 1, 1, 1, Mode.FIXED, begin_s=bench.now_s + 60.0),
@@ -99,7 +58,7 @@ def test_who_is_held_is_held_after_a_restart_and_freed_in_time(bench: Bench) -> 
     assert replay(bench.journal.read()).differing == []
 
 
-def test_the_strategy_of_a_refused_resize_is_forgotten(bench: Bench) -> None:
+def test_the_strategy_of_a_refused_resize_is_forgotten(bench: Four) -> None:
     bench.run(WALL, 3, 3, 3, Mode.FIXED)
     bench.run(ONE, 1, 2, 1, Mode.FLEXIBLE)
     daemon = bench.daemon
@@ -114,7 +73,7 @@ def test_the_strategy_of_a_refused_resize_is_forgotten(bench: Bench) -> None:
     assert (resize.strategy, resize.state, len(bench.launcher.booted)) == ("spawn", "requested", 1)
 
 
-def test_a_users_strategy_counts_for_the_resize_it_was_given_for(bench: Bench) -> None:
+def test_a_users_strategy_counts_for_the_resize_it_was_given_for(bench: Four) -> None:
     bench.daemon.set_policy("fifo")
     bench.run(ONE, 1, 4, 2, Mode.MALLEABLE)
     daemon = bench.daemon
@@ -126,7 +85,7 @@ def test_a_users_strategy_counts_for_the_resize_it_was_given_for(bench: Bench) -
     assert resize is not None and (resize.strategy, resize.state) == ("warm", "booting")
 
 
-def test_a_resize_that_the_job_does_itself_from_request_to_row(bench: Bench) -> None:
+def test_a_resize_that_the_job_does_itself_from_request_to_row(bench: Four) -> None:
     bench.run(WALL, 3, 3, 3, Mode.FIXED)
     bench.run(ONE, 1, 2, 1, Mode.FLEXIBLE)
     daemon = bench.daemon
@@ -148,7 +107,7 @@ def test_a_resize_that_the_job_does_itself_from_request_to_row(bench: Bench) -> 
     assert (row.size, row.resizing, daemon.jobs[ONE].resize) == (2, "", None)
 
 
-def test_a_restarted_daemon_says_of_a_job_what_the_one_before_said(bench: Bench) -> None:
+def test_a_restarted_daemon_says_of_a_job_what_the_one_before_said(bench: Four) -> None:
     bench.run(WALL, 3, 3, 3, Mode.FIXED)
     bench.run(ONE, 1, 2, 1, Mode.FLEXIBLE)
     bench.daemon.worlds.launch(bench.daemon.jobs[ONE], COMMAND, "key")
@@ -164,7 +123,7 @@ def test_a_restarted_daemon_says_of_a_job_what_the_one_before_said(bench: Bench)
     assert context.scheduler.timeline.power_w[:known] == before.timeline.power_w
 
 
-def test_looking_books_nothing(bench: Bench) -> None:
+def test_looking_books_nothing(bench: Four) -> None:
     bench.run(ONE, 1, 2, 1, Mode.FIXED)
     daemon = bench.daemon
     bench.now_s += 10.0
@@ -176,7 +135,7 @@ def test_looking_books_nothing(bench: Bench) -> None:
     assert daemon.scheduler.ledger.idle_j == 0.0
 
 
-def test_readings_are_on_the_power_curve_until_the_meter_falls_silent(bench: Bench) -> None:
+def test_readings_are_on_the_power_curve_until_the_meter_falls_silent(bench: Four) -> None:
     daemon = bench.daemon
     bench.run(ONE, 1, 1, 1, Mode.FIXED)
     for number, joules in enumerate((0.0, 500.0, 1_100.0), 1):
@@ -191,7 +150,7 @@ def test_readings_are_on_the_power_curve_until_the_meter_falls_silent(bench: Ben
     assert any("no report of the meters of n1" in words for words in bench.said)
 
 
-def test_steps_are_counted_and_told(bench: Bench) -> None:
+def test_steps_are_counted_and_told(bench: Four) -> None:
     bench.run(ONE, 1, 1, 1, Mode.FIXED)
     bench.daemon.worlds.launch(bench.daemon.jobs[ONE], COMMAND, "key")
     for _ in range(12):

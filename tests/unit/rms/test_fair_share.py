@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from routed import Routed, routed
+from routed import Routed
 
 from rms.core.model.events import Ended, Start, Submitted
 from rms.core.model.jobs import Job, JobId, JobSpec, Mode
@@ -104,12 +103,6 @@ def test_weights_that_cannot_be_are_refused(bad: dict[str, Any]) -> None:
 
 
 # --- what users see ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Routed]:
-    with routed(tmp_path) as found:
-        yield found
 
 
 @pytest.mark.promise("fair-share")

@@ -7,14 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
-from device_runs import STAND_IN
+from cpufreq import tree
+from device_runs import STAND_IN, stand_in_nvml
+from processes import until
 
 from rms.launch.processes import alive
 from rms.power.frequency import (
@@ -34,18 +35,8 @@ POLICIES = ("policy0", "policy1")
 @pytest.fixture
 def cpufreq(tmp_path: Path) -> Path:
     """Two policies with different limits, frequencies listed."""
-    folder = tmp_path / "cpufreq"
-    for policy, low_khz in zip(POLICIES, (800_000, 1_000_000), strict=True):
-        place = folder / policy
-        place.mkdir(parents=True)
-        for name, text in (
-            ("scaling_available_frequencies", "2000000 1500000 1000000 800000"),
-            ("scaling_min_freq", str(low_khz)),
-            ("scaling_max_freq", "2000000"),
-            ("cpuinfo_min_freq", "800000"),
-            ("cpuinfo_max_freq", "2000000"),
-        ):
-            (place / name).write_text(f"{text}\n")
+    folder = tree(tmp_path / "cpufreq", {0: (0,), 1: (1,)})
+    (folder / "policy1" / "scaling_min_freq").write_text("1000000\n")
     return folder
 
 
@@ -56,9 +47,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("STAND_IN_NVML", str(tmp_path))
     monkeypatch.setenv(CPUFREQ_VARIABLE, str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN), prepend=os.pathsep)
-    monkeypatch.syspath_prepend(str(STAND_IN))
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # so that it is taken away at the end
-    monkeypatch.delitem(sys.modules, "pynvml")
+    stand_in_nvml(monkeypatch)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     return tmp_path / "clocks"
 
@@ -80,13 +69,6 @@ FOUND = [(800_000, 2_000_000), (1_000_000, 2_000_000)]
 def processors(folder: Path) -> Domain:
     (domain,) = (one for one in available(env_of(folder)) if one.name == "cpu")
     return domain
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened in time"
-        time.sleep(0.005)
 
 
 def test_what_there_is(cpufreq: Path) -> None:
@@ -184,7 +166,7 @@ def test_left_as_found_when_killed(cpufreq: Path, number: int) -> None:
     with started(cpufreq, "1500") as holder:
         assert limits(cpufreq) == [(1_500_000,) * 2] * 2
         os.killpg(holder.pid, number)
-    wait_for(lambda: limits(cpufreq) == FOUND)
+    until(lambda: limits(cpufreq) == FOUND)
 
 
 @contextmanager
@@ -218,9 +200,9 @@ def test_both_may_be_killed(cpufreq: Path, by: str) -> None:
         holder.kill()
     assert limits(cpufreq) == [(1_500_000,) * 2] * 2
     if by == "who asks":  # who was killed may take a moment to be gone
-        wait_for(lambda: processors(cpufreq) and limits(cpufreq) == FOUND)
+        until(lambda: processors(cpufreq) and limits(cpufreq) == FOUND)
     else:
-        wait_for(lambda: not running(killed))
+        until(lambda: not running(killed))
         with locked(domain, 800, env_of(cpufreq)):
             assert limits(cpufreq) == [(800_000,) * 2] * 2
     assert limits(cpufreq) == FOUND
@@ -287,7 +269,7 @@ def test_a_gpu_is_reset_when_its_holder_is_killed(gpu: Path) -> None:
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
         process.kill()
-    wait_for(lambda: gpu.read_text() == "lock GPU-a 600 600\nreset GPU-a\n")
+    until(lambda: gpu.read_text() == "lock GPU-a 600 600\nreset GPU-a\n")
 
 
 def test_a_gpu_that_refuses(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:

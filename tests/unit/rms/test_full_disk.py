@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
 import pytest
 from faults import Fault
-from routed import SCRIPT, Routed, routed
+from routed import SCRIPT, Routed
 from said import Said
 from submissions import filler
 
@@ -17,12 +16,6 @@ from rms.core.model.jobs import JobId
 from rms.daemon.jobs import submit
 from rms.daemon.restart.recover import replay
 from rms.daemon.store.journal import Journal
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Routed]:
-    with routed(tmp_path) as found:
-        yield found
 
 
 def fill(journal: Journal) -> None:

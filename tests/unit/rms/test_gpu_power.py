@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from device_runs import STAND_IN
+from device_runs import stand_in_nvml
 from processes import ROOT
 
 SMI = """#!/bin/sh
@@ -26,12 +26,9 @@ def power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     (tmp_path / "nvidia-smi").write_text(SMI)
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.syspath_prepend(str(STAND_IN))
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # so that it is taken away at the end
-    monkeypatch.delitem(sys.modules, "pynvml")
+    pynvml = stand_in_nvml(monkeypatch)
     import gpu_power
-    import pynvml
 
     begun_s = time.time()
     pynvml.gpus.append(
@@ -40,69 +37,43 @@ def power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return gpu_power
 
 
-def test_all_meters_side_by_side(
-    power: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(power, "RANKS", (2, 4))
-
-    def kernel(seconds: float) -> int:
+def measured(power: ModuleType, seconds: float) -> tuple[dict[str, Any], float]:
+    """Return the energies of a time, for 1e9 updates, and the time."""
+    with power.Meters() as meters:
+        time.sleep(0.2)
+        begun_s = time.time()
         time.sleep(seconds)
-        return 1000
+        end_s = time.time()
+        time.sleep(0.2)
+    return meters.per_update(begun_s, end_s, 10**9), end_s - begun_s
 
-    given = 10**6, lambda: 5.0
-    rows = list(power.side_by_side(kernel, [1.0, 60.0], *given))
-    assert rows[1] == {"seconds": 60.0, "skipped": "no time left"}
-    found, seconds = rows[0]["meters"], rows[0]["seconds"]
+
+def test_all_meters_side_by_side(power: ModuleType) -> None:
+    rows, seconds = measured(power, 1.0)
     watts = {"nvml-counter": 200, "nvml-power": 200, "nvml-power (instant)": 200, "nvidia-smi": 150}
-    assert {name: row["mean_w"] for name, row in found.items()} == pytest.approx(watts, rel=0.05)
-    for name, row in found.items():
+    assert {name: row["mean_w"] for name, row in rows.items()} == pytest.approx(watts, rel=0.05)
+    for name, row in rows.items():
         assert row["energy_j"] == pytest.approx(watts[name] * seconds, rel=0.05)
         assert row["j_per_1e9_updates"] == pytest.approx(row["energy_j"])
         assert row["readings"] >= 2
-    assert found["nvml-counter"]["short"]  # behind by up to 0.1 s of 1 s
-    table = read_of(power, {"windows": rows, "ranks": []})
-    assert "| nvml-counter |" in table and "The kernel for 60 s: no time left" in table
-
-    def job(ranks: int) -> list[tuple[int, float]]:
-        if ranks == 4:
-            raise RuntimeError("no room")
-        begun_s = time.time()
-        time.sleep(1.0)
-        return [(1, begun_s), (11, time.time())]
-
-    ranks = list(power.on_ranks(job, 10**6, lambda: 100.0))
-    assert [row.get("skipped") for row in ranks] == [None, "no room"]
-    energy_j = 150.0 * ranks[0]["seconds"]
-    per_update = ranks[0]["meters"]["nvidia-smi"]["j_per_1e9_updates"]
-    assert per_update == pytest.approx(energy_j / 0.01, rel=0.05)
-    picture = tmp_path / "power.png"
-    assert power.plot({"windows": rows, "ranks": ranks}, "GPU", picture) == picture.name
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "ranks on this GPU: 4: no room" in read_of(power, {"windows": rows, "ranks": ranks})
-
-
-def read_of(power: ModuleType, found: dict[str, Any]) -> str:
-    import gpu_report
-
-    return "\n".join(gpu_report.power_lines(found))
+    assert rows["nvml-counter"]["short"]  # behind by up to 0.1 s of 1 s
 
 
 def test_a_gpu_without_a_counter(power: ModuleType) -> None:
     import pynvml
 
     pynvml.gpus[0].refuses["nvmlDeviceGetTotalEnergyConsumption"] = 3
-    (row,) = power.side_by_side(lambda s: time.sleep(s) or 1, [0.1], 10, lambda: 100.0)
-    assert row["meters"]["nvml-counter"] == {"error": "no energy counter on this GPU"}
-    assert "no energy counter on this GPU" in read_of(power, {"windows": [row]})
+    rows, _ = measured(power, 0.1)
+    assert rows["nvml-counter"] == {"error": "no energy counter on this GPU"}
 
 
 def test_without_nvml_nvidia_smi_goes_on(
     power: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    (row,) = power.side_by_side(lambda s: time.sleep(s) or 1, [0.3], 10, lambda: 100.0)
-    assert "expected the package nvidia-ml-py" in row["meters"]["nvml-power"]["error"]
-    assert row["meters"]["nvidia-smi"]["mean_w"] == 150.0
+    rows, _ = measured(power, 0.3)
+    assert "expected the package nvidia-ml-py" in rows["nvml-power"]["error"]
+    assert rows["nvidia-smi"]["mean_w"] == 150.0
 
 
 def test_a_window_too_short_for_a_sensor_is_marked(power: ModuleType) -> None:
@@ -113,17 +84,6 @@ def test_a_window_too_short_for_a_sensor_is_marked(power: ModuleType) -> None:
     assert found["energy_j"] + found["uncertainty_j"] > 400.0
     steady = [(n * 0.1, 400.0) for n in range(1000)]
     assert not power.under(steady, 5.0, 65.0, 1.0)["short"]
-
-
-def test_how_a_sensor_follows(power: ModuleType) -> None:
-    """The mean of a second, 0.2 s late: half of the rise after 0.7 s, 10 to 90 % in 0.8 s."""
-    readings = [(n * 0.01, 60.0 + 240.0 * min(1.0, max(0.0, n * 0.01 - 5.2))) for n in range(2000)]
-    found = power.rise(readings, 5.0, 20.0)
-    assert found == pytest.approx(
-        {"idle_w": 60.0, "plateau_w": 300.0, "lag_s": 0.7, "rise_s": 0.8}, abs=0.02
-    )
-    assert power.rise(readings, 0.0, 1.0) == {}
-    assert power.rise([(n * 0.1, 60.0) for n in range(100)], 2.0, 5.0) == {}
 
 
 RAMP = [(10.0, 100.0), (12.0, 300.0), (16.0, 140.0)]

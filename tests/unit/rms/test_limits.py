@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import until
 from routed import SCRIPT, Routed, routed
 
 from rms.core.model.jobs import JobId
@@ -130,13 +130,6 @@ def test_on_slurm_they_are_slurms(server: Routed, monkeypatch: pytest.MonkeyPatc
 
 
 # --- who gets it ---------------------------------------------------------------------------------
-
-
-def until(happens: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not happens():
-        assert time.monotonic() < end, f"no {what}"
-        time.sleep(0.01)
 
 
 def test_the_ranks_get_a_signal_or_the_script_alone(tmp_path: Path) -> None:

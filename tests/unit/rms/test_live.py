@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from routed import Routed, routed
+from routed import Routed
 
 from rms.core.model.events import Ended
 from rms.core.model.jobs import JobId
 from rms.daemon.ask import live
 from rms.daemon.store import archive
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Routed]:
-    with routed(tmp_path) as found:
-        yield found
 
 
 def asked(server: Routed, **query: object) -> dict[str, Any]:

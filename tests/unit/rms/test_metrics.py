@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from routed import METRICS_TOKEN, USERS_TOKEN, Routed, routed
+from routed import METRICS_TOKEN, USERS_TOKEN, Routed
 
 from rms.core.model.jobs import JobId
 
@@ -36,12 +36,6 @@ def parsed(text: str) -> dict[tuple[str, str], float]:
             assert key not in found
             found[key] = float(sample[4])
     return found
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Any:
-    with routed(tmp_path) as found:
-        yield found
 
 
 @pytest.mark.promise("metrics")

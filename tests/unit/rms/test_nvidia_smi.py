@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import until
 
 from rms.launch.processes import alive
 from rms.power.meter import MeterError
@@ -66,13 +66,6 @@ case "$*" in *-lms*) {then} ;; esac
     return str(program)
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened in time"
-        time.sleep(0.005)
-
-
 def group_members(group: int) -> list[int]:
     """Return the live processes of a process group."""
     found = []
@@ -92,7 +85,7 @@ def test_readings_arrive_and_nothing_is_left(tmp_path: Path, then: str) -> None:
     got: list[PowerReading] = []
     with closing(NvidiaSmi(stand_in(tmp_path, then), every_ms=50)) as sampler:
         sampler.start(got.append)
-        wait_for(lambda: len(got) >= len(PLAYED))
+        until(lambda: len(got) >= len(PLAYED))
         pid = int((tmp_path / "pid").read_text())
         assert alive(pid)
         assert sampler.error is None
@@ -105,7 +98,7 @@ def test_readings_arrive_and_nothing_is_left(tmp_path: Path, then: str) -> None:
         "50",
     ]
     assert threads.issuperset(threading.enumerate())
-    wait_for(lambda: not group_members(pid))  # who was killed takes a moment to be gone
+    until(lambda: not group_members(pid))  # who was killed takes a moment to be gone
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)  # reaped, not a zombie
     assert sampler.error is None
@@ -137,7 +130,7 @@ def test_program_that_ends_is_a_sentence(tmp_path: Path, then: str, end: str) ->
     program = stand_in(tmp_path, then, recording="")
     with closing(NvidiaSmi(program)) as sampler:
         sampler.start(lambda _: None)
-        wait_for(lambda: sampler.error)
+        until(lambda: sampler.error)
         pid = int((tmp_path / "pid").read_text())
     assert sampler.error == f"{program} ended on its own {end}"
     assert not group_members(pid)
@@ -149,12 +142,12 @@ class News:
     def __init__(self, meter: Devices) -> None:
         self.meter, self.last = meter, dict[str, DeviceEnergy]()
 
-    def read(self, now_s: float, until: Callable[[], object]) -> None:
+    def read(self, now_s: float, happens: Callable[[], object]) -> None:
         def wanted() -> object:
             self.last |= {device.device: device for device in self.meter.read(now_s)}
-            return until()
+            return happens()
 
-        wait_for(wanted)
+        until(wanted)
 
     def joules(self, gpu: int) -> float:
         device = self.last.get(f"gpu-{gpu}")
@@ -200,7 +193,7 @@ def test_devices_of_a_program_that_ends_are_a_gap(tmp_path: Path) -> None:
 def test_devices_that_tell_nothing(tmp_path: Path, recording: str, words: str) -> None:
     meter = Devices(stand_in(tmp_path, "exit 9", recording))
     with pytest.raises(MeterError, match=words):
-        wait_for(lambda: meter.read(0.0))
+        until(lambda: meter.read(0.0))
     with pytest.raises(MeterError, match="could not start"):
         Devices(str(tmp_path / "missing")).read(0.0)
 

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import pytest
-from device_runs import STAND_IN
+from device_runs import stand_in_nvml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -49,13 +49,8 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    monkeypatch.syspath_prepend(str(STAND_IN))
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # so that it is taken away at the end
-    monkeypatch.delitem(sys.modules, "pynvml")
     monkeypatch.delenv("STAND_IN_NVML", raising=False)
-    import pynvml
-
-    return Machine(pynvml)
+    return Machine(stand_in_nvml(monkeypatch))
 
 
 def no_counter(**more: int) -> dict[str, int]:

@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from said import Said
+from idle import Bench, nodes
+from processes import until
 from submissions import hand_in
 
-from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.core.policies import PolicyError, adjusted, named, placing
 from rms.daemon.ask import views
 from rms.daemon.heart import Daemon
-from rms.daemon.restart.recover import replay, resume
-from rms.daemon.store.context import Settings
+from rms.daemon.restart.recover import replay
 from rms.daemon.store.journal import Journal
-from rms.launch.base import ManagedProcess, PowerCommands, ScriptLaunch
-from rms.launch.local import LocalLauncher
-
-DEADLINE_S = 30.0
+from rms.launch.base import PowerCommands
 
 
-class Runs(ManagedProcess):
-    def status(self) -> int | None:
-        return None
-
-
-class Idle(LocalLauncher):
-    """Starts nothing: scripts run until the daemon ends."""
-
-    def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
-        return Runs(0)
-
-
-class Bench:
+class Powered(Bench):
     """A daemon of two nodes that go off when idle; ``off`` and ``on`` are shell scripts."""
 
     def __init__(self, journal: Journal, folder: Path, off: str, on: str) -> None:
-        self.journal, self.folder = journal, folder
-        self.now_s, self.said = 1000.0, Said()
         (folder / "p.toml").write_text('node_power = { part = "off-when-idle" }\n')
         log = 'echo "$0 $1" >> {}; cd {}; {}'
         self.log = folder / "log"
@@ -50,29 +32,23 @@ class Bench:
             for word, body in (("off", off), ("on", on))
         }
         self.commands = PowerCommands(shell["off"], shell["on"], 60.0)
-        self.daemon = self.resumed()
+        policy = placing(str(folder / "p.toml")).key
+        super().__init__(journal, folder, nodes(2, NodePower(9.0, 9.0)), policy)
 
-    def resumed(self) -> Daemon:
-        cluster = Cluster(("n1", "n2"), (("cpu:0",), ("cpu:1",)), (NodePower(9.0, 9.0),) * 2)
-        launcher = Idle(self.folder, "instance", "unix:none")
-        settings = Settings(
-            policy=placing(str(self.folder / "p.toml")).key,
-            now=lambda: self.now_s,
-            power_commands=self.commands,
-        )
-        return resume(cluster, self.journal, launcher, settings)
+    def resumed(self, **settings: Any) -> Daemon:
+        return super().resumed(power_commands=self.commands, **settings)
 
-    def submit(self, number: int, nodes: int) -> None:
+    def submit(self, number: int, size: int) -> None:
         job = JobId(str(number))
-        spec = JobSpec(job, self.now_s, nodes, nodes, nodes, Mode.FIXED)
+        spec = JobSpec(job, self.now_s, size, size, size, Mode.FIXED)
         hand_in(self.daemon, [spec])
 
     def until(self, happens: Callable[[], bool]) -> None:
-        end = time.monotonic() + DEADLINE_S
-        while not happens():
-            assert time.monotonic() < end, self.said
+        def looked() -> bool:
             self.daemon.node_switch.tick()
-            time.sleep(0.002)
+            return happens()
+
+        until(looked, lambda: self.said, 0.002)
 
     def asked(self) -> list[str]:
         return sorted(self.log.read_text().splitlines()) if self.log.exists() else []
@@ -88,16 +64,16 @@ class Bench:
         self.until(lambda: not self.daemon.node_switch._running)
 
 
-Made = Callable[[str, str], Bench]
+Made = Callable[[str, str], Powered]
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[Made]:
-    benches: list[Bench] = []
+    benches: list[Powered] = []
     with Journal.open(tmp_path / "journal") as journal:
 
-        def make(off: str, on: str) -> Bench:
-            benches.append(Bench(journal, tmp_path, off, on))
+        def make(off: str, on: str) -> Powered:
+            benches.append(Powered(journal, tmp_path, off, on))
             return benches[-1]
 
         yield make

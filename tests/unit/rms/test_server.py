@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from routed import SCRIPT, USERS_TOKEN, Routed, routed
+from routed import SCRIPT, USERS_TOKEN, Routed
 
 from rms.core.model.jobs import JobId
 from rms.daemon.ask.http import Peer
@@ -20,12 +18,6 @@ JOB_ROW = (
     "restartable"
 )
 BOOKS = "at_s busy_j idle_j off_j boot_j cluster_j busy_node_s power_source sources tasks_j"
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Routed]:
-    with routed(tmp_path) as found:
-        yield found
 
 
 def test_answers_have_the_names_of_the_contract(server: Routed) -> None:

@@ -9,11 +9,10 @@ from math import inf
 from pathlib import Path
 
 import pytest
+from idle import Bench
 from processes import ROOT
 from routed import SCRIPT, routed
-from said import Said
 from submissions import hand_in
-from test_daemon import Idle
 
 from rms.core.books.measured import Measured
 from rms.core.model.cluster import Cluster
@@ -33,9 +32,8 @@ from rms.core.scheduler.snapshot import freeze, thaw
 from rms.daemon.ask import views
 from rms.daemon.heart import Daemon
 from rms.daemon.nodes.energy import devices_of
-from rms.daemon.restart.recover import replay, resume
+from rms.daemon.restart.recover import replay
 from rms.daemon.store.archive import energy_rows
-from rms.daemon.store.context import Settings
 from rms.daemon.store.journal import Journal, JournalError
 from rms.formats.config import FileError, read_cluster, read_workload
 from rms.formats.energy import check_energies, owner_energies
@@ -61,18 +59,15 @@ def text(part: str, **parameters: object) -> str:
 LESS, FIRST = text("less-consume"), text("first-fit-shared")
 
 
-class Bench:
-    """A daemon on two hosts of two slots each, and its clock."""
+class TwoHosts(Bench):
+    """A daemon on two hosts of two slots each."""
 
     def __init__(self, journal: Journal, folder: Path, policy: str = LESS) -> None:
-        self.journal, self.folder, self.now_s = journal, folder, 1000.0
-        self.said = Said()
-        self.daemon = self.resumed(policy)
+        super().__init__(journal, folder, WHOLE.split(), policy)
 
-    def resumed(self, policy: str, cluster: Cluster | None = None, where: str = "") -> Daemon:
-        launcher = Idle(self.folder, "instance", "unix:none")
-        settings = Settings(policy=policy, now=lambda: self.now_s, where=where)
-        return resume(cluster or WHOLE.split(), self.journal, launcher, settings)
+    def resumed(self, policy: str = "", cluster: Cluster | None = None, where: str = "") -> Daemon:
+        self.policy, self.cluster = policy or self.policy, cluster or WHOLE.split()
+        return super().resumed(where=where)
 
     def submit(
         self,
@@ -105,9 +100,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+def bench(tmp_path: Path) -> Iterator[TwoHosts]:
     with Journal.open(tmp_path / "journal") as journal:
-        yield Bench(journal, tmp_path)
+        yield TwoHosts(journal, tmp_path)
         assert replay(journal.read()).differing == []
 
 
@@ -116,7 +111,7 @@ def test_power_slot_gives_slots_under_the_cap_of_each_host(tmp_path: Path) -> No
     """Chiesi et al., figure 2: 60 W for a host that draws 10 W; the smallest slot takes a job."""
     policy = text("rms.studies.chiesi:PowerSlot", cap_w=60.0, shared=True)
     with Journal.open(tmp_path / "journal") as journal:
-        bench = Bench(journal, tmp_path, policy)
+        bench = TwoHosts(journal, tmp_path, policy)
         jobs = [bench.submit(n, 1, 0.0, power_w=w) for n, w in enumerate((20, 25, 20, 40), 1)]
         assert [bench.slots(name) for name in jobs] == [["n2/0"], ["n2/1"], ["n1/0"], []]
         (row,) = [row for row in views.jobs(bench.daemon.context) if row.id == jobs[3]]
@@ -135,7 +130,7 @@ def test_shipped_policies_of_a_cap_put_several_jobs_on_a_node(tmp_path: Path) ->
     """850 W of each host: 10 idle, 20 for a busy slot of a job that states none."""
     for policy in ("p-bff", "p-fifo"):
         with Journal.open(tmp_path / policy) as journal:
-            bench = Bench(journal, tmp_path, policy)
+            bench = TwoHosts(journal, tmp_path, policy)
             jobs = [bench.submit(n, 1, 0.0, power_w=w) for n, w in enumerate((820, None, None), 1)]
             assert [bench.slots(name) for name in jobs] == [["n2/0"], ["n2/1"], ["n1/0"]]
             over = [bench.submit(4, 1, 0.0, power_w=821.0), bench.submit(5, 1, 0.0, power_w=819.0)]
@@ -145,7 +140,7 @@ def test_shipped_policies_of_a_cap_put_several_jobs_on_a_node(tmp_path: Path) ->
 
 
 @pytest.mark.promise("shared-nodes")
-def test_less_consume_pairs_jobs_by_their_bandwidth(bench: Bench) -> None:
+def test_less_consume_pairs_jobs_by_their_bandwidth(bench: TwoHosts) -> None:
     greedy = [bench.submit(n, 1, 9.0) for n in (1, 2)]
     modest = [bench.submit(n, 1, 0.5) for n in (3, 4)]
     assert [bench.slots(name) for name in (*greedy, *modest)] == [
@@ -159,7 +154,7 @@ def test_less_consume_pairs_jobs_by_their_bandwidth(bench: Bench) -> None:
     bench.balances()
 
 
-def test_first_fit_packs_them_and_hosts_have_states_as_slurms(bench: Bench) -> None:
+def test_first_fit_packs_them_and_hosts_have_states_as_slurms(bench: TwoHosts) -> None:
     bench.daemon.set_policy(FIRST)
     greedy = [bench.submit(n, 1, 9.0) for n in (1, 2)]
     assert [bench.slots(name) for name in greedy] == [["n1/0"], ["n1/1"]]
@@ -180,7 +175,7 @@ def test_first_fit_packs_them_and_hosts_have_states_as_slurms(bench: Bench) -> N
         bench.daemon.nodes.drain(["n1/0"], drained=True)
 
 
-def test_power_of_jobs_comes_on_top_of_that_of_their_hosts(bench: Bench) -> None:
+def test_power_of_jobs_comes_on_top_of_that_of_their_hosts(bench: TwoHosts) -> None:
     """Two slots busy add 40 W to the 10 W that an idle host draws: 20 W each."""
     name = bench.submit(1, 3, 0.0)
     bench.now_s += 10.0
@@ -195,7 +190,7 @@ def test_power_of_jobs_comes_on_top_of_that_of_their_hosts(bench: Bench) -> None
     bench.balances()
 
 
-def test_a_meter_of_a_host_is_split_over_it_and_its_slots(bench: Bench) -> None:
+def test_a_meter_of_a_host_is_split_over_it_and_its_slots(bench: TwoHosts) -> None:
     cluster = bench.daemon.context.cluster
     here = [DeviceEnergy("package-0", "rapl", 0.0)]
     assert devices_of(Metered("n2", "a", 1, 0.0, "b", here), cluster, Measured()) == {
@@ -217,7 +212,7 @@ def test_a_meter_of_a_host_is_split_over_it_and_its_slots(bench: Bench) -> None:
     bench.balances()
 
 
-def test_a_user_resizes_a_job_on_shared_slots(bench: Bench) -> None:
+def test_a_user_resizes_a_job_on_shared_slots(bench: TwoHosts) -> None:
     bench.submit(2, 1, 9.0)
     name, daemon = bench.submit(1, 1, 0.5, Mode.MALLEABLE), bench.daemon
     assert bench.slots(name) == ["n1/1"]
@@ -244,7 +239,7 @@ def test_a_user_resizes_a_job_on_shared_slots(bench: Bench) -> None:
 
 def test_a_daemon_stays_with_shared_nodes_or_whole_ones(tmp_path: Path) -> None:
     with Journal.open(tmp_path / "journal") as journal:
-        bench = Bench(journal, tmp_path)
+        bench = TwoHosts(journal, tmp_path)
         with pytest.raises(PolicyError, match="expected a policy whose jobs share nodes"):
             bench.daemon.set_policy("easy")
         bench.daemon.set_policy(FIRST)
@@ -265,7 +260,7 @@ def test_a_daemon_stays_with_shared_nodes_or_whole_ones(tmp_path: Path) -> None:
 def test_the_next_allocation_is_shared_too(tmp_path: Path) -> None:
     """As a pilot's: three nodes of one slot after two of two; jobs wait again."""
     with Journal.open(tmp_path / "journal") as journal:
-        bench = Bench(journal, tmp_path)
+        bench = TwoHosts(journal, tmp_path)
         bench.daemon.nodes.drain(["n2"], drained=True)
         name = bench.submit(1, 2, 1.0)
         assert bench.slots(name) == ["n1/0", "n1/1"]
@@ -368,7 +363,7 @@ def test_a_daemon_places_on_kinds_of_processors_and_keeps_them(tmp_path: Path) -
     of_each = (Processors(1, name="cpu"), Processors(1, 3.0, 2.0, "gpu"))
     cluster = replace(WHOLE, processors=(of_each,) * 2).split()
     with Journal.open(tmp_path / "journal") as journal:
-        bench = Bench(journal, tmp_path)
+        bench = TwoHosts(journal, tmp_path)
     with Journal.open(tmp_path / "kinds") as journal:
         bench.journal = journal
         bench.daemon = bench.resumed(LESS, cluster)

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 from faults import Fault
+from processes import until
 
 from rms.launch.slurm import queue
 from rms.launch.slurm.commands import (
@@ -101,11 +102,8 @@ JOB = JobDetails(7, "RUNNING", ("n1",), "n1", False, 1.0, None, None)
 
 
 def answer(change: queue.Retried) -> queue.ChangeOutcome:
-    deadline = time.monotonic() + 120
-    while (found := change()) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
+    outcome: list[queue.ChangeOutcome] = until(lambda: [o for o in (change(),) if o is not None])
+    return outcome[0]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,6 @@ from rms.daemon.jobs.submit import exported
 from rms.daemon.store.journal import Journal, JournalFullError
 from rms.formats.jobscript import ScriptError
 from rms.launch.local import LocalLauncher
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Routed]:
-    with routed(tmp_path) as found:
-        yield found
 
 
 @pytest.mark.promise("submitting")

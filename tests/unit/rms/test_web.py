@@ -6,9 +6,7 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import Iterator
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +15,7 @@ import pytest
 import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from routed import SCRIPT, Routed, routed
+from routed import SCRIPT, Routed
 
 from rms import plots
 from rms.cli.main import main
@@ -30,12 +28,6 @@ from rms.wire.users import NodeSpan
 
 TOKEN = "of the page"
 NASTY = "<img src=x onerror=alert(1)>\"'&"
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Routed]:
-    with routed(tmp_path) as found:
-        yield found
 
 
 def live(server: Routed, asked: PageQuery) -> Live:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from itertools import product
 from pathlib import Path
 
 import pytest
-from promises import Proof, promises, proven_by
+from promises import LIST, Proof, marks, promises, proven_by, with_proofs
 from selection import all_wide_but, choices, covering_rows
 
 TESTS = Path(__file__).parents[2]
@@ -41,17 +40,12 @@ def test_values_that_wait_for_all_are_marked() -> None:
         all_wide_but(["one"], "four")
 
 
-def test_every_promise_has_a_test_and_names_its_file() -> None:
+def test_every_promise_has_a_test_and_the_list_names_its_files() -> None:
     listed = promises()
     assert len(listed) > 40 and {run for _, run in listed.values()} >= {"quick", "all", "slurm"}
-    table = (TESTS / "README.md").read_text().splitlines()
-    for name, (_, run) in listed.items():
-        (row,) = [line for line in table if line.startswith(f"| `{name}` |")]
-        files = re.findall(r"`(\w+/[\w/]+\.py)`", row)
-        assert files
-        for file in files:
-            text = (TESTS / file).read_text()
-            assert run == "gpu" or re.search(rf'mark\.promise\([^)]*"{name}"', text), (name, file)
+    assert {name for names in marks().values() for name in names} == set(listed)
+    text = LIST.read_text()
+    assert with_proofs(text) == text
 
 
 def test_a_promise_is_kept_by_a_passing_test_and_by_no_failing_one(tmp_path: Path) -> None:
