@@ -192,22 +192,22 @@ class Run:
         """
         own = self.comm
         fields = self.fields.items()
-        found = [(key, block.layout) for key, block in fields if block.spec.split]
+        found = [(key, block.decomposition) for key, block in fields if block.spec.split]
         named = [one for one in found if name in ("", one[0])]
         if not named:
             known = ", ".join(key for key, _ in found) or "none"
             raise UsageError(f"expected run.cart of a field that is split ({known}), got {name!r}")
-        name, layout = max(named, key=lambda one: len(one[1].grid))
-        if len(layout.grid) > 1 and not layout.row_major:
+        name, decomposition = max(named, key=lambda one: len(one[1].grid))
+        if len(decomposition.grid) > 1 and not decomposition.row_major:
             raise UsageError(
                 f"expected a field whose ranks run as MPI_Cart_create's for run.cart, got {name}, "
                 "where they run along the first axis first: state it with row_major=True"
             )
-        axes = len(layout.grid)
+        axes = len(decomposition.grid)
         periods = (periodic,) * axes if isinstance(periodic, bool) else tuple(map(bool, periodic))
         if len(periods) != axes:
             raise UsageError(f"expected periodic for {axes} dimensions, got {len(periods)}")
-        carts, key = self.internal.carts, (tuple(layout.grid), periods)
+        carts, key = self.internal.carts, (tuple(decomposition.grid), periods)
         if key not in carts:
             with WATCH.within("run.cart"):
                 carts[key] = own.Create_cart(key[0], periods=periods, reorder=False)

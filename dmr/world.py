@@ -48,15 +48,15 @@ class World:
             ValueError: an array of the application's own is no such block; it names the field.
         """
         return {
-            name: block_of(name, specs[name], layout, self.rank)
-            for name, layout in layouts_for(self.size, specs).items()
+            name: block_of(name, specs[name], decomposition, self.rank)
+            for name, decomposition in decompositions_for(self.size, specs).items()
         }
 
 
-def block_of(name: str, spec: FieldSpec, layout: Decomposition, rank: int) -> Field:
+def block_of(name: str, spec: FieldSpec, decomposition: Decomposition, rank: int) -> Field:
     """Return a rank's zeroed block of a field; an error names the field."""
     try:
-        return spec.block(layout, rank)
+        return spec.block(decomposition, rank)
     except ValueError as error:
         raise ValueError(f"field {name}: {error}") from None
 
@@ -94,7 +94,7 @@ def grid_for(size: int, specs: Sequence[FieldSpec]) -> tuple[int, ...]:
         raise UsageError(str(error)) from None
 
 
-def layouts_for(size: int, specs: Mapping[str, FieldSpec]) -> dict[str, Decomposition]:
+def decompositions_for(size: int, specs: Mapping[str, FieldSpec]) -> dict[str, Decomposition]:
     """Return how every field is cut over so many ranks: the same on every rank and in every world.
 
     Fields that are split along as many axes, and name no process grid of their own, share one.
@@ -125,12 +125,12 @@ def layouts_for(size: int, specs: Mapping[str, FieldSpec]) -> dict[str, Decompos
 
 
 def sent_once_a_node(
-    layouts: Mapping[str, Decomposition], receivers: tuple[int, ...]
+    decompositions: Mapping[str, Decomposition], receivers: tuple[int, ...]
 ) -> dict[str, Decomposition]:
-    """Return the layouts of a world whose whole arrays go to some ranks, which share them."""
+    """Return the decompositions of a world where some ranks receive whole arrays and share them."""
     return {
         name: dataclasses.replace(one, receivers=receivers) if receivers and not one.split else one
-        for name, one in layouts.items()
+        for name, one in decompositions.items()
     }
 
 
@@ -156,6 +156,6 @@ def _own_grid(name: str, spec: FieldSpec, size: int) -> tuple[int, ...]:
     return grid
 
 
-def widest_grid(size: int, layouts: Mapping[str, Decomposition]) -> tuple[int, ...]:
+def widest_grid(size: int, decompositions: Mapping[str, Decomposition]) -> tuple[int, ...]:
     """Return the process grid of the fields with the most split axes; (size,) where none has."""
-    return max((one.grid for one in layouts.values()), key=len, default=()) or (size,)
+    return max((one.grid for one in decompositions.values()), key=len, default=()) or (size,)

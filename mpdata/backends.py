@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpdata.errors import InputError
-from mpdata.flow.courant import Flow
+from mpdata.flow.faces import Flow
 from mpdata.grid import Geometry
 from mpdata.numerics.step import ReferenceStepper, Stepper
 from mpdata.options import Scheme
@@ -54,7 +54,7 @@ def array_module(name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Means:
+class StepperResources:
     """What a stepper computes with.
 
     Attributes:
@@ -72,10 +72,10 @@ def make_stepper(
     scheme: Scheme,
     flow: Flow,
     allocate: Callable[[], Any],
-    means: Means | None = None,
+    means: StepperResources | None = None,
 ) -> Stepper:
     """Return a backend's scheme on one block whose arrays are laid out as ``allocate`` does."""
-    means = means or Means()
+    means = means or StepperResources()
     # Imported where chosen: who uses NumPy should not pay half a second for Numba.
     if name == "cupy":
         from mpdata.numerics.cuda.device import CupyStepper

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpdata.backends import Means, array_module, choose_backend, make_stepper
+from mpdata.backends import StepperResources, array_module, choose_backend, make_stepper
 from mpdata.cases.setup import Setup, open_mesh
 from mpdata.errors import InputError
-from mpdata.flow.courant import (
+from mpdata.flow.faces import (
     held_bytes,
     make_flow,
     max_courant,
@@ -113,7 +113,7 @@ class Solver:
             raise InputError(problem)
         self._psi[self.geometry.cells(0)] = xp.asarray(initial)
         self._stepper = make_stepper(
-            backend, self.geometry, scheme, self.flow, allocate, Means(threads, tuned)
+            backend, self.geometry, scheme, self.flow, allocate, StepperResources(threads, tuned)
         )
 
     @property

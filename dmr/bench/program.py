@@ -21,7 +21,7 @@ from mpi4py import MPI
 import dmr
 from dmr.boot.environment import bind
 from dmr.data.decomposition import transfers
-from dmr.world import layouts_for
+from dmr.world import decompositions_for
 from rms.wire.terminal import emit_json
 
 COLUMNS, LAYERS = 64, 64
@@ -81,7 +81,7 @@ def plain_rate(mib: int, old: int, new: int) -> float:
     """Return the rate of plain sends from ``old`` ranks to ``new`` others, in GB/s (collective)."""
     comm, sends = MPI.COMM_WORLD, MPI.COMM_WORLD.rank < old
     specs = Sweep(mib).fields()
-    before, after = layouts_for(old, specs)["x"], layouts_for(new, specs)["x"]
+    before, after = decompositions_for(old, specs)["x"], decompositions_for(new, specs)["x"]
     if sends:
         mine, others = transfers(before, comm.rank, after), old
     else:

@@ -258,7 +258,7 @@ def verify(path: Path, fields: Mapping[str, Field], options: Mapping[str, Any]) 
             for name, block in fields.items():
                 dataset = file["fields"][name]
                 shape = block.spec.stored_shape(dataset.shape[0], edges.get(name, ()))
-                hashed = parts is None and not needs_whole_rows(block.layout)
+                hashed = parts is None and not needs_whole_rows(block.decomposition)
                 _verify_field(path, dataset, shape, name, block, hashed=hashed)
     except ValuesError as error:
         raise UsageError(
@@ -379,9 +379,9 @@ def _read(path: Path, fields: Mapping[str, Field]) -> Progress:
             stored: h5py.Dataset | PartedArray | CheckedDataset = whole
             if parts is not None:
                 folder, found = path.parent / parts.folder, parts.fields[name]
-                stored = PartedArray(name, whole, found, folder, block.layout, files)
-            elif needs_whole_rows(block.layout):
-                once = read_once(tuple(whole.shape), block.layout)
+                stored = PartedArray(name, whole, found, folder, block.decomposition, files)
+            elif needs_whole_rows(block.decomposition):
+                once = read_once(tuple(whole.shape), block.decomposition)
                 stored = CheckedDataset(file, name, once=once)
                 files.callback(stored.close)
             block.restore(stored, first or (0,) * len(whole.shape))
@@ -515,24 +515,24 @@ def row_bytes(dataset: h5py.Dataset) -> int:
     return int(np.prod(dataset.shape[1:])) * int(dataset.dtype.itemsize)
 
 
-def read_by_pieces(parts: Sequence[Part], layout: Decomposition) -> bool:
-    """Return whether ranks of a layout check pieces of a field as they read them."""
+def read_by_pieces(parts: Sequence[Part], decomposition: Decomposition) -> bool:
+    """Return whether ranks of a decomposition check pieces of a field as they read them."""
     columns = len({part.start[1:] for part in parts})
-    return needs_whole_rows(layout, columns)
+    return needs_whole_rows(decomposition, columns)
 
 
-def needs_whole_rows(layout: Decomposition, columns: int = 1) -> bool:
+def needs_whole_rows(decomposition: Decomposition, columns: int = 1) -> bool:
     """Return whether ranks need half or more of each row that they read some cells of.
 
     Args:
         columns: into how many parts rows are cut that are stored together.
     """
-    return prod(map(layout.parts_along, range(1, len(layout.shape)))) <= 2 * columns
+    return prod(map(decomposition.parts_along, range(1, len(decomposition.shape)))) <= 2 * columns
 
 
-def read_once(shape: tuple[int, ...], layout: Decomposition) -> bool:
-    """Return whether each rank of a layout reads rows of its own of an array of this shape."""
-    return layout.shape == shape and layout.parts_along(0) == layout.size
+def read_once(shape: tuple[int, ...], decomposition: Decomposition) -> bool:
+    """Return whether no two ranks read the same row of an array of this shape."""
+    return decomposition.shape == shape and decomposition.parts_along(0) == decomposition.size
 
 
 def problem_of_share(
@@ -547,7 +547,7 @@ def problem_of_share(
     every = [
         (name, part)
         for name, found in parts.fields.items()
-        if not read_by_pieces(found, fields[name].layout)
+        if not read_by_pieces(found, fields[name].decomposition)
         for part in found
     ]
     for name, part in every[rank::ranks]:
@@ -575,7 +575,7 @@ class PartedArray:
     Args:
         shape, dtype: of the whole.
         folder: that the parts are in.
-        layout: of those who read.
+        decomposition: of those who read.
         files: closes what has been opened.
     """
 
@@ -585,14 +585,14 @@ class PartedArray:
         whole: h5py.Dataset,
         parts: Sequence[Part],
         folder: Path,
-        layout: Decomposition,
+        decomposition: Decomposition,
         files: contextlib.ExitStack,
     ) -> None:
         self.shape: tuple[int, ...] = tuple(whole.shape)
         self.dtype: np.dtype[Any] = whole.dtype
         self._name, self._parts, self._folder, self._files = name, parts, folder, files
-        self._by_pieces = read_by_pieces(parts, layout)
-        self._once = read_once(self.shape, layout)
+        self._by_pieces = read_by_pieces(parts, decomposition)
+        self._once = read_once(self.shape, decomposition)
         self._open: dict[str, h5py.Dataset | CheckedDataset] = {}
 
     def __getitem__(self, key: slice | tuple[slice, ...]) -> Array:

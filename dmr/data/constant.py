@@ -24,7 +24,7 @@ PIECE_BYTES = 1 << 20
 DIFFERS = "not the same on all ranks"
 
 X87_BYTES, X87_MANTISSA_BITS = 10, 63
-"""Of numpy.longdouble on x86, whose other bytes (of 12 or 16) are padding."""
+"""Of numpy.longdouble on x86, whose other bytes (of 12 or 16) are memory_layout."""
 
 Words = npt.NDArray[np.uint64]
 
@@ -39,7 +39,7 @@ def combined(fields: Mapping[str, Field], parts: Sequence[Mapping[str, int]]) ->
     found = {}
     for name in parts[0]:
         each = [part[name] for part in parts]
-        if fields[name].layout.split:
+        if fields[name].decomposition.split:
             found[name] = f"{sum(each) % 2**64:016x}"
         else:  # every rank has the whole
             found[name] = f"{each[0]:016x}" if len(set(each)) == 1 else DIFFERS
@@ -59,7 +59,7 @@ def problem_with(old: Mapping[str, str], new: Mapping[str, str]) -> str | None:
 
 
 def _hash_of(block: Field) -> int:
-    start, shape = block.box.start, block.layout.shape
+    start, shape = block.box.start, block.decomposition.shape
     total, at = 0, start[0]
     for values in gather.own_pieces(block, PIECE_BYTES):
         origin = (at, *start[1:])
@@ -83,7 +83,7 @@ def bytes_of(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def _value_bytes(dtype: np.dtype[Any]) -> npt.NDArray[np.uint8]:
-    """Return a mask of the bytes of an item: 1 for its value, 0 for padding."""
+    """Return a mask of the bytes of an item: 1 for its value, 0 for memory_layout."""
     mask = np.zeros(dtype.itemsize, np.uint8)
     if dtype.fields is not None:
         for member, at, *_ in dtype.fields.values():

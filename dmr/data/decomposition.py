@@ -253,7 +253,7 @@ class Decomposition:
 
 
 @dataclass(frozen=True)
-class Padding:
+class MemoryLayout:
     """How one block lies in memory.
 
     ``order`` lists the axes from the slowest to the contiguous one. Each axis has its interior
@@ -269,7 +269,7 @@ class Padding:
 
     @property
     def padded(self) -> tuple[int, ...]:
-        """Cells along each axis with the halo, in axis order (no row padding)."""
+        """Cells along each axis with the halo, in axis order (no row memory_layout)."""
         return tuple(n + lo + hi for n, (lo, hi) in zip(self.interior, self.halo, strict=True))
 
     @property
@@ -302,7 +302,7 @@ def memory_order(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the axes from slowest to contiguous: the paper's N, L, M for three axes.
 
     Axes of one cell go first, so that the contiguous axis is never one of them and a 2D or 1D
-    grid wastes no memory on padding.
+    grid wastes no memory on memory_layout.
     """
     paper = (0, *range(2, len(shape)), 1) if len(shape) > 1 else (0,)
     return tuple(sorted(paper, key=lambda axis: shape[axis] > 1))
@@ -331,7 +331,7 @@ def transfers(
     Called with (old, rank, new) it lists what to send, with (new, rank, old) what to receive:
     the two sides agree without exchanging a word. Costs as many steps as there are overlaps,
     not as there are ranks. Of an array that every rank has the whole of, each new rank gets it
-    from one old one, or each of the new layout's ``receivers`` does.
+    from one old one, or each of the new decomposition's ``receivers`` does.
     """
     if mine.shape != other.shape or mine.split != other.split:
         raise ValueError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dmr.data.decomposition import Decomposition, Padding
+from dmr.data.decomposition import Decomposition, MemoryLayout
 from dmr.system.watch import WATCH
 from dmr.wire import tags
 
@@ -116,7 +116,7 @@ class HaloExchange:
 
     Args:
         comm: the library's own, over the ranks of the block's world.
-        layout, rank, padding: of the block.
+        decomposition, rank, memory_layout: of the block.
         boundaries: for every axis.
         like: type of a cell, and the array module that holds the block.
 
@@ -132,9 +132,9 @@ class HaloExchange:
     def __init__(
         self,
         comm: MPI.Intracomm,
-        layout: Decomposition,
+        decomposition: Decomposition,
         rank: int,
-        padding: Padding,
+        memory_layout: MemoryLayout,
         boundaries: tuple[Boundary, ...],
         like: tuple[np.dtype[Any], Any],
     ) -> None:
@@ -143,11 +143,11 @@ class HaloExchange:
         self._comm, self._boundaries = comm, boundaries
         self._prequest, self._memory = MPI.Prequest, MPI.buffer
         self._address = MPI.Get_address
-        self._layout, self._rank, self._padding = layout, rank, padding
+        self._decomposition, self._rank, self._memory_layout = decomposition, rank, memory_layout
         self._dtype, self._xp = like
-        self._in_host = self._xp is np
-        axes = reversed(range(len(layout.shape)))
-        self._axes = [axis for axis in axes if any(padding.halo[axis])]
+        self._on_host = self._xp is np
+        axes = reversed(range(len(decomposition.shape)))
+        self._axes = [axis for axis in axes if any(memory_layout.halo[axis])]
         self._check()
         self._plans = [self._plan(axis) for axis in self._axes]
         peers = {message.peer for plan in self._plans for message in (*plan.receives, *plan.sends)}
@@ -158,12 +158,18 @@ class HaloExchange:
 
     def _check(self) -> None:
         for axis in self._axes:
-            needed = self._boundaries[axis] == "periodic" or self._layout.parts_along(axis) > 1
-            thinnest = min(self._layout.box(rank).shape[axis] for rank in range(self._layout.size))
-            if needed and thinnest < max(self._padding.halo[axis]):
+            needed = (
+                self._boundaries[axis] == "periodic" or self._decomposition.parts_along(axis) > 1
+            )
+            thinnest = min(
+                self._decomposition.box(rank).shape[axis]
+                for rank in range(self._decomposition.size)
+            )
+            if needed and thinnest < max(self._memory_layout.halo[axis]):
                 raise ExchangeError(
                     f"expected blocks at least as thick as their halo of "
-                    f"{max(self._padding.halo[axis])} along axis {axis}, got one of {thinnest}"
+                    f"{max(self._memory_layout.halo[axis])} along axis {axis}, "
+                    f"got one of {thinnest}"
                 )
 
     # --- filling -----------------------------------------------------------------------------
@@ -195,7 +201,7 @@ class HaloExchange:
         with self._waiting:
             self._prequest.Waitall(axis.requests)
         for cells, host in axis.unpacks:
-            cells[...] = host if self._in_host else self._xp.asarray(host)
+            cells[...] = host if self._on_host else self._xp.asarray(host)
         self._array = None
 
     def free(self) -> None:
@@ -206,14 +212,14 @@ class HaloExchange:
         self._plans, self._bound = [], {}
 
     def _host(self, cells: Array) -> Array:
-        return cells if self._in_host else self._xp.asnumpy(self._xp.ascontiguousarray(cells))
+        return cells if self._on_host else self._xp.asnumpy(self._xp.ascontiguousarray(cells))
 
     # --- what there is to do -----------------------------------------------------------------
 
     def _plan(self, axis: int) -> AxisPlan:
         """Return what is done along an axis."""
-        low, high = self._padding.halo[axis]
-        cells = self._padding.interior[axis]
+        low, high = self._memory_layout.halo[axis]
+        cells = self._memory_layout.interior[axis]
         below, above = self._neighbours(axis)
         # What goes down arrives from above, and the other way round; tags tell them apart where
         # both neighbours are one rank.
@@ -229,8 +235,8 @@ class HaloExchange:
         self, axis: int, below: int | None, above: int | None
     ) -> tuple[list[tuple[Region, Region, Array]], list[tuple[Region, float]]]:
         """Return what no message fills: the far side of this block, edges of the domain."""
-        low, high = self._padding.halo[axis]
-        cells, kind = self._padding.interior[axis], self._boundaries[axis]
+        low, high = self._memory_layout.halo[axis]
+        cells, kind = self._memory_layout.interior[axis], self._boundaries[axis]
         copies: list[tuple[Region, Region, Array]] = []
         fills: list[tuple[Region, float]] = []
         sides = [(0, low, below, cells, low), (low + cells, high, above, low, low + cells - 1)]
@@ -256,16 +262,17 @@ class HaloExchange:
     def _neighbours(self, axis: int) -> tuple[int | None, int | None]:
         periodic = self._boundaries[axis] == "periodic"
         below, above = (
-            self._layout.neighbour(self._rank, axis, way, periodic=periodic) for way in (-1, 1)
+            self._decomposition.neighbour(self._rank, axis, way, periodic=periodic)
+            for way in (-1, 1)
         )
         return below, above
 
     def _region(self, axis: int, start: int, stop: int) -> Region:
         """Return layers of an axis: later axes with their halo, earlier ones without."""
         parts = []
-        for other in self._padding.order:
-            low, high = self._padding.halo[other]
-            cells = self._padding.interior[other]
+        for other in self._memory_layout.order:
+            low, high = self._memory_layout.halo[other]
+            cells = self._memory_layout.interior[other]
             whole = slice(0, low + cells + high) if other > axis else slice(low, low + cells)
             parts.append(slice(start, stop) if other == axis else whole)
         return tuple(parts)
@@ -275,9 +282,9 @@ class HaloExchange:
 
     def _is_one_stretch(self, axis: int) -> bool:
         """Whether layers of an axis are one stretch of host memory, rows with their padding."""
-        order = self._padding.order
-        cut = [other for other in order if other < axis and any(self._padding.halo[other])]
-        return self._in_host and axis == order[0] and not cut
+        order = self._memory_layout.order
+        cut = [other for other in order if other < axis and any(self._memory_layout.halo[other])]
+        return self._on_host and axis == order[0] and not cut
 
     def _message(
         self, axis: int, peer: int | None, tag: int, first: int, count: int, *, sends: bool
@@ -288,14 +295,14 @@ class HaloExchange:
         if not self._is_one_stretch(axis):
             host = np.empty(shape, self._dtype)
         elif not sends:
-            row = shape[-1] if len(shape) == 1 else self._padding.row_items
+            row = shape[-1] if len(shape) == 1 else self._memory_layout.row_items
             host = np.empty([*shape[:-1], row], self._dtype)[..., : shape[-1]]
         return Message(where, peer or 0, tag, sends, host)
 
     def _bound_to(self, array: Array) -> list[BoundAxis]:
         """Return what is to be done to an array, worked out when it is seen first."""
-        if not self._in_host:
-            array = array.transpose(self._padding.order)
+        if not self._on_host:
+            array = array.transpose(self._memory_layout.order)
             return [self._bind(plan, array, 0) for plan in self._plans]
         # __array_interface__ tells it as well, in 20 us where it is in no cache.
         address = self._address(array[:0])
@@ -306,7 +313,7 @@ class HaloExchange:
                 del self._bound[dropped]
                 for plan in self._plans:
                     _free(plan.requests.pop(dropped, []))
-            array = array.transpose(self._padding.order)
+            array = array.transpose(self._memory_layout.order)
             # By its address: views and requests of an array that was dropped keep no memory.
             memory: Any = self._memory.fromaddress(address, _span(array))
             view = np.ndarray(array.shape, array.dtype, memory, strides=array.strides)

@@ -22,7 +22,7 @@ from dmr.data.decomposition import (
     Box,
     Decomposition,
     Halo,
-    Padding,
+    MemoryLayout,
     common_edges,
     memory_order,
 )
@@ -175,12 +175,12 @@ class FieldSpec:
             )
         return found
 
-    def agreed(self, name: str, layout: Decomposition, halos: Sequence[Halo]) -> FieldSpec:
+    def agreed(self, name: str, decomposition: Decomposition, halos: Sequence[Halo]) -> FieldSpec:
         """Return this specification with the attributes that depend on the halos of all ranks.
 
         Args:
             name: of the field.
-            layout: of this world.
+            decomposition: of this world.
             halos: of each of its ranks.
         """
         other = next((rank for rank, halo in enumerate(halos) if halo != halos[0]), None)
@@ -192,7 +192,7 @@ class FieldSpec:
                 "messages, on run.comm"
             )
         edges = []
-        boxes = [layout.box(rank) for rank in range(len(halos))] if self.edge else []
+        boxes = [decomposition.box(rank) for rank in range(len(halos))] if self.edge else []
         for axis, cells in enumerate(self.shape) if self.edge else ():
             low = {
                 halo[axis][0]
@@ -208,19 +208,19 @@ class FieldSpec:
         carried = tuple(edges) if any(map(any, edges)) else ()
         return replace(self, edges=carried, exchange_problem=problem)
 
-    def padding(self, interior: tuple[int, ...]) -> Padding:
+    def memory_layout(self, interior: tuple[int, ...]) -> MemoryLayout:
         """Return how a block with this interior lies in memory."""
         order = memory_order(self.shape) if self.order is None else self.order
         itemsize = np.dtype(self.dtype).itemsize
-        return Padding(interior, self.halos, itemsize, order, self.alignment)
+        return MemoryLayout(interior, self.halos, itemsize, order, self.alignment)
 
-    def block(self, layout: Decomposition, rank: int) -> Field:
+    def block(self, decomposition: Decomposition, rank: int) -> Field:
         """Return a rank's block, zeroed."""
-        return Field(self, layout, rank)
+        return Field(self, decomposition, rank)
 
-    def storage(self, box: Box, padding: Padding) -> Array:
+    def storage(self, box: Box, memory_layout: MemoryLayout) -> Array:
         """Return the memory of a block, C-contiguous, slowest axis first."""
-        return allocate(self.xp, padding, self.dtype)
+        return allocate(self.xp, memory_layout, self.dtype)
 
     def prefault(self, storage: Array) -> None:
         """Write to new memory, so that its pages exist before the data arrives."""
@@ -262,10 +262,10 @@ class Field:
 
     Attributes:
         spec: what the application stated.
-        layout: who owns which cells in this world.
+        decomposition: who owns which cells in this world.
         rank: whose block it is.
         box: the interior in global indices.
-        storage: the C-contiguous memory, slowest axis first, rows with their padding.
+        storage: the C-contiguous memory, slowest axis first, rows with their memory_layout.
         padded: interior and halo in axis order, a view of ``storage``.
         interior: the owned cells in axis order, a view of ``storage``.
         comm: the library's own ranks of the world that the block is part of, once it is.
@@ -273,26 +273,28 @@ class Field:
 
     comm: MPI.Intracomm | None = None
 
-    def __init__(self, spec: FieldSpec, layout: Decomposition, rank: int) -> None:
+    def __init__(self, spec: FieldSpec, decomposition: Decomposition, rank: int) -> None:
         self.spec = spec
-        self.layout, self.rank = layout, rank
-        self.box = layout.box(rank)
-        self.padding = spec.padding(self.box.shape)
-        self.storage = spec.storage(self.box, self.padding)
+        self.decomposition, self.rank = decomposition, rank
+        self.box = decomposition.box(rank)
+        self.memory_layout = spec.memory_layout(self.box.shape)
+        self.storage = spec.storage(self.box, self.memory_layout)
         self._spare: Array | None = None
         self._exchange: HaloExchange | None = None
         self._set_views()
 
     def scratch(self) -> Array:
         """Return a zeroed array laid out as ``padded``, for the application's own use."""
-        return logical_view(allocate(self.spec.xp, self.padding, self.spec.dtype), self.padding)
+        return logical_view(
+            allocate(self.spec.xp, self.memory_layout, self.spec.dtype), self.memory_layout
+        )
 
     @property
     def spare(self) -> Array:
         """A second array laid out as ``padded``, for steps that cannot work in place."""
         if self._spare is None:
-            self._spare = allocate(self.spec.xp, self.padding, self.spec.dtype)
-        return logical_view(self._spare, self.padding)
+            self._spare = allocate(self.spec.xp, self.memory_layout, self.spec.dtype)
+        return logical_view(self._spare, self.memory_layout)
 
     def flip(self) -> None:
         """Make the spare array the field, and the field's memory the spare."""
@@ -311,7 +313,7 @@ class Field:
         """
         refuse_memmap(padded)
         refuse_masked(padded)
-        storage = padded.transpose(self.padding.order)
+        storage = padded.transpose(self.memory_layout.order)
         if storage.shape != self.storage.shape or storage.dtype != self.storage.dtype:
             raise ValueError(
                 f"expected an array of shape {self.padded.shape} and type {self.storage.dtype}, "
@@ -358,7 +360,9 @@ class Field:
             self._exchange.free()
             self._exchange = None
         like = (self.dtype, self.spec.xp)
-        self._exchange = HaloExchange(self.comm, self.layout, self.rank, self.padding, kinds, like)
+        self._exchange = HaloExchange(
+            self.comm, self.decomposition, self.rank, self.memory_layout, kinds, like
+        )
         self._exchange.asked = boundary
 
     def finish_exchange(self) -> None:
@@ -372,7 +376,7 @@ class Field:
         On a periodic axis that is not cut both are this rank.
         """
         below, above = (
-            self.layout.neighbour(self.rank, axis, way, periodic=periodic) for way in (-1, 1)
+            self.decomposition.neighbour(self.rank, axis, way, periodic=periodic) for way in (-1, 1)
         )
         return below, above
 
@@ -397,17 +401,17 @@ class Field:
         if not edges:
             return self
         block = copy.copy(self)
-        block.layout = layout = widened(self.layout, edges)
-        block.box = box = layout.box(self.rank)
+        block.decomposition = decomposition = widened(self.decomposition, edges)
+        block.box = box = decomposition.box(self.rank)
         rest = tuple(
             (
                 low - (0 if box.start[axis] else edges[axis][0]),
-                high - (edges[axis][1] if box.stop[axis] == layout.shape[axis] else 0),
+                high - (edges[axis][1] if box.stop[axis] == decomposition.shape[axis] else 0),
             )
-            for axis, (low, high) in enumerate(self.padding.halo)
+            for axis, (low, high) in enumerate(self.memory_layout.halo)
         )
-        block.padding = replace(self.padding, interior=box.shape, halo=rest)
-        block.spec = replace(self.spec, shape=layout.shape, edges=())
+        block.memory_layout = replace(self.memory_layout, interior=box.shape, halo=rest)
+        block.spec = replace(self.spec, shape=decomposition.shape, edges=())
         block._set_views()
         return block
 
@@ -425,27 +429,30 @@ class Field:
         return None if self.rank else np.concatenate(own)
 
     def _set_views(self) -> None:
-        self.padded = logical_view(self.storage, self.padding)
-        self.interior = self.padded[self.padding.interior_slices()]
+        self.padded = logical_view(self.storage, self.memory_layout)
+        self.interior = self.padded[self.memory_layout.interior_slices()]
 
     def prefault(self) -> None:
         """Have the pages of the block's memory exist before its data arrives."""
         self.spec.prefault(self.storage)
 
-    def moved_to(self, layout: Decomposition, rank: int) -> Field:
-        """Return a rank's zeroed block in another layout, in this one's memory if it is enough.
+    def moved_to(self, decomposition: Decomposition, rank: int) -> Field:
+        """Return a rank's zeroed block of another decomposition, in this one's memory if it fits.
 
         What is left of a large one is given back. This block is of no use then.
         """
-        padding = self.spec.padding(layout.box(rank).shape)
+        memory_layout = self.spec.memory_layout(decomposition.box(rank).shape)
         memory = self.spec.memory_of(self.storage)
-        if memory is None or not libc.LEAST_BYTES <= padding.allocation_bytes <= memory.nbytes:
-            return self.spec.block(layout, rank)
-        memory[: padding.allocation_bytes] = 0  # the pages are there
-        libc.give_back(memory[padding.allocation_bytes :])
-        self.layout, self.rank, self.box = layout, rank, layout.box(rank)
-        self.padding, self._spare = padding, None
-        self.storage = laid_out(memory, padding, self.spec.dtype)
+        if (
+            memory is None
+            or not libc.LEAST_BYTES <= memory_layout.allocation_bytes <= memory.nbytes
+        ):
+            return self.spec.block(decomposition, rank)
+        memory[: memory_layout.allocation_bytes] = 0  # the pages are there
+        libc.give_back(memory[memory_layout.allocation_bytes :])
+        self.decomposition, self.rank, self.box = decomposition, rank, decomposition.box(rank)
+        self.memory_layout, self._spare = memory_layout, None
+        self.storage = laid_out(memory, memory_layout, self.spec.dtype)
         self._set_views()
         return self
 
@@ -467,7 +474,8 @@ class Field:
     def _origin(self) -> tuple[int, ...]:
         """Global indices of the first cell of ``padded``."""
         return tuple(
-            start - low for start, (low, _) in zip(self.box.start, self.padding.halo, strict=True)
+            start - low
+            for start, (low, _) in zip(self.box.start, self.memory_layout.halo, strict=True)
         )
 
     # What a resize and a checkpoint use; each kind of distributed data has its own.
@@ -478,28 +486,28 @@ class Field:
         return np.dtype(self.spec.dtype)
 
     @property
-    def in_host(self) -> bool:
+    def on_host(self) -> bool:
         """Whether the block lies in host memory, where MPI can use it in place."""
         return isinstance(self.storage, np.ndarray)
 
     def sending(
-        self, comm: MPI.Comm, new: Decomposition, sent: list[int], *, in_host: bool
+        self, comm: MPI.Comm, new: Decomposition, sent: list[int], *, on_host: bool
     ) -> streams.Steps:
-        """Send the interior to its owners in another layout; see :mod:`dmr.data.streams`."""
-        return streams.sending(comm, self, new, sent, in_host=in_host)
+        """Send the interior to its owners in another decomposition; see :mod:`dmr.data.streams`."""
+        return streams.sending(comm, self, new, sent, on_host=on_host)
 
     def receiving(
-        self, comm: MPI.Comm, old: Decomposition, broken: list[Box], *, in_host: bool
+        self, comm: MPI.Comm, old: Decomposition, broken: list[Box], *, on_host: bool
     ) -> streams.Steps:
-        """Fill the interior from its owners in another layout."""
-        return streams.receiving(comm, self, old, broken, in_host=in_host)
+        """Fill the interior from its owners in another decomposition."""
+        return streams.receiving(comm, self, old, broken, on_host=on_host)
 
     def keep(self, old: Field) -> int:
         """Copy what ``old``, of the same rank, holds of this block; return its bytes (merge)."""
         box = old.box.intersect(self.box)
         if not box.size:
             return 0
-        box = self.layout.widened(box, common_edges(self.edges, old.edges))
+        box = self.decomposition.widened(box, common_edges(self.edges, old.edges))
         self.padded[box.slices(self._origin)] = old.padded[box.slices(old._origin)]
         return box.size * self.dtype.itemsize
 
@@ -514,7 +522,7 @@ class Field:
 
     def stored_box(self) -> Box | None:
         """Return what of the whole this rank writes to a checkpoint, None where another does."""
-        return self.box if self.layout.split or self.rank == 0 else None
+        return self.box if self.decomposition.split or self.rank == 0 else None
 
     def stored_pieces(self) -> Iterator[npt.NDArray[Any]]:
         """Return that, contiguous and in host memory, in pieces along the first axis."""
@@ -536,14 +544,14 @@ def widened_shape(shape: Sequence[int], edges: Halo) -> tuple[int, ...]:
     return tuple(cells + sum(edge) for cells, edge in found)
 
 
-def widened(layout: Decomposition, edges: Halo) -> Decomposition:
-    """Return a layout whose outermost blocks include the halo at the edge of the domain."""
-    shape = widened_shape(layout.shape, edges)
+def widened(decomposition: Decomposition, edges: Halo) -> Decomposition:
+    """Return a decomposition whose outermost blocks include the halo at the edge of the domain."""
+    shape = widened_shape(decomposition.shape, edges)
     bounds = []
-    for at, axis in enumerate(layout.split):
-        inner = [layout.part(at, index)[0] for index in range(1, layout.grid[at])]
+    for at, axis in enumerate(decomposition.split):
+        inner = [decomposition.part(at, index)[0] for index in range(1, decomposition.grid[at])]
         bounds.append((0, *(start + edges[axis][0] for start in inner), shape[axis]))
-    return replace(layout, shape=shape, bounds=tuple(bounds))
+    return replace(decomposition, shape=shape, bounds=tuple(bounds))
 
 
 def refuse_masked(array: Array) -> None:
@@ -559,23 +567,23 @@ def refuse_masked(array: Array) -> None:
         )
 
 
-def allocate(xp: ArrayModule, padding: Padding, dtype: npt.DTypeLike) -> Array:
+def allocate(xp: ArrayModule, memory_layout: MemoryLayout, dtype: npt.DTypeLike) -> Array:
     """Return zeroed storage whose first interior element of every row is aligned."""
-    return laid_out(xp.zeros(padding.allocation_bytes, dtype=np.uint8), padding, dtype)
+    return laid_out(xp.zeros(memory_layout.allocation_bytes, dtype=np.uint8), memory_layout, dtype)
 
 
-def laid_out(raw: Array, padding: Padding, dtype: npt.DTypeLike) -> Array:
+def laid_out(raw: Array, memory_layout: MemoryLayout, dtype: npt.DTypeLike) -> Array:
     """Return bytes, of which there are enough, as the storage of a block."""
     interface = getattr(raw, "__cuda_array_interface__", None) or raw.__array_interface__
-    shift = padding.shift_bytes(int(interface["data"][0]))
-    items = raw[shift : shift + int(np.prod(padding.storage)) * padding.itemsize]
-    return items.view(np.dtype(dtype)).reshape(padding.storage)
+    shift = memory_layout.shift_bytes(int(interface["data"][0]))
+    items = raw[shift : shift + int(np.prod(memory_layout.storage)) * memory_layout.itemsize]
+    return items.view(np.dtype(dtype)).reshape(memory_layout.storage)
 
 
-def logical_view(storage: Array, padding: Padding) -> Array:
+def logical_view(storage: Array, memory_layout: MemoryLayout) -> Array:
     """Return interior and halo of a block in axis order, without the padding of its rows."""
-    row = padding.padded[padding.order[-1]]
-    inverse = tuple(padding.order.index(axis) for axis in range(len(padding.order)))
+    row = memory_layout.padded[memory_layout.order[-1]]
+    inverse = tuple(memory_layout.order.index(axis) for axis in range(len(memory_layout.order)))
     return storage[..., :row].transpose(inverse)
 
 
@@ -655,10 +663,10 @@ class WrappedArray:
         self._array: npt.NDArray[Any] | None = array
         self._inside: npt.NDArray[Any] | None = None
 
-    def take(self, padding: Padding) -> npt.NDArray[Any] | None:
+    def take(self, memory_layout: MemoryLayout) -> npt.NDArray[Any] | None:
         """Return it the first time."""
         found, self._array = self._array, None
-        self._inside = None if found is None else found[padding.interior_slices()]
+        self._inside = None if found is None else found[memory_layout.interior_slices()]
         return found
 
     def values(self, box: Box) -> Any:
@@ -667,7 +675,7 @@ class WrappedArray:
 
 
 @dataclass(frozen=True)
-class UnpaddedRows(Padding):
+class UnpaddedRows(MemoryLayout):
     """A block whose rows have no padding beyond their halo."""
 
     @property
@@ -682,26 +690,26 @@ class WrappedSpec(FieldSpec):
 
     source: WrappedArray | None = None
 
-    def padding(self, interior: tuple[int, ...]) -> Padding:
+    def memory_layout(self, interior: tuple[int, ...]) -> MemoryLayout:
         """Return how a block with this interior lies in memory: without gaps."""
         order = self.order or tuple(range(len(self.shape)))
         return UnpaddedRows(interior, self.halos, np.dtype(self.dtype).itemsize, order)
 
-    def storage(self, box: Box, padding: Padding) -> Array:
+    def storage(self, box: Box, memory_layout: MemoryLayout) -> Array:
         """Return the memory of the application's array, or of a new one laid out alike.
 
         Raises:
             ValueError: the application's array is not the block of this box.
         """
-        found = None if self.source is None else self.source.take(padding)
+        found = None if self.source is None else self.source.take(memory_layout)
         if found is None:
-            return np.zeros(padding.storage, self.dtype)
-        if found.shape != padding.padded:
+            return np.zeros(memory_layout.storage, self.dtype)
+        if found.shape != memory_layout.padded:
             raise ValueError(
-                f"expected an array of shape {padding.padded} for cells {box.start} to {box.stop} "
-                f"and their halo, got {found.shape}"
+                f"expected an array of shape {memory_layout.padded} for cells {box.start} to "
+                f"{box.stop} and their halo, got {found.shape}"
             )
-        return found.transpose(padding.order)
+        return found.transpose(memory_layout.order)
 
     def prefault(self, storage: Array) -> None:
         """Leave it: the application may have set its boundary already."""

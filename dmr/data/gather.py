@@ -29,7 +29,7 @@ def slabs(comm: MPI.Intracomm, block: CellBlock) -> Iterator[tuple[Box, Array | 
     Args:
         comm: over the ranks of the block's world, the library's own (``World.internal_comm``).
     """
-    shape = block.layout.shape
+    shape = block.decomposition.shape
     plane_bytes = int(np.prod(shape[1:])) * block.dtype.itemsize
     step = max(1, SLAB_BYTES // plane_bytes)
     for start in range(0, shape[0], step):
@@ -72,7 +72,7 @@ def lists(comm: MPI.Intracomm, mine: Array, counts: list[int] | None) -> Iterato
 
 
 def _gather_slab(comm: MPI.Intracomm, block: CellBlock, slab: Box) -> Array | None:
-    if not block.layout.split:
+    if not block.decomposition.split:
         return None if comm.rank else block.pack(slab)  # every rank has it
     if comm.rank:
         mine = block.box.intersect(slab)
@@ -83,7 +83,7 @@ def _gather_slab(comm: MPI.Intracomm, block: CellBlock, slab: Box) -> Array | No
         return block.pack(slab)
     values = np.empty(slab.shape, block.dtype)
     for rank in range(comm.size):
-        part = block.layout.box(rank).intersect(slab)
+        part = block.decomposition.box(rank).intersect(slab)
         if not part.size:
             continue
         if rank:

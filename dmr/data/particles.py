@@ -27,7 +27,7 @@ from dmr.wire import tags
 
 Array = npt.NDArray[Any]
 Owner = Callable[[Array, Decomposition], npt.ArrayLike]
-"""Returns the rank in a layout of every item: whole numbers, as many as there are items."""
+"""Returns the rank in a decomposition of every item: whole numbers, as many as there are items."""
 
 CHUNK_BYTES = 1 << 20
 
@@ -45,11 +45,11 @@ class ListSpec(FieldSpec):
 
     Attributes:
         shape, split: the grid that the items live on, cut over the ranks as a field would be;
-            ``owner`` is told of that layout (:func:`rank_of`).
+            ``owner`` is told of that decomposition (:func:`rank_of`).
         dtype: of an item, or of its numbers; may be structured.
         initial: returns the items that belong to the box of a rank in the beginning, in order.
         item: shape of an item, () for a number or a record.
-        owner: on which rank of a layout each item belongs.
+        owner: on which rank of a decomposition each item belongs.
     """
 
     item: tuple[int, ...] = ()
@@ -64,9 +64,9 @@ class ListSpec(FieldSpec):
             raise ValueError("expected a function that says who owns an item, got none")
         super()._check_dtype()
 
-    def block(self, layout: Decomposition, rank: int) -> Field:
+    def block(self, decomposition: Decomposition, rank: int) -> Field:
         """Return a rank's part, empty."""
-        return Items(self, layout, rank)
+        return Items(self, decomposition, rank)
 
     @property
     def nbytes(self) -> int:
@@ -85,24 +85,24 @@ class ListSpec(FieldSpec):
             for part, begin, end in zip(parts, ends, ends[1:], strict=False)
         ]
 
-    def owners(self, items: Array, layout: Decomposition) -> npt.NDArray[np.int64]:
+    def owners(self, items: Array, decomposition: Decomposition) -> npt.NDArray[np.int64]:
         """Return the rank of every item.
 
         Raises:
             OwnerError: the application's function failed, or gave something else.
         """
         try:
-            found = np.asarray(self.owner(items, layout) if self.owner is not None else ())
+            found = np.asarray(self.owner(items, decomposition) if self.owner is not None else ())
         except Exception as error:
             raise OwnerError(f"who owns an item is not known: {error!r}") from error
         good = found.shape == (len(items),) and (
             not len(items)
-            or (found.dtype.kind in "iu" and found.min() >= 0 and found.max() < layout.size)
+            or (found.dtype.kind in "iu" and found.min() >= 0 and found.max() < decomposition.size)
         )
         if not good:
             raise OwnerError(
-                f"expected {len(items)} owners of 0 to {layout.size - 1}, got shape {found.shape}"
-                f" and type {found.dtype}"
+                f"expected {len(items)} owners of 0 to {decomposition.size - 1}, "
+                f"got shape {found.shape} and type {found.dtype}"
             )
         return found.astype(np.int64)
 
@@ -125,9 +125,9 @@ class Items(Field):
 
     spec: ListSpec
 
-    def __init__(self, spec: ListSpec, layout: Decomposition, rank: int) -> None:
-        self.spec, self.layout, self.rank = spec, layout, rank
-        self.box = layout.box(rank)
+    def __init__(self, spec: ListSpec, decomposition: Decomposition, rank: int) -> None:
+        self.spec, self.decomposition, self.rank = spec, decomposition, rank
+        self.box = decomposition.box(rank)
         self._exchange = None
         self._kept: dict[int, Array] = {}
         self._before: Items | None = None
@@ -160,21 +160,21 @@ class Items(Field):
     def keep(self, old: Field) -> int:
         """Take what stays on this rank; return its bytes (merge)."""
         self._before = old if isinstance(old, Items) else None
-        owners = self.spec.owners(old.storage, self.layout)
+        owners = self.spec.owners(old.storage, self.decomposition)
         mine = old.storage[owners == self.rank]
         self._kept[self.rank] = mine
         return int(mine.nbytes)
 
-    def parts(self, layout: Decomposition) -> dict[int, Array]:
-        """Return the items by their ranks in a layout, in their order here; of those with any."""
-        owners = self.spec.owners(self.items, layout)
+    def parts(self, decomposition: Decomposition) -> dict[int, Array]:
+        """Return the items by their ranks, in their order here; of ranks with any."""
+        owners = self.spec.owners(self.items, decomposition)
         order = np.argsort(owners, kind="stable")
         ranks, begins = np.unique(owners[order], return_index=True)
         found = np.split(np.ascontiguousarray(self.items[order]), begins[1:]) if len(ranks) else []
         return dict(zip(ranks.tolist(), found, strict=True))
 
     def migrate(self) -> Array:
-        """Send every item to its owner in the present layout; return those of here (collective).
+        """Send every item to its owner; return those of this rank (collective).
 
         They come in the order of the ranks that had them, and in their order there. A rank sends
         messages to those that get items from it, no others.
@@ -198,7 +198,7 @@ class Items(Field):
         """Do what :meth:`migrate` does; yield what has to be waited for."""
         # lists are stated where no MPI can be loaded
 
-        leaving = self.parts(self.layout)
+        leaving = self.parts(self.decomposition)
         mine = leaving.pop(self.rank, self.none())
         announced = Announcements(comm, {peer: len(part) for peer, part in leaving.items()})
         yield from announced.steps()
@@ -214,9 +214,9 @@ class Items(Field):
         self.items = np.concatenate([arriving[rank] for rank in sorted(arriving)])
 
     def sending(
-        self, comm: MPI.Comm, new: Decomposition, sent: list[int], *, in_host: bool
+        self, comm: MPI.Comm, new: Decomposition, sent: list[int], *, on_host: bool
     ) -> Steps:
-        """Send the items to their owners in another layout: their number, chunks, a hash."""
+        """Send the items to their owners in another decomposition: their number, chunks, a hash."""
 
         parts = self.parts(new)
         if not comm.Is_inter():
@@ -238,9 +238,9 @@ class Items(Field):
                 yield from pending.oldest()
 
     def receiving(
-        self, comm: MPI.Comm, old: Decomposition, broken: list[Box], *, in_host: bool
+        self, comm: MPI.Comm, old: Decomposition, broken: list[Box], *, on_host: bool
     ) -> Steps:
-        """Take the items from ranks of another layout; what :meth:`keep` has taken stays."""
+        """Take the items from ranks of another decomposition; what :meth:`keep` has taken stays."""
 
         parts: dict[int, Array] = {}
         before, announced = self._before, Announcements(comm, {})
@@ -295,7 +295,7 @@ class Items(Field):
         found = [self.none()]
         for at in range(0, stored.shape[0], step):
             values = stored[at : at + step].view(self.spec.dtype)
-            found.append(values[self.spec.owners(values, self.layout) == self.rank])
+            found.append(values[self.spec.owners(values, self.decomposition) == self.rank])
         self.items = np.concatenate(found)
 
 
@@ -308,8 +308,8 @@ def adapt_list(
         items: those of this rank in the beginning, along the first axis (a structured type, or
             numbers with further axes). Read and set those of now as ``run.fields[name].items``.
         shape: global extents of the grid that the items live on.
-        owner: ``owner(items, layout)`` returns the rank of each item in a layout of that grid,
-            of ``layout.size`` ranks; :func:`dmr.rank_of` says whose a cell is.
+        owner: ``owner(items, decomposition)`` returns the rank of each item in a decomposition of
+            that grid over ``decomposition.size`` ranks; :func:`dmr.rank_of` has the rank of a cell.
         split: the axes of the grid that are cut over the ranks.
     """
     refuse_masked(items)
@@ -318,24 +318,30 @@ def adapt_list(
     )
 
 
-def rank_of(layout: Decomposition, *cells: npt.ArrayLike) -> npt.NDArray[np.int64]:
+def rank_of(decomposition: Decomposition, *cells: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Return the ranks that own cells, given by their global index along each split axis."""
-    if len(cells) != len(layout.split):
-        raise ValueError(f"expected indices along axes {layout.split}, got {len(cells)} of them")
+    if len(cells) != len(decomposition.split):
+        raise ValueError(
+            f"expected indices along axes {decomposition.split}, got {len(cells)} of them"
+        )
     found = np.zeros(np.shape(cells[0]), np.int64)
-    slowest_first = 1 if layout.row_major else -1
+    slowest_first = 1 if decomposition.row_major else -1
     for at, index in list(enumerate(cells))[::slowest_first]:
-        found = found * layout.grid[at] + _parts_with(layout, at, np.asarray(index, np.int64))
+        found = found * decomposition.grid[at] + _parts_with(
+            decomposition, at, np.asarray(index, np.int64)
+        )
     return found
 
 
 def _parts_with(
-    layout: Decomposition, at: int, cells: npt.NDArray[np.int64]
+    decomposition: Decomposition, at: int, cells: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
     """Return which parts of the split axis number ``at`` hold cells."""
-    if layout.bounds is not None:
-        return np.searchsorted(layout.bounds[at], cells, side="right") - 1
-    base, extra = divmod(layout.shape[layout.split[at]], layout.grid[at])  # as dmr.split_range
+    if decomposition.bounds is not None:
+        return np.searchsorted(decomposition.bounds[at], cells, side="right") - 1
+    base, extra = divmod(
+        decomposition.shape[decomposition.split[at]], decomposition.grid[at]
+    )  # as dmr.split_range
     fat = extra * (base + 1)
     return np.where(cells < fat, cells // (base + 1), extra + (cells - fat) // max(1, base))
 

@@ -1,9 +1,9 @@
-"""How the interior of a block goes to the ranks of another layout: streams of checked chunks.
+"""How the interior of a block goes to its owners in another world: streams of checked chunks.
 
 A piece that spans both blocks but for their slowest axis in memory lies there without gaps and in
 the same order on both sides: it goes from storage to storage with nothing packed (its rows bring
-their halo and padding along, which is cheaper than leaving them out). The two ranks exchange how
-their blocks lie in memory before. Every other piece is packed
+their halo and padding along, which is cheaper than leaving them out). The two ranks exchange
+how their blocks lie in memory before. Every other piece is packed
 into a host buffer and unpacked from one, so the extra memory of a rank is a few chunks, not a
 copy of the field. One hash runs over each stream of chunks from a sender to a receiver.
 
@@ -34,7 +34,7 @@ from dmr.data.decomposition import (
     Box,
     Decomposition,
     Halo,
-    Padding,
+    MemoryLayout,
     chunks,
     common_edges,
     transfers,
@@ -74,23 +74,23 @@ class Distributed(Protocol):
     """What a resize needs of distributed data: a field (:class:`dmr.Field`), or a list."""
 
     def sending(
-        self, comm: MPI.Comm, new: Decomposition, sent: list[int], *, in_host: bool
+        self, comm: MPI.Comm, new: Decomposition, sent: list[int], *, on_host: bool
     ) -> Steps:
-        """Send this rank's part to its owners in a new layout; add the bytes to ``sent``."""
+        """Send this rank's part to its owners in a new decomposition; add the bytes to ``sent``."""
 
     def receiving(
-        self, comm: MPI.Comm, old: Decomposition, broken: list[Box], *, in_host: bool
+        self, comm: MPI.Comm, old: Decomposition, broken: list[Box], *, on_host: bool
     ) -> Steps:
-        """Fill this rank's part from an old layout; add to ``broken`` what has another hash."""
+        """Fill this rank's part from its old owners; add to ``broken`` what has another hash."""
 
 
 class CellBlock(Protocol):
     """What is to be known of one rank's block of cells (:class:`dmr.Field`)."""
 
-    layout: Decomposition
+    decomposition: Decomposition
     rank: int
     box: Box
-    padding: Padding
+    memory_layout: MemoryLayout
     storage: Any
 
     @property
@@ -102,7 +102,7 @@ class CellBlock(Protocol):
         """Type of a cell."""
 
     @property
-    def in_host(self) -> bool:
+    def on_host(self) -> bool:
         """Whether the storage lies in host memory."""
 
     def pack(self, box: Box) -> npt.NDArray[Any]:
@@ -136,7 +136,7 @@ def form_of(block: CellBlock) -> Form:
     axes = len(block.box.shape)
     edges = block.edges or ((0, 0),) * axes
     layer = (0, *block.storage.shape[1:])
-    rows = zip(edges, block.padding.halo, block.padding.order, layer, strict=True)
+    rows = zip(edges, block.memory_layout.halo, block.memory_layout.order, layer, strict=True)
     return np.array([(*edge, *halo, at, cells) for edge, halo, at, cells in rows], np.int64)
 
 
@@ -145,7 +145,7 @@ def streams(
     other: Decomposition,
     forms: Mapping[int, Form] | None = None,
     *,
-    in_host: bool,
+    on_host: bool,
     sending: bool = True,
 ) -> list[Stream]:
     """Return what this rank exchanges with each rank of ``other``; both sides cut alike.
@@ -155,15 +155,15 @@ def streams(
     """
     found = []
     mine = form_of(block)
-    for transfer in transfers(block.layout, block.rank, other, sending=sending):
+    for transfer in transfers(block.decomposition, block.rank, other, sending=sending):
         form = (forms or {}).get(transfer.peer, mine)
         direct = (
-            in_host
+            on_host
             and _aligned(block, other.box(transfer.peer), transfer.box)
             and _lie_alike(block, mine, form)
         )
         edges = common_edges(_edges_of(mine), _edges_of(form))
-        box = block.layout.widened(transfer.box, edges)
+        box = block.decomposition.widened(transfer.box, edges)
         boxes = (
             _slabs(block, box) if direct else tuple(chunks(box, block.dtype.itemsize, CHUNK_BYTES))
         )
@@ -178,18 +178,18 @@ def _edges_of(form: Form) -> Halo:
 
 def _lie_alike(block: CellBlock, mine: Form, form: Form) -> bool:
     """Return whether layers along the slowest axis lie alike in two blocks."""
-    others = [axis for axis in range(len(mine)) if axis != block.padding.order[0]]
+    others = [axis for axis in range(len(mine)) if axis != block.memory_layout.order[0]]
     halos = np.array_equal(mine[others, 2:4], form[others, 2:4])
     return halos and np.array_equal(mine[:, 4:], form[:, 4:])
 
 
 def _meet(
-    comm: MPI.Comm, block: CellBlock, other: Decomposition, *, in_host: bool, sending: bool
+    comm: MPI.Comm, block: CellBlock, other: Decomposition, *, on_host: bool, sending: bool
 ) -> Generator[Wait, None, list[Stream]]:
     """Return the streams to other ranks, once they have exchanged how their blocks lie."""
     peers = [
         one.peer
-        for one in transfers(block.layout, block.rank, other, sending=sending)
+        for one in transfers(block.decomposition, block.rank, other, sending=sending)
         if not is_self(comm, one.peer, block.rank)
     ]
     mine = form_of(block)
@@ -202,7 +202,7 @@ def _meet(
             pending.add(comm.Irecv(form, source=peer, tag=theirs), form)
             pending.add(comm.Isend(mine, dest=peer, tag=own), mine)
         yield from pending.all()
-    found = streams(block, other, forms, in_host=in_host, sending=sending)
+    found = streams(block, other, forms, on_host=on_host, sending=sending)
     return [stream for stream in found if stream.peer in forms]
 
 
@@ -244,14 +244,14 @@ class Pending:
 
 
 def sending(
-    comm: MPI.Comm, block: CellBlock, new: Decomposition, sent: list[int], *, in_host: bool
+    comm: MPI.Comm, block: CellBlock, new: Decomposition, sent: list[int], *, on_host: bool
 ) -> Steps:
-    """Send a block to its owners in another layout; yield what has to be waited for.
+    """Send a block to its owners in another decomposition; yield what has to be waited for.
 
-    The bytes of interior sent are added to ``sent``. Where both layouts are of one communicator
+    The bytes of interior sent are added to ``sent``. Where both worlds have one communicator
     (merge), what stays on this rank is left out.
     """
-    plan = yield from _meet(comm, block, new, in_host=in_host, sending=True)
+    plan = yield from _meet(comm, block, new, on_host=on_host, sending=True)
     with Pending() as pending:
         read: set[int] = set()
         yield from _offer(comm, block, plan, read)
@@ -306,16 +306,16 @@ def _accept(comm: MPI.Comm, plan: Sequence[Stream], readers: dict[int, Reader]) 
 
 
 def receiving(
-    comm: MPI.Comm, block: CellBlock, old: Decomposition, broken: list[Box], *, in_host: bool
+    comm: MPI.Comm, block: CellBlock, old: Decomposition, broken: list[Box], *, on_host: bool
 ) -> Steps:
-    """Fill a block from its owners in another layout; yield what has to be waited for.
+    """Fill a block from its owners in another decomposition; yield what has to be waited for.
 
     A stream whose hash does not agree is added to ``broken``.
 
     Raises:
         TransferError: a sender whose memory is being read is gone.
     """
-    plan = yield from _meet(comm, block, old, in_host=in_host, sending=False)
+    plan = yield from _meet(comm, block, old, on_host=on_host, sending=False)
     readers: dict[int, Reader] = {}
     yield from _accept(comm, plan, readers)
     posted: deque[tuple[Box, Buffer]] = deque()
@@ -375,7 +375,7 @@ def _buffer(block: CellBlock, box: Box) -> Buffer:
 
 def _aligned(block: CellBlock, other: Box, box: Box) -> bool:
     """Return whether a piece lies without gaps, and alike, in this block and the other."""
-    slowest = block.padding.order[0]
+    slowest = block.memory_layout.order[0]
     return len(box.shape) > 1 and all(
         (block.box.start[axis], block.box.stop[axis])
         == (other.start[axis], other.stop[axis])
@@ -387,7 +387,7 @@ def _aligned(block: CellBlock, other: Box, box: Box) -> bool:
 
 def _slabs(block: CellBlock, box: Box) -> tuple[Box, ...]:
     """Cut a box along the slowest axis in memory, into about ``CHUNK_BYTES`` of storage each."""
-    axis = block.padding.order[0]
+    axis = block.memory_layout.order[0]
     layer = block.storage[0].nbytes
     step = max(1, CHUNK_BYTES // layer)
     return tuple(
@@ -401,8 +401,8 @@ def _slabs(block: CellBlock, box: Box) -> tuple[Box, ...]:
 
 def _slab(block: CellBlock, box: Box) -> Buffer:
     """Return the storage of some layers along the slowest axis, as bytes, without a copy."""
-    axis = block.padding.order[0]
-    shift = block.padding.halo[axis][0] - block.box.start[axis]
+    axis = block.memory_layout.order[0]
+    shift = block.memory_layout.halo[axis][0] - block.box.start[axis]
     layers = block.storage[box.start[axis] + shift : box.stop[axis] + shift]
     found: Buffer = layers.reshape(-1).view(np.uint8)
     return found
@@ -501,20 +501,20 @@ def send(
     part: Distributed,
     new: Decomposition,
     *,
-    in_host: bool = False,
+    on_host: bool = False,
     check: Check | None = None,
 ) -> int:
     """Send this rank's part to its owners in the new world; return the bytes of it.
 
     Args:
-        in_host: whether the data of both worlds lies in host memory, so that MPI may use it in
+        on_host: whether the data of both worlds lies in host memory, so that MPI may use it in
             place.
 
     Raises:
         TransferError: memory is short, or nobody knows where list items belong.
     """
     sent: list[int] = []
-    drive([part.sending(comm, new, sent, in_host=in_host)], check)
+    drive([part.sending(comm, new, sent, on_host=on_host)], check)
     return sum(sent)
 
 
@@ -523,7 +523,7 @@ def receive(
     part: Distributed,
     old: Decomposition,
     *,
-    in_host: bool = False,
+    on_host: bool = False,
     check: Check | None = None,
 ) -> bool:
     """Fill this rank's part from the old world; return whether every hash agreed.
@@ -532,17 +532,17 @@ def receive(
         TransferError: memory is short.
     """
     broken: list[Box] = []
-    drive([part.receiving(comm, old, broken, in_host=in_host)], check)
+    drive([part.receiving(comm, old, broken, on_host=on_host)], check)
     return not broken
 
 
 def share(node: MPI.Intracomm, block: CellBlock, check: Check | None = None) -> None:
     """Fill a block that every rank has whole from the one of a node's first rank (collective)."""
-    if block.in_host:
+    if block.on_host:
         cells = block.storage.reshape(-1).view(np.uint8)
     else:
         cells = block.pack(block.box).reshape(-1).view(np.uint8)
     for start in range(0, cells.size, SHARED_BYTES):
         wait_until(node.Ibcast(cells[start : start + SHARED_BYTES]).Test, check)
-    if not block.in_host and node.rank:
+    if not block.on_host and node.rank:
         block.unpack(block.box, cells.view(block.dtype).reshape(block.box.shape))

@@ -488,6 +488,6 @@ class SwapWatch:
 
 
 def _hash(block: Field) -> int:
-    if not block.in_host or block.storage.nbytes > MOST_BYTES:
+    if not block.on_host or block.storage.nbytes > MOST_BYTES:
         return 0
     return int(xxhash.xxh3_64_intdigest(block.storage.reshape(-1).view(np.uint8).data))

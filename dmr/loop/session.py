@@ -33,7 +33,7 @@ from dmr.state.progress import Progress
 from dmr.system.watch import WATCH
 from dmr.wire.ranks import RankMessages
 from dmr.wire.rms import RmsClient
-from dmr.world import World, disconnect, layouts_for, widest_grid
+from dmr.world import World, decompositions_for, disconnect, widest_grid
 from rms.wire.messages import COOLDOWN_VARIABLE
 
 START = "the start of the block"
@@ -98,7 +98,7 @@ def _running(
                 if plan.strategy == "restart":
                     store.prepare()
                 specs = _agreed(world, specs, plan)
-                grid = widest_grid(world.size, layouts_for(world.size, specs))
+                grid = widest_grid(world.size, decompositions_for(world.size, specs))
                 world = dataclasses.replace(world, grid=grid)
                 run = _enter(app, runtime, world, specs, plan, sigterm)
                 run.internal.auto, run.internal.rehearses = auto, rehearses
@@ -181,7 +181,7 @@ def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, FieldSpec], app: Ap
         )
     if plan.every < 1:
         raise UsageError(f"expected a resize point every 1 or more steps, got {plan.every}")
-    layouts_for(runtime.comm.size, specs)
+    decompositions_for(runtime.comm.size, specs)
     script = "" if plan.resizes or runtime.manager is not None else runtime.script
     with _naming(SCRIPT_VARIABLE, script):
         if script:
@@ -192,7 +192,7 @@ def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, FieldSpec], app: Ap
             plan = dataclasses.replace(plan, resizes=resizes, backends=backends)
         for ranks in plan.resizes.values():
             check_size(ranks, plan.limits)
-            layouts_for(ranks, specs)
+            decompositions_for(ranks, specs)
         _check_backends(plan, app.backends)
     if plan.resizes and runtime.manager is not None:
         raise UsageError("expected no scripted resizes under an RMS, which decides them itself")
@@ -227,7 +227,7 @@ def _agreed(world: World, specs: Mapping[str, FieldSpec], plan: Plan) -> dict[st
                     f"and {theirs[name]} on rank {rank}"
                 )
     halos = [mine for mine, _ in ranks]
-    layouts = layouts_for(world.size, specs)
+    decompositions = decompositions_for(world.size, specs)
     other = next((rank for rank, own in enumerate(halos) if own.keys() != halos[0].keys()), None)
     if other is not None:
         raise UsageError(
@@ -235,7 +235,7 @@ def _agreed(world: World, specs: Mapping[str, FieldSpec], plan: Plan) -> dict[st
             f"and {', '.join(halos[other]) or 'none'} on rank {other}"
         )
     return {
-        name: spec.agreed(name, layouts[name], [own[name] for own in halos])
+        name: spec.agreed(name, decompositions[name], [own[name] for own in halos])
         for name, spec in specs.items()
     }
 

@@ -42,8 +42,8 @@ from dmr.data.field import Field
 from dmr.errors import CollectiveError, Left, RolledBackError
 from dmr.plan import NextWorld, Plan
 from dmr.resize import replace
-from dmr.resize.replace import NewSide, OldSide, Phase
-from dmr.resize.side import attempt, part_from_fields
+from dmr.resize.replace import NewWorld, OldWorld, Phase
+from dmr.resize.side import attempt, detach_fields
 from dmr.state.progress import OpenResize
 from dmr.state.values import ValuesError, adopt, replaced_parts
 from dmr.system import libc
@@ -56,7 +56,7 @@ from dmr.wire.channel import (
     ControlChannel,
     Header,
 )
-from dmr.world import World, disconnect, layouts_for, widest_grid
+from dmr.world import World, decompositions_for, disconnect, widest_grid
 
 
 def merge(
@@ -93,17 +93,17 @@ class Membership:
     Attributes:
         comm: its ranks, or (in a rank that leaves) those that leave.
         launches: that its ranks are of, and ranks of each.
-        in_host: whether blocks may go without packing.
+        on_host: whether blocks may go without packing.
         stays: whether this rank is in it.
     """
 
     comm: MPI.Intracomm
     launches: Sequence[tuple[int, int]]
-    in_host: bool
+    on_host: bool
     stays: bool = True
 
 
-class MergeSide(OldSide):
+class MergeSide(OldWorld):
     """The old world's side of one try; ``blocks`` are this rank's in the new world, if any."""
 
     def __init__(
@@ -127,7 +127,7 @@ def grow(old: MergeSide) -> None:
     run = old.run
     replace.meet_old(old, replace.start_old(old))
     met = run.runtime.clock()
-    in_host = replace.header_old(old).in_host
+    on_host = replace.header_old(old).on_host
     more = [(one.launch, one.ranks) for one in old.wanted.launches]
     comm = run.world.internal_comm
     if old.inter is not None:
@@ -137,7 +137,7 @@ def grow(old: MergeSide) -> None:
         for at, one in enumerate(old.wanted.launches):
             inter = replace.connect_old(old, comm, one.port)
             comm = merged(comm, inter, high=False, keep=at == 0)
-    members = Membership(comm, [*run.progress.launches, *more], in_host)
+    members = Membership(comm, [*run.progress.launches, *more], on_host)
     go_over(old, members, replace.open_resize(old, met))
 
 
@@ -157,10 +157,10 @@ def shrink(old: MergeSide) -> None:
     old.phase = Phase.MOVING
     stays = run.world.rank < ranks
     part = MPI.Intracomm(run.world.internal_comm.Split(0 if stays else 1, run.world.rank))
-    in_host = all(block.in_host for block in run.fields.values())
+    on_host = all(block.on_host for block in run.fields.values())
     cost = replace.open_resize(old, old.begun)
     try:
-        go_over(old, Membership(part, kept, in_host, stays), cost)
+        go_over(old, Membership(part, kept, on_host, stays), cost)
     except RolledBackError:
         part.Free()
         # Messages of this try may still be on the old one, which so cannot be freed.
@@ -194,12 +194,12 @@ def go_over(old: MergeSide, members: Membership, cost: OpenResize) -> None:
         old.say(Build())
         return sum(parts), longest_s
 
-    bytes_, moved_s = old.conclude(problem, sum(sent), arrived, old.check_reports)
+    bytes_, moved_s = old.report_and_decide(problem, sum(sent), arrived, old.check_reports)
     if before is None:
         raise RuntimeError("expected what this rank was before")
     try:
         if members.stays:
-            grid = widest_grid(members.comm.size, old.layouts)
+            grid = widest_grid(members.comm.size, old.decompositions)
             enter(run, members.comm, grid, fields, members.launches)
         done = _build_and_commit(
             old,
@@ -220,20 +220,20 @@ def go_over(old: MergeSide, members: Membership, cost: OpenResize) -> None:
     stay(run, before.world, done)
 
 
-def join_world(new: NewSide, header: Header, port: str, in_host: bool) -> None:
+def join_world(new: NewWorld, header: Header, port: str, on_host: bool) -> None:
     """Become part of the running world, as :func:`go_over` does on its ranks."""
     run, own = new.run, new.run.world
     comm = merged(own.internal_comm, replace.connect_new(new, port), high=True, keep=True)
     for _ in header.joined[header.place + 1 :]:
         comm = merged(comm, comm.Connect(""), high=False, keep=False)
     begun = time.perf_counter()
-    layouts = replace.layouts_over(new, header.ranks)
+    decompositions = replace.decompositions_over(new, header.ranks)
     fields: dict[str, Field] = {}
 
     def receive() -> None:
         for name, block in run.fields.items():
-            fields[name] = block.moved_to(layouts[name], comm.rank)
-            replace.fill(new, comm, {name: fields[name]}, header.from_ranks, in_host)
+            fields[name] = block.moved_to(decompositions[name], comm.rank)
+            replace.fill(new, comm, {name: fields[name]}, header.from_ranks, on_host)
 
     def arrived(parts: list[float]) -> None:
         """All is here; wait until it is everywhere."""
@@ -242,9 +242,9 @@ def join_world(new: NewSide, header: Header, port: str, in_host: bool) -> None:
 
     problem, _ = attempt(receive)
     moved_s = time.perf_counter() - begun
-    new.conclude(problem, moved_s, arrived, new.check_alive)
+    new.report_and_decide(problem, moved_s, arrived, new.check_alive)
     launches = [*run.progress.launches, *(header.joined or ((run.runtime.launch, own.size),))]
-    enter(run, comm, widest_grid(comm.size, layouts), fields, launches)
+    enter(run, comm, widest_grid(comm.size, decompositions), fields, launches)
     problem, build_s = replace.build_new(new)
     cost = replace.commit_new(new, problem, moved_s, build_s, joins=True)
     stay(run, own, cost)
@@ -267,12 +267,14 @@ def _rebalance(
     before = Snapshot(run)
     blocks = (old.blocks or NewBlocks(run.fields, old.wanted.ranks)).take()
     for name, block in run.fields.items():
-        layout = old.layouts[name]
-        transfers = [block.sending(carrier, layout, sent, in_host=members.in_host)]
+        decomposition = old.decompositions[name]
+        transfers = [block.sending(carrier, decomposition, sent, on_host=members.on_host)]
         broken: list[Box] = []
         if members.stays:
             fields[name] = new = blocks.pop(name)
-            transfers.append(new.receiving(carrier, block.layout, broken, in_host=members.in_host))
+            transfers.append(
+                new.receiving(carrier, block.decomposition, broken, on_host=members.on_host)
+            )
             new.keep(block)
         streams.drive(transfers, old.check_alive)
         if broken:
@@ -310,7 +312,7 @@ def _build_and_commit(
             raise failed  # type: ignore[misc]
 
     try:
-        return old.conclude(
+        return old.report_and_decide(
             problem,
             built_s,
             lambda parts: commit(max(parts), acks.answers()),
@@ -437,7 +439,7 @@ def enter(
     progress.generation += 1
     progress.launches = list(launches)
     run.world = World(comm, comm.Dup(), progress.generation, grid)
-    part_from_fields(run)
+    detach_fields(run)
     run.fields.update(fields)
     _join(run)
     run.internal.built, run.restored = False, True
@@ -463,7 +465,7 @@ def leave(run: Run, old: World, comm: MPI.Intracomm) -> NoReturn:
     """Leave for good: nothing may connect this rank to those that stay."""
     comm.Free()
     run.runtime.comm = run.internal.launch_comm
-    part_from_fields(run)
+    detach_fields(run)
     free(old)
     raise Left(0)
 
@@ -492,16 +494,18 @@ class NewBlocks:
 
     def __init__(self, fields: Mapping[str, Field], ranks: int, request: int = 0) -> None:
         self.ranks, self.request = ranks, request
-        layouts = layouts_for(ranks, {name: block.spec for name, block in fields.items()})
+        decompositions = decompositions_for(
+            ranks, {name: block.spec for name, block in fields.items()}
+        )
         self._blocks = {
-            name: block.spec.block(layouts[name], block.rank)
+            name: block.spec.block(decompositions[name], block.rank)
             for name, block in fields.items()
             if block.rank < ranks
         }
         self._large = [
             block.storage.reshape(-1)
             for block in self._blocks.values()
-            if block.in_host and block.storage.nbytes >= libc.LEAST_BYTES
+            if block.on_host and block.storage.nbytes >= libc.LEAST_BYTES
         ]
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._touch, name="dmr-pages", daemon=True)

@@ -54,7 +54,7 @@ from dmr.data.decomposition import Decomposition
 from dmr.data.field import Field
 from dmr.errors import CollectiveError, Left, RolledBackError
 from dmr.plan import NextWorld, Plan, Schedule
-from dmr.resize.side import Side, attempt, give_way, part_from_fields
+from dmr.resize.side import Side, attempt, detach_fields, give_way
 from dmr.state.progress import OpenResize, decode, encode, merge_all, pack, with_merged
 from dmr.state.values import ValuesError
 from dmr.system.watch import WATCH
@@ -70,7 +70,7 @@ from dmr.wire.channel import (
     connect,
 )
 from dmr.wire.ranks import RankMessages
-from dmr.world import World, layouts_for, sent_once_a_node
+from dmr.world import World, decompositions_for, sent_once_a_node
 
 ERROR_LENGTH = 120
 """MPI's own message is cut to so many characters."""
@@ -88,7 +88,7 @@ class Phase(StrEnum):
     COMMITTED = "committed"
 
 
-class OldSide(Side):
+class OldWorld(Side):
     """The old world's side of one try at a resize.
 
     Args:
@@ -96,7 +96,7 @@ class OldSide(Side):
 
     Attributes:
         begun: the clock when the resize began.
-        layouts: of the fields in the new world.
+        decompositions: of the fields in the new world.
         inter: the inter-communicator to the new world, where MPI carries one.
         merged: one value for each state that differs from rank to rank.
         encoded: the progress, which contains the state (rank 0).
@@ -110,7 +110,7 @@ class OldSide(Side):
         super().__init__(messages, plan.deadlines)
         self.run, self.plan, self.wanted, self.stack = run, plan, wanted, stack
         specs = {name: block.spec for name, block in run.fields.items()}
-        self.layouts = layouts_for(wanted.ranks, specs)
+        self.decompositions = decompositions_for(wanted.ranks, specs)
         self.inter: MPI.Intercomm | None = None
         self.merged: dict[str, Any] = {}
         self.encoded = b""
@@ -123,7 +123,7 @@ class OldSide(Side):
             raise ChannelError("ranks of the old world have not sent their part")
 
 
-class NewSide(Side):
+class NewWorld(Side):
     """The new world's side: it was booted beside a running world.
 
     Attributes:
@@ -143,7 +143,7 @@ class NewSide(Side):
         self.receivers: tuple[int, ...] = ()
 
 
-Join = Callable[[NewSide, Header, str, bool], None]
+Join = Callable[[NewWorld, Header, str, bool], None]
 """Makes a new world part of the running one (strategy merge)."""
 
 
@@ -159,11 +159,11 @@ def replace_world(run: Run, plan: Plan, wanted: NextWorld) -> None:
     """
     clock = run.runtime.clock
     with contextlib.ExitStack() as stack:
-        old = OldSide(run, plan, wanted, stack)
+        old = OldWorld(run, plan, wanted, stack)
         meet_old(old, start_old(old))
         met = clock()
         accepted = header_old(old)
-        old.layouts = sent_once_a_node(old.layouts, accepted.receivers)
+        old.decompositions = sent_once_a_node(old.decompositions, accepted.receivers)
         introduced = clock()
         if old.inter is None and wanted.strategy != "restart":
             comm, port = run.world.internal_comm, wanted.launches[0].port
@@ -191,16 +191,16 @@ def take_over(app: Application, run: Run, plan: Plan, join: Join) -> None:
         Left: the old world has refused, or has not come. It goes on: MPI_Abort here might end it
             too.
     """
-    new = NewSide(app, run, plan)
+    new = NewWorld(app, run, plan)
     with new.stack:
         try:
             port = start_new(new)
             header = new.on_root(lambda: meet_new(new, port), sleep_s=IDLE_S)
             if run.runtime.slot:
                 bind(run.runtime.slot)
-            in_host = header_new(new, header)
+            on_host = header_new(new, header)
             steps = join if header.strategy == "merge" else _take_over
-            steps(new, header, port, in_host)
+            steps(new, header, port, on_host)
         except RolledBackError:
             raise Left(0) from None
         except Exception as error:
@@ -208,7 +208,7 @@ def take_over(app: Application, run: Run, plan: Plan, join: Join) -> None:
             give_way(run.runtime, new.messages, error, channel)
 
 
-def _take_over(new: NewSide, header: Header, port: str, in_host: bool) -> None:
+def _take_over(new: NewWorld, header: Header, port: str, on_host: bool) -> None:
     """Go through the steps from the connection on, in place of the old world."""
     run, own = new.run, new.run.world
     run.progress.generation += 1
@@ -219,7 +219,7 @@ def _take_over(new: NewSide, header: Header, port: str, in_host: bool) -> None:
         move_s = read_new(new)
     else:
         inter = connect_new(new, port)
-        move_s = move_new(new, inter, header, in_host)
+        move_s = move_new(new, inter, header, on_host)
     problem, build_s = build_new(new)
     commit_new(new, problem, move_s, build_s)
     if inter is not None:
@@ -229,7 +229,7 @@ def _take_over(new: NewSide, header: Header, port: str, in_host: bool) -> None:
 # --- start --------------------------------------------------------------------------------------
 
 
-def start_old(old: OldSide) -> list[Callable[[], ControlChannel]]:
+def start_old(old: OldWorld) -> list[Callable[[], ControlChannel]]:
     """Encode the state and start the new world; return the ways to a channel, one a launch.
 
     The state comes first, so that an error of pickling is raised before anything is started.
@@ -258,7 +258,7 @@ def start_old(old: OldSide) -> list[Callable[[], ControlChannel]]:
     return [wait]
 
 
-def start_new(new: NewSide) -> str:
+def start_new(new: NewWorld) -> str:
     """Do what needs no data, while the old world steps on; return the MPI port, "" for none."""
     fields = new.run.fields
     constants = {name: block for name, block in fields.items() if block.spec.constant}
@@ -271,7 +271,7 @@ def start_new(new: NewSide) -> str:
     new.app.prepare(new.run)
     if constants:
         hashes = constant.hashes(constants)
-        new.constants = new.conclude(None, hashes, partial(constant.combined, constants))
+        new.constants = new.report_and_decide(None, hashes, partial(constant.combined, constants))
     port = ""
     if new.inter is None and new.run.world.rank == 0:
         with contextlib.suppress(MPI.Exception):
@@ -280,7 +280,7 @@ def start_new(new: NewSide) -> str:
     return port
 
 
-def merge_state(old: OldSide) -> None:
+def merge_state(old: OldWorld) -> None:
     """Make one value of each state that differs from rank to rank, and try to split it again.
 
     Raises:
@@ -297,17 +297,17 @@ def merge_state(old: OldSide) -> None:
         return values
 
     problem, packed = attempt(lambda: pack(specs, old.run.state))
-    old.merged = old.conclude(problem, packed or b"", merged, old.check_reports)
+    old.merged = old.report_and_decide(problem, packed or b"", merged, old.check_reports)
 
 
-def _start_mpiexec(old: OldSide) -> ControlChannel:
+def _start_mpiexec(old: OldWorld) -> ControlChannel:
     runtime, boot_s = old.run.runtime, old.deadlines.boot_s
     process, channel = spawn.start_mpiexec(runtime, old.wanted, old.stack, boot_s)
     old.run.internal.mpiexec = process
     return channel
 
 
-def _find_nodes(new: NewSide) -> None:
+def _find_nodes(new: NewWorld) -> None:
     """Find out which ranks share a node, if there is a field that every rank has whole."""
     world, fields = new.run.world, moving(new.run.fields).values()
     if world.size == 1 or all(block.spec.split for block in fields):
@@ -323,7 +323,7 @@ def _find_nodes(new: NewSide) -> None:
 # --- meet ---------------------------------------------------------------------------------------
 
 
-def meet_old(old: OldSide, ways: Sequence[Callable[[], ControlChannel]]) -> None:
+def meet_old(old: OldWorld, ways: Sequence[Callable[[], ControlChannel]]) -> None:
     """Open a channel to every launch of the new world, on rank 0.
 
     Raises:
@@ -338,7 +338,7 @@ def meet_old(old: OldSide, ways: Sequence[Callable[[], ControlChannel]]) -> None
     old.phase = Phase.READY
 
 
-def meet_new(new: NewSide, port: str) -> Header:
+def meet_new(new: NewWorld, port: str) -> Header:
     """Rank 0: say that this world is ready, wait for the old one, and return its header."""
     runtime = new.run.runtime
     if runtime.rendezvous is None:
@@ -352,7 +352,7 @@ def meet_new(new: NewSide, port: str) -> Header:
 # --- header -------------------------------------------------------------------------------------
 
 
-def header_old(old: OldSide) -> Accepted:
+def header_old(old: OldWorld) -> Accepted:
     """Say what is to move; return whether blocks may go without packing, and to which ranks.
 
     Raises:
@@ -368,27 +368,27 @@ def header_old(old: OldSide) -> Accepted:
             progress=msgspec.Raw(old.encoded),
             signature=signature(run.fields),
             options=dict(old.plan.options),
-            in_host=all(block.in_host for block in run.fields.values()),
+            on_host=all(block.on_host for block in run.fields.values()),
             joined=tuple((one.launch, one.ranks) for one in wanted.launches),
         )
         for place, channel in enumerate(old.channels):
             channel.send(msgspec.structs.replace(header, place=place))
         answers = old.expect(Accepted)
-        return Accepted(all(answer.in_host for answer in answers), answers[0].receivers)
+        return Accepted(all(answer.on_host for answer in answers), answers[0].receivers)
 
     accepted = old.on_root(introduced)
     old.phase = Phase.MOVING
     return accepted
 
 
-def header_new(new: NewSide, header: Header) -> bool:
+def header_new(new: NewWorld, header: Header) -> bool:
     """Accept the job, or refuse one of other fields or options.
 
     Returns:
         Whether blocks come without packing.
     """
     run, strategy = new.run, header.strategy
-    mine = all(block.in_host for block in run.fields.values())
+    mine = all(block.on_host for block in run.fields.values())
     problem = differing("field", header.signature, signature(run.fields)) or differing(
         "option",
         _fixed(new, header.options, strategy),
@@ -406,8 +406,8 @@ def header_new(new: NewSide, header: Header) -> bool:
         "restart",
     ):  # these move constant fields as all others
         problem = problem or constant.problem_with(run.progress.constants, new.constants)
-    new.conclude(problem, None, lambda _: new.say(Accepted(mine, new.receivers)))
-    return mine and header.in_host
+    new.report_and_decide(problem, None, lambda _: new.say(Accepted(mine, new.receivers)))
+    return mine and header.on_host
 
 
 def signature(fields: Mapping[str, Field]) -> dict[str, Any]:
@@ -424,7 +424,7 @@ def differing(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str 
     return None
 
 
-def _fixed(new: NewSide, options: Mapping[str, Any], strategy: str) -> dict[str, Any]:
+def _fixed(new: NewWorld, options: Mapping[str, Any], strategy: str) -> dict[str, Any]:
     """Return the options that may not change: the backend may, if no rank stays."""
     backends = () if strategy == "merge" else new.app.backends
     return {k: v for k, v in options.items() if k != "backend" or v not in backends}
@@ -433,7 +433,7 @@ def _fixed(new: NewSide, options: Mapping[str, Any], strategy: str) -> dict[str,
 # --- connect ------------------------------------------------------------------------------------
 
 
-def connect_old(old: OldSide, comm: MPI.Intracomm, port: str) -> MPI.Intercomm:
+def connect_old(old: OldWorld, comm: MPI.Intracomm, port: str) -> MPI.Intercomm:
     """Return an inter-communicator to ranks that wait at a port (collective over ``comm``).
 
     Raises:
@@ -452,7 +452,7 @@ def connect_old(old: OldSide, comm: MPI.Intracomm, port: str) -> MPI.Intercomm:
         info.Free()
 
 
-def connect_new(new: NewSide, port: str) -> MPI.Intercomm:
+def connect_new(new: NewWorld, port: str) -> MPI.Intercomm:
     """Return the inter-communicator to the old world: MPI's own, or met at the port."""
     return new.inter or new.run.world.internal_comm.Accept(port)
 
@@ -465,7 +465,7 @@ def moving(fields: Mapping[str, Field]) -> dict[str, Field]:
     return {name: block for name, block in fields.items() if not block.spec.constant}
 
 
-def move_old(old: OldSide, accepted: Accepted) -> tuple[str | None, int]:
+def move_old(old: OldWorld, accepted: Accepted) -> tuple[str | None, int]:
     """Send this rank's part, or store it; return what went wrong, and the bytes that were sent.
 
     What went wrong is reported with the commit, by which time all ranks have tried.
@@ -478,7 +478,11 @@ def move_old(old: OldSide, accepted: Accepted) -> tuple[str | None, int]:
     def send() -> int:
         return sum(
             streams.send(
-                inter, block, old.layouts[name], in_host=accepted.in_host, check=old.check_alive
+                inter,
+                block,
+                old.decompositions[name],
+                on_host=accepted.on_host,
+                check=old.check_alive,
             )
             for name, block in moving(old.run.fields).items()
         )
@@ -487,14 +491,14 @@ def move_old(old: OldSide, accepted: Accepted) -> tuple[str | None, int]:
     return problem, sent or 0
 
 
-def move_new(new: NewSide, inter: MPI.Intercomm, header: Header, in_host: bool) -> float:
+def move_new(new: NewWorld, inter: MPI.Intercomm, header: Header, on_host: bool) -> float:
     """Receive this rank's part of every field; return the seconds that took."""
     begun = time.perf_counter()
     fields = moving(new.run.fields)
-    layouts = {name: block.layout for name, block in fields.items()}
-    for name, layout in sent_once_a_node(layouts, new.receivers).items():
-        fields[name].layout = layout
-    problem, _ = attempt(lambda: fill(new, inter, fields, header.from_ranks, in_host))
+    decompositions = {name: block.decomposition for name, block in fields.items()}
+    for name, decomposition in sent_once_a_node(decompositions, new.receivers).items():
+        fields[name].decomposition = decomposition
+    problem, _ = attempt(lambda: fill(new, inter, fields, header.from_ranks, on_host))
     new.agree(problem, new.check_alive)
     problem, _ = attempt(lambda: _share(new, fields))
     taken_s = time.perf_counter() - begun
@@ -503,35 +507,35 @@ def move_new(new: NewSide, inter: MPI.Intercomm, header: Header, in_host: bool) 
 
 
 def fill(
-    new: NewSide, comm: MPI.Comm, fields: Mapping[str, Field], from_ranks: int, in_host: bool
+    new: NewWorld, comm: MPI.Comm, fields: Mapping[str, Field], from_ranks: int, on_host: bool
 ) -> None:
     """Receive fields from the ranks of the old world.
 
     Raises:
         RolledBackError: a hash does not agree.
     """
-    intact, layouts = True, layouts_over(new, from_ranks)
+    intact, decompositions = True, decompositions_over(new, from_ranks)
     for name, block in fields.items():
         intact &= streams.receive(
-            comm, block, layouts[name], in_host=in_host, check=new.check_alive
+            comm, block, decompositions[name], on_host=on_host, check=new.check_alive
         )
     if not intact:
         raise RolledBackError("data did not arrive whole")
 
 
-def layouts_over(new: NewSide, ranks: int) -> dict[str, Decomposition]:
-    """Return the layouts of this world's fields over so many ranks."""
-    return layouts_for(ranks, {name: block.spec for name, block in new.run.fields.items()})
+def decompositions_over(new: NewWorld, ranks: int) -> dict[str, Decomposition]:
+    """Return the decompositions of this world's fields over so many ranks."""
+    return decompositions_for(ranks, {name: block.spec for name, block in new.run.fields.items()})
 
 
-def _share(new: NewSide, fields: Mapping[str, Field]) -> None:
+def _share(new: NewWorld, fields: Mapping[str, Field]) -> None:
     """Give what one rank of a node was sent whole to the others there."""
     for block in fields.values():
         if new.node is not None and not block.spec.split:
             streams.share(new.node, block.carried(), new.check_alive)
 
 
-def store_old(old: OldSide) -> None:
+def store_old(old: OldWorld) -> None:
     """Restart: write a checkpoint for the new world to read (collective).
 
     Without a folder for checkpoints it is one beside the program, gone when the resize is over.
@@ -549,7 +553,7 @@ def store_old(old: OldSide) -> None:
     old.on_root(lambda: old.say(Stored(str(schedule.directory), run.step)))
 
 
-def read_new(new: NewSide) -> float:
+def read_new(new: NewWorld) -> float:
     """Restart: read the checkpoint of the old world; return the seconds that took."""
     begun = time.perf_counter()
     (stored,) = new.on_root(lambda: new.expect(Stored))
@@ -566,7 +570,7 @@ def read_new(new: NewSide) -> float:
 # --- build --------------------------------------------------------------------------------------
 
 
-def build_new(new: NewSide) -> tuple[str | None, float]:
+def build_new(new: NewWorld) -> tuple[str | None, float]:
     """Build for this world; return what all ranks find wrong, and the seconds that took."""
     begun = time.perf_counter()
     problem = None
@@ -581,7 +585,7 @@ def build_new(new: NewSide) -> tuple[str | None, float]:
 # --- commit -------------------------------------------------------------------------------------
 
 
-def open_resize(old: OldSide, met: float) -> OpenResize:
+def open_resize(old: OldWorld, met: float) -> OpenResize:
     """Return the record that the commit completes.
 
     Args:
@@ -602,7 +606,7 @@ def open_resize(old: OldSide, met: float) -> OpenResize:
     )
 
 
-def commit_old(old: OldSide, cost: OpenResize, problem: str | None, sent: int) -> None:
+def commit_old(old: OldWorld, cost: OpenResize, problem: str | None, sent: int) -> None:
     """Give the job away, once every rank has done its part and the new world has all of it.
 
     Args:
@@ -618,13 +622,13 @@ def commit_old(old: OldSide, cost: OpenResize, problem: str | None, sent: int) -
         stored = sum(block.spec.nbytes for block in old.run.fields.values()) if restart else 0
         commit(old, cost, sum(parts) + stored, (0.0, 0.0), acks)
 
-    old.conclude(problem, sent, give_away, old.check_reports)
+    old.report_and_decide(problem, sent, give_away, old.check_reports)
     if old.inter is not None:
         old.inter.Disconnect()
 
 
 def commit(
-    old: OldSide,
+    old: OldWorld,
     cost: OpenResize,
     sent: int,
     own_s: tuple[float, float],
@@ -660,7 +664,7 @@ def commit(
 
 
 def commit_new(
-    new: NewSide, problem: str | None, move_s: float, build_s: float, *, joins: bool = False
+    new: NewWorld, problem: str | None, move_s: float, build_s: float, *, joins: bool = False
 ) -> OpenResize:
     """Say that all is here; the job is this world's once the old one has said so.
 
@@ -681,7 +685,7 @@ def commit_new(
         new.say(TakenOver())
         return committed.cost
 
-    cost = new.conclude(problem, (move_s, build_s), take)
+    cost = new.report_and_decide(problem, (move_s, build_s), take)
     progress = run.progress
     progress.open_resize = cost
     cost.arrived_at = run.runtime.clock()
@@ -699,7 +703,7 @@ def leave_old(run: Run, wanted: NextWorld) -> None:
     Raises:
         Left: always.
     """
-    part_from_fields(run)
+    detach_fields(run)
     if wanted.strategy == "restart" and run.runtime.manager is None:
         # The parent of the new world's mpiexec waits for that, so that its status is the job's.
         WATCH.stop()  # the new world may take any time, and has a watchdog of its own

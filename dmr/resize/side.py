@@ -140,7 +140,7 @@ class Side:
         found: T = result
         return found
 
-    def conclude(
+    def report_and_decide(
         self,
         problem: str | None,
         part: P,
@@ -181,12 +181,12 @@ class Side:
         return self.on_root(hear, check if everywhere else None)
 
     def agree(self, problem: str | None, check: Check) -> None:
-        """Go on if every rank has done its part, as :meth:`conclude` does.
+        """Go on if every rank has done its part, as :meth:`report_and_decide` does.
 
         Raises:
             RolledBackError: one has not.
         """
-        self.conclude(problem, None, lambda _: None, check)
+        self.report_and_decide(problem, None, lambda _: None, check)
 
     def in_phase(self, why: str) -> str:
         """Return a failure with the phase in which it happened."""
@@ -201,7 +201,7 @@ def attempt(work: Callable[[], T]) -> tuple[str | None, T | None]:
         return reason(error), None
 
 
-def part_from_fields(run: Run) -> None:
+def detach_fields(run: Run) -> None:
     """Let go of the fields, and of what they use of the world's communicator."""
     for block in run.fields.values():
         block.join(None)

@@ -44,7 +44,7 @@ class Header(msgspec.Struct, tag=True):
     """As :func:`dmr.state.progress.encode` writes it."""
     signature: dict[str, Any]
     options: dict[str, Any]
-    in_host: bool
+    on_host: bool
     """Whether all fields lie in host memory, so that blocks of one shape need no packing."""
     joined: tuple[tuple[int, int], ...] = ()
     """Launches that are to join (merge) and ranks of each, in order; none if spawned."""
@@ -56,11 +56,11 @@ class Accepted(msgspec.Struct, tag=True):
     """New to old: the fields and options are those it would have.
 
     Attributes:
-        in_host: whether its blocks lie in host memory.
+        on_host: whether its blocks lie in host memory.
         receivers: one rank of each of its nodes, which share what is the same on every rank.
     """
 
-    in_host: bool
+    on_host: bool
     receivers: tuple[int, ...] = ()
 
 

@@ -7,10 +7,10 @@ TO_ROOT = 72
 """Another rank to rank 0 of its world."""
 
 CHUNK = 73
-"""Part of a block on its way to another layout (:mod:`dmr.data.streams`)."""
+"""Part of a block on its way to another decomposition (:mod:`dmr.data.streams`)."""
 
 OLD_FORM, NEW_FORM = 75, 86
-"""How a block of the old layout, and of the new one, lies in memory."""
+"""How a block of the old decomposition, and of the new one, lies in memory."""
 
 DIGEST = 74
 """Hash of all chunks from one sender to one receiver."""

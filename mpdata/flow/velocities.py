@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mpdata.cases.setup import Setup
 from mpdata.errors import InputError
-from mpdata.flow.courant import (
+from mpdata.flow.faces import (
     ROUND_OFF,
     Flow,
     MaxCourant,
@@ -74,7 +74,7 @@ def max_courant_over_time(setup: Setup, geo: Geometry) -> MaxCourant:
     first step takes it, and again at every step.
 
     Raises:
-        InputError: as :func:`mpdata.flow.courant.max_courant`, or a Courant number is asked of
+        InputError: as :func:`mpdata.flow.faces.max_courant`, or a Courant number is asked of
             such a flow.
     """
     if setup.time_levels is None and setup.face_at is None:

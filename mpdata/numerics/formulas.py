@@ -47,7 +47,7 @@ def epsilon(dtype: npt.DTypeLike) -> Any:
 
 def fma(a: Value, b: Value, c: Value) -> Value:
     """Return a b + c, rounded once (NumPy has no such function)."""
-    from mpdata.numerics.numba.machine_code import kernel
+    from mpdata.numerics.numba.kernel_cache import kernel
 
     arrays = np.broadcast_arrays(a, b, c)
     out = np.empty(arrays[0].shape, arrays[0].dtype)

@@ -14,7 +14,7 @@ from dmr.data.decomposition import ALIGNMENT_BYTES
 from dmr.world import grid_for
 from mpdata.backends import (
     BACKENDS,
-    Means,
+    StepperResources,
     array_module,
     make_halo_copier,
     make_stepper,
@@ -23,7 +23,7 @@ from mpdata.backends import (
 )
 from mpdata.cases.setup import open_mesh
 from mpdata.errors import InputError
-from mpdata.flow.courant import (
+from mpdata.flow.faces import (
     MaxCourant,
     fill_faces,
     held_bytes,
@@ -93,7 +93,7 @@ class Advection(dmr.Application):
         arrays = 2 * len(specs) + 1 + faces + scratch
         # One field more, on its way from the host into the first.
         on_its_way = prod(interior) * self.config.dtype.itemsize
-        return arrays * spec.padding(interior).allocation_bytes + on_its_way
+        return arrays * spec.memory_layout(interior).allocation_bytes + on_its_way
 
     def prepare(self, run: dmr.Run) -> None:
         """Do early what needs no data: the flow on this block, scratch, compiled kernels.
@@ -129,7 +129,7 @@ class Advection(dmr.Application):
             config.scheme,
             self.flow,
             psi.scratch,
-            Means(config.threads, config.tuned),
+            StepperResources(config.threads, config.tuned),
         )
         self.stepper.warm()
         self._set_up_for, self._held = psi.box, None
@@ -234,7 +234,7 @@ class Advection(dmr.Application):
         return largest(run.world.comm.allgather(mine))
 
     def _neighbours(self, run: dmr.Run) -> dict[int, tuple[int | None, int | None]]:
-        layout, rank = run.fields["psi"].layout, run.world.rank
+        layout, rank = run.fields["psi"].decomposition, run.world.rank
         found = {}
         for axis in layout.split:
             if layout.parts_along(axis) > 1:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mpdata.grid import Geometry, fill_halo
 from mpdata.numerics.cuda.device import CupyLauncher, CupyStepper
-from mpdata.numerics.cuda.job import Tile, macros
+from mpdata.numerics.cuda.job import GpuTile, macros
 from mpdata.numerics.cuda.memory import allocator
 from mpdata.numerics.cuda.stepper import Triple
 from mpdata.numerics.cuda.tuning import TILES, best, keep, key_of
@@ -90,7 +90,7 @@ def rough_block(cupy: Any, grid: Triple, dtype: str) -> Block:
 
 
 def stepper_on(
-    block: Block, variant: str, tuned: Path, tile: Tile | None = None, *, graphs: bool = False
+    block: Block, variant: str, tuned: Path, tile: GpuTile | None = None, *, graphs: bool = False
 ) -> CupyStepper:
     """Return a stepper on a block, with the tile that is kept for this device if none is given."""
     given = (block.geo, block.scheme, block.h, block.allocate, variant, tile)
@@ -139,7 +139,7 @@ def attributes(stepper: CupyStepper, kernel: str) -> dict[str, int]:
     return launcher.attributes(kernel) if isinstance(launcher, CupyLauncher) else {}
 
 
-def compile_one(asked: tuple[str, Tile]) -> str | None:
+def compile_one(asked: tuple[str, GpuTile]) -> str | None:
     """Compile the kernels for one tile, which CuPy keeps on disk; return why it cannot be."""
     dtype, tile = asked
     try:
@@ -150,7 +150,7 @@ def compile_one(asked: tuple[str, Tile]) -> str | None:
 
 
 def tune(
-    cupy: Any, name: str, grid: Triple, tuned: Path, tiles: Sequence[Tile] = TILES
+    cupy: Any, name: str, grid: Triple, tuned: Path, tiles: Sequence[GpuTile] = TILES
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Try the tiles on a grid and keep the best for this device; yield what was found."""
     shapes = {replace(tile, chunk=0): tile for tile in tiles}
@@ -178,7 +178,7 @@ class Trial:
         self.out = block.allocate()
         self.tried: dict[str, float | str] = {}
 
-    def __call__(self, tile: Tile) -> float | None:
+    def __call__(self, tile: GpuTile) -> float | None:
         """Return the time of one step."""
         try:
             stepper = stepper_on(self.block, "fused", self.tuned, tile)

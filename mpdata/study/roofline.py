@@ -1,8 +1,8 @@
 """A roofline of the fused sweep: bytes and operations of a cell and step, counted and measured.
 
-Counted: the stages of :mod:`mpdata.numerics.numba.fused` run once as plain Python on numbers that
-count what is done with them, in a process where Numba compiles nothing. Rows and planes that tiles
-compute twice are left out. Bytes are those that must move: psi, three face values and, where there
+Counted: the stages of :mod:`mpdata.numerics.numba.fused_kernel` run once as plain Python on
+numbers that count what is done with them, in a process where Numba compiles nothing. Rows and
+planes that tiles compute twice are left out. Bytes are those that must move: psi, three face values and, where there
 is a density, its inverse are read, psi is written.
 
 The bound on arithmetic takes every product to be fused with a sum, though the formulas fuse some
@@ -28,8 +28,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from mpdata.numerics.numba.kernel_cache import kernel
 from mpdata.numerics.numba.limits import CHAIN
-from mpdata.numerics.numba.machine_code import kernel
 
 KINDS = ("add", "multiply", "compare", "divide")
 """Kinds of operations; ``add`` has differences, ``compare`` minima, choices and absolute values."""
@@ -108,31 +108,31 @@ class Numbers:
 
 def count(limiter: bool, density: bool) -> dict[str, int]:
     """Return the operations of a cell and step, by kind; only where Numba compiles nothing."""
-    from mpdata.numerics.numba import fused, inlined
-    from mpdata.numerics.numba.arguments import Terms, compiled_in
+    from mpdata.numerics.numba import fused_kernel, inlined
+    from mpdata.numerics.numba.kernel_arguments import KernelTerms, compiled_in
 
     P, U, D, Q, G, psi = (Numbers(value) for value in (1.1, 0.5, 0.6, 1.2, 0.1, 1.0))
     cc, cm, cs, Fc, Fm, Fs = (Numbers(value) for value in (0.1, 0.2, 0.1, 0.01, 0.02, 0.01))
     r = Numbers(0.9) if density else None
     limits = compiled_in(limiter)
-    terms = Terms(Counted(1e-15), None, None, None, None)
+    terms = KernelTerms(Counted(1e-15), None, None, None, None)
     soon = (0, False, 1)  # nothing is prefetched
     at, step = np.uint64(99), np.uint64(3)  # every index is like any other, but not below 0
     inlined.NAMES["fma"] = lambda a, b, c: a * b + c
     Counted.counts.clear()
-    fused.donor_row(P, at, psi, at, 1, cc, cm, cs, r, step, step, soon, None)
-    fused.slow_row(
+    fused_kernel.donor_row(P, at, psi, at, 1, cc, cm, cs, r, step, step, soon, None)
+    fused_kernel.slow_row(
         *(Fs, at, P, at, at, at, at, step, cc, cm, cs, r, at, 1, step, step, terms, soon, None),
     )
-    fused.plane_row(
+    fused_kernel.plane_row(
         *(Fc, Fm, at, P, at, at, at, step, cc, cm, cs, r, at, 1, step, step, terms, soon, None),
     )
     if limiter:
-        fused.betas_row(
+        fused_kernel.betas_row(
             *(U, D, at, psi, at, step, step, P, at, at, at, step, Fc, Fm, at, at, Fs, at, at),
             *(r, 1, terms.eps, soon, None),
         )
-    fused.update_row(
+    fused_kernel.update_row(
         *(psi, at, Q, at, G, P, at, step, Fc, Fm, at, at, Fs, at, U, D, at, at, r, at, 1, step),
         *(limits, soon, None),
     )

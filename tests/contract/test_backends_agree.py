@@ -8,8 +8,8 @@ import pytest
 
 from mpdata.backends import make_stepper
 from mpdata.cases import Request, Setup, make_setup
-from mpdata.flow.courant import Flow
-from mpdata.numerics.numba import tiles
+from mpdata.flow.faces import Flow
+from mpdata.numerics.numba import fused_stepper
 from mpdata.options import Scheme, parse_boundaries
 from mpdata.solver import Solver
 
@@ -160,12 +160,12 @@ def test_steppers_follow_the_order_in_memory(scheme: Scheme, backend: str, order
 @pytest.mark.wide
 def test_rows_in_segments_have_the_bits_of_whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """And timing the arithmetic in cache changes nothing of the field."""
-    setup = random_setup((5, 6, 2 * tiles.SEGMENT))
+    setup = random_setup((5, 6, 2 * fused_stepper.SEGMENT))
     solver = Solver(setup, Scheme(2, True), "f8", "numba")
     timed = solver.in_cache()
     assert timed is not None
     solver.advance(1)
     timed()
     solver.advance(STEPS - 1)
-    monkeypatch.setattr(tiles, "SEGMENT", 1 << 20)
+    monkeypatch.setattr(fused_stepper, "SEGMENT", 1 << 20)
     assert solver.psi.tobytes() == answer(setup, Scheme(2, True), "numba").tobytes()

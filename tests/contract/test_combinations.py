@@ -17,7 +17,7 @@ from combinations import Combination, rough
 from cuda_on_host import build_in, compiler, kept
 
 from mpdata.cases import Setup
-from mpdata.numerics.cuda.job import Tile
+from mpdata.numerics.cuda.job import GpuTile
 from mpdata.numerics.cuda.stepper import CudaStepper
 from mpdata.options import Scheme
 from mpdata.solver import Solver, padded_zeros
@@ -47,7 +47,7 @@ def by_cuda_source(setup: Setup, scheme: Scheme, dtype: str, steps: int) -> Arra
     solver = Solver(setup, scheme, dtype, "numpy")
     geo, h = solver.geometry, solver.flow.h
     allocate, build = partial(padded_zeros, geo, h.dtype), build_in(kept(os.environ))
-    stepper = CudaStepper(geo, scheme, h, allocate, build, tile=Tile(8, 7, chunk=3))
+    stepper = CudaStepper(geo, scheme, h, allocate, build, tile=GpuTile(8, 7, chunk=3))
     vars(solver)["_stepper"] = stepper
     solver.advance(steps)
     return solver.psi

@@ -30,7 +30,7 @@ from mpdata.backends import choose_backend
 from mpdata.errors import InputError
 from mpdata.grid import Geometry, copy_layers, wrap_copies
 from mpdata.numerics.cuda import device, halo, tuning
-from mpdata.numerics.cuda.job import Macros, Tile, job_type, macros, source
+from mpdata.numerics.cuda.job import GpuTile, Macros, job_type, macros, source
 from mpdata.numerics.cuda.stepper import Build, CudaStepper, scratch_of, streams
 from mpdata.options import Scheme, parse_boundaries
 
@@ -39,7 +39,7 @@ Bits = npt.NDArray[Any]
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 
-TILE = Tile(8, 7, chunk=3)
+TILE = GpuTile(8, 7, chunk=3)
 """Small, so that the grids below have many tiles; their sides are no multiples of it."""
 
 GRIDS: list[Triple] = [(12, 9, 7), (7, 8, 1), (9, 1, 8), (1, 1, 9)]
@@ -78,7 +78,7 @@ def block_of(
 
 
 def stepper_on(
-    block: check.Block, build: Build, variant: str = "auto", tile: Tile = TILE
+    block: check.Block, build: Build, variant: str = "auto", tile: GpuTile = TILE
 ) -> CudaStepper:
     return CudaStepper(block.geo, block.scheme, block.h, block.allocate, build, variant, tile)
 
@@ -145,7 +145,7 @@ def test_tiles_and_chunks_change_no_bit(limiter: bool, build: Build) -> None:
     block = block_of((40, 13, 9), Scheme(2, limiter), "open,periodic,wall")
     answers = {
         check.after(block, stepper_on(block, build, "fused", tile)).tobytes()
-        for tile in (TILE, Tile(5, 6, 40), Tile(32, 16, 17))
+        for tile in (TILE, GpuTile(5, 6, 40), GpuTile(32, 16, 17))
     }
     assert len(answers) == 1
 
@@ -235,7 +235,7 @@ def test_what_cannot_be_is_refused() -> None:
         with pytest.raises(ValueError, match="expected a variant of auto, four, fused, got"):
             stepper_on(block, lambda *_: pytest.fail("built"), name)
     with pytest.raises(ValueError, match="expected tiles of more than 4 columns"):
-        stepper_on(block, lambda *_: pytest.fail("built"), tile=Tile(4, 8))
+        stepper_on(block, lambda *_: pytest.fail("built"), tile=GpuTile(4, 8))
 
 
 @needs_compiler
@@ -262,11 +262,11 @@ def test_tuned_tiles_are_kept_by_device_and_options(tmp_path: Path) -> None:
     assert key != tuning.key_of("A GPU", Scheme(2), "f8")
     assert tuning.recall(path, key) is None
     seconds = {1: 3.0, 2: None, 3: 1.0, 4: 2.0}
-    tiles = [Tile(x=n) for n in seconds]
+    tiles = [GpuTile(x=n) for n in seconds]
     best, _ = tuning.best(tiles, lambda tile: seconds[tile.x])
     tuning.keep(path, key, best)
     tuning.keep(path, "another", TILE)
-    assert tuning.recall(path, key) == Tile(x=3)
+    assert tuning.recall(path, key) == GpuTile(x=3)
     path.write_text("{")
     assert tuning.recall(path, key) is None
 
@@ -356,7 +356,7 @@ def test_a_missing_cupy_is_said_with_what_to_install() -> None:
 def test_nvcc_compiles_the_source(dtype: str, architecture: str, tmp_path: Path) -> None:
     everything = Scheme(2, True, True, True, True)
     for scheme in (Scheme(2), everything):
-        options = macros(scheme, np.dtype(dtype), (1, 2, 0), unit=False, tile=Tile())
+        options = macros(scheme, np.dtype(dtype), (1, 2, 0), unit=False, tile=GpuTile())
         program = tmp_path / "kernels.cu"
         program.write_text(source(), encoding="utf-8")
         defines = [f"-D{name}={value}" for name, value in options.items()]
@@ -378,7 +378,7 @@ def nvrtc_library() -> Path | None:
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_nvrtc_compiles_the_source(dtype: str) -> None:
     nvrtc = ctypes.CDLL(str(nvrtc_library()))
-    options = macros(Scheme(2), np.dtype(dtype), (1, 2, 0), unit=False, tile=Tile())
+    options = macros(Scheme(2), np.dtype(dtype), (1, 2, 0), unit=False, tile=GpuTile())
     flags = ["-std=c++17", "--fmad=false", "-arch=sm_90"]
     flags += [f"-D{name}={value}" for name, value in options.items()]
     program = ctypes.c_void_p()

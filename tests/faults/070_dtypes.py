@@ -87,11 +87,11 @@ def whole(kind: str, fields: list[Field]) -> list[bytes]:
 def moved(old: list[Field], new: list[Field]) -> None:
     network, broken = Network((len(old), len(new))), list[Any]()
     ends = [
-        one.sending(comm, new[0].layout, [], in_host=True)
+        one.sending(comm, new[0].decomposition, [], on_host=True)
         for one, comm in zip(old, network.comms(0), strict=True)
     ]
     ends += [
-        one.receiving(comm, old[0].layout, broken, in_host=True)
+        one.receiving(comm, old[0].decomposition, broken, on_host=True)
         for one, comm in zip(new, network.comms(1), strict=True)
     ]
     run_all(ends)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mpdata.numerics.numba import machine_code
+from mpdata.numerics.numba import kernel_cache
 from rms.power import frequency
 from rms.power.frequency import FrequencyError, SavedLimits
 from rms.power.meter import boot_id
@@ -20,17 +20,17 @@ def test_machine_code_that_others_can_have_written_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "kernel"
-    assert machine_code._write(path, KEPT) and machine_code._read(path) == KEPT
+    assert kernel_cache._write(path, KEPT) and kernel_cache._read(path) == KEPT
     path.chmod(0o666)
-    assert machine_code._read(path) is None
+    assert kernel_cache._read(path) is None
     path.chmod(0o644)
-    monkeypatch.setattr(machine_code, "SOURCES", (Path("/proc/1/status"),))
+    monkeypatch.setattr(kernel_cache, "SOURCES", (Path("/proc/1/status"),))
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     is_roots = path.stat().st_uid == 0
-    assert machine_code._read(path) == (KEPT if is_roots else None)
+    assert kernel_cache._read(path) == (KEPT if is_roots else None)
     if is_roots:  # only root may make a file of another user
         os.chown(path, 54321, -1)
-        assert machine_code._read(path) is None
+        assert kernel_cache._read(path) is None
 
 
 def test_neither_lock_nor_code_is_written_through_a_link(
@@ -41,7 +41,7 @@ def test_neither_lock_nor_code_is_written_through_a_link(
     other.write_text("precious")
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "compiling.lock").symlink_to(other)
-    with machine_code._compiling():
+    with kernel_cache._compiling():
         assert other.read_text() == "precious"
 
 

@@ -51,7 +51,7 @@ with dmr.malleable(comm, {"u": field}, plan, build=merge) as run:
     whole = run.fields["u"].gather()
     if whole is not None:
         wanted = np.arange(N * M).reshape(N, M) + 6
-        (low, _), (left, _) = run.fields["u"].padding.halo
+        (low, _), (left, _) = run.fields["u"].memory_layout.halo
         kept = WHAT != "kept" or (here["u"][low - 1, left], here["u"][low, left - 1]) == (50, 60)
         print("right" if (whole == wanted).all() and kept else f"wrong {here['u']} {whole}")
 """

@@ -18,7 +18,7 @@ from mpdata.errors import InputError
 from mpdata.grid import edge_copies, fill_halo, wrap_copies
 from mpdata.numerics.cuda import halo
 from mpdata.numerics.cuda.device import CupyLauncher, CupyStepper, load_cupy
-from mpdata.numerics.cuda.job import Tile
+from mpdata.numerics.cuda.job import GpuTile
 from mpdata.numerics.cuda.stepper import CudaStepper, streams
 from mpdata.options import Scheme, parse_boundaries
 
@@ -46,7 +46,7 @@ def block_of(
 
 
 def stepper_on(
-    block: check.Block, variant: str = "auto", tile: Tile | None = None, **more: Any
+    block: check.Block, variant: str = "auto", tile: GpuTile | None = None, **more: Any
 ) -> CupyStepper:
     return CupyStepper(block.geo, block.scheme, block.h, block.allocate, variant, tile, **more)
 
@@ -98,7 +98,7 @@ def test_cuts_change_no_bit(boundaries: str, variant: str) -> None:
 def test_tiles_and_repetition_change_no_bit(dtype: str) -> None:
     # A race would most likely differ from run to run and from tile to tile.
     block = block_of(cupy, (100, 130, 40), Scheme(2), "open,periodic,wall", dtype)
-    tiles = [Tile(), Tile(unroll=2), Tile(16, 9, 20), Tile(64, 8, 64)]
+    tiles = [GpuTile(), GpuTile(unroll=2), GpuTile(16, 9, 20), GpuTile(64, 8, 64)]
     answers = {on_device(block, "fused", tile).tobytes() for tile in tiles for _ in range(10)}
     assert len(answers) == 1
 

@@ -29,7 +29,7 @@ from dmr.checkpoint.store import Schedule
 from mpdata.cases import Request, make_setup, with_velocities
 from mpdata.grid import Geometry
 from mpdata.numerics.cuda.halo import DeviceHaloCopier
-from mpdata.numerics.cuda.job import Tile
+from mpdata.numerics.cuda.job import GpuTile
 from mpdata.numerics.cuda.memory import allocator
 from mpdata.numerics.cuda.stepper import CudaStepper
 from mpdata.options import Scheme, parse_boundaries
@@ -67,7 +67,7 @@ _ordinary = CudaStepper.__init__
 
 def _with_small_tiles(self: CudaStepper, *given: Any) -> None:
     *others, tile = given
-    _ordinary(self, *others, tile or Tile(12, 11, chunk=6))
+    _ordinary(self, *others, tile or GpuTile(12, 11, chunk=6))
 
 
 def config(boundary: str = "periodic", dtype: str = "f8", **changed: Any) -> RunConfig:

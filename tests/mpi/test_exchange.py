@@ -137,7 +137,7 @@ def test_a_cartesian_communicator_lies_as_the_field_does(
                     field = run.fields["a"]
                     cart = run.cart("a", periodic=(False, True))
                     good &= cart is run.cart("a", periodic=(False, True))
-                    good &= tuple(cart.coords) == field.layout.coordinates(field.rank)
+                    good &= tuple(cart.coords) == field.decomposition.coordinates(field.rank)
                     none = MPI.PROC_NULL
                     for at, axis in enumerate((0, 2)):
                         found = field.neighbours(axis, periodic=axis == 2)

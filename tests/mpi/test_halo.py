@@ -21,8 +21,8 @@ def prepared(
 ) -> tuple[HaloExchange, np.ndarray]:
     boundaries = parse_boundaries(kind)
     cut = list(grid[:2])
-    layout = Decomposition(grid, (0, 1), choose_grid(comm.size, cut, (halo, halo)))
-    box = layout.box(comm.rank)
+    decomposition = Decomposition(grid, (0, 1), choose_grid(comm.size, cut, (halo, halo)))
+    box = decomposition.box(comm.rank)
     start, stop = tuple(box.start), tuple(box.stop)
     geo = Geometry(grid, start, stop, halo, boundaries)
     array = np.full(geo.shape, np.nan)
@@ -30,11 +30,13 @@ def prepared(
     array[geo.cells(0)] = whole[box.slices((0, 0, 0))]
     neighbours = {
         axis: tuple(
-            layout.neighbour(comm.rank, axis, way, periodic=boundaries[axis].kind == "periodic")
+            decomposition.neighbour(
+                comm.rank, axis, way, periodic=boundaries[axis].kind == "periodic"
+            )
             for way in (-1, 1)
         )
         for axis in (0, 1)
-        if layout.parts_along(axis) > 1
+        if decomposition.parts_along(axis) > 1
     }
     return HaloExchange(comm, geo, neighbours, array), array
 

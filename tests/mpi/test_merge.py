@@ -17,7 +17,7 @@ Together = Callable[..., None]
 pytestmark = [pytest.mark.mpi(min_size=3)]
 
 
-@pytest.mark.parametrize("in_host", [False, True])
+@pytest.mark.parametrize("on_host", [False, True])
 @pytest.mark.parametrize(("shape", "split"), [((17,), (0,)), ((13, 9), (0, 1)), ((12, 5, 4), (0,))])
 @pytest.mark.covering(1)
 def test_any_size_to_any_other_in_place(
@@ -26,7 +26,7 @@ def test_any_size_to_any_other_in_place(
     monkeypatch: pytest.MonkeyPatch,
     shape: tuple[int, ...],
     split: tuple[int, ...],
-    in_host: bool,
+    on_host: bool,
 ) -> None:
     monkeypatch.setattr(streams, "CHUNK_BYTES", 64)
     whole = np.arange(np.prod(shape), dtype="f8").reshape(shape)
@@ -45,10 +45,10 @@ def test_any_size_to_any_other_in_place(
             if world.rank < old_size:
                 before = Field(spec, old, world.rank)
                 before.initialise()
-                transfers.append(before.sending(world, new, sent, in_host=in_host))
+                transfers.append(before.sending(world, new, sent, on_host=on_host))
             if world.rank < new_size:
                 here = Field(spec, new, world.rank)
-                transfers.append(here.receiving(world, old, broken, in_host=in_host))
+                transfers.append(here.receiving(world, old, broken, on_host=on_host))
                 if world.rank < old_size:
                     kept = here.keep(before)
             streams.drive(transfers)

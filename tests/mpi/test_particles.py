@@ -40,8 +40,8 @@ def records(begin: int, end: int) -> np.ndarray[Any, Any]:
     return found
 
 
-def by_cell(values: np.ndarray[Any, Any], layout: Decomposition) -> Any:
-    return dmr.rank_of(layout, values["cell"])
+def by_cell(values: np.ndarray[Any, Any], decomposition: Decomposition) -> Any:
+    return dmr.rank_of(decomposition, values["cell"])
 
 
 def list_spec() -> ListSpec:
@@ -74,17 +74,17 @@ def test_items_arrive_at_their_owners_for_every_cut_of_the_ranks(
 
 
 def test_items_of_ranks_that_stay_are_kept(world: MPI.Intracomm, together: Together) -> None:
-    """As strategy merge does it: both layouts on one communicator."""
+    """As strategy merge does it: both decompositions on one communicator."""
     spec = list_spec()
     old, new = spec.decompose((2,)), spec.decompose((world.size,))
     sent: list[int] = []
     field = Items(spec, new, world.rank)
-    transfers = [field.receiving(world, old, [], in_host=False)]
+    transfers = [field.receiving(world, old, [], on_host=False)]
     wanted = 0
     if world.rank < 2:
         before = Items(spec, old, world.rank)
         before.initialise()
-        transfers.append(before.sending(world, new, sent, in_host=False))
+        transfers.append(before.sending(world, new, sent, on_host=False))
         wanted = before.items.nbytes - field.keep(before)
     streams.drive(transfers)
     together(sum(sent) == wanted, "bytes")
@@ -216,11 +216,11 @@ def test_a_checkpoint_leaves_the_messages_of_the_application_alone(
     here.internal_comm.Free()
 
 
-@pytest.mark.parametrize("in_host", [False, True])
+@pytest.mark.parametrize("on_host", [False, True])
 @pytest.mark.parametrize("split", [(0,), (2,), (0, 1)])
 @pytest.mark.parametrize("order", ["C", "F", "other"])
 def test_arrays_of_ones_own_are_filled_in_place(
-    world: MPI.Intracomm, together: Together, order: str, split: tuple[int, ...], in_host: bool
+    world: MPI.Intracomm, together: Together, order: str, split: tuple[int, ...], on_host: bool
 ) -> None:
     shape, halo = (7, 9, 8), ((1, 2), (0, 1), (3, 0))
     whole = np.arange(np.prod(shape), dtype="f4").reshape(shape)
@@ -229,22 +229,22 @@ def test_arrays_of_ones_own_are_filled_in_place(
         worlds = TwoWorlds(world, old_size)
         size, rank = worlds.local.size, worlds.local.rank
         old, new = (Decomposition(shape, split, grid(n, split)) for n in worlds.sizes)
-        layout = old if worlds.is_old else new
-        assert layout.size == size
-        box = layout.box(rank)
+        decomposition = old if worlds.is_old else new
+        assert decomposition.size == size
+        box = decomposition.box(rank)
         array = padded(tuple(n + sum(side) for n, side in zip(box.shape, halo, strict=True)), order)
         array[...] = -1
         spec = dmr.adapt(array, shape, halo=halo, split=split)
         here = whole[box.slices((0, 0, 0))]
         if worlds.is_old:
             array[inside] = here
-            field = spec.block(layout, rank)
+            field = spec.block(decomposition, rank)
             field.initialise()
-            streams.send(worlds.inter, field, new, in_host=in_host)
+            streams.send(worlds.inter, field, new, on_host=on_host)
             good = True
         else:
-            field = spec.block(layout, rank)
-            good = streams.receive(worlds.inter, field, old, in_host=in_host)
+            field = spec.block(decomposition, rank)
+            good = streams.receive(worlds.inter, field, old, on_host=on_host)
             good &= np.array_equal(array[inside], here)
         good &= np.shares_memory(array, field.padded)
         worlds.free()

@@ -34,7 +34,7 @@ def spec_of(shape: tuple[int, ...], dtype: str, split: tuple[int, ...]) -> Field
     )
 
 
-def layouts(spec: FieldSpec, sizes: tuple[int, int]) -> list[Any]:
+def decompositions(spec: FieldSpec, sizes: tuple[int, int]) -> list[Any]:
     extents = [spec.shape[axis] for axis in spec.split]
     ones = [1] * len(extents)
     return [spec.decompose(choose_grid(size, extents, ones)) for size in sizes]
@@ -58,20 +58,20 @@ def test_interiors_arrive_bitwise_for_every_cut_of_the_ranks(
     monkeypatch.setattr(streams, "CHUNK_BYTES", 64)  # many messages even for few cells
     if way == "read":
         monkeypatch.setattr(streams, "LEAST_READ_BYTES", 0)
-    in_host = way != "packed"
+    on_host = way != "packed"
     whole = values(shape, dtype)
     for old_size in range(1, world.size):
         worlds = TwoWorlds(world, old_size)
         spec = spec_of(shape, dtype, split)
-        old, new = layouts(spec, worlds.sizes)
+        old, new = decompositions(spec, worlds.sizes)
         if worlds.is_old:
             field = Field(spec, old, worlds.local.rank)
             field.initialise()
-            sent = streams.send(worlds.inter, field, new, in_host=in_host)
+            sent = streams.send(worlds.inter, field, new, on_host=on_host)
             good = sent == field.box.size * whole.itemsize
         else:
             field = Field(spec, new, worlds.local.rank)
-            intact = streams.receive(worlds.inter, field, old, in_host=in_host)
+            intact = streams.receive(worlds.inter, field, old, on_host=on_host)
             here = whole[field.box.slices((0,) * len(shape))]
             good = intact and np.array_equal(field.interior, here)
         worlds.free()
@@ -85,9 +85,9 @@ def test_blocks_that_lie_alike_are_not_packed(
     spec, columns = spec_of((12, 6, 4), "f8", (0,)), spec_of((12, 6, 4), "f8", (1,))
     for wanted, one in ((True, spec), (False, columns)):
         worlds = TwoWorlds(world, 1)
-        mine, other = layouts(one, worlds.sizes)[:: 1 if worlds.is_old else -1]
+        mine, other = decompositions(one, worlds.sizes)[:: 1 if worlds.is_old else -1]
         field = Field(one, mine, worlds.local.rank)
-        plan = streams.streams(field, other, in_host=True)
+        plan = streams.streams(field, other, on_host=True)
         sizes = worlds.sizes if worlds.is_old else worlds.sizes[::-1]
         worlds.free()
         alike = [stream.direct for stream in plan]
@@ -99,7 +99,7 @@ def test_a_changed_byte_is_noticed(
 ) -> None:
     worlds = TwoWorlds(world, 1)
     spec = spec_of((8, 6), "f8", (0, 1))
-    old, new = layouts(spec, worlds.sizes)
+    old, new = decompositions(spec, worlds.sizes)
     if worlds.is_old:
         other = SimpleNamespace(xxh3_64=lambda: xxhash.xxh3_64(seed=1))
         monkeypatch.setattr(streams, "xxhash", other)
@@ -122,12 +122,12 @@ def test_memory_of_a_rank_on_this_node_is_read_or_sent_where_that_is_not_allowed
     monkeypatch.setattr(streams, "LEAST_READ_BYTES", 0)
     worlds = TwoWorlds(world, 1)
     spec = spec_of((12, 6), "f8", (0,))
-    old, new = layouts(spec, worlds.sizes)
+    old, new = decompositions(spec, worlds.sizes)
     mine, other = (old, new) if worlds.is_old else (new, old)
     field, filled = Field(spec, mine, worlds.local.rank), list[int]()
     if worlds.is_old:
         field.initialise()
-        streams.send(worlds.inter, field, new, in_host=True)
+        streams.send(worlds.inter, field, new, on_host=True)
         good = True
     else:
         refused = not reads and worlds.local.rank == 0
@@ -138,7 +138,7 @@ def test_memory_of_a_rank_on_this_node_is_read_or_sent_where_that_is_not_allowed
             return -1 if refused else read(*words)
 
         monkeypatch.setattr(libc, "read_memory", counted)
-        intact = streams.receive(worlds.inter, field, other, in_host=True)
+        intact = streams.receive(worlds.inter, field, other, on_host=True)
         good = intact and np.array_equal(field.interior, spec.initial(field.box))
         good = good and bool(filled) != refused
     worlds.free()
@@ -184,7 +184,7 @@ def test_short_memory_is_said_by_the_rank_that_meets_it(
 
     worlds = TwoWorlds(world, 1)
     spec = spec_of((64, 6), "f8", (1,))
-    old, new = layouts(spec, worlds.sizes)
+    old, new = decompositions(spec, worlds.sizes)
     field = Field(spec, old if worlds.is_old else new, worlds.local.rank)
     fails = worlds.is_old == fails_on_old
     if fails:
@@ -221,8 +221,8 @@ def test_slabs_bring_the_field_in_file_order(
 
 def test_box_helper_matches_the_field(world: MPI.Intracomm, together: Together) -> None:
     spec = spec_of((12, 12), "f8", (0, 1))
-    layout = spec.decompose(choose_grid(world.size, (12, 12), (1, 1)))
-    owned = world.allgather(layout.box(world.rank))
+    decomposition = spec.decompose(choose_grid(world.size, (12, 12), (1, 1)))
+    owned = world.allgather(decomposition.box(world.rank))
     union = sum(box.size for box in owned)
     overlap = any(
         a.intersect(b).size for i, a in enumerate(owned) for b in owned[:i] if isinstance(b, Box)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy.typing as npt
 
 from mpdata.numerics.cuda.job import Macros, source
-from mpdata.numerics.cuda.stepper import Plan, Triple
+from mpdata.numerics.cuda.stepper import LaunchPlan, Triple
 
 FLAGS = (
     *("-std=c++17", "-O1", "-shared", "-fPIC", "-x", "c++"),
@@ -63,7 +63,7 @@ class HostLauncher:
         """Size of ``struct Job`` as the compiler lays it out."""
         return int(self._kernels.job_bytes())
 
-    def run(self, plan: Plan) -> None:
+    def run(self, plan: LaunchPlan) -> None:
         """Run all launches in their order."""
         for launch in plan.launches:
             self.launch(launch.kernel, launch.grid, launch.block, launch.job)

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from mpdata.errors import InputError
 from mpdata.grid import Geometry
-from mpdata.numerics.cuda.job import Macros, Tile, source
-from mpdata.numerics.cuda.stepper import CudaStepper, Plan
+from mpdata.numerics.cuda.job import GpuTile, Macros, source
+from mpdata.numerics.cuda.stepper import CudaStepper, LaunchPlan
 from mpdata.numerics.cuda.tuning import key_of, recall
 from mpdata.options import Scheme
 
@@ -95,7 +95,7 @@ class CupyLauncher:
         """Multiprocessors of the device."""
         return int(self._cupy.cuda.Device().attributes["MultiProcessorCount"])
 
-    def run(self, plan: Plan) -> None:
+    def run(self, plan: LaunchPlan) -> None:
         """Enqueue all launches in their order."""
         if not self._graphs or len(plan.launches) == 1:
             self._enqueue(plan)
@@ -121,7 +121,7 @@ class CupyLauncher:
             self._kernels[name] = self._module.get_function(name)
         return self._kernels[name]
 
-    def _enqueue(self, plan: Plan) -> None:
+    def _enqueue(self, plan: LaunchPlan) -> None:
         for launch in plan.launches:
             self._kernel(launch.kernel)(launch.grid, launch.block, (launch.job,))
 
@@ -150,7 +150,7 @@ class CupyStepper(CudaStepper):
         h: Array,
         allocate: Callable[[], Array],
         variant: str = "auto",
-        tile: Tile | None = None,
+        tile: GpuTile | None = None,
         *,
         graphs: bool = False,
         tuned: Path | None = None,

@@ -17,7 +17,7 @@ from mpdata.grid import LayerCopy
 from mpdata.numerics.cuda.device import CupyLauncher, load_cupy
 from mpdata.numerics.cuda.job import CELL_BLOCK, Macros, job_type
 from mpdata.numerics.cuda.memory import address
-from mpdata.numerics.cuda.stepper import Launch, Launcher, Plan, Triple, cell_grid
+from mpdata.numerics.cuda.stepper import Launch, Launcher, LaunchPlan, Triple, cell_grid
 
 Array = Any
 Where = tuple[slice, ...]
@@ -46,7 +46,7 @@ def packing_macros(dtype: npt.DTypeLike) -> Macros:
     }
 
 
-def copy_plan(source: Array, target: Array) -> Plan:
+def copy_plan(source: Array, target: Array) -> LaunchPlan:
     """Return the launch that copies one strided view into another of its shape (three axes).
 
     Raises:
@@ -68,7 +68,7 @@ def copy_plan(source: Array, target: Array) -> Plan:
     job["count"][0] = [source.shape[axis] for axis in axes]
     job["psi"], job["out"] = address(source), address(target)
     x, y, z = (int(n) for n in job["count"][0])
-    return Plan([Launch("copy_box", cell_grid(x, y, z), CELL_BLOCK, job)])
+    return LaunchPlan([Launch("copy_box", cell_grid(x, y, z), CELL_BLOCK, job)])
 
 
 class Copies:
@@ -76,7 +76,7 @@ class Copies:
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
-        self._kept: dict[tuple[Any, ...], list[Plan]] = {}
+        self._kept: dict[tuple[Any, ...], list[LaunchPlan]] = {}
 
     def run(self, array: Array, key: tuple[Any, ...], pairs: Callable[[], Iterable[Pair]]) -> None:
         """Enqueue copies in and out of ``array``, which ``pairs`` states if they are new."""

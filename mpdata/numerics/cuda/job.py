@@ -25,7 +25,7 @@ Macros = dict[str, str]
 
 
 @dataclass(frozen=True)
-class Tile:
+class GpuTile:
     """Shape of the streaming kernel's blocks; it decides the speed and no bit of the answer.
 
     Attributes:
@@ -55,7 +55,7 @@ def job_type(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 
 def macros(
-    scheme: Scheme, dtype: npt.DTypeLike, order: tuple[int, ...], *, unit: bool, tile: Tile
+    scheme: Scheme, dtype: npt.DTypeLike, order: tuple[int, ...], *, unit: bool, tile: GpuTile
 ) -> Macros:
     """Return the options of kernels.cu.
 

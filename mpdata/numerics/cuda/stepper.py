@@ -13,7 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mpdata.grid import Geometry
-from mpdata.numerics.cuda.job import CELL_BLOCK, Macros, Tile, edges, job_type, macros, memory_axes
+from mpdata.numerics.cuda.job import (
+    CELL_BLOCK,
+    GpuTile,
+    Macros,
+    edges,
+    job_type,
+    macros,
+    memory_axes,
+)
 from mpdata.numerics.cuda.memory import address
 from mpdata.options import Scheme
 
@@ -42,7 +50,7 @@ class Launch:
 
 
 @dataclass
-class Plan:
+class LaunchPlan:
     """The launches of a step between given arrays; a launcher may keep its own form of them."""
 
     launches: list[Launch]
@@ -57,7 +65,7 @@ class Launcher(Protocol):
         """How many blocks run at once at the least (multiprocessors)."""
         ...
 
-    def run(self, plan: Plan) -> None:
+    def run(self, plan: LaunchPlan) -> None:
         """Run all launches in their order."""
         ...
 
@@ -126,11 +134,11 @@ class CudaStepper:
         allocate: Callable[[], Array],
         build: Build,
         variant: str = "auto",
-        tile: Tile | None = None,
+        tile: GpuTile | None = None,
     ) -> None:
         if variant not in VARIANTS:
             raise ValueError(f"expected a variant of {', '.join(VARIANTS)}, got {variant!r}")
-        self.geo, self.scheme, self.h, self.tile = geometry, scheme, h, tile or Tile()
+        self.geo, self.scheme, self.h, self.tile = geometry, scheme, h, tile or GpuTile()
         self.variant = "fused" if variant == "auto" else variant
         if not streams(scheme, len(geometry.active)):
             self.variant = "four"
@@ -148,7 +156,7 @@ class CudaStepper:
         unit = bool((h == 1).all())
         options = macros(scheme, h.dtype, self.order, unit=unit, tile=self.tile)
         self.launcher = build(options, h.dtype) if self.order else None
-        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._plans: dict[tuple[Any, ...], LaunchPlan] = {}
 
     @property
     def nbytes(self) -> int:
@@ -173,7 +181,7 @@ class CudaStepper:
         if key not in self._plans:
             if len(self._plans) >= PLANS_KEPT:
                 self._plans.clear()
-            self._plans[key] = Plan(self._launches(psi, out, C, layers))
+            self._plans[key] = LaunchPlan(self._launches(psi, out, C, layers))
         self.launcher.run(self._plans[key])
 
     def _allocate_scratch(self, allocate: Callable[[], Array]) -> None:

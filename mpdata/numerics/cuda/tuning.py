@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mpdata.numerics.cuda.job import Tile
+from mpdata.numerics.cuda.job import GpuTile
 from mpdata.options import Scheme
 
 TILES = tuple(
-    Tile(x, y, chunk, blocks, unroll)
+    GpuTile(x, y, chunk, blocks, unroll)
     for x, y, blocks in (
         (32, 12, 1),
         (32, 12, 2),
@@ -48,15 +48,15 @@ def key_of(device: str, scheme: Scheme, dtype: npt.DTypeLike) -> str:
     return f"{device} | fused | f{np.dtype(dtype).itemsize} | {options}"
 
 
-def recall(path: Path, key: str) -> Tile | None:
+def recall(path: Path, key: str) -> GpuTile | None:
     """Return the tile kept under a key; None if there is none, or none that can be read."""
     try:
-        return Tile(**json.loads(path.read_text(encoding="utf-8"))[key])
+        return GpuTile(**json.loads(path.read_text(encoding="utf-8"))[key])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def keep(path: Path, key: str, tile: Tile) -> None:
+def keep(path: Path, key: str, tile: GpuTile) -> None:
     """Keep a tile; processes that tune at once each leave a whole file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -69,7 +69,9 @@ def keep(path: Path, key: str, tile: Tile) -> None:
     beside.replace(path)
 
 
-def best(tiles: Iterable[Tile], seconds: Callable[[Tile], float | None]) -> tuple[Tile, float]:
+def best(
+    tiles: Iterable[GpuTile], seconds: Callable[[GpuTile], float | None]
+) -> tuple[GpuTile, float]:
     """Return the fastest tile and its time.
 
     Args:
@@ -79,7 +81,7 @@ def best(tiles: Iterable[Tile], seconds: Callable[[Tile], float | None]) -> tupl
     Raises:
         RuntimeError: none of them runs.
     """
-    found: tuple[Tile, float] | None = None
+    found: tuple[GpuTile, float] | None = None
     for tile in tiles:
         taken = seconds(tile)
         if taken is not None and (found is None or taken < found[1]):

@@ -41,7 +41,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def entry(function: Any) -> Any:
-    """Compile a kernel; machine_code.py keeps it on disk."""
+    """Compile a kernel; kernel_cache.py keeps it on disk."""
     njit: Any = numba.njit
     return njit(**OPTIONS)(function)
 

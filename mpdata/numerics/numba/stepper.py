@@ -9,10 +9,10 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from mpdata.grid import Geometry
-from mpdata.numerics.numba.arguments import Array, Layout
-from mpdata.numerics.numba.machine_code import kernel
-from mpdata.numerics.numba.passes import CellPasses
-from mpdata.numerics.numba.tiles import FusedSweep
+from mpdata.numerics.numba.cell_stepper import CellPasses
+from mpdata.numerics.numba.fused_stepper import FusedSweep
+from mpdata.numerics.numba.kernel_arguments import Array, BlockMemory
+from mpdata.numerics.numba.kernel_cache import kernel
 from mpdata.numerics.step import Layers, inverse
 from mpdata.options import Scheme
 
@@ -49,7 +49,7 @@ class Workers:
             future.result()
 
 
-class Way(Protocol):
+class StepMethod(Protocol):
     """How a step is computed."""
 
     @property
@@ -83,13 +83,13 @@ class NumbaStepper:
         allocate: Callable[[], Array],
         threads: int = 1,
     ) -> None:
-        self._layout, self._passes = Layout.of(geometry, h), scheme.passes
+        self._layout, self._passes = BlockMemory.of(geometry, h), scheme.passes
         self._allocate, self._workers = allocate, Workers(threads)
         self._r = None if (h == 1).all() else inverse(h, allocate)
         if fuses(scheme, len(geometry.active)):
-            self._way: Way = FusedSweep(self._layout, scheme, self._r, h.dtype, threads)
+            self._method: StepMethod = FusedSweep(self._layout, scheme, self._r, h.dtype, threads)
         else:
-            self._way = CellPasses(self._layout, scheme, self._r, h.dtype, allocate)
+            self._method = CellPasses(self._layout, scheme, self._r, h.dtype, allocate)
 
     @property
     def splits(self) -> bool:
@@ -99,24 +99,24 @@ class NumbaStepper:
     @property
     def nbytes(self) -> int:
         """Bytes of scratch, rolling buffers included."""
-        arrays = [*self._way.arrays, *([] if self._r is None else [self._r])]
+        arrays = [*self._method.arrays, *([] if self._r is None else [self._r])]
         owned = {id(a.base if a.base is not None else a): a for a in arrays}
         return sum(int((a if a.base is None else a.base).nbytes) for a in owned.values())
 
     def warm(self) -> None:
         """Compile or load the kernels: run them on no planes at all."""
         spare = self._allocate()
-        self._way.advance(spare, spare, [spare] * 3, (0, 0), Workers(1))
+        self._method.advance(spare, spare, [spare] * 3, (0, 0), Workers(1))
 
     def in_cache(self) -> NumbaStepper | None:
         """Return what does the same arithmetic in little memory, for timing; None without it."""
-        if not isinstance(self._way, FusedSweep):
+        if not isinstance(self._method, FusedSweep):
             return None
         twin = copy(self)
-        twin._way = self._way.in_cache()
+        twin._method = self._method.in_cache()
         return twin
 
     def advance(self, psi: Array, out: Array, C: list[Array], layers: Layers | None = None) -> None:
         """Set the interior of ``out`` to psi, its halo filled, advanced by one step."""
         whole = (0, self._layout.cells(self._layout.axes[2]))
-        self._way.advance(psi, out, C, layers or whole, self._workers)
+        self._method.advance(psi, out, C, layers or whole, self._workers)

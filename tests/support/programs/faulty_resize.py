@@ -130,7 +130,7 @@ def dawdle(_: Advection, run: dmr.Run) -> None:
 
 
 def install() -> None:
-    new, first = replace.NewSide, JOINS == "1"
+    new, first = replace.NewWorld, JOINS == "1"
     before(Advection, "step", dawdle)
     if FAULT == "files limited at a checkpoint":
         before(store, "write", small_files)

@@ -13,9 +13,9 @@ true = streams.sending
 struck = []
 
 
-def short(comm, block, new, sent, *, in_host):
-    for count, wait in enumerate(true(comm, block, new, sent, in_host=in_host)):
-        if count > 1 and block.rank == 1 and block.layout.size == 2 and not struck:
+def short(comm, block, new, sent, *, on_host):
+    for count, wait in enumerate(true(comm, block, new, sent, on_host=on_host)):
+        if count > 1 and block.rank == 1 and block.decomposition.size == 2 and not struck:
             struck.append(True)
             raise MemoryError
         yield wait

@@ -4,13 +4,13 @@ import sys
 from pathlib import Path
 
 from mpdata.numerics.cuda.device import CupyStepper, load_cupy
-from mpdata.numerics.cuda.job import Tile
+from mpdata.numerics.cuda.job import GpuTile
 from mpdata.options import Scheme, parse_boundaries
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 import random_blocks as check
 
-TILE = Tile(16, 9, 20)
+TILE = GpuTile(16, 9, 20)
 
 cupy = load_cupy()
 for dtype in ("f8", "f4"):

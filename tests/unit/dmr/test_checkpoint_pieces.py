@@ -38,8 +38,8 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def blocks(grid: tuple[int, int]) -> list[Field]:
     spec = dmr.FieldSpec(SHAPE, "f8", lambda box: WHOLE[box.slices((0, 0, 0))], halo=1)
-    layout = spec.decompose(grid)
-    return [spec.block(layout, rank) for rank in range(layout.size)]
+    decomposition = spec.decompose(grid)
+    return [spec.block(decomposition, rank) for rank in range(decomposition.size)]
 
 
 def write(folder: Path, grid: tuple[int, int]) -> Path:
@@ -147,7 +147,7 @@ def test_ranks_that_need_little_of_a_row_share_what_is_checked(tmp_path: Path) -
     shares = [problem_of_share(path, parts, {"a": narrow}, rank, 8) for rank in range(8)]
     assert [rank for rank, wrong in enumerate(shares) if wrong is not None] == [1]
     assert problem_of_share(path, parts, {"a": wide}, 1, 4) is None
-    assert not checkpoint_format.read_by_pieces(parts.fields["a"], narrow.layout)
+    assert not checkpoint_format.read_by_pieces(parts.fields["a"], narrow.decomposition)
 
 
 def test_lists_of_any_length_are_cut_into_pieces() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import dmr
 from dmr.data import constant
 from dmr.data.particles import ListSpec
-from dmr.world import layouts_for
+from dmr.world import decompositions_for
 
 TYPES = ["f8", "f4", "i2", "u1", np.dtype([("a", "i4"), ("b", "f8")]), "c16"]
 
@@ -26,8 +26,8 @@ def hash_on(ranks: int, whole: Any, split: tuple[int, ...]) -> str:
         constant=True,
         alignment=whole.dtype.itemsize,
     )
-    layout = layouts_for(ranks, {"k": spec})["k"]
-    blocks = [spec.block(layout, rank) for rank in range(ranks)]
+    decomposition = decompositions_for(ranks, {"k": spec})["k"]
+    blocks = [spec.block(decomposition, rank) for rank in range(ranks)]
     for block in blocks:
         block.initialise()
     parts = [constant.hashes({"k": block}) for block in blocks]

@@ -18,7 +18,7 @@ from dmr.data.decomposition import (
     Box,
     Decomposition,
     GridError,
-    Padding,
+    MemoryLayout,
     choose_grid,
     memory_order,
     part_of,
@@ -26,7 +26,7 @@ from dmr.data.decomposition import (
 )
 from dmr.data.field import Field, FieldSpec
 from dmr.errors import UsageError
-from dmr.world import layouts_for
+from dmr.world import decompositions_for
 
 Extents = tuple[int, ...]
 ResizeRequest = tuple[int, Extents, Extents]
@@ -57,65 +57,65 @@ def test_part_of_is_the_part_whose_range_holds_the_cell(cells: int, parts: int) 
 
 
 @given(decompositions())
-def test_boxes_own_every_cell_exactly_once(layout: Decomposition) -> None:
-    owners = np.zeros(layout.shape, int)
-    for rank in range(layout.size):
-        owners[layout.box(rank).slices((0,) * len(layout.shape))] += 1
+def test_boxes_own_every_cell_exactly_once(decomposition: Decomposition) -> None:
+    owners = np.zeros(decomposition.shape, int)
+    for rank in range(decomposition.size):
+        owners[decomposition.box(rank).slices((0,) * len(decomposition.shape))] += 1
     assert (owners == 1).all()
 
 
 @given(decompositions())
-def test_only_split_axes_are_cut(layout: Decomposition) -> None:
-    whole = everything(layout.shape)
-    for axis in set(range(len(layout.shape))) - set(layout.split):
-        assert layout.parts_along(axis) == 1
-        for rank in range(layout.size):
-            box = layout.box(rank)
+def test_only_split_axes_are_cut(decomposition: Decomposition) -> None:
+    whole = everything(decomposition.shape)
+    for axis in set(range(len(decomposition.shape))) - set(decomposition.split):
+        assert decomposition.parts_along(axis) == 1
+        for rank in range(decomposition.size):
+            box = decomposition.box(rank)
             assert (box.start[axis], box.stop[axis]) == (whole.start[axis], whole.stop[axis])
 
 
 @given(decompositions())
-def test_rank_at_inverts_coordinates(layout: Decomposition) -> None:
-    ranks = range(layout.size)
-    assert [layout.rank_at(layout.coordinates(rank)) for rank in ranks] == list(ranks)
-    assert len({layout.coordinates(rank) for rank in ranks}) == layout.size
+def test_rank_at_inverts_coordinates(decomposition: Decomposition) -> None:
+    ranks = range(decomposition.size)
+    assert [decomposition.rank_at(decomposition.coordinates(rank)) for rank in ranks] == list(ranks)
+    assert len({decomposition.coordinates(rank) for rank in ranks}) == decomposition.size
 
 
 def test_ranks_run_down_the_rows_first() -> None:
-    layout = Decomposition((8, 8), (0, 1), (4, 2))
-    assert [layout.rank_at((row, 0)) for row in range(4)] == [0, 1, 2, 3]
-    assert layout.rank_at((0, 1)) == 4
+    decomposition = Decomposition((8, 8), (0, 1), (4, 2))
+    assert [decomposition.rank_at((row, 0)) for row in range(4)] == [0, 1, 2, 3]
+    assert decomposition.rank_at((0, 1)) == 4
 
 
 @given(decompositions(), st.booleans(), st.data())
 def test_neighbours_are_symmetric(
-    layout: Decomposition, periodic: bool, data: st.DataObject
+    decomposition: Decomposition, periodic: bool, data: st.DataObject
 ) -> None:
-    axis = data.draw(st.integers(0, len(layout.shape) - 1))
-    for rank in range(layout.size):
-        above = layout.neighbour(rank, axis, 1, periodic=periodic)
+    axis = data.draw(st.integers(0, len(decomposition.shape) - 1))
+    for rank in range(decomposition.size):
+        above = decomposition.neighbour(rank, axis, 1, periodic=periodic)
         if above is not None:
-            assert layout.neighbour(above, axis, -1, periodic=periodic) == rank
+            assert decomposition.neighbour(above, axis, -1, periodic=periodic) == rank
 
 
 @given(decompositions(), st.sampled_from([-1, 1]), st.data())
 def test_neighbours_hold_the_adjacent_part(
-    layout: Decomposition, direction: int, data: st.DataObject
+    decomposition: Decomposition, direction: int, data: st.DataObject
 ) -> None:
-    axis = data.draw(st.integers(0, len(layout.shape) - 1))
-    place = layout.split.index(axis) if axis in layout.split else None
-    for rank in range(layout.size):
-        there = list(layout.coordinates(rank))
+    axis = data.draw(st.integers(0, len(decomposition.shape) - 1))
+    place = decomposition.split.index(axis) if axis in decomposition.split else None
+    for rank in range(decomposition.size):
+        there = list(decomposition.coordinates(rank))
         last = 0
         at = direction
         if place is not None:
             there[place] += direction
-            at, last = there[place], layout.grid[place] - 1
-            there[place] %= layout.grid[place]
-        around = layout.neighbour(rank, axis, direction, periodic=True)
-        bounded = layout.neighbour(rank, axis, direction, periodic=False)
+            at, last = there[place], decomposition.grid[place] - 1
+            there[place] %= decomposition.grid[place]
+        around = decomposition.neighbour(rank, axis, direction, periodic=True)
+        bounded = decomposition.neighbour(rank, axis, direction, periodic=False)
         assert around is not None
-        assert layout.coordinates(around) == tuple(there)
+        assert decomposition.coordinates(around) == tuple(there)
         assert bounded == (around if 0 <= at <= last else None)
 
 
@@ -236,14 +236,16 @@ def addresses(array: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
 
 @given(blocks())
 def test_the_first_interior_element_of_every_row_is_aligned(block: Field) -> None:
-    first = addresses(block.interior).take(0, axis=block.padding.order[-1])
+    first = addresses(block.interior).take(0, axis=block.memory_layout.order[-1])
     assert (first % ALIGNMENT_BYTES == 0).all()
 
 
 @given(blocks())
 def test_rows_are_a_multiple_of_the_alignment_and_no_longer_than_needed(block: Field) -> None:
-    row_bytes = block.padding.row_items * block.padding.itemsize
-    needed = block.padding.padded[block.padding.order[-1]] * block.padding.itemsize
+    row_bytes = block.memory_layout.row_items * block.memory_layout.itemsize
+    needed = (
+        block.memory_layout.padded[block.memory_layout.order[-1]] * block.memory_layout.itemsize
+    )
     assert row_bytes % ALIGNMENT_BYTES == 0
     assert needed <= row_bytes < needed + ALIGNMENT_BYTES
 
@@ -251,7 +253,7 @@ def test_rows_are_a_multiple_of_the_alignment_and_no_longer_than_needed(block: F
 @given(blocks())
 def test_no_two_cells_of_a_padded_block_share_memory(block: Field) -> None:
     starts = np.sort(addresses(block.padded), axis=None)
-    assert (np.diff(starts) >= block.padding.itemsize).all()
+    assert (np.diff(starts) >= block.memory_layout.itemsize).all()
 
 
 @given(blocks())
@@ -259,11 +261,11 @@ def test_a_block_stays_inside_its_allocation(block: Field) -> None:
     owner = block.storage
     while owner.base is not None:
         owner = owner.base
-    assert owner.nbytes == block.padding.allocation_bytes
+    assert owner.nbytes == block.memory_layout.allocation_bytes
     low = owner.__array_interface__["data"][0]
     cells = addresses(block.padded)
     assert low <= cells.min()
-    assert cells.max() + block.padding.itemsize <= low + owner.nbytes
+    assert cells.max() + block.memory_layout.itemsize <= low + owner.nbytes
 
 
 @given(blocks())
@@ -271,7 +273,7 @@ def test_the_interior_lies_inside_its_halo(block: Field) -> None:
     block.padded[...] = 1
     block.interior[...] = 0
     assert block.interior.shape == block.spec.shape
-    halo = prod(block.padding.padded) - prod(block.spec.shape)
+    halo = prod(block.memory_layout.padded) - prod(block.spec.shape)
     assert np.count_nonzero(block.padded) == halo
     below = tuple(slice(low) for low, _ in block.spec.halos)
     assert np.count_nonzero(block.padded[below]) == prod(low for low, _ in block.spec.halos)
@@ -279,9 +281,9 @@ def test_the_interior_lies_inside_its_halo(block: Field) -> None:
 
 def test_padding_of_the_papers_block() -> None:
     # 8-byte values, halo 3: rows of 512 + 6 round up to 528 items of 16 a transaction.
-    padding = Padding((256, 512, 16), ((3, 3), (3, 3), (0, 0)), 8, (0, 2, 1))
-    assert padding.storage == (262, 16, 528)
-    assert padding.shift_bytes(0) == 128 - 3 * 8
+    memory_layout = MemoryLayout((256, 512, 16), ((3, 3), (3, 3), (0, 0)), 8, (0, 2, 1))
+    assert memory_layout.storage == (262, 16, 528)
+    assert memory_layout.shift_bytes(0) == 128 - 3 * 8
 
 
 @pytest.mark.parametrize(
@@ -316,8 +318,13 @@ def test_three_axes_are_cut_as_evenly_as_can_be(size: int, grid: tuple[int, ...]
 
 
 def test_row_major_ranks_lie_as_those_of_mpi_cart() -> None:
-    layout = Decomposition((8, 8), (0, 1), (2, 3), row_major=True)
-    assert [layout.coordinates(rank) for rank in range(4)] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    decomposition = Decomposition((8, 8), (0, 1), (2, 3), row_major=True)
+    assert [decomposition.coordinates(rank) for rank in range(4)] == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 0),
+    ]
 
 
 def rest_to_the_last(cells: int, parts: int) -> list[int]:
@@ -328,10 +335,14 @@ def test_ranges_and_grids_of_the_applications_own() -> None:
     whole = FieldSpec((4,), "f8", lambda box: 0, split=())
     rows = FieldSpec((11, 8), "f8", lambda box: 0, split=(0,), ranges=rest_to_the_last)
     blocks = FieldSpec((8, 8), "f8", lambda box: 0, grid=lambda size: (1, size), row_major=True)
-    layouts = layouts_for(3, {"whole": whole, "rows": rows, "blocks": blocks})
-    assert [layouts["rows"].box(rank).shape[0] for rank in range(3)] == [3, 3, 5]
-    assert [layouts["blocks"].box(rank).shape for rank in range(3)] == [(8, 3), (8, 3), (8, 2)]
-    assert [layouts["whole"].box(rank).shape for rank in range(3)] == [(4,)] * 3
+    decompositions = decompositions_for(3, {"whole": whole, "rows": rows, "blocks": blocks})
+    assert [decompositions["rows"].box(rank).shape[0] for rank in range(3)] == [3, 3, 5]
+    assert [decompositions["blocks"].box(rank).shape for rank in range(3)] == [
+        (8, 3),
+        (8, 3),
+        (8, 2),
+    ]
+    assert [decompositions["whole"].box(rank).shape for rank in range(3)] == [(4,)] * 3
     for wrong in (
         replace(rows, ranges=lambda cells, parts: [0, cells]),
         replace(rows, ranges=lambda cells, parts: [0, 5, 3, cells]),
@@ -340,4 +351,4 @@ def test_ranges_and_grids_of_the_applications_own() -> None:
         replace(blocks, grid=None, halo=5),
     ):
         with pytest.raises(UsageError, match=r"rang|field "):
-            layouts_for(3, {"wrong": wrong})
+            decompositions_for(3, {"wrong": wrong})

@@ -16,14 +16,14 @@ from dmr.data.particles import Items, ListSpec
 RANKS, CELLS = 512, 4096
 
 
-def by_cell(items: Any, layout: Any) -> Any:
-    return dmr.rank_of(layout, items)
+def by_cell(items: Any, decomposition: Any) -> Any:
+    return dmr.rank_of(decomposition, items)
 
 
 def parts_of(ranks: int, values: Any = ()) -> list[Items]:
     spec = ListSpec((CELLS,), "i8", lambda box: [], owner=by_cell)
-    layout = spec.decompose((ranks,))
-    found = [Items(spec, layout, rank) for rank in range(ranks)]
+    decomposition = spec.decompose((ranks,))
+    found = [Items(spec, decomposition, rank) for rank in range(ranks)]
     for rank, part in enumerate(np.array_split(np.asarray(values, "i8"), ranks)):
         found[rank].items = part
     return found
@@ -31,12 +31,12 @@ def parts_of(ranks: int, values: Any = ()) -> list[Items]:
 
 def moved(old: list[Items], new: list[Items]) -> Network:
     network, broken = Network((len(old), len(new))), list[Any]()
-    sides = [(old, new[0].layout), (new, old[0].layout)]
+    sides = [(old, new[0].decomposition), (new, old[0].decomposition)]
     ends = []
     for side, (parts, other) in enumerate(sides):
         for one, comm in zip(parts, network.comms(side), strict=True):
             way = (one.receiving, broken) if side else (one.sending, list[Any]())
-            ends.append(way[0](comm, other, way[1], in_host=True))
+            ends.append(way[0](comm, other, way[1], on_host=True))
     run_all(ends)
     assert not broken
     return network
@@ -55,7 +55,7 @@ def test_512_ranks_send_messages_only_where_there_is_something_to_send() -> None
     network = Network((len(new), 0))
     run_all([one.migrating(comm) for one, comm in zip(new, network.comms(0), strict=True)])
     assert sorted(np.concatenate([one.items for one in new])) == list(range(CELLS))
-    assert all((by_cell(one.items, one.layout) == one.rank).all() for one in new)
+    assert all((by_cell(one.items, one.decomposition) == one.rank).all() for one in new)
     assert max(network.sent.values()) <= 2 + 9
 
 
@@ -81,16 +81,16 @@ def test_every_item_arrives_once_in_order_however_many_lists_follow(
             if side:
                 yield from new[rank].receiving(
                     comms[1][rank],
-                    old[0].layout,
+                    old[0].decomposition,
                     [],
-                    in_host=True,
+                    on_host=True,
                 )
             else:
                 yield from old[rank].sending(
                     comms[0][rank],
-                    new[0].layout,
+                    new[0].decomposition,
                     [],
-                    in_host=True,
+                    on_host=True,
                 )
 
     chains = [chain(side, rank) for side in (0, 1) for rank in range(network.sizes[side])]

@@ -46,20 +46,22 @@ def test_a_block_moves_within_its_memory(
     small: list[int], old: tuple[int, int], new: tuple[int, int]
 ) -> None:
     field = spec()
-    layout = field.decompose(new)
-    for rank in range(layout.size):
-        block, fresh = field.block(field.decompose(old), 0), field.block(layout, rank)
+    decomposition = field.decompose(new)
+    for rank in range(decomposition.size):
+        block, fresh = field.block(field.decompose(old), 0), field.block(decomposition, rank)
         memory = field.memory_of(block.storage)
         assert memory is not None
         memory[:] = 255  # whatever the program has left there
         assert block.spare.shape == block.padded.shape
-        moved = block.moved_to(layout, rank)
+        moved = block.moved_to(decomposition, rank)
         assert np.shares_memory(moved.storage, memory)
-        assert moved.box == fresh.box and moved.layout == layout and moved.rank == rank
+        assert (
+            moved.box == fresh.box and moved.decomposition == decomposition and moved.rank == rank
+        )
         assert np.array_equal(moved.padded, fresh.padded) and not moved.storage.any()
         assert moved.storage.strides == fresh.storage.strides
-        assert moved.interior.ctypes.data % moved.padding.alignment == 0
-        assert small.pop() == memory.nbytes - fresh.padding.allocation_bytes
+        assert moved.interior.ctypes.data % moved.memory_layout.alignment == 0
+        assert small.pop() == memory.nbytes - fresh.memory_layout.allocation_bytes
         assert np.array_equal(moved.spare, fresh.padded)
 
 
@@ -83,7 +85,7 @@ def test_memory_of_the_application_is_left_alone(small: list[int]) -> None:
 
 
 def test_lists_move_as_they_are(small: list[int]) -> None:
-    field = ListSpec((60,), "i8", lambda box: [], owner=lambda items, layout: items)
+    field = ListSpec((60,), "i8", lambda box: [], owner=lambda items, decomposition: items)
     moved = field.block(field.decompose((1,)), 0).moved_to(field.decompose((2,)), 1)
     assert moved.rank == 1 and len(moved.items) == 0 and not small  # type: ignore[attr-defined]
 

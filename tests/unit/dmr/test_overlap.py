@@ -21,8 +21,8 @@ Host = npt.NDArray[Any]
 LIMITS = st.integers(1, 400)
 
 
-def world(spec: FieldSpec, layout: Decomposition) -> list[Field]:
-    return [Field(spec, layout, rank) for rank in range(layout.size)]
+def world(spec: FieldSpec, decomposition: Decomposition) -> list[Field]:
+    return [Field(spec, decomposition, rank) for rank in range(decomposition.size)]
 
 
 def spec_of(shape: tuple[int, ...], xp: Any = np, **stated: Any) -> FieldSpec:
@@ -45,7 +45,7 @@ def move(old: list[Field], new: list[Field], limit: int) -> None:
     """Do what dmr.data.streams does, with a bytes object as the network."""
     dtype = np.dtype(old[0].spec.dtype)
     for sender, block in enumerate(old):
-        for transfer in transfers(block.layout, sender, new[0].layout):
+        for transfer in transfers(block.decomposition, sender, new[0].decomposition):
             for box in chunks(transfer.box, dtype.itemsize, limit):
                 message = block.pack(box).tobytes()
                 new[transfer.peer].unpack(box, np.frombuffer(message, dtype).reshape(box.shape))

@@ -68,7 +68,7 @@ def test_a_message_that_comes_early_is_not_lost() -> None:
     side = root(Channel(Accepted(True), Arrived(1.0)), Channel(Accepted(False)))
     side.check_other_world()
     side.check_other_world()
-    assert [answer.in_host for answer in side.expect(Accepted)] == [True, False]
+    assert [answer.on_host for answer in side.expect(Accepted)] == [True, False]
     side.channels[1].incoming.append(Arrived(2.0))  # type: ignore[attr-defined]
     assert [answer.move_s for answer in side.expect(Arrived)] == [1.0, 2.0]
 
@@ -97,7 +97,7 @@ def test_a_wait_for_fields_ends_with_the_other_world(incoming: Any) -> None:
 
 def test_what_all_ranks_report_is_concluded_on_all() -> None:
     side = root(Channel(), reports=((None, 2), (None, 3)))
-    assert side.conclude(None, 1, sum) == 6
+    assert side.report_and_decide(None, 1, sum) == 6
     assert side.messages.sent == [(None, 6)]  # type: ignore[attr-defined]
 
 
@@ -120,7 +120,7 @@ def test_a_failure_is_everybody_s(
     side = root(channel, reports=reports)
     side.phase = "moving"
     with pytest.raises(RolledBackError) as error:
-        side.conclude(problem, 1, work)
+        side.report_and_decide(problem, 1, work)
     why = str(error.value)
     assert why in {f"{which} (while moving)" for which in ("first", "second", "third")}
     assert side.messages.sent == [(why, None)]  # type: ignore[attr-defined]

@@ -56,19 +56,19 @@ def test_scripts_are_read() -> None:
 def test_every_cell_belongs_to_the_rank_whose_box_it_is_in(
     shape: tuple[int, int], grid: tuple[int, int], split: tuple[int, ...]
 ) -> None:
-    layout = Decomposition(shape, split, grid[: len(split)])
+    decomposition = Decomposition(shape, split, grid[: len(split)])
     cells = np.indices(shape)
-    owners = rank_of(layout, *(cells[axis] for axis in split))
-    for rank in range(layout.size):
-        inside = layout.box(rank).slices((0, 0))
+    owners = rank_of(decomposition, *(cells[axis] for axis in split))
+    for rank in range(decomposition.size):
+        inside = decomposition.box(rank).slices((0, 0))
         assert (owners[inside] == rank).all()
-        assert (owners == rank).sum() == layout.box(rank).size
+        assert (owners == rank).sum() == decomposition.box(rank).size
 
 
 def items_of(owner: object) -> Items:
-    layout = Decomposition((4,), (0,), (2,))
+    decomposition = Decomposition((4,), (0,), (2,))
     spec = ListSpec((4,), "f8", lambda box: [1.0, 2.0], owner=owner)  # type: ignore[arg-type]
-    found = Items(spec, layout, 0)
+    found = Items(spec, decomposition, 0)
     found.initialise()
     return found
 
@@ -76,21 +76,21 @@ def items_of(owner: object) -> Items:
 def test_wrong_owners_are_said() -> None:
     three = Decomposition((4,), (0,), (3,))
     for owner in (
-        lambda items, layout: [0],
-        lambda items, layout: [0, 3],
-        lambda items, layout: [0, -1],
-        lambda items, layout: [0.0, 1.0],
-        lambda items, layout: items["no such"],
+        lambda items, decomposition: [0],
+        lambda items, decomposition: [0, 3],
+        lambda items, decomposition: [0, -1],
+        lambda items, decomposition: [0.0, 1.0],
+        lambda items, decomposition: items["no such"],
     ):
         with pytest.raises(OwnerError):
             items_of(owner).parts(three)
-    parts = items_of(lambda items, layout: [2, 0]).parts(three)
+    parts = items_of(lambda items, decomposition: [2, 0]).parts(three)
     assert {rank: list(part) for rank, part in parts.items()} == {0: [2.0], 2: [1.0]}
 
 
 def test_lists_want_an_owner_and_items_of_their_shape() -> None:
     with pytest.raises(ValueError, match="expected a function that says who owns an item"):
         ListSpec((4,), "f8", lambda box: [])
-    found = items_of(lambda items, layout: [0, 0])
+    found = items_of(lambda items, decomposition: [0, 0])
     with pytest.raises(ValueError, match="expected items of shape"):
         found.items = np.zeros((3, 2))

@@ -16,7 +16,7 @@ from whole_grids import evaluate, filled
 from mpdata.cases import CASES, Request, Setup, make_setup
 from mpdata.cases.setup import open_mesh
 from mpdata.errors import InputError
-from mpdata.flow.courant import MaxCourant, max_courant, scale_for, unstable
+from mpdata.flow.faces import MaxCourant, max_courant, scale_for, unstable
 from mpdata.grid import Geometry
 from mpdata.options import Boundary, parse_boundaries
 from mpdata.solver import Solver

@@ -19,7 +19,7 @@ from whole_grids import evaluate, filled
 from mpdata.cases import Setup, array_case
 from mpdata.cases.setup import open_mesh
 from mpdata.errors import InputError
-from mpdata.flow.courant import max_courant
+from mpdata.flow.faces import max_courant
 from mpdata.grid import Geometry
 from mpdata.options import parse_boundaries
 from mpdata.solver import Solver

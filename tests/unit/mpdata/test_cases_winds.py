@@ -18,7 +18,7 @@ from mpdata.cases import Request, Setup, make_setup
 from mpdata.cases.setup import open_mesh
 from mpdata.cases.windfile import read_winds
 from mpdata.errors import InputError
-from mpdata.flow.courant import max_courant, scale_for
+from mpdata.flow.faces import max_courant, scale_for
 from mpdata.grid import Geometry
 from mpdata.options import parse_boundaries
 from mpdata.solver import Solver, count_steps

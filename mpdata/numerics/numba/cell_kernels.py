@@ -1,8 +1,8 @@
 """A pass of a step each: loops over cells that read and write whole arrays.
 
 They serve all options and any number of axes; an axis of one cell has the stride None.
-:mod:`mpdata.numerics.numba.fused` has the same formulas in one sweep over memory, for the options
-that are worth it. Arguments: see arguments.py.
+:mod:`mpdata.numerics.numba.fused_kernel` has the same formulas in one sweep over memory, for the
+options that are worth it. Arguments: see kernel_arguments.py.
 """
 
 from __future__ import annotations

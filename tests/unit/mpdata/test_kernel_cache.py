@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from mpdata.cases import Request, make_setup
-from mpdata.numerics.numba import machine_code
-from mpdata.numerics.numba.arguments import Strides
+from mpdata.numerics.numba import kernel_cache
+from mpdata.numerics.numba.kernel_arguments import Strides
 from mpdata.options import Scheme
 from mpdata.solver import Solver
 
@@ -33,9 +33,9 @@ print(solver.psi.tobytes().hex(), "numba" in sys.modules)
 
 @pytest.fixture(autouse=True)
 def nothing_loaded() -> Iterator[None]:
-    machine_code._kernel.cache_clear()
+    kernel_cache._kernel.cache_clear()
     yield
-    machine_code._kernel.cache_clear()
+    kernel_cache._kernel.cache_clear()
 
 
 def run(folder: Path) -> tuple[str, bool]:
@@ -110,14 +110,14 @@ def test_a_numba_of_another_inside_runs_by_its_own_door(
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     usual = advanced()
 
-    def changed(name: str, codes: machine_code.Codes) -> NoReturn:
+    def changed(name: str, codes: kernel_cache.Codes) -> NoReturn:
         raise AttributeError("serialize_using_object_code")
 
     monkeypatch.setattr(numba.config, "CACHE_DIR", numba.config.CACHE_DIR)
 
-    monkeypatch.setattr(machine_code, "_compiled", changed)
-    monkeypatch.setattr(machine_code, "_read", lambda path: None)
-    machine_code._kernel.cache_clear()
+    monkeypatch.setattr(kernel_cache, "_compiled", changed)
+    monkeypatch.setattr(kernel_cache, "_read", lambda path: None)
+    kernel_cache._kernel.cache_clear()
     assert advanced() == usual
 
 
@@ -125,7 +125,7 @@ def test_kernels_are_told_apart_by_the_types_of_their_arguments() -> None:
     doubles, singles = np.zeros(3), np.zeros(3, np.float32)
     strides = Strides(np.uint64(0), np.uint64(1), np.uint64(2))
     given = (doubles, singles, None, 0, np.uint64(0), 0.5, np.float32(0.5), strides, (singles,))
-    codes = tuple(machine_code._code(one) for one in given)
+    codes = tuple(kernel_cache._code(one) for one in given)
     assert codes[:7] == ("<f8", "<f4", "", "int64", "uint64", "float64", "float32")
     assert codes[7:] == (("Strides", "uint64", "uint64", "uint64"), ("tuple", "<f4"))
 
@@ -133,42 +133,42 @@ def test_kernels_are_told_apart_by_the_types_of_their_arguments() -> None:
 def test_what_is_compiled_serves_every_environment_with_the_same_numba(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stamp = machine_code._stamp("cpu", "+avx")
+    stamp = kernel_cache._stamp("cpu", "+avx")
     there = Path(numba.__file__).with_name("_version.py").read_bytes()
     other = tmp_path / "numba" / "__init__.py"
     other.parent.mkdir()
     other.touch()
     os.utime(other, (0, 0))
     found = SimpleNamespace(origin=str(other))
-    monkeypatch.setattr(machine_code, "find_spec", lambda name: found)
+    monkeypatch.setattr(kernel_cache, "find_spec", lambda name: found)
     version = other.with_name("_version.py")
     version.write_bytes(there)
-    assert machine_code._stamp("cpu", "+avx") == stamp
+    assert kernel_cache._stamp("cpu", "+avx") == stamp
     version.write_bytes(there + b"1")
-    assert machine_code._stamp("cpu", "+avx") != stamp
+    assert kernel_cache._stamp("cpu", "+avx") != stamp
 
 
 def test_another_source_or_machine_is_another_stamp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stamp = machine_code._stamp("cpu", "+avx")
-    assert stamp != machine_code._stamp("cpu", "-avx")
-    for number, source in enumerate(machine_code.SOURCES):
+    stamp = kernel_cache._stamp("cpu", "+avx")
+    assert stamp != kernel_cache._stamp("cpu", "-avx")
+    for number, source in enumerate(kernel_cache.SOURCES):
         other = tmp_path / source.name
         other.write_bytes(source.read_bytes() + b"\n")
-        sources = list(machine_code.SOURCES)
+        sources = list(kernel_cache.SOURCES)
         sources[number] = other
         with monkeypatch.context() as patch:
-            patch.setattr(machine_code, "SOURCES", tuple(sources))
-            assert stamp != machine_code._stamp("cpu", "+avx")
-    assert stamp == machine_code._stamp("cpu", "+avx")
+            patch.setattr(kernel_cache, "SOURCES", tuple(sources))
+            assert stamp != kernel_cache._stamp("cpu", "+avx")
+    assert stamp == kernel_cache._stamp("cpu", "+avx")
 
 
 def test_vectors_of_512_bits_are_for_processors_that_keep_their_frequency() -> None:
     old, new = "+avx512f,+avx512dq", "+avx512f,+avx512vbmi2"
-    assert machine_code.widened(old) == old and machine_code.widened("") == ""
-    assert machine_code.widened(new) == f"{new},-prefer-256-bit"
-    assert machine_code.widened("+avx512f,-avx512vbmi2") == "+avx512f,-avx512vbmi2"
+    assert kernel_cache.widened(old) == old and kernel_cache.widened("") == ""
+    assert kernel_cache.widened(new) == f"{new},-prefer-256-bit"
+    assert kernel_cache.widened("+avx512f,-avx512vbmi2") == "+avx512f,-avx512vbmi2"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names of an x86 processor")

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from mpdata.grid import fill_edges
-from mpdata.numerics.numba.arguments import (
+from mpdata.numerics.numba.kernel_arguments import (
     Array,
-    Flow,
-    Layout,
+    BlockMemory,
+    FaceArrays,
+    KernelTerms,
     Region,
-    Terms,
     compiled_in,
     flat,
     terms_of,
@@ -21,7 +21,7 @@ from mpdata.numerics.numba.arguments import (
 from mpdata.numerics.step import Layers
 from mpdata.options import Scheme
 
-Velocities = list[Array]
+FaceVelocities = list[Array]
 """What the faces normal to each axis of the grid hold; nothing for an axis of one cell."""
 
 
@@ -29,7 +29,7 @@ class CellPasses:
     """Loops over cells (a way of :class:`mpdata.numerics.numba.stepper.NumbaStepper`).
 
     Args:
-        layout: of the block.
+        memory: of the block.
         scheme: passes and options.
         r: 1 / density, or None.
         dtype: of all arrays.
@@ -38,17 +38,17 @@ class CellPasses:
 
     def __init__(
         self,
-        layout: Layout,
+        memory: BlockMemory,
         scheme: Scheme,
         r: Array | None,
         dtype: np.dtype[Any],
         allocate: Callable[[], Array],
     ) -> None:
-        self._layout, self._scheme, self._r = layout, scheme, r
-        active, corrective = layout.geometry.active, scheme.passes - 1
+        self._layout, self._scheme, self._r = memory, scheme, r
+        active, corrective = memory.geometry.active, scheme.passes - 1
         self._none = np.empty(0, dtype)
         self._iterates = [allocate() for _ in range(corrective)]
-        self._velocities: list[Velocities] = [
+        self._velocities: list[FaceVelocities] = [
             [allocate() if axis in active else self._none for axis in range(3)]
             for _ in range(corrective)
         ]
@@ -82,7 +82,7 @@ class CellPasses:
                 step.limit(V, now[number], self._betas, depth)
             C = V
 
-    def _terms(self, number: int) -> Terms:
+    def _terms(self, number: int) -> KernelTerms:
         """Return the terms of a corrective pass: further terms are of the first alone."""
         scheme, first = self._scheme, number == 0
         return terms_of(
@@ -101,9 +101,9 @@ class Step:
     """
 
     def __init__(
-        self, layout: Layout, r: Array | None, none: Array, planes: Layers, workers: Any
+        self, memory: BlockMemory, r: Array | None, none: Array, planes: Layers, workers: Any
     ) -> None:
-        self._layout, self._none, self._workers = layout, none, workers
+        self._layout, self._none, self._workers = memory, none, workers
         self._r = None if r is None else flat(r)
         self._planes = planes
 
@@ -112,7 +112,9 @@ class Step:
         given = (flat(out), flat(psi), self._flow(C), self._r)
         self._run("donor_cell_pass", given, depth)
 
-    def faces(self, V: Velocities, psi: Array, C: list[Array], depth: int, terms: Terms) -> None:
+    def faces(
+        self, V: FaceVelocities, psi: Array, C: list[Array], depth: int, terms: KernelTerms
+    ) -> None:
         """Set what the faces hold: fluxes, or velocities that are kept."""
         s = self._layout.axes[2]
         through, given = self._flow(V), (flat(psi), self._flow(C), self._r)
@@ -126,9 +128,9 @@ class Step:
         betas: list[Array],
         before: Array,
         psi: Array,
-        V: Velocities,
+        V: FaceVelocities,
         depth: int,
-        terms: Terms,
+        terms: KernelTerms,
     ) -> None:
         """Set the limiter's betas."""
         up, down = map(flat, betas)
@@ -139,10 +141,10 @@ class Step:
         self,
         out: Array,
         psi: Array,
-        V: Velocities,
+        V: FaceVelocities,
         betas: list[Array] | None,
         depth: int,
-        terms: Terms,
+        terms: KernelTerms,
     ) -> None:
         """Set ``out`` to psi after the corrective fluxes, limited if there are betas."""
         limiter = compiled_in(betas is not None)
@@ -150,7 +152,7 @@ class Step:
         given = (flat(out), flat(psi), self._flow(V), up, down, self._r)
         self._run("correct_pass", given, depth, (limiter, terms.keep))
 
-    def limit(self, V: Velocities, psi: Array, betas: list[Array], depth: int) -> None:
+    def limit(self, V: FaceVelocities, psi: Array, betas: list[Array], depth: int) -> None:
         """Limit velocities in place."""
         steps = (np.uint64(1), *self._layout.strides[1:])
         up, down = map(flat, betas)
@@ -160,7 +162,7 @@ class Step:
                 more = [int(at == place) for at in range(3)]
                 self._run("limit_pass", given, depth, (), (more[0], more[1], more[2]))
 
-    def _flow(self, C: list[Array]) -> Flow:
+    def _flow(self, C: list[Array]) -> FaceArrays:
         return self._layout.flow(C, self._none)
 
     def _run(
@@ -187,4 +189,4 @@ class Step:
             region = Region(low, high, *rows, *items)
             return (*given, self._layout.strides, region, *options)
 
-        self._workers.run(f"cells.{name}", planes, arguments)
+        self._workers.run(f"cell_kernels.{name}", planes, arguments)

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from mpdata.numerics.numba.arguments import (
+from mpdata.numerics.numba.kernel_arguments import (
     LINE_BYTES,
     SEGMENT,
     Array,
+    BlockMemory,
     Buffers,
+    CpuTile,
     Edges,
-    Layout,
-    Tile,
     aligned,
     compiled_in,
     flat,
@@ -40,7 +40,7 @@ class FusedSweep:
     """Two passes in one sweep (a way of :class:`mpdata.numerics.numba.stepper.NumbaStepper`).
 
     Args:
-        layout: of the block, of three axes.
+        memory: of the block, of three axes.
         scheme: of two passes.
         r: 1 / density, or None.
         dtype: of all arrays.
@@ -48,16 +48,16 @@ class FusedSweep:
     """
 
     def __init__(
-        self, layout: Layout, scheme: Scheme, r: Array | None, dtype: Any, threads: int
+        self, memory: BlockMemory, scheme: Scheme, r: Array | None, dtype: Any, threads: int
     ) -> None:
-        self._layout, self._scheme, self._r = layout, scheme, r
-        self._strides = layout.strides
+        self._layout, self._scheme, self._r = memory, scheme, r
+        self._strides = memory.strides
         self._dtype = np.dtype(dtype)
         self._margin = 1 + scheme.limiter + scheme.third_order
         self._psi_planes = PSI_PLANES + scheme.third_order
         self._tile = self._shape()
         self._buffers = [self._rolling() for _ in range(threads)]
-        self._edges = edges_of(layout, self._dtype)
+        self._edges = edges_of(memory, self._dtype)
         self._limiter = compiled_in(scheme.limiter)
         self._terms = terms_of(scheme, self._dtype, scheme.divergent_flow, third=scheme.third_order)
         self._none = np.empty(0, self._dtype)
@@ -76,7 +76,7 @@ class FusedSweep:
         def arguments(worker: int, first: int, last: int) -> tuple[Any, ...]:
             return (*fixed, self._buffers[worker], self._limiter, self._terms, first, last)
 
-        workers.run("fused.sweep", planes, arguments)
+        workers.run("fused_kernel.sweep", planes, arguments)
 
     def in_cache(self) -> FusedSweep:
         """Return what does the same arithmetic, in the memory of one plane: for timing only."""
@@ -84,7 +84,7 @@ class FusedSweep:
         twin._strides = self._strides._replace(s=np.uint64(0))
         return twin
 
-    def _shape(self) -> Tile:
+    def _shape(self) -> CpuTile:
         c, m, _ = self._layout.axes
         geometry, cells = self._layout.geometry, self._layout.cells(self._layout.axes[0])
         line = LINE_BYTES // self._dtype.itemsize
@@ -100,7 +100,7 @@ class FusedSweep:
         fit = CACHE_BYTES // (pitch * self._dtype.itemsize * planes) - 2 * self._margin
         tiles = -(-rows // max(4, fit))
         cut = compiled_in(lead == 0 and cells % SEGMENT == 0)
-        return Tile(np.uint64(lead), np.uint64(count), np.uint64(pitch), -(-rows // tiles), cut)
+        return CpuTile(np.uint64(lead), np.uint64(count), np.uint64(pitch), -(-rows // tiles), cut)
 
     def _rolling(self) -> Buffers:
         """Return the buffers of one worker, a line before and one behind each."""
@@ -111,9 +111,9 @@ class FusedSweep:
         return Buffers(*(aligned(rows * pitch + lines, self._dtype) for rows in heights))
 
 
-def edges_of(layout: Layout, dtype: np.dtype[Any]) -> Edges:
+def edges_of(memory: BlockMemory, dtype: np.dtype[Any]) -> Edges:
     """Return what lies outside the domain, for the axes s, m, c of a block of three axes."""
-    geometry, axes = layout.geometry, [axis for axis in reversed(layout.axes) if axis is not None]
+    geometry, axes = memory.geometry, [axis for axis in reversed(memory.axes) if axis is not None]
     extents = [geometry.interior[axis] for axis in axes]
     kinds = []
     for axis in axes:

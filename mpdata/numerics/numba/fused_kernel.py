@@ -20,8 +20,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from mpdata.numerics.formulas import Corner, Cross
-from mpdata.numerics.numba.arguments import SEGMENT
-from mpdata.numerics.numba.cells import ONE, donor_cell, ends_of, item_of, line_of, share_of
+from mpdata.numerics.numba.cell_kernels import ONE, donor_cell, ends_of, item_of, line_of, share_of
 from mpdata.numerics.numba.inlined import (
     Array,
     advective_flux,
@@ -38,6 +37,7 @@ from mpdata.numerics.numba.inlined import (
     pseudo_velocity,
     updated,
 )
+from mpdata.numerics.numba.kernel_arguments import SEGMENT
 
 u = np.uint64
 

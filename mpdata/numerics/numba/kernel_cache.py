@@ -31,7 +31,10 @@ import numpy as np
 
 HERE = Path(__file__).parent
 SOURCES = (
-    *(HERE / f"{name}.py" for name in ("arguments", "inlined", "cells", "fused", "limits")),
+    *(
+        HERE / f"{name}.py"
+        for name in ("kernel_arguments", "inlined", "cell_kernels", "fused_kernel", "limits")
+    ),
     HERE.parent / "formulas.py",
 )
 HASH_BYTES = 32
@@ -155,7 +158,7 @@ def _compiled(name: str, codes: Codes) -> tuple[str, bytes]:
         if not code:
             return types.none
         if isinstance(code, tuple):
-            grouped = import_module(f"{__package__}.arguments")
+            grouped = import_module(f"{__package__}.kernel_arguments")
             return types.BaseTuple.from_types(
                 tuple(map(type_of, code[1:])), getattr(grouped, code[0], None)
             )

@@ -1,4 +1,4 @@
-"""What kernels are given: a block's flat memory, grouped. No Numba here: see machine_code.py."""
+"""What kernels are given: a block's flat memory, grouped. No Numba here: see kernel_cache.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ twenty lines are on their way: of those for a whole row at once most were lost.
 """
 
 
-class Flow(NamedTuple):
+class FaceArrays(NamedTuple):
     """Face values normal to the contiguous, the middle and the slowest axis."""
 
     c: Any
@@ -60,7 +60,7 @@ def compiled_in(wanted: bool) -> int | None:
     return 0 if wanted else None
 
 
-class Terms(NamedTuple):
+class KernelTerms(NamedTuple):
     """What the velocities at faces are made of; options are compiled in or None.
 
     Attributes:
@@ -83,10 +83,10 @@ def terms_of(
     *,
     third: bool = False,
     keep: bool = False,
-) -> Terms:
+) -> KernelTerms:
     """Return the terms of a corrective pass."""
     wanted = (scheme.infinite_gauge, third, divergent, keep)
-    return Terms(epsilon(dtype), *map(compiled_in, wanted))
+    return KernelTerms(epsilon(dtype), *map(compiled_in, wanted))
 
 
 class Edges(NamedTuple):
@@ -105,7 +105,7 @@ class Edges(NamedTuple):
     rank: Any
 
 
-class Tile(NamedTuple):
+class CpuTile(NamedTuple):
     """The rows that a sweep takes at once.
 
     Attributes:
@@ -138,7 +138,7 @@ class Buffers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class BlockMemory:
     """How a block's arrays lie in memory.
 
     Attributes:
@@ -153,8 +153,8 @@ class Layout:
     strides: Strides
 
     @staticmethod
-    def of(geometry: Geometry, array: Array) -> Layout:
-        """Return the layout of a block's arrays, of which this is one.
+    def of(geometry: Geometry, array: Array) -> BlockMemory:
+        """Return the memory of a block's arrays, of which this is one.
 
         Raises:
             ValueError: no active axis is contiguous.
@@ -168,11 +168,11 @@ class Layout:
         base = sum(geometry.halo * items[axis] for axis in geometry.active)
         m, s = (None if axis is None else np.uint64(items[axis]) for axis in (middle, slowest))
         strides = Strides(np.uint64(base), m, s)
-        return Layout(geometry, (order[0], middle, slowest), strides)
+        return BlockMemory(geometry, (order[0], middle, slowest), strides)
 
-    def flow(self, C: list[Array], none: Array) -> Flow:
+    def flow(self, C: list[Array], none: Array) -> FaceArrays:
         """Return the memory of face values; ``none`` stands for an axis that there is not."""
-        return Flow(*(flat(none if axis is None else C[axis]) for axis in self.axes))
+        return FaceArrays(*(flat(none if axis is None else C[axis]) for axis in self.axes))
 
     def cells(self, axis: int | None) -> int:
         """Return the interior's cells along an axis."""
