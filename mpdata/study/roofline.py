@@ -2,8 +2,8 @@
 
 Counted: the stages of :mod:`mpdata.numerics.numba.fused_kernel` run once as plain Python on
 numbers that count what is done with them, in a process where Numba compiles nothing. Rows and
-planes that tiles compute twice are left out. Bytes are those that must move: psi, three face values and, where there
-is a density, its inverse are read, psi is written.
+planes that tiles compute twice are left out. Bytes are those that must move: psi, three face
+values and, where there is a density, its inverse are read, psi is written.
 
 The bound on arithmetic takes every product to be fused with a sum, though the formulas fuse some
 only, and all else at the measured rate of additions, products and maxima; divisions come on top.
