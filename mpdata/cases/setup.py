@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpdata.options import Boundaries
+from mpdata.options import Boundaries, check_poles
 
 Array = npt.NDArray[np.floating[Any]]
 Index = npt.NDArray[np.int64]
@@ -77,6 +77,9 @@ class Setup:
         further_tracers: psi at cells of the second and any further tracer, as ``initial`` for
             the first.
         single: whether the fields come from a float32 file.
+
+    Raises:
+        InputError: poles that the grid cannot have.
     """
 
     case: str
@@ -97,6 +100,9 @@ class Setup:
     face_at: TimeFunction | None = None
     further_tracers: tuple[CellFunction, ...] = ()
     single: bool = False
+
+    def __post_init__(self) -> None:
+        check_poles(self.grid, self.boundaries)
 
     @property
     def tracers(self) -> dict[str, CellFunction]:

@@ -35,6 +35,7 @@ from mpdata.flow.faces import (
 )
 from mpdata.flow.velocities import make_velocities, max_courant_over_time, scales_later
 from mpdata.grid import Geometry
+from mpdata.options import LATITUDE, polar
 from mpdata.parallel import answer
 from mpdata.parallel.config import RunConfig
 from mpdata.parallel.halo import HaloExchange
@@ -63,12 +64,15 @@ class Advection(dmr.Application):
         """Every tracer: an axis of one cell has no halo; face arrays share its shape (Geometry)."""
         setup, halo = self.config.setup, self.config.scheme.halo
         sides = tuple((halo, halo + 1) if n > 1 else (0, 0) for n in setup.grid)
+        # Beyond a pole lies the other half of the circle: no rank has only a part of one.
+        split = (LATITUDE,) if polar(setup.boundaries) else (0, 1)
         return {
             name: dmr.FieldSpec(
                 setup.grid,
                 self.config.dtype,
                 partial(_on_box, initial),
                 halo=sides,
+                split=split,
                 xp=self.xp,
                 thinnest=halo,
                 alignment=CACHE_LINE_BYTES if self.xp is np else ALIGNMENT_BYTES,
@@ -238,7 +242,7 @@ class Advection(dmr.Application):
         found = {}
         for axis in layout.split:
             if layout.parts_along(axis) > 1:
-                around = self.config.setup.boundaries[axis].kind == "periodic"
+                around = self.config.setup.boundaries[axis].periodic
                 found[axis] = (
                     layout.neighbour(rank, axis, -1, periodic=around),
                     layout.neighbour(rank, axis, +1, periodic=around),
