@@ -66,9 +66,9 @@ def _uniform(
 class _Potential:
     """Vector potential on cell edges: sums of products of sines, zero on wall edges.
 
-    A pole is as a wall: no flux goes through it. Component a lies on the edges along axis a, at cell centres along a and at faces along the
-    other axes. Its curl is divergence-free to round-off because the same values are added and
-    taken away.
+    A pole is as a wall: no flux goes through it. Component a lies on the edges along axis a, at
+    cell centres along a and at faces along the other axes. Its curl is divergence-free to round-off
+    because the same values are added and taken away.
     """
 
     def __init__(self, grid: tuple[int, int, int], boundaries: Boundaries, seed: int) -> None:

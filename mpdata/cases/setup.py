@@ -113,12 +113,17 @@ class Setup:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over all cells of the difference e between the answer and the exact one."""
+    """Sums over all cells of the difference e between the answer and the exact one.
+
+    ``absolute`` is of |e|, ``squared`` of e^2; those ``by_density`` are of h |e| and h e^2.
+    """
 
     cells: int
     absolute: float
     squared: float
     largest: float
+    absolute_by_density: float
+    squared_by_density: float
 
 
 def tracer_names(count: int) -> list[str]:

@@ -13,7 +13,7 @@ from mpdata.cases import Request, make_setup
 from mpdata.cases.setup import Array, Setup, Sums, open_mesh
 from mpdata.errors import InputError
 from mpdata.options import Scheme
-from mpdata.solver import Solver
+from mpdata.solver import Solver, count_steps
 from mpdata.study.convergence import Order, orders
 
 VARIANTS = {"upwind": Scheme(1, False), "basic": Scheme(2, False), "limiter": Scheme(2, True)}
@@ -104,16 +104,24 @@ def difference_sums(setup: Setup, psi: Array) -> Sums:
     """Return the sums from which a case makes its error norms (float64)."""
     if setup.exact is None:
         raise InputError(f"the answer of case {setup.case} is not known")
-    cells = (np.arange(n) for n in setup.grid)
-    exact = np.broadcast_to(np.asarray(setup.exact(*open_mesh(*cells)), np.float64), psi.shape)
+    mesh = open_mesh(*(np.arange(n) for n in setup.grid))
+    exact = np.broadcast_to(np.asarray(setup.exact(*mesh), np.float64), psi.shape)
     gap = np.abs(psi.astype(np.float64) - exact)
-    return Sums(gap.size, fsum(gap.ravel()), fsum((gap * gap).ravel()), float(gap.max()))
+    weighted = np.asarray(setup.density(*mesh), np.float64) * gap
+    return Sums(
+        gap.size,
+        fsum(gap.ravel()),
+        fsum((gap * gap).ravel()),
+        float(gap.max()),
+        fsum(weighted.ravel()),
+        fsum((weighted * gap).ravel()),
+    )
 
 
 def run_case(setup: Setup, scheme: Scheme, backend: str = "auto") -> dict[str, float]:
     """Run a case to its end; return min, max and the error norms its source defines."""
     solver = Solver(setup, scheme, backend=backend)
-    solver.advance(setup.steps or 0)
+    solver.advance(count_steps(setup))
     found = {"min": float(solver.psi.min()), "max": float(solver.psi.max())}
     if setup.norms is not None:
         found |= setup.norms(difference_sums(setup, solver.psi))

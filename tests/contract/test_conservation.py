@@ -11,7 +11,7 @@ import pytest
 from combinations import Combination, rough
 
 from mpdata.cases import Request, Setup, make_setup
-from mpdata.options import Scheme, parse_boundaries
+from mpdata.options import Scheme, parse_boundaries, with_outside
 from mpdata.solver import Solver
 
 Triple = tuple[int, int, int]
@@ -109,8 +109,7 @@ def bounds_broken(setup: Setup, scheme: Scheme, backend: str) -> float:
     """Return by how much psi leaves its first range within 20 steps."""
     solver = Solver(setup, scheme, backend=backend)
     first = [float(solver.psi.min()), float(solver.psi.max())]
-    first += [boundary.value for boundary in setup.boundaries if boundary.kind == "fixed"]
-    low, high = min(first), max(first)
+    low, high = with_outside(setup.boundaries, min(first), max(first))
     worst = 0.0
     for _ in range(20):
         solver.advance(1)

@@ -30,7 +30,10 @@ except InputError as error:
 pytestmark = pytest.mark.promise("gpu")
 Triple = tuple[int, int, int]
 
-BOUNDARIES = ["periodic", "wall,open,fixed:1.5", "fixed:1.2,periodic,fixed:0.7"]
+BOUNDARIES = [
+    *("periodic", "wall,open,fixed:1.5", "fixed:1.2,periodic,fixed:0.7"),
+    *("fixed:1.2/wall,open/fixed:0.9,fixed:0.7/fixed:1.1", "periodic,pole/fixed:1.5,open/wall"),
+]
 ALL = Scheme(2, True, True, True, True)
 SCHEMES = [Scheme(1), *(Scheme(n, *on) for n in (2, 3) for on in product((False, True), repeat=4))]
 """Every combination of options (on one pass they change nothing)."""
@@ -150,9 +153,11 @@ def test_halos_are_filled_as_on_the_host(boundaries: str, apart: bool) -> None:
     copier = halo.DeviceHaloCopier("f8", apart=apart)
     copier.begin()
     for axis in (2, 1, 0):
-        if block.geo.boundaries[axis].kind == "periodic":
+        if block.geo.boundaries[axis].periodic:
             copier.layers(found, axis, wrap_copies(block.geo, axis))
         copier.layers(found, axis, edge_copies(block.geo, axis))
+        if axis == 1:
+            copier.poles(found, block.geo)
     fill_halo(expected, block.geo)
     copier.release()
     whole = block.geo.cells(block.geo.halo)

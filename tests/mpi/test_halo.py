@@ -30,9 +30,7 @@ def prepared(
     array[geo.cells(0)] = whole[box.slices((0, 0, 0))]
     neighbours = {
         axis: tuple(
-            decomposition.neighbour(
-                comm.rank, axis, way, periodic=boundaries[axis].kind == "periodic"
-            )
+            decomposition.neighbour(comm.rank, axis, way, periodic=boundaries[axis].periodic)
             for way in (-1, 1)
         )
         for axis in (0, 1)
