@@ -100,19 +100,23 @@ def check_poles(grid: tuple[int, int, int], boundaries: Boundaries) -> None:
         )
 
 
-def parse_boundaries(text: str) -> Boundaries:
+def parse_boundaries(text: str, axes: int = 3) -> Boundaries:
     """Read ``B`` or ``B,B,B``, each B for both ends of an axis or, as ``LOW/HIGH``, one for each.
 
-    An end is periodic, open, wall, fixed:VALUE or pole; a periodic axis has no other end.
+    An end is periodic, open, wall, fixed:VALUE or pole; a periodic axis has no other end. Of fewer
+    axes the others, of one cell, are periodic.
 
     Raises:
         InputError: other text.
     """
     parts = [_parse_pair(part) for part in text.split(",")]
     if len(parts) == 1:
-        parts *= 3
-    if len(parts) != 3:
-        raise InputError(f"expected one boundary or three, got {len(parts)} in {text!r}")
+        parts *= axes
+    if len(parts) != axes:
+        number = {1: "", 2: " or two", 3: " or three"}[axes]
+        raise InputError(f"expected one boundary{number}, got {len(parts)} in {text!r}")
+    periodic = Boundary("periodic")
+    parts += [BoundaryPair(periodic, periodic)] * (3 - axes)
     return parts[0], parts[1], parts[2]
 
 

@@ -195,7 +195,7 @@ def check_periodic_faces(setup: Setup, geo: Geometry) -> None:
         if gap > 0:
             raise InputError(
                 f"expected c{axis + 1} of the first and the last face to be equal, since axis "
-                f"{axis + 1} is periodic; got a difference of {gap:g}"
+                f"{axis} is periodic; got a difference of {gap:g}"
             )
 
 
