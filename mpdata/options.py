@@ -73,9 +73,9 @@ def with_outside(boundaries: Boundaries, low: float, high: float) -> tuple[float
     return min([low, *outside]), max([high, *outside])
 
 
-def polar(boundaries: Boundaries) -> bool:
-    """Return whether a grid reaches a pole."""
-    return any(end.kind == "pole" for end in boundaries[LATITUDE])
+def polar(grid: tuple[int, int, int], boundaries: Boundaries) -> bool:
+    """Return whether a grid reaches a pole: one with a latitude of one cell does not."""
+    return grid[LATITUDE] > 1 and any(end.kind == "pole" for end in boundaries[LATITUDE])
 
 
 def check_poles(grid: tuple[int, int, int], boundaries: Boundaries) -> None:
@@ -90,7 +90,7 @@ def check_poles(grid: tuple[int, int, int], boundaries: Boundaries) -> None:
                 f"expected poles along axis 1 only (axis 0 longitude, axis 1 latitude), got "
                 f"{pair} along axis {axis}"
             )
-    if not polar(boundaries):
+    if not polar(grid, boundaries):
         return
     around, along = grid[LONGITUDE], boundaries[LONGITUDE]
     if not along.periodic or around % 2:

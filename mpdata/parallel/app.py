@@ -65,7 +65,7 @@ class Advection(dmr.Application):
         setup, halo = self.config.setup, self.config.scheme.halo
         sides = tuple((halo, halo + 1) if n > 1 else (0, 0) for n in setup.grid)
         # Beyond a pole lies the other half of the circle: no rank has only a part of one.
-        split = (LATITUDE,) if polar(setup.boundaries) else (0, 1)
+        split = (LATITUDE,) if polar(setup.grid, setup.boundaries) else (0, 1)
         return {
             name: dmr.FieldSpec(
                 setup.grid,

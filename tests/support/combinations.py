@@ -83,7 +83,7 @@ class Combination:
     @property
     def polar(self) -> bool:
         """Whether the grid has a pole."""
-        return "pole" in self.boundary
+        return "pole" in self.boundary and "M" in self.axes
 
     def __str__(self) -> str:
         options = [
