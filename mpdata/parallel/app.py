@@ -34,7 +34,7 @@ from mpdata.flow.faces import (
     unstable,
 )
 from mpdata.flow.velocities import make_velocities, max_courant_over_time, scales_later
-from mpdata.grid import Geometry
+from mpdata.grid import Geometry, fill_pole
 from mpdata.options import LATITUDE, polar
 from mpdata.parallel import answer
 from mpdata.parallel.config import RunConfig
@@ -208,6 +208,7 @@ class Advection(dmr.Application):
         with np.errstate(over="ignore", invalid="ignore"):
             if not self.overlaps:
                 self.halo.fill(before)
+                fill_pole(before, self.geometry)
                 self.stepper.advance(before, after, C)
             else:
                 low, high = self.halo.ready

@@ -18,15 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from mpi4py import MPI
 
-from mpdata.grid import (
-    Geometry,
-    LayerCopy,
-    copy_layers,
-    edge_copies,
-    fill_pole,
-    wrap_copies,
-)
-from mpdata.options import LATITUDE
+from mpdata.grid import Geometry, LayerCopy, copy_layers, edge_copies, wrap_copies
 
 Array = Any
 Neighbours = dict[int, tuple[int | None, int | None]]
@@ -84,10 +76,6 @@ class HaloCopier(Protocol):
         """Set layers of ``array`` along an axis from others of its own, or to a value."""
         ...
 
-    def poles(self, array: Array, geometry: Geometry) -> None:
-        """Fill the halo of ``array`` beyond the poles (:func:`mpdata.grid.fill_pole`)."""
-        ...
-
 
 class HostMessage:
     """A message of host memory: ``host`` is that memory, ``cells`` the box in axis order."""
@@ -134,10 +122,6 @@ class HostHaloCopier:
     def layers(self, array: Array, axis: int, copies: Iterable[LayerCopy]) -> None:
         """Set layers of ``array`` along an axis from others of its own, or to a value."""
         copy_layers(array, axis, copies)
-
-    def poles(self, array: Array, geometry: Geometry) -> None:
-        """Fill the halo of ``array`` beyond the poles."""
-        fill_pole(array, geometry)
 
 
 @dataclass
@@ -216,8 +200,6 @@ class HaloExchange:
             if axis in self.neighbours and axis > 0:
                 self._under_way = self._post(array, axis)
                 self._complete()
-            if axis == LATITUDE and any(self.geo.poles):
-                self._copier.poles(array, self.geo)
         # What the ready layers reach is there: packing axis 0 goes on beside them.
         self._copier.release()
         if 0 in self.neighbours:

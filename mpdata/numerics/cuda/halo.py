@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpdata.grid import Geometry, LayerCopy, fill_pole
+from mpdata.grid import LayerCopy
 from mpdata.numerics.cuda.device import CupyLauncher, load_cupy
 from mpdata.numerics.cuda.job import CELL_BLOCK, Macros, job_type
 from mpdata.numerics.cuda.memory import address
@@ -224,11 +224,6 @@ class DeviceHaloCopier:
             parts = [(c.to.start, c.to.stop, c.of and (c.of.start, c.of.stop)) for c in wanted]
             values = [c.value for c in wanted]
             self._copies.run(array, ("layers", axis, *parts, *values), pairs)
-
-    def poles(self, array: Array, geometry: Geometry) -> None:
-        """Enqueue :func:`mpdata.grid.fill_pole`."""
-        with self._streaming():
-            fill_pole(array, geometry)
 
     def _streaming(self) -> Any:
         return nullcontext() if self._stream is None else self._stream
