@@ -17,8 +17,7 @@ from velocity_files import levels_of, swinging, write_levels
 from mpdata.cases import Request, Setup, array_case, make_setup, with_velocities
 from mpdata.cases.setup import TimeLevels
 from mpdata.errors import InputError
-from mpdata.flow import courant as faces
-from mpdata.flow import velocities
+from mpdata.flow import faces, velocities
 from mpdata.grid import Geometry
 from mpdata.options import Scheme, parse_boundaries
 from mpdata.parallel.config import RunConfig
