@@ -27,6 +27,7 @@ from dmr.data.decomposition import (
     memory_order,
 )
 from dmr.data.exchange import Boundary, HaloExchange, boundaries_of
+from dmr.data.gather import StoredPieces
 from dmr.errors import UsageError, outside_block
 from dmr.state.values import refuse_memmap
 from dmr.system import libc
@@ -242,8 +243,8 @@ class FieldSpec:
         """Return the shape that a checkpoint holds, if it has so many rows and these edges."""
         return widened_shape(self.shape, edges)
 
-    def places(self, parts: Sequence[Box]) -> Sequence[Box]:
-        """Return where what each rank has stored lies in the whole of a checkpoint."""
+    def extents_in_checkpoint(self, parts: Sequence[Box]) -> Sequence[Box]:
+        """Return where the data of each rank lies in the whole of a checkpoint."""
         return parts
 
     def signature(self) -> dict[str, Any]:
@@ -524,18 +525,18 @@ class Field:
         """Return what of the whole this rank writes to a checkpoint, None where another does."""
         return self.box if self.decomposition.split or self.rank == 0 else None
 
-    def stored_pieces(self) -> Iterator[npt.NDArray[Any]]:
-        """Return that, contiguous and in host memory, in pieces along the first axis."""
-        return gather.own_pieces(self)
+    def stored_pieces(self, limit_bytes: int) -> Iterator[npt.NDArray[Any]]:
+        """Return that, contiguous and in host memory, in pieces along the first axis.
 
-    def restore(self, stored: Any, first: Sequence[int]) -> None:
-        """Set the interior from the whole, in a checkpoint (an HDF5 dataset).
-
-        Args:
-            first: global indices of the first cell that is stored.
+        All pieces have as many rows, the last may have less. ``limit_bytes`` is the size of a
+        piece, but a row is never cut.
         """
-        for box in gather.own_boxes(self):
-            self.unpack(box, stored[box.slices(first)].view(self.dtype))
+        return gather.own_pieces(self, limit_bytes)
+
+    def restore(self, read: StoredPieces) -> None:
+        """Set the interior from a checkpoint."""
+        for box, values in read(self.box):
+            self.unpack(box, values.view(self.dtype))
 
 
 def widened_shape(shape: Sequence[int], edges: Halo) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 Array = npt.NDArray[Any]
+
+StoredPieces = Callable[[Box | None], Iterator[tuple[Box, Array]]]
+"""Yields what a checkpoint holds of a box, or with None all of it, in pieces and their boxes."""
+
 SLAB_BYTES = 2 << 20
 """In cache still when it is hashed and written; and its memory is used again, without new pages."""
 
@@ -38,19 +42,16 @@ def slabs(comm: MPI.Intracomm, block: CellBlock) -> Iterator[tuple[Box, Array | 
         yield slab, _gather_slab(comm, block, slab)
 
 
-def own_pieces(block: CellBlock, limit_bytes: int = SLAB_BYTES) -> Iterator[Array]:
-    """Yield the interior of this rank's block as slabs along the first axis, contiguous."""
-    for box in own_boxes(block, limit_bytes):
-        yield block.pack(box)
+def own_pieces(block: CellBlock, limit_bytes: int) -> Iterator[Array]:
+    """Yield the interior of this rank's block as slabs along the first axis, contiguous.
 
-
-def own_boxes(block: CellBlock, limit_bytes: int = SLAB_BYTES) -> Iterator[Box]:
-    """Yield the interior of this rank's block cut along the first axis, in order."""
+    All slabs have as many layers, the last may have less.
+    """
     (first, *starts), (last, *stops) = block.box.start, block.box.stop
     layer = block.box.size // max(1, last - first) * block.dtype.itemsize
     step = max(1, limit_bytes // max(1, layer))
     for at in range(first, last, step):
-        yield Box((at, *starts), (min(at + step, last), *stops))
+        yield block.pack(Box((at, *starts), (min(at + step, last), *stops)))
 
 
 def lists(comm: MPI.Intracomm, mine: Array, counts: list[int] | None) -> Iterator[Array | None]:

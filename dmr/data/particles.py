@@ -20,6 +20,7 @@ from mpi4py import MPI
 from dmr.data import gather
 from dmr.data.decomposition import Box, Decomposition, Halo
 from dmr.data.field import Field, FieldSpec, refuse_masked
+from dmr.data.gather import StoredPieces
 from dmr.data.streams import DIGEST_BYTES, Pending, Steps, Wait
 from dmr.errors import TransferError, outside_block
 from dmr.system.watch import WATCH
@@ -77,8 +78,8 @@ class ListSpec(FieldSpec):
         """Return the shape that a checkpoint holds, if it has so many items."""
         return (rows, *self.item)
 
-    def places(self, parts: Sequence[Box]) -> list[Box]:
-        """Return where each rank's items lie in the list of all: in the order of the ranks."""
+    def extents_in_checkpoint(self, parts: Sequence[Box]) -> list[Box]:
+        """Return where the items of each rank lie in the list of all: in the order of the ranks."""
         ends = list(accumulate((part.stop[0] for part in parts), initial=0))
         return [
             Box((begin, *part.start[1:]), (end, *part.stop[1:]))
@@ -284,19 +285,20 @@ class Items(Field):
         """Return the extent of the items of this rank."""
         return Box((0,) * self.items.ndim, self.items.shape)
 
-    def stored_pieces(self) -> Iterator[Array]:
-        """Yield the items of this rank."""
-        yield np.ascontiguousarray(self.items)
+    def stored_pieces(self, limit_bytes: int) -> Iterator[Array]:
+        """Yield the items of this rank, as many in each piece but the last."""
+        items = np.ascontiguousarray(self.items)
+        step = max(1, limit_bytes // max(1, self.none(1).nbytes))
+        for at in range(0, len(items), step):
+            yield items[at : at + step]
 
-    def restore(self, stored: Any, first: Sequence[int]) -> None:
+    def restore(self, read: StoredPieces) -> None:
         """Take from a checkpoint the items that belong here, a piece at a time."""
-        row = max(1, self.none(1).nbytes)
-        step = max(1, CHUNK_BYTES // row)
-        found = [self.none()]
-        for at in range(0, stored.shape[0], step):
-            values = stored[at : at + step].view(self.spec.dtype)
-            found.append(values[self.spec.owners(values, self.decomposition) == self.rank])
-        self.items = np.concatenate(found)
+        own = [self.none()]
+        for _, values in read(None):
+            items = values.view(self.spec.dtype)
+            own.append(items[self.spec.owners(items, self.decomposition) == self.rank])
+        self.items = np.concatenate(own)
 
 
 def adapt_list(

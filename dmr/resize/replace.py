@@ -48,7 +48,7 @@ from dmr.application import Application, Run
 from dmr.boot import spawn
 from dmr.boot.environment import bind
 from dmr.checkpoint import store
-from dmr.checkpoint.format import BrokenCheckpointError, path_of
+from dmr.checkpoint.format import BrokenCheckpointError, read_checkpoint
 from dmr.data import constant, streams
 from dmr.data.decomposition import Decomposition
 from dmr.data.field import Field
@@ -557,10 +557,10 @@ def read_new(new: NewWorld) -> float:
     """Restart: read the checkpoint of the old world; return the seconds that took."""
     begun = time.perf_counter()
     (stored,) = new.on_root(lambda: new.expect(Stored))
-    path = path_of(Path(stored.folder), stored.step)
+    path = store.path_of(Path(stored.folder), stored.step)
     problem = None
     try:
-        store.load(path, new.run.world, new.run.fields, _fixed(new, new.plan.options, ""))
+        read_checkpoint(path, new.run.fields, _fixed(new, new.plan.options, ""))
     except (BrokenCheckpointError, CollectiveError, OSError, MemoryError) as error:
         problem = f"{path}: {error}"
     new.agree(problem, new.check_alive)

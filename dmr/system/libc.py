@@ -17,8 +17,6 @@ TOUCHED_BYTES = 16 << 20
 """Bytes touched at a time by a thread that may be asked to stop."""
 
 SYNC_FILE_RANGE_WRITE = 2
-SYNC_FILE_RANGE_ALL = 7
-"""Wait for what is under way, write, and wait for that."""
 
 
 class _Range(ctypes.Structure):
@@ -69,12 +67,9 @@ def read_memory(pid: int, address: int, into: npt.NDArray[Any]) -> int:
     return int(read(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0))
 
 
-def sync_file_range(handle: int, start: int, size: int, what: int) -> int | None:
-    """Have the disk begin with a stretch of a file, or end it; return 0, -1, or None for nothing.
-
-    Args:
-        what: ``SYNC_FILE_RANGE_WRITE`` or ``SYNC_FILE_RANGE_ALL``.
-    """
+def begin_writeback(handle: int) -> None:
+    """Have the disk begin to write what the system holds of a file."""
     kinds = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
     sync = _function("sync_file_range", *kinds)
-    return None if sync is None else int(sync(handle, start, size, what))
+    if sync is not None:
+        sync(handle, 0, 0, SYNC_FILE_RANGE_WRITE)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 import dmr
-from dmr.checkpoint.files import Sink
+from dmr.checkpoint.files import WriteBehindFile
 from dmr.data.gather import slabs
 from dmr.errors import words_of
 from mpdata.errors import InputError
@@ -87,7 +87,7 @@ def _not_finite(names: list[str], found: list[Diagnostics], when: str) -> str | 
     return None
 
 
-def _opened(run: dmr.Run, path: Path) -> Sink | None:
+def _opened(run: dmr.Run, path: Path) -> WriteBehindFile | None:
     """Open a new file, on rank 0.
 
     Raises:
@@ -96,7 +96,7 @@ def _opened(run: dmr.Run, path: Path) -> Sink | None:
     sink, problem = None, None
     if run.world.rank == 0:
         try:
-            sink = Sink(path)
+            sink = WriteBehindFile(path)
         except OSError as error:
             problem = f"cannot write {path}: {words_of(error)}"
     _raise_of_root(run, problem)
@@ -125,7 +125,7 @@ def write_json(target: str | None, run: dmr.Run, stated: dict[str, Any] | None) 
     _raise_of_root(run, problem)
 
 
-def _settle(sink: Sink, path: Path, problem: str | None) -> str | None:
+def _settle(sink: WriteBehindFile, path: Path, problem: str | None) -> str | None:
     """Put the final field in its place, or throw it away; return what is wrong."""
     part = Path(sink.name)
     sink.close()
@@ -158,11 +158,11 @@ def write_frame(config: RunConfig, run: dmr.Run, step: int, *, first: bool = Fal
             new = first or not path.exists()
             if new:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                sink = Sink(path)
+                sink = WriteBehindFile(path)
                 output.create(sink, config.setup, config.dtype)
                 sink.close()
             if sink is None or sink.problem is None:
-                sink = Sink(path, "r+")
+                sink = WriteBehindFile(path, "r+")
                 frame = output.Frame(sink, step, step * run.state["scale"])
         except InputError as error:
             problem = str(error)
