@@ -236,8 +236,8 @@ class Advection(dmr.Application):
 
 def ends_of(boundaries: Boundaries) -> tuple[str | float, ...]:
     """Return what lies beyond the grid along each axis, as :meth:`dmr.Field.exchange` takes it."""
-    kinds = {"periodic": "periodic", "open": "edge", "wall": "edge"}
-    return tuple(kinds.get(one.kind, one.value) for one in boundaries)
+    ends = {"periodic": "periodic", "open": "edge", "wall": "edge"}
+    return tuple(one.value if one.kind == "fixed" else ends[one.kind] for one in boundaries)
 
 
 def _together(run: dmr.Run, work: Callable[[], T]) -> T:
