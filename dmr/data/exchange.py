@@ -46,9 +46,12 @@ def boundaries_of(boundary: End | Sequence[Boundary], axes: int) -> tuple[Ends, 
         ExchangeError: the number of boundaries is not that of the axes, a value is no boundary, or
             one end of an axis alone is periodic.
     """
-    one = boundary is None or isinstance(boundary, str | int | float)
-    values: tuple[Any, ...] = (boundary,) * axes if one else tuple(boundary)  # type: ignore[arg-type]
-    pairs = [tuple(value) if isinstance(value, tuple | list) else (value,) * 2 for value in values]
+    of_axes: Sequence[Boundary]
+    if boundary is None or isinstance(boundary, str | int | float):
+        of_axes = (boundary,) * axes
+    else:
+        of_axes = boundary
+    pairs = [tuple(one) if isinstance(one, tuple | list) else (one, one) for one in of_axes]
     good = all(len(pair) == 2 and all(map(_is_end, pair)) for pair in pairs)
     if len(pairs) != axes or not good:
         raise ExchangeError(
@@ -261,10 +264,13 @@ class HaloExchange:
             # From the interior outwards, no more than it has: the halo may be wider.
             for done in range(0, low, cells):
                 count = min(cells, low - done)
-                copies.append(self._layers(axis, low - done - count, low + cells - count, count))
+                into = self._region(axis, low - done - count, low - done)
+                of = self._region(axis, low + cells - count, low + cells)
+                copies.append(self._copy(into, of))
             for done in range(0, high, cells):
                 count = min(cells, high - done)
-                copies.append(self._layers(axis, low + cells + done, low, count))
+                into = self._region(axis, low + cells + done, low + cells + done + count)
+                copies.append(self._copy(into, self._region(axis, low, low + count)))
             return copies, fills
         sides = [(0, low, below, low), (low + cells, high, above, low + cells - 1)]
         for end, (first, count, peer, nearest) in zip(self._ends[axis], sides, strict=True):
@@ -276,11 +282,6 @@ class HaloExchange:
             elif end is not None and not isinstance(end, str):
                 fills.append((into, end))
         return copies, fills
-
-    def _layers(self, axis: int, into: int, of: int, count: int) -> tuple[Region, Region, Array]:
-        return self._copy(
-            self._region(axis, into, into + count), self._region(axis, of, of + count)
-        )
 
     def _copy(self, into: Region, of: Region) -> tuple[Region, Region, Array]:
         shape = [part.stop - part.start for part in of]

@@ -187,9 +187,10 @@ def test_bad_boundaries_and_thin_blocks_are_refused(world: MPI.Intracomm) -> Non
     spec = dmr.FieldSpec((2 * world.size, 5), "f8", lambda box: 0.0, halo=3, thinnest=1, split=(0,))
     with dmr.malleable(runtime_on(world), {"a": spec}) as run:
         field = run.fields["a"]
-        for boundary in ("wrapped", ("edge",), (("edge", "edge", "edge"), "edge")):
+        bad: list[Any] = ["wrapped", ("edge",), (("edge", "edge", "edge"), "edge")]
+        for boundary in bad:
             with pytest.raises(ExchangeError, match='expected a boundary of "periodic"'):
-                field.exchange(boundary)  # type: ignore[arg-type]
+                field.exchange(boundary)
         with pytest.raises(ExchangeError, match='"periodic" at both ends of axis 1 or at none'):
             field.exchange(("edge", (0.0, "periodic")))
         if world.size > 1:
