@@ -1,8 +1,11 @@
-"""Filling the halo of a block: from neighbours, from the other side, from the edge.
+"""The halo of a block, filled from neighbours, from the other side and from the edge.
 
 Axes go last to first, each with the halo that those before it have filled, which brings the
 corners without diagonal messages (Iserte & Rojek, section 4). The messages of the first axis go
 last, so they may be under way while the inner cells are computed.
+
+Of a block in host memory MPI sends rows in place where they are one stretch; a block in device
+memory has copies on a stream of CuPy, beside the computation.
 """
 
 from __future__ import annotations
@@ -93,16 +96,16 @@ class Message:
 
 @dataclass(frozen=True)
 class AxisPlan:
-    """What is done along one axis, all worked out beforehand; regions have axes in memory order.
+    """The exchange along one axis, for any array of the block; regions have axes in memory order.
 
     Attributes:
         receives, sends: messages.
         in_place: whether MPI sends from the block's own memory. It receives into buffers even then:
-            writing to rows that are in no cache took it longer than they and a copy together.
-        requests: persistent ones of all messages, by the address of the array they are bound to, 0
-            where that is buffers of the messages' own.
-        copies: regions that are copies of others of the same block, by way of a buffer: NumPy
-            would find out first, in more time, that the two do not overlap.
+            to write to rows that are in no cache takes it longer than a buffer and a copy.
+        requests: persistent requests of all messages, by the address of the array they are bound
+            to, 0 where they are bound to buffers.
+        copies: regions, the regions of the same block they are copied from, and a buffer between:
+            without it NumPy takes longer, to check that the two do not overlap.
         fills: regions with one value.
     """
 
@@ -116,7 +119,7 @@ class AxisPlan:
 
 @dataclass(frozen=True)
 class BoundAxis:
-    """What is done along one axis of one array, as views of it: nothing is looked up on the way.
+    """The exchange along one axis of one array, as views of it.
 
     Attributes:
         packs: buffers, and the cells to put into them before :attr:`requests` start.
@@ -235,10 +238,10 @@ class HaloExchange:
                 _free(requests)
         self._plans, self._bound = [], {}
 
-    # --- what there is to do -----------------------------------------------------------------
+    # --- plans -------------------------------------------------------------------------------
 
     def _plan(self, axis: int) -> AxisPlan:
-        """Return what is done along an axis."""
+        """Return the plan of an axis."""
         low, high = self._halo[axis]
         cells = self._memory_layout.interior[axis]
         below, above = self._neighbours(axis)
@@ -255,7 +258,7 @@ class HaloExchange:
     def _edges(
         self, axis: int, below: int | None, above: int | None
     ) -> tuple[list[tuple[Region, Region, Array]], list[tuple[Region, float]]]:
-        """Return what no message fills: the far side of this block, edges of the domain."""
+        """Return the copies and fills of an axis: its far side, or edges of the domain."""
         low, high = self._halo[axis]
         cells = self._memory_layout.interior[axis]
         copies: list[tuple[Region, Region, Array]] = []
@@ -288,7 +291,7 @@ class HaloExchange:
         between = self._xp.zeros(prod(shape), dtype=self._dtype).reshape(shape)
         return into, of, between
 
-    # --- who, and where -----------------------------------------------------------------------
+    # --- neighbours and regions --------------------------------------------------------------
 
     def _neighbours(self, axis: int) -> tuple[int | None, int | None]:
         periodic = self._ends[axis][0] == "periodic"
@@ -336,12 +339,12 @@ class HaloExchange:
         return np.empty(shape, self._dtype)
 
     def _bound_to(self, array: Array) -> list[BoundAxis]:
-        """Return what is to be done to an array, worked out when it is seen first."""
+        """Return the plans bound to an array; those of host arrays are kept."""
         if not self._on_host:
-            # Nothing is kept: views would keep the memory of arrays that the application drops.
+            # Views of a device array would keep its memory after the application has dropped it.
             array = array.transpose(self._memory_layout.order)
             return [self._bind(plan, array, 0) for plan in self._plans]
-        # __array_interface__ tells it as well, in 20 us where it is in no cache.
+        # __array_interface__ has it too, but takes 20 us where it is in no cache.
         address = self._address(array[:0])
         axes = self._bound.get(address)
         if axes is None:
@@ -351,7 +354,7 @@ class HaloExchange:
                 for plan in self._plans:
                     _free(plan.requests.pop(dropped, []))
             array = array.transpose(self._memory_layout.order)
-            # By its address: views and requests of an array that was dropped keep no memory.
+            # By its address: views and requests of an array that is dropped keep no memory.
             memory: Any = self._memory.fromaddress(address, _span(array))
             view = np.ndarray(array.shape, array.dtype, memory, strides=array.strides)
             axes = [self._bind(plan, view, address) for plan in self._plans]
@@ -442,7 +445,7 @@ class DeviceHaloExchange(HaloExchange):
                 cells[...] = self._xp.asarray(host)
                 continue
             arrived = self._xp.empty(host.shape, self._dtype)
-            arrived.set(host)
+            arrived.set(host, self._stream)
             cells[...] = arrived
 
     def _pack(self, host: Array, cells: Array) -> None:
@@ -450,7 +453,7 @@ class DeviceHaloExchange(HaloExchange):
         if self._stream is None:
             host[...] = self._xp.asnumpy(contiguous)
         else:
-            contiguous.get(out=host, blocking=False)
+            contiguous.get(self._stream, out=host, blocking=False)
 
     def _host_memory(self, shape: list[int]) -> Array:
         cuda = getattr(self._xp, "cuda", None)

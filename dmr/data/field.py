@@ -221,8 +221,10 @@ class FieldSpec:
         """Return how a block with this interior lies in memory."""
         order = memory_order(self.shape) if self.order is None else self.order
         itemsize = np.dtype(self.dtype).itemsize
-        sides = tuple((low, high + self.extra * (low + high > 0)) for low, high in self.halos)
-        return MemoryLayout(interior, sides, itemsize, order, self.alignment)
+        halo = tuple(
+            (low, high + self.extra) if low or high else (0, 0) for low, high in self.halos
+        )
+        return MemoryLayout(interior, halo, itemsize, order, self.alignment)
 
     def block(self, decomposition: Decomposition, rank: int) -> Field:
         """Return a rank's block, zeroed."""
