@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from mpdata.errors import InputError
 from mpdata.flow.faces import Flow
@@ -86,18 +85,6 @@ def make_stepper(
     from mpdata.numerics.numba.stepper import NumbaStepper
 
     return NumbaStepper(geometry, scheme, flow.h, allocate, means.threads)
-
-
-def make_halo_copier(name: str, dtype: npt.DTypeLike, *, messages: bool) -> Any:
-    """Return how a backend's halos are copied (parallel.halo.HaloCopier); None for NumPy's own way.
-
-    ``messages``: whether some of them go to other ranks.
-    """
-    if name != "cupy":
-        return None
-    from mpdata.numerics.cuda.halo import DeviceHaloCopier
-
-    return DeviceHaloCopier(dtype, apart=messages)
 
 
 def scratch_arrays(name: str, scheme: Scheme, active: int) -> int:

@@ -26,7 +26,13 @@ from dmr.data.decomposition import (
     common_edges,
     memory_order,
 )
-from dmr.data.exchange import Boundary, HaloExchange, boundaries_of
+from dmr.data.exchange import (
+    Boundary,
+    DeviceHaloExchange,
+    End,
+    HaloExchange,
+    boundaries_of,
+)
 from dmr.data.gather import StoredPieces
 from dmr.errors import UsageError, outside_block
 from dmr.state.values import refuse_memmap
@@ -83,6 +89,8 @@ class FieldSpec:
         row_major: whether ranks run along the last split axis first (MPI_Cart_create, mpi4py-fft).
         constant: whether every set of ranks has its values from ``initial``, which never change.
         edge: whether the halo at the edge of the domain is moved and stored with the interior.
+        extra: layers of memory above the halo of each axis that has one. No exchange fills them:
+            scratch arrays, which have them too, hold the last of the faces there.
         edges: cells of this halo below and above each axis; set when a run is entered.
         exchange_problem: why :meth:`Field.exchange` is not available; set when a run is entered.
     """
@@ -101,6 +109,7 @@ class FieldSpec:
     row_major: bool = False
     constant: bool = False
     edge: bool = False
+    extra: int = 0
     edges: Halo = ()
     exchange_problem: str = ""
 
@@ -213,7 +222,10 @@ class FieldSpec:
         """Return how a block with this interior lies in memory."""
         order = memory_order(self.shape) if self.order is None else self.order
         itemsize = np.dtype(self.dtype).itemsize
-        return MemoryLayout(interior, self.halos, itemsize, order, self.alignment)
+        halo = tuple(
+            (low, high + self.extra) if low or high else (0, 0) for low, high in self.halos
+        )
+        return MemoryLayout(interior, halo, itemsize, order, self.alignment)
 
     def block(self, decomposition: Decomposition, rank: int) -> Field:
         """Return a rank's block, zeroed."""
@@ -267,7 +279,7 @@ class Field:
         rank: whose block it is.
         box: the interior in global indices.
         storage: the C-contiguous memory, slowest axis first, rows with their memory_layout.
-        padded: interior and halo in axis order, a view of ``storage``.
+        padded: interior, halo and :attr:`FieldSpec.extra` in axis order, a view of ``storage``.
         interior: the owned cells in axis order, a view of ``storage``.
         comm: the library's own ranks of the world that the block is part of, once it is.
     """
@@ -325,46 +337,66 @@ class Field:
         self.storage = storage
         self._set_views()
 
-    def exchange(self, boundary: Boundary | Sequence[Boundary] = None) -> None:
+    def exchange(self, boundary: End | Sequence[Boundary] = None) -> None:
         """Fill the halo from the neighbours, corners included (collective among them).
 
         Args:
             boundary: beyond the edges of the domain: ``"periodic"``, ``"edge"`` (the nearest
-                cell's value), a number, None to leave what is there, or one of these for each axis.
+                cell's value), a number, or None to leave what is there. One for all axes, or for
+                each axis one or a pair (low, high); an axis is periodic at both ends or at none.
 
         Raises:
-            ExchangeError: the boundary is none of these, or a block is thinner than its halo.
+            ExchangeError: the boundary is none of these, or a block of an axis that is cut is
+                thinner than its halo.
             UsageError: on all ranks together, if the halo differs from rank to rank.
             RuntimeError: the field is not part of a run.
         """
         self.start_exchange(boundary)
         self.finish_exchange()
 
-    def start_exchange(self, boundary: Boundary | Sequence[Boundary] = None) -> None:
+    def start_exchange(self, boundary: End | Sequence[Boundary] = None) -> None:
         """Do as much of :meth:`exchange` as needs no message along the first axis; post those.
 
         Until :meth:`finish_exchange` cells may be read but those of the first axis's halo, and
-        none be changed.
+        none be changed. :meth:`ready` returns the layers that a step can take meanwhile.
         """
-        if self._exchange is None or self._exchange.asked != boundary:
+        if self._exchange is None or self._exchange.boundary != boundary:
             self._prepare_exchange(boundary)
         if self._exchange is not None:
             self._exchange.start(self.padded)
 
-    def _prepare_exchange(self, boundary: Boundary | Sequence[Boundary]) -> None:
+    def ready(self, boundary: End | Sequence[Boundary] = None) -> tuple[int, int]:
+        """Return the interior's layers of axis 0 that a step can take before the messages arrive.
+
+        They are a range: all layers but those within a halo of a neighbour; empty (low >= high)
+        where the block is thin, or axis 0 has no halo.
+        """
+        below, above = boundaries_of(boundary, len(self.spec.shape))[0]
+        reach, cells = self.spec.halos[0], self.box.shape[0]
+        if not any(reach):
+            return 0, 0
+        neighbours = self.neighbours(0, periodic=below == above == "periodic")
+        low, high = (rank not in (None, self.rank) for rank in neighbours)
+        return reach[0] * low, cells - reach[1] * high
+
+    def _prepare_exchange(self, boundary: End | Sequence[Boundary]) -> None:
         if self.comm is None:
             raise outside_block("exchange()")
         if self.spec.exchange_problem:
             raise UsageError(self.spec.exchange_problem)
-        kinds = boundaries_of(boundary, len(self.spec.shape))
         if self._exchange is not None:
             self._exchange.free()
             self._exchange = None
-        like = (self.dtype, self.spec.xp)
-        self._exchange = HaloExchange(
-            self.comm, self.decomposition, self.rank, self.memory_layout, kinds, like
+        kind = HaloExchange if self.spec.xp is np else DeviceHaloExchange
+        self._exchange = kind(
+            self.comm,
+            self.decomposition,
+            self.rank,
+            self.memory_layout,
+            self.spec.halos,
+            boundary,
+            (self.dtype, self.spec.xp),
         )
-        self._exchange.asked = boundary
 
     def finish_exchange(self) -> None:
         """Wait for what :meth:`start_exchange` has left under way."""
@@ -386,6 +418,12 @@ class Field:
         if self._exchange is not None and self.comm is not None:
             self._exchange.free()
         self.comm, self._exchange = comm, None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the block, of :attr:`spare` and of the messages of an exchange."""
+        arrays = self.memory_layout.allocation_bytes * (1 if self._spare is None else 2)
+        return arrays + (0 if self._exchange is None else self._exchange.nbytes)
 
     @property
     def edges(self) -> Halo:
