@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpdata.options import Boundaries
+from mpdata.options import LATITUDE, LONGITUDE, Boundaries
 
 Index = npt.NDArray[np.int64]
 
@@ -28,7 +28,7 @@ class Geometry:
         grid: cells of the whole grid (N, M, L).
         start, stop: the block's interior in global cell indices.
         halo: cells of psi around the block.
-        boundaries: what lies outside the grid.
+        boundaries: what lies outside the grid at both ends of each axis.
     """
 
     grid: tuple[int, int, int]
@@ -59,7 +59,20 @@ class Geometry:
 
     def touches(self, axis: int) -> tuple[bool, bool]:
         """Return whether the lower and the upper side of the block are edges of the domain."""
-        if self.boundaries[axis].kind == "periodic" or axis not in self.active:
+        low, high = (end.kind not in ("periodic", "pole") for end in self.boundaries[axis])
+        below, above = self._ends_here(axis)
+        return low and below, high and above
+
+    @property
+    def poles(self) -> tuple[bool, bool]:
+        """Whether the lower and the upper side of the block along the latitude are poles."""
+        low, high = (end.kind == "pole" for end in self.boundaries[LATITUDE])
+        below, above = self._ends_here(LATITUDE)
+        return low and below, high and above
+
+    def _ends_here(self, axis: int) -> tuple[bool, bool]:
+        """Return whether the block holds the first and the last cell of an active axis."""
+        if axis not in self.active:
             return False, False
         return self.start[axis] == 0, self.stop[axis] == self.grid[axis]
 
@@ -93,8 +106,9 @@ class Geometry:
     def global_cells(self, *, extends: bool = False) -> tuple[Index, Index, Index]:
         """Return the global cell index of every layer along each axis, halo included.
 
-        Periodic axes wrap; on others the index outside is the nearest cell's, or the true one
-        where ``extends`` says that the case is defined there.
+        Periodic axes wrap. Beyond a pole the latitude's index is mirrored; the cell is half a
+        circle away (:meth:`beyond_pole`). At other ends the index outside is the nearest cell's,
+        or the true one where ``extends`` says that the case is defined there.
         """
         i, j, k = (self._global(axis, self.grid[axis] - 1, extends=extends) for axis in range(3))
         return i, j, k
@@ -107,17 +121,54 @@ class Geometry:
         )
         return i, j, k
 
-    def _global(self, axis: int, last: int, *, extends: bool) -> Index:
+    def beyond_pole(self, *, faces: bool = False) -> npt.NDArray[np.bool_]:
+        """Return which layers along the latitude, of cells or of its faces, lie beyond a pole."""
+        last = self.grid[LATITUDE] - (not faces)
+        return self._mirrored(self._layers(LATITUDE), last)[1]
+
+    def half_circle(self, longitude: Index) -> Index:
+        """Return the longitudes half a circle away."""
+        around = self.grid[LONGITUDE]
+        opposite: Index = (longitude + around // 2) % around
+        return opposite
+
+    def _layers(self, axis: int) -> Index:
+        """Return the index of every layer, as if the grid went on outside."""
         if axis not in self.active:
             return np.zeros(1, np.int64)
         low = self.start[axis] - self.halo
-        index = np.arange(low, low + self.shape[axis], dtype=np.int64)
-        kind = self.boundaries[axis].kind
-        if kind == "periodic":
-            return index % self.grid[axis]
-        if extends and kind != "wall":
+        return np.arange(low, low + self.shape[axis], dtype=np.int64)
+
+    def _global(self, axis: int, last: int, *, extends: bool) -> Index:
+        index, pair = self._layers(axis), self.boundaries[axis]
+        if axis not in self.active:
             return index
-        return index.clip(0, last)
+        if pair.periodic:
+            return index % self.grid[axis]
+        if axis == LATITUDE:
+            index, _ = self._mirrored(index, last)
+        clipped = index.clip(0, last)
+        low, high = (extends and end.kind != "wall" for end in pair)
+        index = np.where(index < 0, index if low else clipped, index)
+        return np.where(index > last, index if high else clipped, index)
+
+    def _mirrored(self, index: Index, last: int) -> tuple[Index, npt.NDArray[np.bool_]]:
+        """Return latitudes mirrored at the poles, and which of them lie beyond one.
+
+        ``last`` is the last index of the grid: of its cells or of its faces.
+        """
+        cells = self.grid[LATITUDE]
+        low, high = (end.kind == "pole" for end in self.boundaries[LATITUDE])
+        beyond = np.zeros(index.shape, np.bool_)
+        if LATITUDE not in self.active:
+            return index, beyond
+        while True:
+            below, above = (index < 0) & low, (index > last) & high
+            if not (below | above).any():
+                return index, beyond
+            index = np.where(below, last - cells - index, index)
+            index = np.where(above, last + cells - index, index)
+            beyond ^= below | above
 
 
 @dataclass(frozen=True)
@@ -141,10 +192,14 @@ def edge_copies(geometry: Geometry, axis: int) -> Iterator[LayerCopy]:
     From the nearest cell or the fixed value; nothing where the block touches no edge.
     """
     low, high = geometry.touches(axis)
-    boundary, halo = geometry.boundaries[axis], geometry.halo
+    below, above = geometry.boundaries[axis]
+    halo = geometry.halo
     last = halo + geometry.interior[axis]
-    sides = ((low, slice(0, halo), halo), (high, slice(last, last + halo + 1), last - 1))
-    for touched, outside, nearest in sides:
+    sides = (
+        (low, below, slice(0, halo), halo),
+        (high, above, slice(last, last + halo + 1), last - 1),
+    )
+    for touched, boundary, outside, nearest in sides:
         if touched and boundary.kind == "fixed":
             yield LayerCopy(outside, None, boundary.value)
         elif touched:
@@ -192,9 +247,37 @@ def fill_edges(array: Any, geometry: Geometry) -> None:
         copy_layers(array, axis, edge_copies(geometry, axis))
 
 
+def fill_pole(array: Any, geometry: Geometry) -> None:
+    """Fill the halo beyond the poles (in place) of a block that spans the longitudes whole.
+
+    From the cells of the same latitude half a circle away, as deep as the halo is. All other halos
+    are filled before. The values of a step in the halo
+    follow from psi, C and h there as anywhere: they are not copied again before further passes.
+    """
+    halo, rows = geometry.halo, geometry.interior[LATITUDE]
+    around = geometry.interior[LONGITUDE]
+    one = slice(halo, halo + around // 2)
+    other = slice(halo + around // 2, halo + around)
+    # A part is no wider than the grid: what it copies is there already.
+    for near in range(0, halo, rows):
+        far = min(near + rows, halo)
+        for side, there in enumerate(geometry.poles):
+            if not there:
+                continue
+            if side == 0:
+                outside, inside = slice(halo - far, halo - near), slice(halo + near, halo + far)
+            else:
+                outside = slice(halo + rows + near, halo + rows + far)
+                inside = slice(halo + rows - far, halo + rows - near)
+            for to, of in ((one, other), (other, one)):
+                array[to, outside] = array[of, inside][:, ::-1]
+            copy_layers(array[:, outside], LONGITUDE, wrap_copies(geometry, LONGITUDE))
+
+
 def fill_halo(array: Any, geometry: Geometry) -> None:
     """Fill the halo of a block that is the whole grid (in place)."""
     for axis in reversed(geometry.active):
-        if geometry.boundaries[axis].kind == "periodic":
+        if geometry.boundaries[axis].periodic:
             copy_layers(array, axis, wrap_copies(geometry, axis))
         copy_layers(array, axis, edge_copies(geometry, axis))
+    fill_pole(array, geometry)

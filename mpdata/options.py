@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
+from typing import NamedTuple
 
 from mpdata.errors import InputError
 
-KINDS = ("periodic", "open", "wall", "fixed")
+KINDS = ("periodic", "open", "wall", "fixed", "pole")
 
 EPSILON = {4: 2.0**-23, 8: 2.0**-52}
 """Machine epsilon, by item size."""
@@ -31,10 +32,11 @@ LARGEST = {
 
 @dataclass(frozen=True)
 class Boundary:
-    """What lies outside the grid along one axis, on both sides.
+    """What lies outside the grid at one end of an axis.
 
-    ``periodic``: the other side. ``open``: psi and h of the nearest cell. ``wall``: the same,
-    and no flux through it. ``fixed``: psi is ``value``, the rest as open.
+    ``periodic``: the other end. ``open``: psi and h of the nearest cell. ``wall``: the same,
+    and no flux through it. ``fixed``: psi is ``value``, the rest as open. ``pole``: the cells
+    of the same latitude on the other side of the pole (axis 1 is latitude, axis 0 longitude).
     """
 
     kind: str
@@ -44,26 +46,91 @@ class Boundary:
         return f"fixed:{self.value!r}" if self.kind == "fixed" else self.kind
 
 
-Boundaries = tuple[Boundary, Boundary, Boundary]
+class BoundaryPair(NamedTuple):
+    """The boundaries at the lower and the upper end of an axis."""
+
+    low: Boundary
+    high: Boundary
+
+    @property
+    def periodic(self) -> bool:
+        """Whether the axis is periodic: then both ends are."""
+        return self.low.kind == "periodic"
+
+    def __str__(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low}/{self.high}"
+
+
+Boundaries = tuple[BoundaryPair, BoundaryPair, BoundaryPair]
+
+LONGITUDE, LATITUDE = 0, 1
+"""The axes of a grid with poles."""
 
 
 def with_outside(boundaries: Boundaries, low: float, high: float) -> tuple[float, float]:
     """Return the range of a field and of its fixed boundary values."""
-    outside = [boundary.value for boundary in boundaries if boundary.kind == "fixed"]
+    outside = [end.value for pair in boundaries for end in pair if end.kind == "fixed"]
     return min([low, *outside]), max([high, *outside])
 
 
-def parse_boundaries(text: str) -> Boundaries:
-    """Read ``B`` or ``B,B,B`` with B of periodic, open, wall, fixed:VALUE."""
-    parts = [_parse_one(part) for part in text.split(",")]
+def polar(grid: tuple[int, int, int], boundaries: Boundaries) -> bool:
+    """Return whether a grid reaches a pole: one with a latitude of one cell does not."""
+    return grid[LATITUDE] > 1 and any(end.kind == "pole" for end in boundaries[LATITUDE])
+
+
+def check_poles(grid: tuple[int, int, int], boundaries: Boundaries) -> None:
+    """Refuse poles at the ends of another axis than latitude, or without whole circles around.
+
+    Raises:
+        InputError: there are such poles.
+    """
+    for axis, pair in enumerate(boundaries):
+        if axis != LATITUDE and any(end.kind == "pole" for end in pair):
+            raise InputError(
+                f"expected poles along axis 1 only (axis 0 longitude, axis 1 latitude), got "
+                f"{pair} along axis {axis}"
+            )
+    if not polar(grid, boundaries):
+        return
+    around, along = grid[LONGITUDE], boundaries[LONGITUDE]
+    if not along.periodic or around % 2:
+        raise InputError(
+            f"expected a periodic axis 0 of an even number of cells with a pole along axis 1, "
+            f"got {along} and {around} cells"
+        )
+
+
+def parse_boundaries(text: str, axes: int = 3) -> Boundaries:
+    """Read ``B`` or ``B,B,B``, each B for both ends of an axis or, as ``LOW/HIGH``, one for each.
+
+    An end is periodic, open, wall, fixed:VALUE or pole; a periodic axis has no other end. Of fewer
+    axes the others, of one cell, are periodic.
+
+    Raises:
+        InputError: other text.
+    """
+    parts = [_parse_pair(part) for part in text.split(",")]
     if len(parts) == 1:
-        parts *= 3
-    if len(parts) != 3:
-        raise InputError(f"expected one boundary or three, got {len(parts)} in {text!r}")
+        parts *= axes
+    if len(parts) != axes:
+        number = {1: "", 2: " or two", 3: " or three"}[axes]
+        raise InputError(f"expected one boundary{number}, got {len(parts)} in {text!r}")
+    periodic = Boundary("periodic")
+    parts += [BoundaryPair(periodic, periodic)] * (3 - axes)
     return parts[0], parts[1], parts[2]
 
 
-def _parse_one(text: str) -> Boundary:
+def _parse_pair(text: str) -> BoundaryPair:
+    ends = [_parse_end(end) for end in text.split("/")]
+    if len(ends) > 2:
+        raise InputError(f"expected one boundary or LOW/HIGH for an axis, got {text!r}")
+    pair = BoundaryPair(ends[0], ends[-1])
+    if "periodic" in (pair.low.kind, pair.high.kind) and pair.low != pair.high:
+        raise InputError(f"expected both ends of an axis periodic or none, got {text!r}")
+    return pair
+
+
+def _parse_end(text: str) -> Boundary:
     kind, _, value = text.strip().partition(":")
     if kind == "fixed":
         try:
@@ -74,7 +141,9 @@ def _parse_one(text: str) -> Boundary:
             raise InputError(f"expected a number in fixed:VALUE, got {text!r}")
         return Boundary("fixed", number)
     if kind not in KINDS or value:
-        raise InputError(f"expected a boundary of periodic, open, wall, fixed:VALUE, got {text!r}")
+        raise InputError(
+            f"expected a boundary of periodic, open, wall, fixed:VALUE, pole, got {text!r}"
+        )
     return Boundary(kind)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpdata.backends import StepperResources, array_module, choose_backend, make_stepper
+from mpdata.cases.arrays import memory_case
 from mpdata.cases.setup import Setup, open_mesh
 from mpdata.errors import InputError
 from mpdata.flow.faces import (
@@ -26,7 +27,7 @@ from mpdata.flow.faces import (
 from mpdata.flow.velocities import make_velocities, max_courant_over_time
 from mpdata.grid import Geometry, fill_halo
 from mpdata.numerics.cuda.memory import allocator
-from mpdata.options import Scheme, with_outside
+from mpdata.options import BoundaryPair, Scheme, with_outside
 
 Array = npt.NDArray[Any]
 
@@ -87,6 +88,7 @@ class Solver:
         tuned: Path | None = None,
     ) -> None:
         self.setup, scheme = setup, scheme or Scheme()
+        self._shape: tuple[int, ...] = setup.grid
         backend = choose_backend(backend)
         self._xp = xp = array_module(backend)
         self.geometry = Geometry(setup.grid, (0, 0, 0), setup.grid, scheme.halo, setup.boundaries)
@@ -116,15 +118,54 @@ class Solver:
             backend, self.geometry, scheme, self.flow, allocate, StepperResources(threads, tuned)
         )
 
+    @classmethod
+    def of(
+        cls,
+        psi: npt.ArrayLike,
+        face_values: Sequence[npt.ArrayLike | None],
+        h: npt.ArrayLike | None = None,
+        boundaries: str | Sequence[str | BoundaryPair] = "periodic",
+        scheme: Scheme | None = None,
+        dtype: npt.DTypeLike | None = None,
+        backend: str = "auto",
+        threads: int = 1,
+    ) -> Solver:
+        """Return a solver for arrays in memory, of which it keeps copies.
+
+        Args:
+            psi: the field, of 1 to 3 axes; :attr:`psi` has its shape.
+            face_values: c = h u dt/dx normal to each axis: an array of the shape of psi with one
+                more along that axis, face i before cell i. Along a periodic axis the last face is
+                the first one and may be left out. A number is the same everywhere; None is for an
+                axis of one cell.
+            h: the density, an array of the shape of psi or a number; 1 if left out.
+            boundaries: ``open``, or one for each axis as ``periodic,open/wall``, or a sequence
+                of those (:func:`mpdata.options.parse_boundaries`).
+            scheme: passes and options.
+            dtype: numpy.float64 or numpy.float32; by default float32 for a psi of float32.
+            backend: ``auto``, ``numpy``, ``numba`` or ``cupy``.
+            threads: CPU threads.
+
+        Raises:
+            InputError: shapes that do not fit, values that are not finite, outgoing Courant
+                numbers above 1, or what the scheme or the backend cannot do.
+        """
+        setup = memory_case(psi, face_values, h, boundaries)
+        if dtype is None:
+            dtype = np.float32 if setup.single else np.float64
+        solver = cls(setup, scheme, dtype, backend, threads)
+        solver._shape = np.shape(psi)
+        return solver
+
     @property
     def psi(self) -> Array:
-        """The field (N, M, L), a view; of a field on a device a copy."""
-        return on_host(self._xp, self._psi[self.geometry.cells(0)])
+        """The field (N, M, L), or as ``of`` was given it, a view; on a device a copy."""
+        return on_host(self._xp, self._psi[self.geometry.cells(0)]).reshape(self._shape)
 
     @property
     def density(self) -> Array:
-        """The density (N, M, L), a view; of one on a device a copy."""
-        return on_host(self._xp, self.flow.h[self.geometry.cells(0)])
+        """The density, likewise."""
+        return on_host(self._xp, self.flow.h[self.geometry.cells(0)]).reshape(self._shape)
 
     @property
     def step(self) -> int:
@@ -132,8 +173,8 @@ class Solver:
         return self._step
 
     def resume(self, psi: Array, step: int) -> None:
-        """Go on from a field (N, M, L) as it was after so many steps, whoever made them."""
-        self._psi[self.geometry.cells(0)] = self._xp.asarray(psi)
+        """Go on from a field as :attr:`psi` was after so many steps, whoever made them."""
+        self._psi[self.geometry.cells(0)] = self._xp.asarray(psi).reshape(self.setup.grid)
         self._step = step
 
     def advance(self, steps: int) -> None:

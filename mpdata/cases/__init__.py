@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mpdata.cases import analytic
+from mpdata.cases import analytic, rotation
 from mpdata.cases.arrays import array_case
 from mpdata.cases.random_flow import random_case, random_field
 from mpdata.cases.setup import CellFunction, Setup, TimeLevels, fingerprint
@@ -23,6 +23,7 @@ class Request:
     boundaries: Boundaries | None = None
     steps: int | None = None
     courant: float | None = None
+    angle: float | None = None
     seed: int = 1
     winds: tuple[Path, Path] | None = None
     month: int = 1
@@ -75,6 +76,7 @@ def _winds(request: Request, grid: tuple[int, int, int], boundaries: Boundaries)
 
 
 JARUGA = "Jaruga et al. 2015, Geosci. Model Dev. 8, 1005"
+WILLIAMSON = "Williamson et al. 1992, J. Comput. Phys. 102, 211, test case 1"
 JARECKA = "Jarecka et al., doi 10.3233/SPR-140379"
 
 CASES = {
@@ -131,6 +133,25 @@ CASES = {
             free_courant=True,
         ),
         Case(
+            "bell",
+            (128, 64, 1),
+            "periodic,pole,wall",
+            "a cosine bell once around the sphere in 2D, over the poles or along the equator",
+            WILLIAMSON,
+            lambda r, g, b: rotation.bell(
+                g, b, 90.0 if r.angle is None else r.angle, r.courant or 0.9
+            ),
+            free_courant=True,
+        ),
+        Case(
+            "cone-over-poles",
+            (128, 64, 1),
+            "periodic,pole,wall",
+            "a cone once around the sphere in 2D, over both poles",
+            JARUGA,
+            lambda r, g, b: rotation.cone_over_poles(g, b),
+        ),
+        Case(
             "winds",
             (144, 60, 16),
             "periodic,wall,wall",
@@ -174,6 +195,11 @@ def make_setup(name: str, request: Request) -> Setup:
             f"expected seeds up to 2^63 - 1, one for each of {request.tracers} tracers, got "
             f"{request.seed} for the first"
         )
+    if request.angle is not None and not (name == "bell" and abs(request.angle) <= 360):
+        raise InputError(
+            f"expected an angle of -360 to 360 degrees and case bell with it, got "
+            f"{request.angle:g} and case {name}"
+        )
     if request.days is not None and not 0 < request.days < 1e6:
         raise InputError(f"expected more than 0 and less than 1e6 days, got {request.days:g}")
     grid = request.grid or case.grid
@@ -204,6 +230,8 @@ def _identity(request: Request, setup: Setup) -> tuple[tuple[str, str], ...]:
     found = [("courant", repr(setup.courant if setup.courant is not None else request.courant))]
     if setup.case == "random":
         found.append(("seed", str(request.seed)))
+    if request.angle is not None:
+        found.append(("angle", repr(request.angle)))
     if setup.case == "winds" and request.winds is not None:
         found.append(("month", str(request.month)))
         found += [(name, fingerprint(path)) for name, path in zip("uv", request.winds, strict=True)]

@@ -9,11 +9,9 @@ import numpy as np
 
 from mpdata.cases.setup import Array, Coordinate, Index, Setup, Sums, unit_density
 from mpdata.errors import InputError
-from mpdata.options import Boundaries, Boundary
+from mpdata.options import Boundaries
 
 Grid = tuple[int, int, int]
-
-OPEN, PERIODIC = Boundary("open"), Boundary("periodic")
 
 
 def sphere(grid: Grid, boundaries: Boundaries) -> Setup:
@@ -152,7 +150,7 @@ def gaussian(grid: Grid, boundaries: Boundaries, courant: float = 0.6) -> Setup:
         return 1 + tables[0][i] * tables[1][j] * tables[2][k]
 
     back = len({grid[axis] for axis in active}) == 1 and all(
-        boundaries[axis] == PERIODIC for axis in active
+        boundaries[axis].periodic for axis in active
     )
     steps = max(1, round(longest / share))
 

@@ -1,15 +1,16 @@
-"""The user's own arrays instead of a case: ``--input FILE.npz|FILE.h5``."""
+"""The user's own arrays instead of a case: from memory, or ``--input FILE.npz|FILE.h5``."""
 
 from __future__ import annotations
 
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mpdata.cases.setup import (
     Array,
@@ -21,7 +22,7 @@ from mpdata.cases.setup import (
     unit_density,
 )
 from mpdata.errors import InputError
-from mpdata.options import Boundaries
+from mpdata.options import Boundaries, BoundaryPair, parse_boundaries
 
 UNREADABLE = (
     OSError,
@@ -35,6 +36,88 @@ UNREADABLE = (
 """What NumPy and HDF5 raise for files that are not theirs, cut off or damaged."""
 
 FLOW = ("c1", "c2", "c3", "h")
+
+
+def memory_case(
+    psi: npt.ArrayLike,
+    face_values: Sequence[npt.ArrayLike | None],
+    h: npt.ArrayLike | None = None,
+    boundaries: str | Sequence[str | BoundaryPair] = "periodic",
+) -> Setup:
+    """Return the case of arrays of 1 to 3 axes; the parameters are those of ``Solver.of``.
+
+    Raises:
+        InputError: arrays that do not fit together, or boundaries that they cannot have.
+    """
+    field = _numbers(psi, "psi")
+    if not 1 <= field.ndim <= 3 or field.size == 0:
+        raise InputError(f"expected psi of 1 to 3 axes of at least 1 cell, got shape {field.shape}")
+    text = boundaries if isinstance(boundaries, str) else ",".join(map(str, boundaries))
+    pairs = parse_boundaries(text, field.ndim)
+    number = len(face_values) if isinstance(face_values, Sequence) else "no sequence"
+    if number != field.ndim:
+        raise InputError(
+            f"expected a sequence of face values, one for each axis of psi ({field.ndim}), got "
+            f"{number}"
+        )
+    flat = (1,) * (3 - field.ndim)
+    faces = [
+        _faces(values, axis, field.shape, pairs[axis]) for axis, values in enumerate(face_values)
+    ]
+    data = {f"c{axis + 1}": array for axis, array in enumerate(faces)}
+    data |= {"psi": field, "h": _numbers(1.0 if h is None else h, "h")}
+    if data["h"].ndim and data["h"].shape != field.shape:
+        raise InputError(f"expected h of shape {field.shape}, got {data['h'].shape}")
+    data["h"] = np.broadcast_to(data["h"], field.shape)
+    data = {name: array.reshape(*array.shape, *flat) for name, array in data.items()}
+
+    def cells(name: str, i: Index, j: Index, k: Index) -> Array:
+        return checked(data[name][i, j, k], name, (i, j, k), positive=name == "h")
+
+    n, m, el = data["psi"].shape
+    return Setup(
+        "arrays",
+        (n, m, el),
+        pairs,
+        initial=lambda i, j, k: cells("psi", i, j, k),
+        density=unit_density if h is None else lambda i, j, k: cells("h", i, j, k),
+        face=lambda axis, i, j, k: cells(f"c{axis + 1}", i, j, k),
+        extends=False,
+        steps=None,
+        single=field.dtype == np.float32,
+    )
+
+
+def _numbers(values: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise InputError(f"expected an array of numbers in {name}, got rows that differ") from None
+    if array.dtype.kind not in "fiu":
+        raise InputError(f"expected numbers in {name}, got {array.dtype}")
+    return array
+
+
+def _faces(
+    values: npt.ArrayLike | None, axis: int, shape: tuple[int, ...], pair: BoundaryPair
+) -> npt.NDArray[Any]:
+    """Return the face values normal to an axis, first and last face included."""
+    name = f"c{axis + 1}"
+    full = tuple(n + (a == axis) for a, n in enumerate(shape))
+    also = f" or, since axis {axis} is periodic, {shape}" if pair.periodic else ""
+    expected = f"expected {name} of shape {full}{also}, got"
+    if values is None:
+        if shape[axis] > 1:
+            raise InputError(f"{expected} none")
+        return np.zeros(full)
+    array = _numbers(values, name)
+    if array.ndim == 0:
+        return np.full(full, array)
+    if pair.periodic and array.shape == shape:
+        return np.concatenate([array, array.take([0], axis)], axis)
+    if array.shape != full:
+        raise InputError(f"{expected} {array.shape}")
+    return array
 
 
 def array_case(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpdata.cases.setup import Array, CellFunction, Index, Setup
-from mpdata.options import Boundaries
+from mpdata.options import Boundaries, BoundaryPair
 
 MODES = 4
 MARGIN = 8
@@ -66,16 +66,15 @@ def _uniform(
 class _Potential:
     """Vector potential on cell edges: sums of products of sines, zero on wall edges.
 
-    Component a lies on the edges along axis a, at cell centres along a and at faces along the
-    other axes. Its curl is divergence-free to round-off because the same values are added and
-    taken away.
+    A pole is as a wall: no flux goes through it. Component a lies on the edges along axis a, at
+    cell centres along a and at faces along the other axes. Its curl is divergence-free to round-off
+    because the same values are added and taken away.
     """
 
     def __init__(self, grid: tuple[int, int, int], boundaries: Boundaries, seed: int) -> None:
         self.grid = grid
-        self.closed = any(b.kind == "wall" for b, n in zip(boundaries, grid, strict=True) if n > 1)
+        self.closed = any(any(_closed(b)) for b, n in zip(boundaries, grid, strict=True) if n > 1)
         rng = np.random.Generator(np.random.Philox(key=[seed, PHASES]))
-        kinds = [b.kind for b in boundaries]
         self.amplitude = rng.uniform(0.5, 1.0, (3, MODES))
         waves = rng.integers(1, 4, (3, MODES, 3))
         phase = rng.uniform(0, 2 * np.pi, (3, MODES, 3))
@@ -85,7 +84,7 @@ class _Potential:
                 [
                     _table(
                         grid[axis],
-                        kinds[axis],
+                        boundaries[axis],
                         int(waves[a, m, axis]),
                         float(phase[a, m, axis]),
                         centred=axis == a,
@@ -121,15 +120,24 @@ class _Potential:
         return total
 
 
-def _table(cells: int, kind: str, wave: int, phase: float, *, centred: bool) -> Array:
+def _closed(pair: BoundaryPair) -> tuple[bool, bool]:
+    """Return whether no flux goes through the lower and the upper end of an axis."""
+    low, high = (end.kind in ("wall", "pole") for end in pair)
+    return low, high
+
+
+def _table(cells: int, pair: BoundaryPair, wave: int, phase: float, *, centred: bool) -> Array:
     index = np.arange(-MARGIN, cells + MARGIN + 2)
     if cells == 1:
         return np.ones(index.size)
-    if kind == "periodic":
+    if pair.periodic:
         index = index % cells
-    if kind == "wall" and not centred:
-        values = np.sin(np.pi * wave * index / cells)
-        values[index % cells == 0] = 0.0
+    low, high = _closed(pair)
+    if (low or high) and not centred:
+        # As many half waves, or a quarter of one less where one end is open.
+        distance, waves = index if low else cells - index, wave if low and high else wave - 0.5
+        values = np.sin(np.pi * waves * distance / cells)
+        values[(distance == 0) | ((index % cells == 0) & low & high)] = 0.0
         return np.asarray(values, np.float64)
     shift = 0.5 if centred else 0.0
     return np.asarray(np.sin(2 * np.pi * wave * (index + shift) / cells + phase), np.float64)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpdata.options import Boundaries
+from mpdata.options import Boundaries, check_poles
 
 Array = npt.NDArray[np.floating[Any]]
 Index = npt.NDArray[np.int64]
@@ -77,6 +77,9 @@ class Setup:
         further_tracers: psi at cells of the second and any further tracer, as ``initial`` for
             the first.
         single: whether the fields come from a float32 file.
+
+    Raises:
+        InputError: poles that the grid cannot have.
     """
 
     case: str
@@ -98,6 +101,9 @@ class Setup:
     further_tracers: tuple[CellFunction, ...] = ()
     single: bool = False
 
+    def __post_init__(self) -> None:
+        check_poles(self.grid, self.boundaries)
+
     @property
     def tracers(self) -> dict[str, CellFunction]:
         """The initial field of every tracer by its name: psi, psi2, psi3, ..."""
@@ -107,12 +113,17 @@ class Setup:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over all cells of the difference e between the answer and the exact one."""
+    """Sums over all cells of the difference e between the answer and the exact one.
+
+    ``absolute`` is of |e|, ``squared`` of e^2; those ``by_density`` are of h |e| and h e^2.
+    """
 
     cells: int
     absolute: float
     squared: float
     largest: float
+    absolute_by_density: float
+    squared_by_density: float
 
 
 def tracer_names(count: int) -> list[str]:

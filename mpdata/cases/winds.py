@@ -1,10 +1,11 @@
-"""Case ``winds``: a plume on observed winds in a latitude-longitude channel.
+"""Case ``winds``: a plume on observed winds in latitude and longitude.
 
-Axis 1 is longitude (periodic), axis 2 latitude between +-75 degrees (walls), axis 3 height
-(walls). The density is h = cos(latitude), so that h times the cell's area in degrees is its
-area on the globe. Levels carry the first baroclinic mode: the observed winds at the top, the
-same reversed at the bottom, cosine in between, so a column's divergence adds up to nothing, and
-the vertical face values follow from the discrete continuity equation, level by level.
+Axis 0 is longitude (periodic), axis 1 latitude between +-75 degrees (walls) or, at an end that is a
+pole, up to 90 degrees, axis 2 height (walls). The density is h = cos(latitude), so that h times the
+cell's area in degrees is its area on the globe. Levels carry the first baroclinic mode: the
+observed winds at the top, the same reversed at the bottom, cosine in between, so a column's
+divergence adds up to nothing, and the vertical face values follow from the discrete continuity
+equation, level by level.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import numpy as np
 from mpdata.cases.setup import Array, Coordinate, Index, Setup
 from mpdata.cases.windfile import Winds
 from mpdata.errors import InputError
-from mpdata.options import Boundaries
+from mpdata.options import LATITUDE, Boundaries
 
 EARTH_RADIUS_M = 6.371e6
 EDGE_DEGREES = 75.0
+"""Where the latitudes end that do not reach a pole."""
+
 PLUME = (130.7, 31.6, 0.8)
 """Degrees east, degrees north, height: southern Japan, under the winter jet."""
 
@@ -42,7 +45,8 @@ def winds_case(
         raise InputError(
             f"case winds needs at least 2 cells on every axis, got {' x '.join(map(str, grid))}"
         )
-    flow = _Channel(grid, winds)
+    south, north = (90.0 if end.kind == "pole" else EDGE_DEGREES for end in boundaries[LATITUDE])
+    flow = _WindFlow(grid, winds, -south, north)
     plume = [
         _bell(flow.longitude, PLUME[0], PLUME_RADIUS[0], around=360.0),
         _bell(flow.latitude, PLUME[1], PLUME_RADIUS[1]),
@@ -67,21 +71,23 @@ def winds_case(
     )
 
 
-class _Channel:
-    """Face values per second on any block of the channel."""
+class _WindFlow:
+    """Face values per second on any block, between two latitudes in degrees."""
 
-    def __init__(self, grid: tuple[int, int, int], winds: Winds) -> None:
+    def __init__(
+        self, grid: tuple[int, int, int], winds: Winds, south: float, north: float
+    ) -> None:
         n, m, levels = grid
         self.grid = grid
         self.winds = winds
-        step = 2 * EDGE_DEGREES / m
+        step = (north - south) / m
         self.longitude = (np.arange(n) + 0.5) * (360.0 / n)
-        self.latitude = -EDGE_DEGREES + (np.arange(m) + 0.5) * step
+        self.latitude = south + (np.arange(m) + 0.5) * step
         self.height = (np.arange(levels) + 0.5) / levels
         self.cosine = np.array([cos(radians(lat)) for lat in self.latitude])
-        edges = -EDGE_DEGREES + np.arange(m + 1) * step
+        edges = south + np.arange(m + 1) * step
         self.cosine_edge = np.array([cos(radians(lat)) for lat in edges])
-        # No flow through the walls.
+        # No flow through walls or poles.
         self.cosine_edge[0] = self.cosine_edge[m] = 0.0
         self.per_metre = (
             1 / (EARTH_RADIUS_M * radians(360.0 / n)),

@@ -23,6 +23,9 @@ from rms.wire.terminal import (
     seconds,
 )
 
+BOUNDARY_HELP = (
+    "periodic, open, wall, fixed:VALUE, pole (axis 1); LOW/HIGH for the two ends of an axis"
+)
 BACKEND_HELP = "auto (cupy where a GPU answers, else numba), numpy, numba, cupy"
 
 
@@ -103,6 +106,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         metavar="C",
         help="Courant number, where the case leaves it free",
     )
+    add("--angle", type=float, metavar="A", help="case bell: degrees of tilt (default 90)")
     add("--iterations", type=int, default=2, metavar="1..3", help="donor-cell passes (default 2)")
     add(
         "--limiter",
@@ -115,7 +119,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     )
     add("--third-order", action="store_true", help="third-order terms in the corrective pass")
     add("--divergent-flow", action="store_true", help="a term for flows that diverge")
-    add("--boundary", metavar="B[,B,B]", help="periodic, open, wall or fixed:VALUE")
+    add("--boundary", metavar="B[,B,B]", help=BOUNDARY_HELP)
     add("--dtype", default="f8", metavar="f8|f4", help="type of all fields (default f8)")
     add("--backend", default="auto", metavar="NAME", help=f"{BACKEND_HELP}; or CORES,GPUS")
     add("--share-gpu", action="store_true", help="let several ranks of a node have one GPU")

@@ -174,6 +174,7 @@ def _case(arguments: argparse.Namespace, env: Mapping[str, str]) -> Setup:
             boundaries=boundaries,
             steps=arguments.steps,
             courant=arguments.courant,
+            angle=arguments.angle,
             seed=arguments.seed,
             winds=tuple(winds) if winds else None,
             month=arguments.month,
@@ -184,7 +185,7 @@ def _case(arguments: argparse.Namespace, env: Mapping[str, str]) -> Setup:
 
 
 def _input_setup(arguments: argparse.Namespace) -> Setup:
-    for option in ("case", "winds", "grid", "courant", "days"):
+    for option in ("case", "winds", "grid", "courant", "angle", "days"):
         if getattr(arguments, option) is not None:
             raise InputError(
                 f"--input brings its own grid and face values; expected no --{option} with it"

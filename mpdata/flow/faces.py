@@ -17,6 +17,7 @@ import numpy.typing as npt
 from mpdata.cases.setup import Setup, open_mesh
 from mpdata.errors import InputError
 from mpdata.grid import Geometry
+from mpdata.options import LATITUDE
 
 Array = Any
 Region = tuple[slice, slice, slice]
@@ -77,8 +78,7 @@ def max_courant(setup: Setup, geo: Geometry) -> MaxCourant:
             values = _face_values(setup, geo, axis, _widened(region, axis))
             layers = values.swapaxes(0, axis)
             pairs.append((layers[:-1].swapaxes(0, axis), layers[1:].swapaxes(0, axis)))
-        index = _index_of(geo.global_cells(), region)
-        density = np.asarray(setup.density(*open_mesh(*index)), np.float64)
+        density = _density_values(setup, geo, region)
         best = _larger(best, _slab_max(pairs, density, region, geo))
     if best is None:
         raise RuntimeError("expected a block of at least one cell")
@@ -131,8 +131,7 @@ def make_flow(
     """
     h = allocate()
     for region in slabs(_whole(geo)):
-        index = _index_of(geo.global_cells(), region)
-        _put(xp, h, region, np.asarray(setup.density(*open_mesh(*index)), np.float64))
+        _put(xp, h, region, _density_values(setup, geo, region))
     C = [allocate() if axis in geo.active else np.empty(0, dtype) for axis in range(3)]
     return Flow(C, h, xp)
 
@@ -184,7 +183,7 @@ def check_periodic_faces(setup: Setup, geo: Geometry) -> None:
         InputError: they do.
     """
     for axis in geo.active:
-        if geo.boundaries[axis].kind != "periodic":
+        if not geo.boundaries[axis].periodic:
             continue
         cells = [np.arange(a, b) for a, b in zip(geo.start, geo.stop, strict=True)]
         ends = []
@@ -196,7 +195,7 @@ def check_periodic_faces(setup: Setup, geo: Geometry) -> None:
         if gap > 0:
             raise InputError(
                 f"expected c{axis + 1} of the first and the last face to be equal, since axis "
-                f"{axis + 1} is periodic; got a difference of {gap:g}"
+                f"{axis} is periodic; got a difference of {gap:g}"
             )
 
 
@@ -232,18 +231,50 @@ def _index_of(index: tuple[Array, Array, Array], region: Region) -> tuple[Array,
     return i, j, k
 
 
+def _density_values(setup: Setup, geo: Geometry, region: Region) -> Array:
+    """Return the density on a region of the block's arrays, in float64."""
+    index = _index_of(geo.global_cells(), region)
+    return _evaluated(setup.density, geo, index, geo.beyond_pole()[region[LATITUDE]])
+
+
+def _evaluated(
+    values: Callable[..., Any], geo: Geometry, index: tuple[Array, Array, Array], beyond: Array
+) -> Array:
+    """Return values on a mesh of global indices, half a circle away where it is beyond a pole."""
+    i, j, k = index
+    if not beyond.any():
+        return np.asarray(values(*open_mesh(i, j, k)), np.float64)
+    result = np.empty((i.size, j.size, k.size))
+    result[:, ~beyond] = values(*open_mesh(i, j[~beyond], k))
+    result[:, beyond] = values(*open_mesh(geo.half_circle(i), j[beyond], k))
+    return result
+
+
 def _face_values(setup: Setup, geo: Geometry, axis: int, region: Region) -> Array:
-    """Return the face values normal to an axis on a region of the block's arrays, in float64."""
+    """Return the face values normal to an axis on a region of the block's arrays, in float64.
+
+    Those at and beyond a wall are 0, and so are those at a pole, whose faces have no area. North
+    beyond a pole is south there.
+    """
     index = _index_of(geo.global_faces(axis, extends=setup.extends), region)
-    values = np.asarray(setup.face(axis, *open_mesh(*index)), np.float64)
+    beyond = geo.beyond_pole(faces=axis == LATITUDE)[region[LATITUDE]]
+    values = _evaluated(lambda i, j, k: setup.face(axis, i, j, k), geo, index, beyond)
     values = np.broadcast_to(values, tuple(part.size for part in index))
-    if geo.boundaries[axis].kind != "wall":
+    kinds = [end.kind for end in geo.boundaries[axis]]
+    if not {"wall", "pole"} & set(kinds):
         return values
     values = np.array(values)
-    low = geo.start[axis] - geo.halo
+    low, cells = geo.start[axis] - geo.halo, geo.grid[axis]
     face = np.arange(low + region[axis].start, low + region[axis].stop)
     layers = values.swapaxes(0, axis)
-    layers[(face <= 0) | (face >= geo.grid[axis])] = 0.0
+    if "pole" in kinds:
+        values[:, beyond] *= -1.0
+    for kind, outside, there in (
+        (kinds[0], face <= 0, index[axis] == 0),
+        (kinds[1], face >= cells, index[axis] == cells),
+    ):
+        if kind in ("wall", "pole"):
+            layers[outside if kind == "wall" else there] = 0.0
     return values
 
 

@@ -11,6 +11,8 @@ import numpy as np
 
 import dmr
 from dmr.data.decomposition import ALIGNMENT_BYTES
+from dmr.data.exchange import Boundary as Ends
+from dmr.data.exchange import End
 from dmr.world import grid_for
 from mpdata.backends import (
     BACKENDS,
@@ -32,8 +34,8 @@ from mpdata.flow.faces import (
     unstable,
 )
 from mpdata.flow.velocities import make_velocities, max_courant_over_time, scales_later
-from mpdata.grid import Geometry
-from mpdata.options import Boundaries
+from mpdata.grid import Geometry, fill_pole
+from mpdata.options import LATITUDE, Boundaries, Boundary, polar
 from mpdata.parallel import answer
 from mpdata.parallel.config import RunConfig
 from mpdata.parallel.progress import Ticker
@@ -61,6 +63,8 @@ class Advection(dmr.Application):
         """Return every tracer, with the layer more that face arrays have (Geometry)."""
         setup, halo = self.config.setup, self.config.scheme.halo
         sides = tuple((halo, halo) if n > 1 else (0, 0) for n in setup.grid)
+        # Beyond a pole lies the other half of the circle: no rank has only a part of one.
+        split = (LATITUDE,) if polar(setup.grid, setup.boundaries) else (0, 1)
         return {
             name: dmr.FieldSpec(
                 setup.grid,
@@ -68,6 +72,7 @@ class Advection(dmr.Application):
                 partial(_on_box, initial),
                 halo=sides,
                 extra=1,
+                split=split,
                 xp=self.xp,
                 thinnest=halo,
                 alignment=CACHE_LINE_BYTES if self.xp is np else ALIGNMENT_BYTES,
@@ -199,6 +204,8 @@ class Advection(dmr.Application):
         with np.errstate(over="ignore", invalid="ignore"):
             if not self.overlaps:
                 psi.exchange(self.ends)
+                if any(self.geometry.poles):
+                    fill_pole(before, self.geometry)
                 self.stepper.advance(before, after, C)
             else:
                 low, high = self.ready
@@ -234,10 +241,21 @@ class Advection(dmr.Application):
         return fields + self.flow.nbytes + self.velocities.nbytes + self.stepper.nbytes
 
 
-def ends_of(boundaries: Boundaries) -> tuple[str | float, ...]:
-    """Return what lies beyond the grid along each axis, as :meth:`dmr.Field.exchange` takes it."""
-    ends = {"periodic": "periodic", "open": "edge", "wall": "edge"}
-    return tuple(one.value if one.kind == "fixed" else ends[one.kind] for one in boundaries)
+def ends_of(boundaries: Boundaries) -> tuple[Ends, ...]:
+    """Return what lies beyond the grid along each axis, as :meth:`dmr.Field.exchange` takes it.
+
+    The exchange leaves the halo beyond a pole to :func:`mpdata.grid.fill_pole`.
+    """
+
+    def outside(end: Boundary) -> End:
+        if end.kind == "fixed":
+            return end.value
+        return None if end.kind == "pole" else "edge"
+
+    return tuple(
+        "periodic" if pair.periodic else (outside(pair.low), outside(pair.high))
+        for pair in boundaries
+    )
 
 
 def _together(run: dmr.Run, work: Callable[[], T]) -> T:

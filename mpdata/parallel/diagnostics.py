@@ -28,6 +28,8 @@ class Diagnostics:
         self._mass: list[float] = []
         self._absolute: list[float] = []
         self._squared: list[float] = []
+        self._absolute_by_density: list[float] = []
+        self._squared_by_density: list[float] = []
         self._largest = 0.0
         self._cells = 0
         self.min, self.max = float("inf"), float("-inf")
@@ -53,6 +55,8 @@ class Diagnostics:
             gap = np.abs(wide - exact)
             self._absolute += [float(plane.sum()) for plane in gap]
             self._squared += [float((plane * plane).sum()) for plane in gap]
+            self._absolute_by_density += [float(plane.sum()) for plane in density * gap]
+            self._squared_by_density += [float(plane.sum()) for plane in density * gap * gap]
             self._largest = max(self._largest, float(gap.max()))
 
     def _mesh(self, start: int, rows: int) -> tuple[Index, Index, Index]:
@@ -78,7 +82,14 @@ class Diagnostics:
         if not self._compare or self._setup.norms is None:
             return {}
         return self._setup.norms(
-            Sums(self._cells, fsum(self._absolute), fsum(self._squared), self._largest)
+            Sums(
+                self._cells,
+                fsum(self._absolute),
+                fsum(self._squared),
+                self._largest,
+                fsum(self._absolute_by_density),
+                fsum(self._squared_by_density),
+            )
         )
 
 

@@ -65,7 +65,19 @@ def test_cases_without_published_figures_are_refused() -> None:
 
 
 def test_all_published_cases_can_be_run_by_name() -> None:
-    assert set(CHECKS) == {"periodic-3x3", "periodic-3x3-b", "convergence-1d", "cone", "sphere"}
+    short = {"periodic-3x3", "periodic-3x3-b", "convergence-1d"}
+    assert set(CHECKS) == short | {"cone", "sphere", "cone-over-poles"}
+
+
+@pytest.mark.wide
+@pytest.mark.promise("published")
+def test_a_cone_over_the_poles_has_the_source_s_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The source's steps are beyond the stability limit in the cells beside the poles.
+    monkeypatch.setattr("mpdata.solver.unstable", lambda *_: None)
+    monkeypatch.setattr("mpdata.cases.rotation.CONE_STEPS", 5120)
+    emax, err0 = published_checks("cone-over-poles", "numba")
+    assert emax.deviation == pytest.approx(0, abs=1e-8)
+    assert err0.deviation == pytest.approx(0, abs=5e-6)
 
 
 def test_the_order_of_convergence_is_second() -> None:

@@ -28,7 +28,10 @@ except InputError as error:
 pytestmark = pytest.mark.promise("gpu")
 Triple = tuple[int, int, int]
 
-BOUNDARIES = ["periodic", "wall,open,fixed:1.5", "fixed:1.2,periodic,fixed:0.7"]
+BOUNDARIES = [
+    *("periodic", "wall,open,fixed:1.5", "fixed:1.2,periodic,fixed:0.7"),
+    *("fixed:1.2/wall,open/fixed:0.9,fixed:0.7/fixed:1.1", "periodic,pole/fixed:1.5,open/wall"),
+]
 ALL = Scheme(2, True, True, True, True)
 SCHEMES = [Scheme(1), *(Scheme(n, *on) for n in (2, 3) for on in product((False, True), repeat=4))]
 """Every combination of options (on one pass they change nothing)."""

@@ -85,11 +85,12 @@ CASES = [
     ("periodic", "f8", {}),
     ("periodic", "f4", {}),
     ("open,wall,fixed:1.5", "f8", {}),
+    ("periodic,pole/open,wall/fixed:1.5", "f8", {}),
     ("fixed:1.2,periodic,wall", "f8", {"scheme": Scheme(1)}),
     ("wall,open,periodic", "f8", {"scheme": Scheme(3, third_order=True), "grid": (36, 36, 1)}),
     ("periodic", "f8", {"overlap": "off"}),
 ]
-QUICK = 3
+QUICK = 4
 """Both types, all boundaries; further schemes and messages without overlap wait for ``--all``."""
 
 

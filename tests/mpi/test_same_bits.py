@@ -31,7 +31,9 @@ def config(boundary: str, dtype: str, limiter: bool, iterations: int = 2) -> Run
     return RunConfig(setup, Scheme(iterations, limiter), np.dtype(dtype), "numba")
 
 
-@pytest.mark.parametrize("boundary", ["periodic", "open", "wall", "fixed:1"])
+@pytest.mark.parametrize(
+    "boundary", ["periodic", "open", "wall", "fixed:1", "periodic,pole/fixed:1,open/wall"]
+)
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
 @pytest.mark.parametrize("limiter", [True, False])
 @pytest.mark.promise("bits-ranks")
@@ -52,7 +54,9 @@ def test_same_bits_with_three_iterations(world: MPI.Intracomm, together: Togethe
     together(len({result["sha256"] for result in found if result is not None}) == 1, "bits")
 
 
-@pytest.mark.parametrize("boundary", ["periodic", "open", "wall", "fixed:1.5"])
+@pytest.mark.parametrize(
+    "boundary", ["periodic", "open", "wall", "fixed:1.5", "periodic,pole,wall/fixed:1.5"]
+)
 @pytest.mark.promise("constants")
 def test_a_constant_stays_constant(world: MPI.Intracomm, together: Together, boundary: str) -> None:
     wanted = config(boundary, "f8", True)

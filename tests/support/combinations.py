@@ -20,7 +20,12 @@ Triple = tuple[int, int, int]
 
 # Active axes rather than extents: tests on many ranks need larger grids than others.
 FACTORS: dict[str, tuple[object, ...]] = {
-    "boundary": ("periodic", "open", "wall", "fixed:1.5", "periodic,wall,open"),
+    "boundary": (
+        *("periodic", "open", "wall", "fixed:1.5", "periodic,wall,open"),
+        "fixed:1.5/wall,open/fixed:0.7,wall/open",
+        "periodic,pole,wall",
+        "periodic,pole/open,fixed:1.5/wall",
+    ),
     "axes": ("NML", "NM", "NL", "ML", "N"),
     "iterations": (2, 3, 1),
     "limiter": (True, False),
@@ -71,9 +76,14 @@ class Combination:
         )
 
     def grid(self, extents: Triple) -> Triple:
-        """Return the extents with those of inactive axes 1."""
+        """Return the extents with those of inactive axes 1, and whole circles around poles."""
         n, m, el = (e if name in self.axes else 1 for name, e in zip("NML", extents, strict=True))
-        return n, m, el
+        return n + n % 2 if self.polar else n, m, el
+
+    @property
+    def polar(self) -> bool:
+        """Whether the grid has a pole."""
+        return "pole" in self.boundary and "M" in self.axes
 
     def __str__(self) -> str:
         options = [
@@ -114,7 +124,7 @@ def rough(row: Combination, extents: Triple, *, signs: bool = False, seed: int =
     for axis in range(3):
         shape = [n + (a == axis) for a, n in enumerate(grid)]
         c = rng.uniform(-1, 1, shape)
-        if boundaries[axis].kind == "periodic":
+        if boundaries[axis].periodic:
             layers = c.swapaxes(0, axis)
             layers[-1] = layers[0]
         faces.append(c)

@@ -24,8 +24,8 @@ struct Job {
     long long stride[3];      // of all arrays
     int first[3], count[3];   // the cells that are wanted
     int low[3], high[3];      // first and last cell of the domain, far away where it is not cut
-    int fixed[3];             // whether psi beyond is `value`, or else the nearest cell's
-    real value[3];
+    int fixed[3][2];          // whether psi below and above is `value`, or else the nearest cell's
+    real value[3][2];
     int chunk;                // planes that a streaming block works on
     int extra;                // whether THIRD_ORDER and DIVERGENT terms are due (first pass only)
 };
@@ -70,9 +70,10 @@ DEVICE real filled(const Job &job, int x, int y, int z, Value value) {
 #pragma unroll
     for (int n = 0; n < AXES; ++n) {
         const int axis = order[n];
-        if (at[axis] < job.low[axis] || at[axis] > job.high[axis]) {
-            if (job.fixed[axis]) return job.value[axis];
-            at[axis] = at[axis] < job.low[axis] ? job.low[axis] : job.high[axis];
+        const bool below = at[axis] < job.low[axis], above = at[axis] > job.high[axis];
+        if (below || above) {
+            if (job.fixed[axis][above]) return job.value[axis][above];
+            at[axis] = below ? job.low[axis] : job.high[axis];
         }
     }
     return value(offset(job, at[0], at[1], at[2]));

@@ -49,8 +49,9 @@ def job_type(dtype: npt.DTypeLike) -> np.dtype[Any]:
     fields += [(name, pointer, 3) for name in ("c", "v", "kept")]
     fields += [(name, pointer) for name in ("up", "down")]
     fields += [("stride", np.int64, 3)]
-    fields += [(name, np.int32, 3) for name in ("first", "count", "low", "high", "fixed")]
-    fields += [("value", real, 3), ("chunk", np.int32), ("extra", np.int32)]
+    fields += [(name, np.int32, 3) for name in ("first", "count", "low", "high")]
+    fields += [("fixed", np.int32, (3, 2)), ("value", real, (3, 2))]
+    fields += [("chunk", np.int32), ("extra", np.int32)]
     return np.dtype(fields, align=True)
 
 
@@ -107,13 +108,15 @@ def memory_axes(geometry: Geometry, strides: tuple[int, ...]) -> tuple[int, ...]
     return tuple(sorted(geometry.active, key=lambda axis: strides[axis]))
 
 
-def edges(geometry: Geometry, order: tuple[int, ...]) -> dict[str, list[float]]:
+def edges(geometry: Geometry, order: tuple[int, ...]) -> dict[str, npt.NDArray[Any]]:
     """Return the job's fields on what lies outside the domain."""
-    low, high, fixed, value = [-FAR] * 3, [FAR] * 3, [0] * 3, [0.0] * 3
+    low, high = np.full(3, -FAR), np.full(3, FAR)
+    fixed, value = np.zeros((3, 2), np.int32), np.zeros((3, 2))
     for at, axis in enumerate(order):
         below, above = geometry.touches(axis)
         low[at] = 0 if below else -FAR
         high[at] = geometry.interior[axis] - 1 if above else FAR
-        fixed[at] = int(geometry.boundaries[axis].kind == "fixed")
-        value[at] = geometry.boundaries[axis].value
-    return {"low": list(low), "high": list(high), "fixed": list(fixed), "value": value}
+        ends = geometry.boundaries[axis]
+        fixed[at] = [end.kind == "fixed" for end in ends]
+        value[at] = [end.value for end in ends]
+    return {"low": low, "high": high, "fixed": fixed, "value": value}

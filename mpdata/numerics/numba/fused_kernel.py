@@ -305,16 +305,16 @@ def wrap_row(A: Array, o: Any, cells: Any, below: Any, above: Any) -> None:
 
 
 @inline
-def inside(at: int, cells: int, low: int, high: int) -> tuple[int, int]:
-    """Return the index that psi is taken from at index ``at``, and the kind of edge passed.
+def inside(at: int, cells: int, kinds: Array, low: int) -> tuple[int, int]:
+    """Return the index that psi is taken from at index ``at``, and the edge passed, -1 for none.
 
-    ``low`` and ``high`` are the kinds of the edges (see arguments.py).
+    ``low`` is the lower edge of the axis; the upper one is the next (see kernel_arguments.py).
     """
-    if low > 0 and at < 0:
+    if kinds[low] > 0 and at < 0:
         return 0, low
-    if high > 0 and at >= cells:
-        return cells - 1, high
-    return at, 0
+    if kinds[low + 1] > 0 and at >= cells:
+        return cells - 1, low + 1
+    return at, -1
 
 
 @inline
@@ -323,27 +323,29 @@ def fill_ends(
 ) -> None:
     """Set psi of a row beyond the edges of the contiguous axis.
 
-    ``fixed``: whether a fixed value of this axis counts there.
+    ``fixed``: whether fixed values of this axis count there.
     """
     start = to + tile.lead
     stop = start + u(extents[2])
     low, high = kinds[4], kinds[5]
     if low == 1 or (low == 2 and fixed):
-        edge = values[2] if low == 2 else P[start]
+        edge = values[4] if low == 2 else P[start]
         for q in range(to, start):
             P[q] = edge
     if high == 1 or (high == 2 and fixed):
-        edge = values[2] if high == 2 else P[stop - ONE]
+        edge = values[5] if high == 2 else P[stop - ONE]
         for q in range(stop, to + tile.count):
             P[q] = edge
 
 
 @inline
-def fixed_axis(kind_s: int, kind_m: int, rank: Array) -> int:
-    """Return which of the axes s (0) and m (1) gives a row its fixed value, -1 for none."""
-    if kind_s == 2 and (kind_m != 2 or rank[0] < rank[1]):
-        return 0
-    return 1 if kind_m == 2 else -1
+def fixed_edge(along_s: int, along_m: int, kinds: Array, rank: Array) -> int:
+    """Return which of the edges passed along s and m gives a row its fixed value, -1 for none."""
+    by_s = along_s >= 0 and kinds[along_s] == 2
+    by_m = along_m >= 0 and kinds[along_m] == 2
+    if by_s and not (by_m and rank[along_m] < rank[along_s]):
+        return along_s
+    return along_m if by_m else -1
 
 
 @entry
@@ -387,7 +389,7 @@ def sweep(
             p_low = line + u((j + 47) % slots) * plane
             f_up = line + u((g + 16) & 1) * plane
             f_mid = line + u((j + 16) & 1) * plane
-            source, kind_s = inside(i, extents[0], kinds[0], kinds[1])
+            source, edge_s = inside(i, extents[0], kinds, 0)
             for w in range(-k, rows + 2 + e):
                 # The stages take turns to ask for what the donor cell will read two rows on.
                 coming = w + 2 < rows + k and i < last + k
@@ -397,8 +399,8 @@ def sweep(
                 soon = (x, cut is not None and coming, line)
                 if w < rows + k and i < last + k:
                     to = p_new + u(w + k) * W
-                    row, kind_m = inside(begin + w, extents[1], kinds[2], kinds[3])
-                    fixed = fixed_axis(kind_s, kind_m, rank)
+                    row, edge_m = inside(begin + w, extents[1], kinds, 2)
+                    fixed = fixed_edge(edge_s, edge_m, kinds, rank)
                     x = base + u(source) * ss + u(row) * sm - lead
                     if fixed >= 0:
                         for q in range(count):
@@ -407,7 +409,7 @@ def sweep(
                         donor_row(P, to, psi, x, count, cc, cm, cs, r, sm, ss, soon, cut)
                     if wraps:
                         wrap_row(P, to, cells, u(k), u(k))
-                    decides = fixed < 0 or rank[2] < rank[fixed]
+                    decides = fixed < 0 or rank[4] < rank[fixed]
                     fill_ends(P, to, extents, kinds, values, tile, decides)
                 v = w - 1
                 at = u(v + k) * W

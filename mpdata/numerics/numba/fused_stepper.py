@@ -33,7 +33,7 @@ PSI_PLANES = 3
 OTHER_PLANES = 7
 """Two of faces and of each beta, one of the result under way."""
 
-KINDS = {"periodic": 0, "open": 1, "wall": 1, "fixed": 2}
+KINDS = {"periodic": 0, "pole": 0, "open": 1, "wall": 1, "fixed": 2}
 
 
 class FusedSweep:
@@ -88,7 +88,7 @@ class FusedSweep:
         c, m, _ = self._layout.axes
         geometry, cells = self._layout.geometry, self._layout.cells(self._layout.axes[0])
         line = LINE_BYTES // self._dtype.itemsize
-        around = geometry.boundaries[c].kind == "periodic" and cells == geometry.grid[c]
+        around = geometry.boundaries[c].periodic and cells == geometry.grid[c]
         lead = 0 if around else self._margin
         count = cells + 2 * lead
         if self._layout.strides.s >= line:
@@ -115,9 +115,12 @@ def edges_of(memory: BlockMemory, dtype: np.dtype[Any]) -> Edges:
     """Return what lies outside the domain, for the axes s, m, c of a block of three axes."""
     geometry, axes = memory.geometry, [axis for axis in reversed(memory.axes) if axis is not None]
     extents = [geometry.interior[axis] for axis in axes]
-    kinds = []
+    kinds, values, rank = [], [], []
     for axis in axes:
-        kind = KINDS[geometry.boundaries[axis].kind]
-        kinds += [kind if side else 0 for side in geometry.touches(axis)]
-    values = np.array([geometry.boundaries[axis].value for axis in axes], dtype)
-    return Edges(np.array(extents, np.int64), np.array(kinds, np.int64), values, np.array(axes))
+        ends = geometry.boundaries[axis]
+        for end, touched in zip(ends, geometry.touches(axis), strict=True):
+            kinds.append(KINDS[end.kind] if touched else 0)
+            values.append(end.value)
+            rank.append(axis)
+    whole = np.array(extents, np.int64), np.array(kinds, np.int64)
+    return Edges(*whole, np.array(values, dtype), np.array(rank, np.int64))

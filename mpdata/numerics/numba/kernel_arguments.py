@@ -90,13 +90,13 @@ def terms_of(
 
 
 class Edges(NamedTuple):
-    """What lies outside the domain, of the axes s, m, c.
+    """What lies outside the domain, of the axes s, m, c: all but extents for both edges of an axis.
 
     Attributes:
         extents: the interior's cells.
-        kinds: of the edge below and above each axis: 0 none here, 1 nearest cell, 2 fixed value.
-        values: beyond each axis.
-        rank: where two fixed axes meet the lowest decides.
+        kinds: 0 no edge here, 1 nearest cell, 2 fixed value.
+        values: beyond each edge.
+        rank: where two fixed edges meet the lowest decides.
     """
 
     extents: Any

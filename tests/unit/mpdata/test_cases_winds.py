@@ -107,6 +107,32 @@ def test_the_lower_half_blows_the_other_way(pair: wf.Pair) -> None:
         assert (c[axis] == -c[axis][:, :, ::-1]).all()
 
 
+POLAR = parse_boundaries("periodic,pole,wall")
+
+
+def test_the_winds_reach_a_pole_where_the_boundary_is_one(pair: wf.Pair) -> None:
+    for text, south, north in (("pole", -90, 90), ("pole/wall", -90, 75), ("wall/pole", -75, 90)):
+        setup = setup_of(pair, boundaries=parse_boundaries(f"periodic,{text},wall"))
+        assert setup.coordinates is not None
+        step = (north - south) / GRID[1]
+        wanted = south + step * (np.arange(GRID[1]) + 0.5)
+        assert setup.coordinates[1].values == pytest.approx(wanted)
+        whole = evaluate(setup)
+        assert np.abs(whole.divergence).max() <= 1e-14 * max(np.abs(c).max() for c in whole.c)
+        assert not whole.c[1].take([0, -1], axis=1).any()
+
+
+def test_winds_over_the_poles_keep_mass_and_constants(pair: wf.Pair) -> None:
+    solver = Solver(setup_of(pair, boundaries=POLAR), backend="numpy")
+    before = (solver.density * solver.psi).sum()
+    solver.advance(20)
+    assert (solver.density * solver.psi).sum() == pytest.approx(before, rel=1e-13)
+    assert solver.psi.min() >= -1e-15
+    solver.resume(np.full(GRID, 1.5), 0)
+    solver.advance(20)
+    assert np.abs(solver.psi - 1.5).max() <= 1e-13
+
+
 def test_months_differ(pair: wf.Pair) -> None:
     first, second = (evaluate(setup_of(pair, month=month)) for month in (1, 2))
     assert (first.c[0] != second.c[0]).any()

@@ -11,13 +11,20 @@ from sentences import one_sentence
 
 from mpdata.errors import InputError
 from mpdata.grid import Geometry, copy_layers, edge_copies, fill_edges, wrap_copies
-from mpdata.options import Boundaries, Boundary, Scheme, parse_boundaries
+from mpdata.options import Boundaries, Boundary, BoundaryPair, Scheme, parse_boundaries
 
 Triple = tuple[int, int, int]
 
-PERIODIC, OPEN, WALL = Boundary("periodic"), Boundary("open"), Boundary("wall")
-FIXED = Boundary("fixed", 9.5)
-KINDS = st.sampled_from([PERIODIC, OPEN, WALL, FIXED, Boundary("fixed", -3.5)])
+PERIODIC, OPEN, WALL, FIXED, _ = PAIRS = [
+    BoundaryPair(end, end)
+    for end in (
+        *map(Boundary, ("periodic", "open", "wall")),
+        *(Boundary("fixed", 9.5), Boundary("fixed", -3.5)),
+    )
+]
+KINDS = st.sampled_from(
+    [*PAIRS, *(BoundaryPair(a.low, b.low) for a in PAIRS[1:] for b in PAIRS[1:] if a != b)]
+)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +48,9 @@ def test_other_numbers_of_iterations_are_refused(iterations: int) -> None:
         ("periodic,wall,open", (PERIODIC, WALL, OPEN)),
         (" wall , open,periodic ", (WALL, OPEN, PERIODIC)),
         ("fixed:9.5", (FIXED, FIXED, FIXED)),
-        ("open,fixed:-2e-3,wall", (OPEN, Boundary("fixed", -0.002), WALL)),
+        ("open,fixed:-3.5,wall", (OPEN, PAIRS[-1], WALL)),
+        ("open,wall/fixed:9.5,wall", (OPEN, BoundaryPair(WALL.low, FIXED.low), WALL)),
+        ("open / wall", (BoundaryPair(OPEN.low, WALL.low),) * 3),
     ],
 )
 def test_boundaries_are_read(text: str, boundaries: Boundaries) -> None:
@@ -64,6 +73,11 @@ def test_boundaries_are_read(text: str, boundaries: Boundaries) -> None:
         "fixed:nan",
         "fixed:inf",
         "fixed:1:2",
+        "periodic/open",
+        "wall/periodic",
+        "open/open/open",
+        "open/",
+        "open|wall",
     ],
 )
 def test_bad_boundaries_are_refused_in_one_sentence(text: str) -> None:
@@ -71,13 +85,13 @@ def test_bad_boundaries_are_refused_in_one_sentence(text: str) -> None:
         parse_boundaries(text)
 
 
-@pytest.mark.parametrize("text", ["open", "wall", "periodic", "fixed:0.25"])
+@pytest.mark.parametrize("text", ["open", "wall", "periodic", "fixed:0.25", "pole/fixed:-1.5"])
 def test_boundaries_are_written_as_they_are_read(text: str) -> None:
     assert str(parse_boundaries(text)[0]) == text
 
 
 @st.composite
-def geometries(draw: st.DrawFn, kinds: st.SearchStrategy[Boundary] = KINDS) -> Geometry:
+def geometries(draw: st.DrawFn, kinds: st.SearchStrategy[BoundaryPair] = KINDS) -> Geometry:
     """Return any block of any grid."""
     axes = [
         draw(st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(0, 3))) for _ in range(3)
@@ -119,7 +133,7 @@ def test_cells_outside_wrap_or_repeat_the_nearest(geo: Geometry) -> None:
         true = [geo.start[axis] - geo.halo + at for at in range(geo.shape[axis])]
         if axis not in geo.active:
             assert found.tolist() == [0]
-        elif geo.boundaries[axis].kind == "periodic":
+        elif geo.boundaries[axis].periodic:
             assert found.tolist() == [at % n for at in true]
         else:
             assert found.tolist() == [min(max(at, 0), n - 1) for at in true]
@@ -130,7 +144,7 @@ def test_faces_outside_repeat_the_nearest_of_one_face_more(geo: Geometry, normal
     for axis, found in enumerate(geo.global_faces(normal, extends=False)):
         last = geo.grid[axis] - (axis != normal)
         true = [geo.start[axis] - geo.halo + at for at in range(geo.shape[axis])]
-        if axis in geo.active and geo.boundaries[axis].kind != "periodic":
+        if axis in geo.active and not geo.boundaries[axis].periodic:
             assert found.tolist() == [min(max(at, 0), last) for at in true]
 
 
@@ -142,10 +156,12 @@ def test_a_case_defined_outside_is_asked_there_except_beyond_walls(
     clipped = geo.global_faces(normal, extends=False)
     for axis in geo.active:
         low = geo.start[axis] - geo.halo
-        if geo.boundaries[axis].kind in ("open", "fixed"):
-            assert extended[axis].tolist() == list(range(low, low + geo.shape[axis]))
-        else:
-            assert extended[axis].tolist() == clipped[axis].tolist()
+        true = list(range(low, low + geo.shape[axis]))
+        last = geo.grid[axis] - (axis != normal)
+        for at, index in enumerate(true):
+            end = geo.boundaries[axis][index > last]
+            asked = end.kind in ("open", "fixed") and not 0 <= index <= last
+            assert extended[axis][at] == (index if asked else clipped[axis][at])
 
 
 @given(geometries())
@@ -164,11 +180,11 @@ def padded(array: npt.NDArray[np.float64], geo: Geometry, axis: int) -> npt.NDAr
     """Return one axis' edges as numpy.pad makes them."""
     inside = np.moveaxis(array, axis, 0)[geo.halo : geo.halo + geo.interior[axis]]
     sides = [(geo.halo, geo.halo + 1), (0, 0), (0, 0)]
-    boundary = geo.boundaries[axis]
-    if boundary.kind == "fixed":
-        outside = np.pad(inside, sides, constant_values=boundary.value)
-    else:
-        outside = np.pad(inside, sides, mode="edge")
+    outside = np.pad(inside, sides, mode="edge")
+    ends = (slice(0, geo.halo), slice(geo.halo + geo.interior[axis], None))
+    for boundary, where in zip(geo.boundaries[axis], ends, strict=True):
+        if boundary.kind == "fixed":
+            outside[where] = boundary.value
     return np.moveaxis(outside, 0, axis)
 
 

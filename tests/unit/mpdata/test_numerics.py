@@ -15,7 +15,7 @@ from whole_grids import Whole, as_setup, evaluate
 from mpdata.cases import Request, Setup, make_setup
 from mpdata.grid import Geometry
 from mpdata.numerics import reference
-from mpdata.options import Boundary, Scheme, parse_boundaries
+from mpdata.options import Scheme, parse_boundaries
 from mpdata.solver import Solver
 
 Array = npt.NDArray[np.float64]
@@ -299,8 +299,7 @@ def test_a_fixed_boundary_flows_in(scheme: Scheme) -> None:
         np.ones((6, 1, 1)),
         (np.ones((7, 1, 1)), np.zeros((6, 2, 1)), np.zeros((6, 1, 2))),
     )
-    kind = (Boundary("fixed", 9.0), Boundary("open"), Boundary("open"))
-    psi = advanced(as_setup(whole, kind), scheme, 2).psi
+    psi = advanced(as_setup(whole, parse_boundaries("fixed:9,open,open")), scheme, 2).psi
     assert psi.ravel() == pytest.approx([9, 9, 1, 2, 3, 4], rel=1e-14)
 
 
