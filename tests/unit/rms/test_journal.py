@@ -266,17 +266,6 @@ def test_what_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("whole") / "journal"
-    with begun(path) as journal:
-        journal._db.execute("BEGIN")
-        for n in range(300):
-            journal.append(Submitted(float(n), (job(n),)))
-        journal._db.execute("COMMIT")
-    return path
-
-
 def harmed(path: Path, statement: str, *values: object) -> None:
     """Change a journal's file behind its back."""
     with sqlite3.connect(path) as db:
