@@ -67,6 +67,11 @@ class Box:
             (*self.stop[:axis], stop, *self.stop[axis + 1 :]),
         )
 
+    def layers(self, axis: int, cells: int) -> Iterator[Box]:
+        """Cut the box along an axis, into boxes of so many cells there; the last may have fewer."""
+        for at in range(self.start[axis], self.stop[axis], cells):
+            yield self.cut(axis, at, min(at + cells, self.stop[axis]))
+
 
 def common_edges(one: Halo, other: Halo) -> Halo:
     """Return the halo that two blocks both have; () where one has none."""
@@ -379,13 +384,10 @@ def _replicas(rank: int, old: Decomposition, new: Decomposition, *, sending: boo
 
 def chunks(box: Box, itemsize: int, limit_bytes: int) -> Iterator[Box]:
     """Cut a box into boxes of at most ``limit_bytes`` (or single cells), in index order."""
-    shape = box.shape
     if box.size * itemsize <= limit_bytes or box.size <= 1:
         yield box
         return
-    axis = next(a for a, n in enumerate(shape) if n > 1)
-    across = box.size // shape[axis]
-    step = max(1, limit_bytes // max(1, across * itemsize))
-    for start in range(box.start[axis], box.stop[axis], step):
-        stop = min(start + step, box.stop[axis])
-        yield from chunks(box.cut(axis, start, stop), itemsize, limit_bytes)
+    axis = next(a for a, n in enumerate(box.shape) if n > 1)
+    layer_bytes = box.size // box.shape[axis] * itemsize
+    for piece in box.layers(axis, max(1, limit_bytes // max(1, layer_bytes))):
+        yield from chunks(piece, itemsize, limit_bytes)

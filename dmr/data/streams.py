@@ -118,17 +118,16 @@ def receiving(
         TransferError: a sender whose memory is being read is gone.
     """
     plan = yield from _meet(comm, block, old, on_host=on_host, sending=False)
-    readers = {stream.peer: reader_of(stream.memory) for stream in plan if stream.offered}
+    reads = {stream.peer: readable(stream.memory) for stream in plan if stream.offered}
     with Pending() as pending:
-        for peer, reader in readers.items():
-            answer = np.array([reader is not None], np.uint8)
+        for peer, can_read in reads.items():
+            answer = np.array([can_read], np.uint8)
             pending.add(comm.Isend(answer, dest=peer, tag=tags.ANSWER), answer)
         yield from pending.all()
     intact = True
     for stream in plan:
-        reader = readers.get(stream.peer)
-        if reader is not None:
-            intact &= yield from _read(comm, block, stream, reader)
+        if reads.get(stream.peer):
+            intact &= yield from _read(comm, block, stream)
         elif stream.direct:
             rooms = (_slab(block, box) for box in stream.boxes)
             intact &= yield from receive_chunks(comm, stream.peer, rooms)
@@ -139,12 +138,17 @@ def receiving(
     return intact
 
 
-def _read(comm: MPI.Comm, block: CellBlock, stream: Stream, reader: Reader) -> Steps[bool]:
+def _read(comm: MPI.Comm, block: CellBlock, stream: Stream) -> Steps[bool]:
     """Read the pieces of a stream from the sender's memory; return whether their hash agrees."""
     digest = xxhash.xxh3_64()
+    pid, _, _, address = map(int, stream.memory)
     for box in stream.boxes:
         values = _slab(block, box)
-        reader.fill(values)
+        count = libc.read_memory(pid, address, values)
+        if count != values.nbytes:
+            why = os.strerror(ctypes.get_errno()) if count < 0 else f"{count}"
+            raise TransferError(f"expected {values.nbytes} bytes of process {pid}, got {why}")
+        address += count
         digest.update(values.data)
         yield lambda: True  # so that other transfers go on as well
     with Pending() as pending:
@@ -386,10 +390,8 @@ def _aligned(block: CellBlock, other: Box, box: Box) -> bool:
 
 def _slabs(block: CellBlock, box: Box) -> tuple[Box, ...]:
     """Cut a box along the slowest axis in memory, into about ``CHUNK_BYTES`` of storage each."""
-    axis = block.memory_layout.order[0]
     step = max(1, CHUNK_BYTES // block.storage[0].nbytes)
-    ends = range(box.start[axis], box.stop[axis], step)
-    return tuple(box.cut(axis, at, min(at + step, box.stop[axis])) for at in ends)
+    return tuple(box.layers(block.memory_layout.order[0], step))
 
 
 def _slab(block: CellBlock, box: Box) -> Buffer:
@@ -417,33 +419,11 @@ def offer(address: int) -> Words:
     return np.array([os.getpid(), _token.ctypes.data, int(_token[0]), address], np.int64)
 
 
-@dataclass
-class Reader:
-    """Reads a stretch of another rank's memory from its beginning on."""
-
-    pid: int
-    address: int
-
-    def fill(self, into: Buffer) -> None:
-        """Read as many bytes as a buffer has, and go on from there the next time.
-
-        Raises:
-            TransferError: the other rank is gone, or its memory is.
-        """
-        count = libc.read_memory(self.pid, self.address, into)
-        if count != into.nbytes:
-            why = os.strerror(ctypes.get_errno()) if count < 0 else f"{count}"
-            raise TransferError(f"expected {into.nbytes} bytes of process {self.pid}, got {why}")
-        self.address += into.nbytes
-
-
-def reader_of(offered: Words) -> Reader | None:
-    """Return a reader, None if the memory that is offered cannot be read from here."""
-    pid, at, token, address = map(int, offered)
+def readable(memory: Words) -> bool:
+    """Return whether memory that another rank offers can be read from here."""
+    pid, at, token, _ = map(int, memory)
     here = np.zeros(1, np.int64)
-    if libc.read_memory(pid, at, here) != here.nbytes or int(here[0]) != token:
-        return None
-    return Reader(pid, address)
+    return libc.read_memory(pid, at, here) == here.nbytes and int(here[0]) == token
 
 
 # --- transfers, run to their ends ---------------------------------------------------------------
@@ -490,42 +470,6 @@ def _drive(transfers: Sequence[Steps[T]], check: Check | None) -> list[T]:
     while waits:
         wait_until(advance_any, check)
     return [results[at] for at in range(len(transfers))]
-
-
-def send(
-    comm: MPI.Comm,
-    part: Distributed,
-    new: Decomposition,
-    *,
-    on_host: bool = False,
-    check: Check | None = None,
-) -> int:
-    """Send this rank's part to its owners in the new world; return the bytes of it.
-
-    Args:
-        on_host: whether the data of both worlds lies in host memory, so that MPI may use it in
-            place.
-
-    Raises:
-        TransferError: memory is short, or the owner of a list item is unknown.
-    """
-    return drive([part.sending(comm, new, on_host=on_host)], check)[0]
-
-
-def receive(
-    comm: MPI.Comm,
-    part: Distributed,
-    old: Decomposition,
-    *,
-    on_host: bool = False,
-    check: Check | None = None,
-) -> bool:
-    """Fill this rank's part from the old world; return whether every hash agrees.
-
-    Raises:
-        TransferError: memory is short.
-    """
-    return drive([part.receiving(comm, old, on_host=on_host)], check)[0]
 
 
 def share(node: MPI.Intracomm, block: CellBlock, check: Check | None = None) -> None:
