@@ -161,7 +161,7 @@ class Field:
         decomposition: who owns which cells in this world.
         rank: whose block it is.
         box: the interior in global indices.
-        storage: the C-contiguous memory, slowest axis first, rows with their memory_layout.
+        storage: the C-contiguous memory, slowest axis first, rows with their padding.
         padded: interior and halo in axis order, a view of ``storage``.
         interior: the owned cells in axis order, a view of ``storage``.
         comm: the library's own ranks of the world that the block is part of, once it is.
@@ -277,7 +277,7 @@ class Field:
         return below, above
 
     def join(self, comm: MPI.Intracomm | None) -> None:
-        """Be part of a world with these ranks of the library's own; of none, free what it used."""
+        """Enter a world with these ranks of the library's own; None: leave the one before."""
         if self._exchange is not None and self.comm is not None:
             self._exchange.free()
         self.comm, self._exchange = comm, None
@@ -371,8 +371,6 @@ class Field:
             for start, (low, _) in zip(self.box.start, self.memory_layout.halo, strict=True)
         )
 
-    # What a resize and a checkpoint use; each kind of distributed data has its own.
-
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of a cell."""
@@ -403,26 +401,19 @@ class Field:
     def gathered(
         self, comm: MPI.Intracomm
     ) -> tuple[tuple[int, ...], Iterator[npt.NDArray[Any] | None]]:
-        """Return the shape of the whole; its rows on rank 0, in pieces in order (collective).
-
-        Other ranks go through as many pieces, each None.
-        """
+        """Return the shape of the whole, and its rows in pieces, on rank 0 (collective)."""
         return self.spec.shape, (values for _, values in gather.slabs(comm, self))
 
     def stored_box(self) -> Box | None:
-        """Return what of the whole this rank writes to a checkpoint, None where another does."""
+        """Return the extent of what this rank writes, None where another rank writes it."""
         return self.box if self.decomposition.split or self.rank == 0 else None
 
     def stored_pieces(self) -> Iterator[npt.NDArray[Any]]:
-        """Return that, contiguous and in host memory, in pieces along the first axis."""
-        return gather.own_pieces(self)
+        """Return what this rank writes, contiguous, in pieces along axis 0."""
+        return (self.pack(box) for box in gather.own_boxes(self))
 
     def restore(self, stored: Any, first: Sequence[int]) -> None:
-        """Set the interior from the whole, in a checkpoint (an HDF5 dataset).
-
-        Args:
-            first: global indices of the first cell that is stored.
-        """
+        """Set the interior from the whole in a checkpoint, which begins with the cell ``first``."""
         for box in gather.own_boxes(self):
             self.unpack(box, stored[box.slices(first)].view(self.dtype))
 

@@ -53,12 +53,6 @@ def whole(comm: MPI.Intracomm | None, part: Distributed) -> Array | None:
     return None if comm.rank else np.concatenate(own)
 
 
-def own_pieces(block: CellBlock, limit_bytes: int = SLAB_BYTES) -> Iterator[Array]:
-    """Yield the interior of this rank's block as slabs along axis 0, contiguous."""
-    for box in own_boxes(block, limit_bytes):
-        yield block.pack(box)
-
-
 def own_boxes(block: CellBlock, limit_bytes: int = SLAB_BYTES) -> Iterator[Box]:
     """Yield the interior of this rank's block cut along axis 0, in order."""
     layer_bytes = block.box.size // max(1, block.box.shape[0]) * block.dtype.itemsize
@@ -66,11 +60,11 @@ def own_boxes(block: CellBlock, limit_bytes: int = SLAB_BYTES) -> Iterator[Box]:
 
 
 def lists(comm: MPI.Intracomm, mine: Array, counts: list[int] | None) -> Iterator[Array | None]:
-    """Yield the list of every rank, in the order of the ranks, on rank 0; elsewhere None, once.
+    """Yield the items of every rank, in the order of the ranks, on rank 0; elsewhere None, once.
 
     Args:
         mine: this rank's items, contiguous.
-        counts: how many items each rank has, on rank 0.
+        counts: the number of items of every rank, on rank 0.
     """
     if counts is None:
         comm.Send(mine.reshape(-1).view(np.uint8), dest=0, tag=tags.GATHER)
