@@ -340,8 +340,9 @@ class Field:
 
     def initialise(self) -> None:
         """Set the interior to the application's initial values."""
-        values = self.spec.xp.asarray(self.spec.initial(self.box), dtype=self.spec.dtype)
-        self.interior[...] = values
+        if not isinstance(self.spec, WrappedSpec):  # its array holds them
+            values = self.spec.xp.asarray(self.spec.initial(self.box), dtype=self.spec.dtype)
+            self.interior[...] = values
 
     def pack(self, box: Box) -> npt.NDArray[Any]:
         """Return a contiguous host copy of the cells of ``box``, in axis order."""
@@ -508,11 +509,10 @@ def adapt(
         raise ValueError(
             f"expected an array in C or Fortran order, without gaps, got strides {array.strides}"
         )
-    source = WrappedArray(array)
     return WrappedSpec(
         shape,
         array.dtype,
-        source.values,
+        lambda box: None,
         halo,
         split=split,
         order=order,
@@ -522,33 +522,19 @@ def adapt(
         row_major=row_major,
         constant=constant,
         edge=True,
-        source=source,
+        source=[array],
     )
-
-
-class WrappedArray:
-    """The application's array, until a block has it."""
-
-    def __init__(self, array: npt.NDArray[Any]) -> None:
-        self._array: npt.NDArray[Any] | None = array
-        self._inside: npt.NDArray[Any] | None = None
-
-    def take(self, memory_layout: MemoryLayout) -> npt.NDArray[Any] | None:
-        """Return it the first time."""
-        array, self._array = self._array, None
-        self._inside = None if array is None else array[memory_layout.interior_slices()]
-        return array
-
-    def values(self, box: Box) -> Any:
-        """Return the initial values: those it holds."""
-        return self._inside
 
 
 @dataclass(frozen=True)
 class WrappedSpec(FieldSpec):
-    """A field over an array of the application's own, whose rows have no padding."""
+    """A field over an array of the application's own, whose rows have no padding.
 
-    source: WrappedArray | None = None
+    Attributes:
+        source: the array, which holds the initial values, until a block has it.
+    """
+
+    source: list[Array] = field(default_factory=list, compare=False)
 
     def storage(self, box: Box, memory_layout: MemoryLayout) -> Array:
         """Return the memory of the application's array, or of a new one laid out alike.
@@ -556,9 +542,9 @@ class WrappedSpec(FieldSpec):
         Raises:
             ValueError: the application's array is not the block of this box.
         """
-        array = None if self.source is None else self.source.take(memory_layout)
-        if array is None:
+        if not self.source:
             return np.zeros(memory_layout.storage, self.dtype)
+        array = self.source.pop()
         if array.shape != memory_layout.padded:
             raise ValueError(
                 f"expected an array of shape {memory_layout.padded} for cells {box.start} to "

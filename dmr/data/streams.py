@@ -21,7 +21,7 @@ import contextlib
 import ctypes
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -36,6 +36,7 @@ from dmr.data.decomposition import (
     Decomposition,
     Halo,
     MemoryLayout,
+    Transfer,
     chunks,
     common_edges,
     transfers,
@@ -307,60 +308,49 @@ class Form:
         return not halos_differ.any() and np.array_equal(self.rows[:, 4:], other.rows[:, 4:])
 
 
-def streams(
-    block: CellBlock,
-    other: Decomposition,
-    forms: Mapping[int, Form] | None = None,
-    *,
-    on_host: bool,
-    sending: bool = True,
-) -> list[Stream]:
-    """Return what this rank exchanges with each rank of ``other``; both sides cut alike.
-
-    Args:
-        forms: those of the ranks of ``other``; by default they are as this block's.
-    """
-    plan = []
-    mine, slowest = Form.of(block), block.memory_layout.order[0]
-    for transfer in transfers(block.decomposition, block.rank, other, sending=sending):
-        form, theirs = (forms or {}).get(transfer.peer, mine), other.box(transfer.peer)
-        direct = on_host and _aligned(block, theirs, transfer.box) and mine.alike(form)
-        box = block.decomposition.widened(transfer.box, common_edges(mine.edges, form.edges))
-        if direct:
-            boxes = _slabs(block, box)
-        else:
-            boxes = tuple(chunks(box, block.dtype.itemsize, CHUNK_BYTES))
-        memory = form.memory.copy()
-        if direct:
-            layers = box.start[slowest] - theirs.start[slowest] + form.rows[slowest, 2]
-            memory[-1] += layers * block.storage[0].nbytes
-        offered = direct and box.size * block.dtype.itemsize >= LEAST_READ_BYTES
-        plan.append(Stream(transfer.peer, boxes, direct, offered, memory))
-    return plan
-
-
 def _meet(
     comm: MPI.Comm, block: CellBlock, other: Decomposition, *, on_host: bool, sending: bool
 ) -> Steps[list[Stream]]:
-    """Return the streams to other ranks, once they have exchanged how their blocks lie."""
-    peers = [
-        one.peer
+    """Return the streams to or from other ranks, once they have exchanged how their blocks lie."""
+    shared = [
+        one
         for one in transfers(block.decomposition, block.rank, other, sending=sending)
         if one.peer != block.rank or comm.Is_inter()
     ]
-    mine = Form.of(block).words
-    words = {peer: np.empty_like(mine) for peer in peers}
+    mine = Form.of(block)
+    forms = {one.peer: Form(np.empty_like(mine.words)) for one in shared}
     own, theirs = tags.OLD_FORM, tags.NEW_FORM
     if not sending:
         own, theirs = theirs, own
     with Pending() as pending:
-        for peer, room in words.items():
-            pending.add(comm.Irecv(room, source=peer, tag=theirs), room)
-            pending.add(comm.Isend(mine, dest=peer, tag=own), mine)
+        for peer, form in forms.items():
+            pending.add(comm.Irecv(form.words, source=peer, tag=theirs), form.words)
+            pending.add(comm.Isend(mine.words, dest=peer, tag=own), mine.words)
         yield from pending.all()
-    forms = {peer: Form(room) for peer, room in words.items()}
-    plan = streams(block, other, forms, on_host=on_host, sending=sending)
-    return [stream for stream in plan if stream.peer in forms]
+    return [_stream(block, other, one, mine, forms[one.peer], on_host) for one in shared]
+
+
+def _stream(
+    block: CellBlock,
+    other: Decomposition,
+    transfer: Transfer,
+    mine: Form,
+    form: Form,
+    on_host: bool,
+) -> Stream:
+    """Return the stream to or from a rank of ``other``; both sides cut alike."""
+    theirs, slowest = other.box(transfer.peer), block.memory_layout.order[0]
+    box = block.decomposition.widened(transfer.box, common_edges(mine.edges, form.edges))
+    if not (on_host and _aligned(block, theirs, transfer.box) and mine.alike(form)):
+        boxes = tuple(chunks(box, block.dtype.itemsize, CHUNK_BYTES))
+        return Stream(transfer.peer, boxes, False, False, form.memory)
+    layer_bytes = block.storage[0].nbytes
+    boxes = tuple(box.layers(slowest, max(1, CHUNK_BYTES // layer_bytes)))
+    memory = form.memory.copy()
+    layers = box.start[slowest] - theirs.start[slowest] + form.rows[slowest, 2]
+    memory[-1] += layers * layer_bytes
+    long = box.size * block.dtype.itemsize >= LEAST_READ_BYTES
+    return Stream(transfer.peer, boxes, True, long, memory)
 
 
 def _packed(block: CellBlock, box: Box) -> Buffer:
@@ -386,12 +376,6 @@ def _aligned(block: CellBlock, other: Box, box: Box) -> bool:
         for axis in range(len(box.shape))
         if axis != slowest
     )
-
-
-def _slabs(block: CellBlock, box: Box) -> tuple[Box, ...]:
-    """Cut a box along the slowest axis in memory, into about ``CHUNK_BYTES`` of storage each."""
-    step = max(1, CHUNK_BYTES // block.storage[0].nbytes)
-    return tuple(box.layers(block.memory_layout.order[0], step))
 
 
 def _slab(block: CellBlock, box: Box) -> Buffer:
