@@ -472,7 +472,7 @@ def joined(
     found: dict[str, list[Part]] = {}
     for name, block in fields.items():
         parts = [each[name] for each in written if name in each]
-        places = block.spec.places([part.box for part in parts])
+        places = block.spec.extents_in_checkpoint([part.box for part in parts])
         found[name] = [
             msgspec.structs.replace(part, start=box.start, stop=box.stop)
             for part, box in zip(parts, places, strict=True)

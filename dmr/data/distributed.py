@@ -74,15 +74,11 @@ class Distributed(Protocol):
     def prefault(self) -> None:
         """Have the pages of the part's memory exist before its data arrives."""
 
-    # A resize.
-
     def sending(self, comm: MPI.Comm, new: Decomposition, *, on_host: bool) -> Steps[int]:
-        """Send the part to its owners in a new decomposition; return the bytes of it.
+        """Send the part to its owners in a new decomposition; return the bytes.
 
-        Over an intra-communicator (strategy merge) what stays on this rank is not sent.
-
-        Args:
-            on_host: whether the parts of both worlds lie in host memory.
+        Over an intra-communicator (merge) what stays here is not sent. ``on_host``: whether the
+        parts of both worlds lie in host memory.
         """
 
     def receiving(self, comm: MPI.Comm, old: Decomposition, *, on_host: bool) -> Steps[bool]:
@@ -94,8 +90,6 @@ class Distributed(Protocol):
     def moved_to(self, decomposition: Decomposition, rank: int) -> Self:
         """Return a rank's empty part of another decomposition; this one is of no use then."""
 
-    # A checkpoint.
-
     def carried(self, edges: Halo | None = None) -> Self:
         """Return the part with edges as cells of its own: :attr:`edges`, or no more than these."""
 
@@ -103,19 +97,15 @@ class Distributed(Protocol):
         """Return the extent of what this rank writes, None where another rank writes it."""
 
     def stored_pieces(self) -> Iterator[Array]:
-        """Return what this rank writes, contiguous, in pieces along the first axis."""
+        """Return what this rank writes, contiguous, in pieces along axis 0."""
 
     def restore(self, stored: Any, first: Sequence[int]) -> None:
-        """Set the part from the whole in a checkpoint (an HDF5 dataset).
-
-        Args:
-            first: global indices of the first cell that is stored.
-        """
+        """Set the part from the whole in a checkpoint, which begins with the cell ``first``."""
 
     def gathered(self, comm: MPI.Intracomm) -> tuple[tuple[int, ...], Iterator[Array | None]]:
-        """Return the shape of the whole, and its rows in pieces, on rank 0 (collective).
+        """Return the shape of the whole; on rank 0 its rows in pieces, elsewhere None (collective).
 
-        Other ranks go through as many pieces, which are None.
+        All ranks have to go through the pieces.
         """
 
 
@@ -222,8 +212,8 @@ class Spec(ABC):
     def stored_shape(self, rows: int, edges: Halo = ()) -> tuple[int, ...]:
         """Return the shape that a checkpoint holds, if it has so many rows and these edges."""
 
-    def places(self, parts: Sequence[Box]) -> Sequence[Box]:
-        """Return where the parts of all ranks lie in the whole of a checkpoint."""
+    def extents_in_checkpoint(self, parts: Sequence[Box]) -> Sequence[Box]:
+        """Return where the data of the ranks lies in the whole of a checkpoint."""
         return parts
 
     @abstractmethod

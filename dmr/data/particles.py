@@ -20,15 +20,13 @@ from dmr.data import gather
 from dmr.data.decomposition import Box, Decomposition, Halo
 from dmr.data.distributed import Array, Spec, Steps, Wait
 from dmr.data.field import refuse_masked
-from dmr.data.streams import Pending, receive_chunks, send_chunks
+from dmr.data.streams import CHUNK_BYTES, Pending, receive_chunks, send_chunks
 from dmr.errors import TransferError, outside_block
 from dmr.system.watch import WATCH
 from dmr.wire import tags
 
 Owner = Callable[[Array, Decomposition], npt.ArrayLike]
 """Returns the rank in a decomposition of every item: whole numbers, as many as there are items."""
-
-CHUNK_BYTES = 1 << 20
 
 POLLS = 1000
 """Polls of a rank that waits for others in its step, until it yields its core."""
@@ -75,11 +73,11 @@ class ListSpec(Spec):
         """Return the shape that a checkpoint holds, if it has so many items."""
         return (rows, *self.item)
 
-    def places(self, parts: Sequence[Box]) -> list[Box]:
+    def extents_in_checkpoint(self, parts: Sequence[Box]) -> list[Box]:
         """Return where the items of all ranks lie in the list: in the order of the ranks."""
         ends = list(accumulate((part.stop[0] for part in parts), initial=0))
-        places = zip(parts, ends, ends[1:], strict=False)
-        return [part.cut(0, begin, end) for part, begin, end in places]
+        extents = zip(parts, ends, ends[1:], strict=False)
+        return [part.cut(0, begin, end) for part, begin, end in extents]
 
     def owners(self, items: Array, decomposition: Decomposition) -> npt.NDArray[np.int64]:
         """Return the rank of every item.
