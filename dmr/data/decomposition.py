@@ -172,9 +172,9 @@ class Decomposition:
 
     Attributes:
         row_major: the last split axis first instead, as MPI_Cart_create and mpi4py-fft have it.
-        copies: of an array that no axis cuts, the ranks that each have the whole of it.
+        copies: of an array that no axis cuts, the number of ranks, which all have the whole.
         receivers: of such an array, the ranks it is sent to (one of each node); None for all.
-        bounds: where the parts of each split axis begin, and its end; None for an even split.
+        bounds: where the parts of the split axes begin, and their ends; None for an even split.
     """
 
     shape: tuple[int, ...]
@@ -336,12 +336,12 @@ class Transfer:
 def transfers(
     mine: Decomposition, rank: int, other: Decomposition, *, sending: bool = True
 ) -> list[Transfer]:
-    """Return what ``rank`` of ``mine`` shares with each rank of ``other``, by rising peer.
+    """Return what ``rank`` of ``mine`` shares with the ranks of ``other``, by rising peer.
 
     Called with (old, rank, new) it lists what to send, with (new, rank, old) what to receive:
-    the two sides agree without exchanging a word. Costs as many steps as there are overlaps,
-    not as there are ranks. Of an array that every rank has the whole of, each new rank gets it
-    from one old one, or each of the new decomposition's ``receivers`` does.
+    the two sides agree without a message. Costs as many steps as there are overlaps, not as there
+    are ranks. Of an array that every rank has the whole of, a new rank gets it from one old one;
+    where the new decomposition has ``receivers``, these alone get it.
     """
     if mine.shape != other.shape or mine.split != other.split:
         raise ValueError(
@@ -364,7 +364,7 @@ def transfers(
 
 
 def _replicas(rank: int, old: Decomposition, new: Decomposition, *, sending: bool) -> Sequence[int]:
-    """Return the ranks that get the whole array from this one, or whom this gets it from."""
+    """Return the ranks that get the whole array from this one, or the rank that sends it here."""
     if new.receivers is None:
         return range(rank, new.copies, old.copies) if sending else [rank % old.copies]
     # Old ranks that are far apart, so that they lie on as many nodes as can be.

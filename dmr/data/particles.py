@@ -327,10 +327,10 @@ def _chunks(part: Array) -> Iterator[npt.NDArray[np.uint8]]:
         yield data[at : at + CHUNK_BYTES]
 
 
-# --- how much goes to whom, where only the senders know -----------------------------------------
+# --- how many items go to which rank, where only the senders know -------------------------------
 #
-# A rank tells those it has something for, by synchronous sends, and enters a barrier that does not
-# block once they have heard it; a rank that is through the barrier knows all that will come
+# A rank announces its items by synchronous sends to their owners and enters a barrier that does not
+# block once these have arrived; a rank that is through the barrier has all announcements
 # (T. Hoefler, C. Siebert, A. Lumsdaine, "Scalable communication protocols for dynamic sparse data
 # exchange", PPoPP 2010, algorithm 2). So a rank sends as many messages as it has receivers, and the
 # logarithm of the number of ranks for the barrier.
@@ -340,13 +340,13 @@ _rounds: list[int] = []
 
 
 class Announcements:
-    """One round of it, among all ranks of a communicator (an inter-communicator's on both sides).
+    """One round, among all ranks of a communicator (an inter-communicator's on both sides).
 
     Args:
-        leaving: how much this rank has for others, by their rank; what is 0 is left out.
+        leaving: how many items this rank has for others, by their rank; 0 is left out.
 
     Attributes:
-        arriving: how much others have for this rank, by theirs; whole once it is ``done``.
+        arriving: how many items others have for this rank, by theirs; complete once ``done``.
     """
 
     def __init__(self, comm: MPI.Comm, leaving: Mapping[int, int]) -> None:
@@ -363,21 +363,19 @@ class Announcements:
                 if count:
                     number = np.array([count], np.int64)
                     pending.add(self._comm.Issend(number, peer, tag), number)
-            while len(pending):
-                for wait in pending.oldest():
-                    yield self._hearing(wait, tag)
+            for wait in pending.all():
+                yield self._receiving(wait, tag)
             pending.add(self._comm.Ibarrier(), np.empty(0, np.uint8))
-            for wait in pending.oldest():
-                yield self._hearing(wait, tag)
+            for wait in pending.all():
+                yield self._receiving(wait, tag)
         self.done = True
 
-    def _hearing(self, wait: Wait, tag: int) -> Wait:
-        """Return a wait during which announcements are heard."""
+    def _receiving(self, wait: Wait, tag: int) -> Wait:
+        """Return a wait during which announcements are received."""
 
         def poll() -> bool:
-            status = MPI.Status()
+            status, number = MPI.Status(), np.empty(1, np.int64)
             while self._comm.Iprobe(MPI.ANY_SOURCE, tag, status):
-                number = np.empty(1, np.int64)
                 self._comm.Recv(number, status.Get_source(), tag)
                 self.arriving[status.Get_source()] = int(number[0])
             return wait()

@@ -129,13 +129,11 @@ def receiving(
     for stream in plan:
         if reads.get(stream.peer):
             intact &= yield from _read(comm, block, stream)
-        elif stream.direct:
-            rooms = (_slab(block, box) for box in stream.boxes)
-            intact &= yield from receive_chunks(comm, stream.peer, rooms)
-        else:
-            rooms = (_buffer(block, box) for box in stream.boxes)
-            unpack = partial(_unpack, block, iter(stream.boxes))
-            intact &= yield from receive_chunks(comm, stream.peer, rooms, unpack)
+            continue
+        room = _slab if stream.direct else _buffer
+        unpack = None if stream.direct else partial(_unpack, block, iter(stream.boxes))
+        rooms = (room(block, box) for box in stream.boxes)
+        intact &= yield from receive_chunks(comm, stream.peer, rooms, unpack)
     return intact
 
 
@@ -272,7 +270,7 @@ class Stream:
 
 
 class Form:
-    """How a block lies in memory, as the ranks of both worlds tell each other.
+    """How a block lies in memory, as the ranks of two worlds exchange it.
 
     Attributes:
         words: the message.
