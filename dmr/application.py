@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from dmr.boot.environment import Runtime
 from dmr.checkpoint.store import Lock
-from dmr.data.field import Field, FieldSpec
+from dmr.data.distributed import Spec
 from dmr.errors import UsageError, outside_block, print_line
 from dmr.state.progress import PerRank, Progress
 from dmr.state.values import State
@@ -42,7 +42,7 @@ class Application(ABC):
     backends: tuple[str, ...] = ()
 
     @abstractmethod
-    def fields(self) -> Mapping[str, FieldSpec]:
+    def fields(self) -> Mapping[str, Spec]:
         """Return the distributed arrays, the same on every rank and in every world."""
 
     def prepare(self, run: Run) -> None:  # noqa: B027
@@ -155,7 +155,7 @@ class Run:
     Attributes:
         runtime: what surrounds this process.
         world: the present world.
-        fields: this rank's blocks.
+        fields: this rank's part of every field (:class:`dmr.Field`) and list (:class:`dmr.Items`).
         progress: what travels with the job besides its fields.
         restored: whether this world started from moved or checkpointed fields.
         internal: the library's own.
@@ -163,7 +163,7 @@ class Run:
 
     runtime: Runtime
     world: World
-    fields: dict[str, Field]
+    fields: dict[str, Any]
     progress: Progress
     restored: bool
     internal: RunState = field(repr=False)

@@ -10,7 +10,7 @@ from math import prod
 from mpi4py import MPI
 
 from dmr.data.decomposition import Decomposition, GridError, choose_grid
-from dmr.data.field import Field, FieldSpec
+from dmr.data.distributed import Distributed, Spec
 from dmr.errors import UsageError
 
 
@@ -41,7 +41,7 @@ class World:
         """Number of ranks."""
         return int(self.comm.size)
 
-    def allocate(self, specs: Mapping[str, FieldSpec]) -> dict[str, Field]:
+    def allocate(self, specs: Mapping[str, Spec]) -> dict[str, Distributed]:
         """Return this rank's zeroed block of every field.
 
         Raises:
@@ -53,7 +53,7 @@ class World:
         }
 
 
-def block_of(name: str, spec: FieldSpec, decomposition: Decomposition, rank: int) -> Field:
+def block_of(name: str, spec: Spec, decomposition: Decomposition, rank: int) -> Distributed:
     """Return a rank's zeroed block of a field; an error names the field."""
     try:
         return spec.block(decomposition, rank)
@@ -74,7 +74,7 @@ def disconnect(comm: MPI.Intracomm) -> None:
         comm.Disconnect()
 
 
-def grid_for(size: int, specs: Sequence[FieldSpec]) -> tuple[int, ...]:
+def grid_for(size: int, specs: Sequence[Spec]) -> tuple[int, ...]:
     """Return the process grid on which every field's blocks are thick enough.
 
     Args:
@@ -94,7 +94,7 @@ def grid_for(size: int, specs: Sequence[FieldSpec]) -> tuple[int, ...]:
         raise UsageError(str(error)) from None
 
 
-def decompositions_for(size: int, specs: Mapping[str, FieldSpec]) -> dict[str, Decomposition]:
+def decompositions_for(size: int, specs: Mapping[str, Spec]) -> dict[str, Decomposition]:
     """Return how every field is cut over so many ranks: the same on every rank and in every world.
 
     Fields that are split along as many axes, and name no process grid of their own, share one.
@@ -134,7 +134,7 @@ def sent_once_a_node(
     }
 
 
-def _own_grid(name: str, spec: FieldSpec, size: int) -> tuple[int, ...]:
+def _own_grid(name: str, spec: Spec, size: int) -> tuple[int, ...]:
     """Return the process grid that a field has of its own.
 
     Raises:

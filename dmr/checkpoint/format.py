@@ -30,7 +30,7 @@ import xxhash
 
 from dmr.checkpoint.files import new_hdf5, sync
 from dmr.data.decomposition import Box, Halo, common_edges
-from dmr.data.field import Field
+from dmr.data.distributed import Distributed
 from dmr.data.gather import SLAB_BYTES
 from dmr.errors import UsageError, words_of
 from dmr.state.progress import Progress, decode, encode
@@ -90,7 +90,7 @@ class Index(msgspec.Struct):
 
 
 def write_part(
-    folder: Path, rank: int, fields: Mapping[str, Field], piece_bytes: int = SLAB_BYTES
+    folder: Path, rank: int, fields: Mapping[str, Distributed], piece_bytes: int = SLAB_BYTES
 ) -> tuple[str | None, dict[str, Part]]:
     """Write the part of this rank; return why that failed, or None, and its data by field."""
     name, parts = f"{rank}.h5", dict[str, Part]()
@@ -120,7 +120,7 @@ def write_part(
 
 def index_of_parts(
     folder: Path,
-    fields: Mapping[str, Field],
+    fields: Mapping[str, Distributed],
     edges: Mapping[str, Halo],
     written: Sequence[Mapping[str, Part]],
 ) -> Index:
@@ -145,7 +145,7 @@ def index_of_parts(
 def write_index(
     path: Path,
     index: Index,
-    fields: Mapping[str, Field],
+    fields: Mapping[str, Distributed],
     progress: Progress,
     options: Mapping[str, Any],
 ) -> str | None:
@@ -172,7 +172,7 @@ def write_index(
     return None
 
 
-def _link(file: h5py.File, index: Index, name: str, block: Field) -> None:
+def _link(file: h5py.File, index: Index, name: str, block: Distributed) -> None:
     """Add the whole of a field to an index, for other readers."""
     import h5py
 
@@ -229,7 +229,7 @@ def _digest_of_texts(texts: Sequence[str]) -> str:
 
 
 def read_checkpoint(
-    path: Path, fields: Mapping[str, Field], options: Mapping[str, Any]
+    path: Path, fields: Mapping[str, Distributed], options: Mapping[str, Any]
 ) -> Progress:
     """Fill this rank's part of every field; return the progress.
 
@@ -252,7 +252,7 @@ def read_checkpoint(
 
 
 def _read_index(
-    path: Path, fields: Mapping[str, Field], options: Mapping[str, Any]
+    path: Path, fields: Mapping[str, Distributed], options: Mapping[str, Any]
 ) -> tuple[Progress, Index]:
     """Read and check the index of a checkpoint."""
     import h5py

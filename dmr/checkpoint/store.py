@@ -25,7 +25,7 @@ from dmr.checkpoint.format import (
     write_index,
     write_part,
 )
-from dmr.data.field import Field
+from dmr.data.distributed import Distributed
 from dmr.errors import UsageError, print_line, words_of
 from dmr.plan import Schedule
 from dmr.state.progress import Progress
@@ -130,7 +130,7 @@ def prepare() -> None:
 def write(
     schedule: Schedule,
     world: World,
-    fields: Mapping[str, Field],
+    fields: Mapping[str, Distributed],
     progress: Progress,
     options: Mapping[str, Any],
     log: TextIO,
@@ -216,7 +216,7 @@ def _prune(newest: Path, parts: Path) -> None:
 def restore(
     schedule: Schedule,
     world: World,
-    fields: Mapping[str, Field],
+    fields: Mapping[str, Distributed],
     options: Mapping[str, Any],
     log: TextIO,
 ) -> Progress | None:
@@ -249,7 +249,7 @@ def restore(
 
 
 def _read_on_all(
-    path: Path, world: World, fields: Mapping[str, Field], options: Mapping[str, Any]
+    path: Path, world: World, fields: Mapping[str, Distributed], options: Mapping[str, Any]
 ) -> tuple[Progress | None, str | None]:
     """Fill the fields (collective); return the progress, or None and why it is not whole.
 

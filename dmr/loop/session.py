@@ -20,7 +20,7 @@ from dmr.boot.environment import (
 )
 from dmr.checkpoint import store
 from dmr.data import constant
-from dmr.data.field import Field, FieldSpec
+from dmr.data.distributed import Distributed, Spec
 from dmr.errors import Left, UsageError, raise_on_all
 from dmr.loop.driver import NO_BUILD, Driver
 from dmr.loop.termination import Ending, ending
@@ -171,7 +171,7 @@ def _naming(name: str, value: str) -> Iterator[None]:
         raise UsageError(f"{name}={value}: {error}") from None
 
 
-def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, FieldSpec], app: Application) -> Plan:
+def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, Spec], app: Application) -> Plan:
     """Return the plan with a strategy that can be had here."""
     if runtime.uncoordinated_copies:
         raise UsageError(
@@ -212,7 +212,7 @@ def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, FieldSpec], app: Ap
     return dataclasses.replace(plan, strategy=strategy, cooldown_s=cooldown_s)
 
 
-def _agreed(world: World, specs: Mapping[str, FieldSpec], plan: Plan) -> dict[str, FieldSpec]:
+def _agreed(world: World, specs: Mapping[str, Spec], plan: Plan) -> dict[str, Spec]:
     """Return what all ranks state together: halos may differ from rank to rank (collective)."""
     shared = {"every": plan.every, "checkpoint": plan.checkpoint, "restart": plan.restart}
     with WATCH.within("dmr.malleable"):
@@ -253,7 +253,7 @@ def _enter(
     app: Application,
     runtime: Runtime,
     world: World,
-    specs: Mapping[str, FieldSpec],
+    specs: Mapping[str, Spec],
     plan: Plan,
     sigterm: list[int],
 ) -> Run:
@@ -326,9 +326,9 @@ def _hash_constants(run: Run) -> None:
     run.progress.constants = found
 
 
-def _allocate(world: World, specs: Mapping[str, FieldSpec]) -> dict[str, Field]:
+def _allocate(world: World, specs: Mapping[str, Spec]) -> dict[str, Distributed]:
     """Return this rank's blocks; arrays of the application's own may not fit (collective)."""
-    fields: dict[str, Field] = {}
+    fields: dict[str, Distributed] = {}
     problem = None
     try:
         fields = world.allocate(specs)

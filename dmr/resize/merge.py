@@ -37,8 +37,7 @@ from mpi4py import MPI
 from dmr.application import Application, Run
 from dmr.boot import spawn
 from dmr.data import streams
-from dmr.data.decomposition import Box
-from dmr.data.field import Field
+from dmr.data.distributed import Distributed, Steps
 from dmr.errors import CollectiveError, Left, RolledBackError
 from dmr.plan import NextWorld, Plan
 from dmr.resize import replace
@@ -182,7 +181,7 @@ def go_over(old: MergeSide, members: Membership, cost: OpenResize) -> None:
         problem, values = attempt(lambda: _parts(old, members))
         old.agree(problem, old.check_reports)
         parts = values or parts
-    fields: dict[str, Field] = {}
+    fields: dict[str, Distributed] = {}
     sent: list[int] = []
     begun = run.runtime.clock()
     problem, before = attempt(lambda: _rebalance(old, members, fields, sent))
@@ -228,7 +227,7 @@ def join_world(new: NewWorld, header: Header, port: str, on_host: bool) -> None:
         comm = merged(comm, comm.Connect(""), high=False, keep=False)
     begun = time.perf_counter()
     decompositions = replace.decompositions_over(new, header.ranks)
-    fields: dict[str, Field] = {}
+    fields: dict[str, Distributed] = {}
 
     def receive() -> None:
         for name, block in run.fields.items():
@@ -259,7 +258,7 @@ def _parts(old: MergeSide, members: Membership) -> dict[str, Any]:
 
 
 def _rebalance(
-    old: MergeSide, members: Membership, fields: dict[str, Field], sent: list[int]
+    old: MergeSide, members: Membership, fields: dict[str, Distributed], sent: list[int]
 ) -> Snapshot:
     """Send and take what moves into new ``fields``; return what this rank was before."""
     run, grows = old.run, members.comm.size > old.run.world.size
@@ -268,16 +267,16 @@ def _rebalance(
     blocks = (old.blocks or NewBlocks(run.fields, old.wanted.ranks)).take()
     for name, block in run.fields.items():
         decomposition = old.decompositions[name]
-        transfers = [block.sending(carrier, decomposition, sent, on_host=members.on_host)]
-        broken: list[Box] = []
+        transfers: list[Steps[int]] = [
+            block.sending(carrier, decomposition, on_host=members.on_host)
+        ]
         if members.stays:
             fields[name] = new = blocks.pop(name)
-            transfers.append(
-                new.receiving(carrier, block.decomposition, broken, on_host=members.on_host)
-            )
+            transfers.append(new.receiving(carrier, block.decomposition, on_host=members.on_host))
             new.keep(block)
-        streams.drive(transfers, old.check_alive)
-        if broken:
+        moved, *intact = streams.drive(transfers, old.check_alive)
+        sent.append(moved)
+        if not all(intact):
             raise RolledBackError("data did not arrive whole")
     return before
 
@@ -431,7 +430,7 @@ def enter(
     run: Run,
     comm: MPI.Intracomm,
     grid: tuple[int, ...],
-    fields: dict[str, Field],
+    fields: dict[str, Distributed],
     launches: Sequence[tuple[int, int]],
 ) -> None:
     """Make a rank that goes on part of the new world, which is still to be built."""
@@ -492,7 +491,7 @@ class NewBlocks:
         MemoryError: there is no room for them.
     """
 
-    def __init__(self, fields: Mapping[str, Field], ranks: int, request: int = 0) -> None:
+    def __init__(self, fields: Mapping[str, Distributed], ranks: int, request: int = 0) -> None:
         self.ranks, self.request = ranks, request
         decompositions = decompositions_for(
             ranks, {name: block.spec for name, block in fields.items()}
@@ -517,7 +516,7 @@ class NewBlocks:
         """Whether all pages are there."""
         return not self._thread.is_alive()
 
-    def take(self) -> dict[str, Field]:
+    def take(self) -> dict[str, Distributed]:
         """Return the blocks, by name, once their pages are there."""
         if self._large:
             self._thread.join()

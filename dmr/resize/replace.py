@@ -51,6 +51,7 @@ from dmr.checkpoint import store
 from dmr.checkpoint.format import BrokenCheckpointError, read_checkpoint
 from dmr.data import constant, streams
 from dmr.data.decomposition import Decomposition
+from dmr.data.distributed import Distributed
 from dmr.data.field import Field
 from dmr.errors import CollectiveError, Left, RolledBackError
 from dmr.plan import NextWorld, Plan, Schedule
@@ -410,7 +411,7 @@ def header_new(new: NewWorld, header: Header) -> bool:
     return mine and header.on_host
 
 
-def signature(fields: Mapping[str, Field]) -> dict[str, Any]:
+def signature(fields: Mapping[str, Distributed]) -> dict[str, Any]:
     """Return what both worlds must agree on."""
     return {name: block.spec.signature() for name, block in fields.items()}
 
@@ -460,7 +461,7 @@ def connect_new(new: NewWorld, port: str) -> MPI.Intercomm:
 # --- move ---------------------------------------------------------------------------------------
 
 
-def moving(fields: Mapping[str, Field]) -> dict[str, Field]:
+def moving(fields: Mapping[str, Distributed]) -> dict[str, Distributed]:
     """Return the fields that a resize into an all new world sends."""
     return {name: block for name, block in fields.items() if not block.spec.constant}
 
@@ -476,16 +477,11 @@ def move_old(old: OldWorld, accepted: Accepted) -> tuple[str | None, int]:
         return None, 0
 
     def send() -> int:
-        return sum(
-            streams.send(
-                inter,
-                block,
-                old.decompositions[name],
-                on_host=accepted.on_host,
-                check=old.check_alive,
-            )
-            for name, block in moving(old.run.fields).items()
-        )
+        sent = 0
+        for name, block in moving(old.run.fields).items():
+            steps = block.sending(inter, old.decompositions[name], on_host=accepted.on_host)
+            sent += sum(streams.drive([steps], old.check_alive))
+        return sent
 
     problem, sent = attempt(send)
     return problem, sent or 0
@@ -507,7 +503,7 @@ def move_new(new: NewWorld, inter: MPI.Intercomm, header: Header, on_host: bool)
 
 
 def fill(
-    new: NewWorld, comm: MPI.Comm, fields: Mapping[str, Field], from_ranks: int, on_host: bool
+    new: NewWorld, comm: MPI.Comm, fields: Mapping[str, Distributed], from_ranks: int, on_host: bool
 ) -> None:
     """Receive fields from the ranks of the old world.
 
@@ -516,9 +512,8 @@ def fill(
     """
     intact, decompositions = True, decompositions_over(new, from_ranks)
     for name, block in fields.items():
-        intact &= streams.receive(
-            comm, block, decompositions[name], on_host=on_host, check=new.check_alive
-        )
+        steps = block.receiving(comm, decompositions[name], on_host=on_host)
+        intact &= all(streams.drive([steps], new.check_alive))
     if not intact:
         raise RolledBackError("data did not arrive whole")
 
@@ -528,10 +523,10 @@ def decompositions_over(new: NewWorld, ranks: int) -> dict[str, Decomposition]:
     return decompositions_for(ranks, {name: block.spec for name, block in new.run.fields.items()})
 
 
-def _share(new: NewWorld, fields: Mapping[str, Field]) -> None:
+def _share(new: NewWorld, fields: Mapping[str, Distributed]) -> None:
     """Give what one rank of a node was sent whole to the others there."""
     for block in fields.values():
-        if new.node is not None and not block.spec.split:
+        if new.node is not None and isinstance(block, Field) and not block.spec.split:
             streams.share(new.node, block.carried(), new.check_alive)
 
 

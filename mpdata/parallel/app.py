@@ -237,7 +237,7 @@ class Advection(dmr.Application):
 
     def _bytes(self, run: dmr.Run) -> int:
         """Return the bytes of all arrays that this rank holds."""
-        fields = sum(field.nbytes for field in run.fields.values())
+        fields: int = sum(field.nbytes for field in run.fields.values())
         return fields + self.flow.nbytes + self.velocities.nbytes + self.stepper.nbytes
 
 
