@@ -1,13 +1,17 @@
-"""Two passes over a block in three axes in one sweep over memory.
+"""Two passes over a block in three axes in one sweep over memory, three passes in two sweeps.
 
-One pass over memory does a whole step: planes of the slowest axis s are taken one after the
-other; in each, tiles of rows of the middle axis m; in those, rows of the contiguous axis c. Every
-row goes through all stages at once, each stage one row and one plane behind the one it needs: the
-donor cell, the faces of the pseudo-velocity, the betas, the limited update. Third-order terms look
-a plane further: with them all stages but the first are one more plane behind. What a stage leaves
-for later lies in a few planes of one tile that stay in the second-level cache. The formulas are
-those of :mod:`mpdata.numerics.formulas`. The CUDA kernel of ``stream.cuh`` serves the same options
-but the third order.
+A sweep goes through tiles of rows of the middle axis m; in a tile, through planes of the slowest
+axis s; in a plane, through rows of the contiguous axis c. Every row goes through all stages at
+once, each stage one row and one plane behind the one it needs: the donor cell, the faces of the
+pseudo-velocity, the betas, the limited update. Third-order terms look a plane further: with them
+all stages but the first are one more plane behind. Results that a later stage needs lie in a few
+planes of one tile that stay in the second-level cache.
+
+Of three passes the first sweep computes two and keeps psi and its limited velocities, also around
+the interior; the second sweep computes the third pass of them, and its first stage is a copy.
+
+The formulas are those of :mod:`mpdata.numerics.formulas`. The CUDA kernel of ``stream.cuh`` serves
+two passes without third-order terms.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ u = np.uint64
 
 @intrinsic
 def prefetch(context: Any, array: Any, index: Any) -> Any:
-    """Ask for the cache line of one item, to be read soon."""
+    """Ask for the cache line of one item, to be read prefetch_from."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -61,13 +65,19 @@ def prefetch(context: Any, array: Any, index: Any) -> Any:
 # Arguments a line each would make half of this file signatures.
 # fmt: off
 @inline
-def ask_for_row(
-    psi: Array, cc: Array, cm: Array, cs: Array, r: Array, x: Any, n: Any, line: Any, ss: Any
+def prefetch_row(
+    psi: Array, now: Any, cc: Array, cm: Array, cs: Array, r: Array, x: Any, n: Any, line: Any,
+    further: Any,
 ) -> None:
-    """Ask for what the donor cell will read for the first time."""
+    """Prefetch the items of a row that no earlier stage or plane has read.
+
+    psi and cs are read ``further`` items on: those of the next plane in the donor cell.
+    """
     for q in range(u(0), n, line):
-        prefetch(psi, x + ss + q)
-        prefetch(cs, x + ss + q)
+        if now is not None:
+            prefetch(now, x + q)
+        prefetch(psi, x + further + q)
+        prefetch(cs, x + further + q)
         prefetch(cc, x + q)
         prefetch(cm, x + q)
         if r is not None:
@@ -75,22 +85,22 @@ def ask_for_row(
 
 
 @inline
-def taken(n: Any, cut: int | None) -> Any:
-    """Return the items of a row of n that a stage takes at once."""
-    return n if cut is None else u(SEGMENT)
+def segment_length(n: Any, segmented: int | None) -> Any:
+    """Return the items of a row of n between two groups of prefetches."""
+    return n if segmented is None else u(SEGMENT)
 
 
 @inline
-def ahead(A: Array, soon: Any, first: Any, n: Any) -> None:
-    """Ask for n items from the first of a row that will be read soon, if any is to be asked for.
+def prefetch_segment(A: Array, prefetch_from: Any, first: Any, n: Any) -> None:
+    """Prefetch n items of the next row.
 
     Args:
         A: the array.
-        soon: where the row begins, whether to ask, items of a cache line.
+        prefetch_from: start of that row, whether there is one, items of a cache line.
         first, n: items of the row.
     """
-    begin, wanted, line = soon
-    if wanted:
+    begin, enabled, line = prefetch_from
+    if enabled:
         for q in range(u(0), n, line):
             prefetch(A, begin + first + q)
 
@@ -98,12 +108,12 @@ def ahead(A: Array, soon: Any, first: Any, n: Any) -> None:
 @inline
 def donor_row(
     P: Array, to: Any, psi: Array, x0: Any, n: Any, cc: Array, cm: Array, cs: Array, r: Array,
-    sm: Any, ss: Any, soon: Any, cut: int | None,
+    sm: Any, ss: Any, prefetch_from: Any, segmented: int | None,
 ) -> None:
     """Psi after the donor cell."""
-    part = taken(n, cut)
+    part = segment_length(n, segmented)
     for first in range(u(0), n, part):
-        ahead(psi, soon, first + ss, part)
+        prefetch_segment(psi, prefetch_from, first + ss, part)
         for t in range(part):
             q = first + t
             P[to + q] = donor_cell(psi, x0 + q, cc, cm, cs, sm, ss, r)
@@ -135,11 +145,32 @@ def corner(
 
 
 @inline
-def flux(
+def copy_row(P: Array, to: Any, now: Array, x: Any, n: Any, prefetch_from: Any,
+    psi: Array, segmented: int | None,
+) -> None:
+    """Psi after earlier passes."""
+    part = segment_length(n, segmented)
+    for first in range(u(0), n, part):
+        prefetch_segment(now, prefetch_from, first, part)
+        prefetch_segment(psi, prefetch_from, first, part)
+        for t in range(part):
+            q = first + t
+            P[to + q] = now[x + q]
+
+
+@inline
+def hold(V: Any, at: Any, value: Any) -> None:
+    """Set an item of an array that may be left out."""
+    if V is not None:
+        V[at] = value
+
+
+@inline
+def face(
     P: Array, z: Any, y: Any, C: Array, w: Any, x: Any, e: Any, f: Any, line: Any, corner: Any,
     r: Array, terms: Any,
 ) -> Any:
-    """Return the corrective flux through a face.
+    """Return the pseudo-velocity at a face and its flux.
 
     ``w`` and ``x`` are its left and its right cell in whole arrays, z and y those in P.
     """
@@ -148,24 +179,24 @@ def flux(
         C[x], density_at_face(item_of(r, w), item_of(r, x)), left, right, e, f, line, corner,
         ends_of(C, w, x, x - w, terms.divergent), terms.eps, terms.infinite,
     )
-    return advective_flux(left, right, v, terms.infinite)
+    return v, advective_flux(left, right, v, terms.infinite)
 
 
 @inline
 def slow_row(
-    F: Array, f: Any, P: Array, below: Any, b0: Any, b1: Any, above: Any, W: Any,
+    F: Array, V: Any, f: Any, P: Array, below: Any, b0: Any, b1: Any, above: Any, W: Any,
     cc: Array, cm: Array, cs: Array, r: Array, x0: Any, n: Any, sm: Any, ss: Any, terms: Any,
-    soon: Any, cut: int | None,
+    prefetch_from: Any, further: Any, segmented: int | None,
 ) -> None:
-    """Set F to the fluxes through the faces along s between the planes b0 and b1.
+    """Set F to the fluxes through the faces along s between the planes b0 and b1, V to velocities.
 
     ``below`` and ``above`` are the planes beyond them, for third-order terms.
     """
-    part = taken(n, cut)
+    part = segment_length(n, segmented)
     for first in range(u(0), n, part):
-        ahead(cs, soon, first + ss, part)
+        prefetch_segment(cs, prefetch_from, first + further, part)
         if r is not None:
-            ahead(r, soon, first, part)
+            prefetch_segment(r, prefetch_from, first, part)
         for t in range(part):
             q = first + t
             x, y, z = x0 + q, b1 + q, b0 + q
@@ -176,23 +207,24 @@ def slow_row(
             around = corner(
                 P, y + ONE + W, y + ONE - W, y - ONE + W, y - ONE - W, b1 - b0, terms.third
             )
-            F[f + q] = flux(P, z, y, cs, w, x, along_c, along_m, line, around, r, terms)
+            v, F[f + q] = face(P, z, y, cs, w, x, along_c, along_m, line, around, r, terms)
+            hold(V, f + q, v)
 
 
 @inline
 def plane_row(
-    Fc: Array, Fm: Array, f: Any, P: Array, b0: Any, b1: Any, b2: Any, W: Any,
+    Fc: Array, Fm: Array, Vc: Any, Vm: Any, f: Any, P: Array, b0: Any, b1: Any, b2: Any, W: Any,
     cc: Array, cm: Array, cs: Array, r: Array, x0: Any, n: Any, sm: Any, ss: Any, terms: Any,
-    soon: Any, cut: int | None,
+    prefetch_from: Any, segmented: int | None,
 ) -> None:
     """Set Fm and Fc to the fluxes through the faces below the cells of a row in plane b1.
 
-    The planes below and above it are b0 and b2.
+    Vm and Vc are set to the velocities. The planes below and above it are b0 and b2.
     """
-    part = taken(n, cut)
+    part = segment_length(n, segmented)
     for first in range(u(0), n, part):
-        ahead(cc, soon, first, part)
-        ahead(cm, soon, first, part)
+        prefetch_segment(cc, prefetch_from, first, part)
+        prefetch_segment(cm, prefetch_from, first, part)
         for t in range(part):
             q = first + t
             x, y, up, down = x0 + q, b1 + q, b2 + q, b0 + q
@@ -201,13 +233,15 @@ def plane_row(
             along_s = cross(cs, w, x, ss, P, down - W, down, up - W, up)
             line = line_of(P, z - W, y + W, terms.third)
             around = corner(P, up + ONE, down + ONE, up - ONE, down - ONE, W, terms.third)
-            Fm[f + q] = flux(P, z, y, cm, w, x, along_c, along_s, line, around, r, terms)
+            v, Fm[f + q] = face(P, z, y, cm, w, x, along_c, along_s, line, around, r, terms)
+            hold(Vm, f + q, v)
             w, z = x - ONE, y - ONE
             along_m = cross(cm, w, x, sm, P, z - W, y - W, z + W, y + W)
             along_s = cross(cs, w, x, ss, P, down - ONE, down, up - ONE, up)
             line = line_of(P, z - ONE, y + ONE, terms.third)
             around = corner(P, up + W, down + W, up - W, down - W, ONE, terms.third)
-            Fc[f + q] = flux(P, z, y, cc, w, x, along_m, along_s, line, around, r, terms)
+            v, Fc[f + q] = face(P, z, y, cc, w, x, along_m, along_s, line, around, r, terms)
+            hold(Vc, f + q, v)
 
 
 @inline
@@ -228,11 +262,10 @@ def betas_row(
     U: Array, D: Array, o: Any, psi: Array, x0: Any, sm: Any, ss: Any,
     P: Array, b0: Any, b1: Any, b2: Any, W: Any,
     Fc: Array, Fm: Array, f0: Any, f1: Any, Fs: Array, g0: Any, g1: Any,
-    r: Array, n: Any, eps: Any,
-    soon: Any, cut: int | None,
+    r: Array, n: Any, eps: Any, segmented: int | None,
 ) -> None:
     """Set both betas of the limiter."""
-    part = taken(n, cut)
+    part = segment_length(n, segmented)
     for first in range(u(0), n, part):
         for t in range(part):
             q = first + t
@@ -252,45 +285,60 @@ def betas_row(
 
 @inline
 def limited(f: Any, U: Array, D: Array, w: Any, x: Any, limiter: Any) -> Any:
-    """Return what the limiter lets through of a flux between two cells."""
-    return f * share_of(f, U, D, w, x, limiter)
+    """Return the part of a flux between two cells that the limiter lets through, and the share."""
+    share = share_of(f, U, D, w, x, limiter)
+    return f * share, share
+
+
+@inline
+def keep_velocity(K: Any, x: Any, V: Any, at: Any, share: Any) -> None:
+    """Keep the limited velocity of a face for a further pass, if there is one."""
+    if K is not None:
+        K[x] = V[at] * share
 
 
 @inline
 def mid_row(
-    G: Array, Fm: Array, f1: Any, W: Any, U: Array, D: Array, d1: Any, n: Any, limiter: Any
+    G: Array, Fm: Array, Vm: Any, f1: Any, W: Any, U: Array, D: Array, d1: Any, km: Any, z0: Any,
+    n: Any, limiter: Any,
 ) -> None:
-    """Set G to the limited fluxes through the faces above a row."""
+    """Set G to the limited fluxes through the faces above a row; km keeps velocities from z0."""
     for q in range(n):
-        G[q] = limited(Fm[f1 + q], U, D, d1 + q, d1 + q + W, limiter)
+        G[q], share = limited(Fm[f1 + q], U, D, d1 + q, d1 + q + W, limiter)
+        keep_velocity(km, z0 + q, Vm, f1 + q, share)
 
 
 @inline
 def update_row(
     out: Array, o: Any, Q: Array, qo: Any, G: Array, P: Array, p0: Any, W: Any,
     Fc: Array, Fm: Array, f0: Any, f1: Any, Fs: Array, g: Any, U: Array, D: Array, d0: Any,
-    d1: Any, r: Array, x0: Any, n: Any, ss: Any, limiter: Any,
-    soon: Any, cut: int | None,
+    d1: Any, r: Array, Vc: Any, Vm: Any, Vs: Any, kc: Any, km: Any, ks: Any, x0: Any, z0: Any,
+    n: Any, sm: Any, ss: Any, limiter: Any, prefetch_from: Any, segmented: int | None,
 ) -> None:
     """Finish the row of the plane before, p0, in ``out``; begin the one of this plane in Q.
 
     Q is the net outflow without the flux through the upper face along s. G holds the limited
-    fluxes from the row below and is given those to the row above.
+    fluxes from the row below and is given those to the row above. kc, km and ks keep the limited
+    velocities from item z0 on.
     """
-    part = taken(n, cut)
+    part = segment_length(n, segmented)
     for first in range(u(0), n, part):
-        ahead(out, soon, first, part)
+        prefetch_segment(out, prefetch_from, first, part)
         for t in range(part):
             q = first + t
-            d = d1 + q
+            x, z, d = x0 + q, z0 + q, d1 + q
             net = Fc.dtype.type(0)
-            below = limited(Fc[f0 + q], U, D, d - ONE, d, limiter)
-            net = outflow(net, below, limited(Fc[f0 + q + ONE], U, D, d, d + ONE, limiter))
-            above = limited(Fm[f1 + q], U, D, d, d + W, limiter)
-            net = outflow(net, G[q], above)
-            G[q] = above
-            between = limited(Fs[g + q], U, D, d0 + q, d, limiter)
-            before = item_of(r, x0 + q - ss)
+            lower, share = limited(Fc[f0 + q], U, D, d - ONE, d, limiter)
+            keep_velocity(kc, z, Vc, f0 + q, share)
+            upper, share = limited(Fc[f0 + q + ONE], U, D, d, d + ONE, limiter)
+            net = outflow(net, lower, upper)
+            upper, share = limited(Fm[f1 + q], U, D, d, d + W, limiter)
+            keep_velocity(km, z + sm, Vm, f1 + q, share)
+            net = outflow(net, G[q], upper)
+            G[q] = upper
+            between, share = limited(Fs[g + q], U, D, d0 + q, d, limiter)
+            keep_velocity(ks, z, Vs, g + q, share)
+            before = item_of(r, x - ss)
             out[o + q] = updated(P[p0 + q], Q[qo + q] + between, before)
             Q[qo + q] = net - between
 
@@ -302,6 +350,41 @@ def wrap_row(A: Array, o: Any, cells: Any, below: Any, above: Any) -> None:
         A[o + cells + q] = A[o + q]
     for q in range(below):
         A[o - ONE - q] = A[o + cells - ONE - q]
+
+
+@inline
+def repeat_row(
+    A: Array, x: Any, n: Any, row: int, rows: int, sm: Any, around: int, wraps_c: Any, wraps_m: Any
+) -> None:
+    """Copy the ends of a row of n items around the block along c and the row along m.
+
+    Only where the block wraps along an axis; ``around`` rows are wanted beyond each end.
+    """
+    first = x
+    if wraps_c:
+        wrap_row(A, x, n, ONE, ONE)
+        first, n = x - ONE, n + u(2)
+    if wraps_m:
+        beyond = u(rows) * sm
+        if row < around:
+            for q in range(first, first + n):
+                A[q + beyond] = A[q]
+        if row >= rows - around:
+            for q in range(first, first + n):
+                A[q - beyond] = A[q]
+
+
+@inline
+def repeat_rows(
+    out: Array, o: Any, kc: Any, km: Any, ks: Any, z: Any, n: Any, row: int, rows: int, sm: Any,
+    around: int, wraps_c: Any, wraps_m: Any,
+) -> None:
+    """Copy psi and the kept velocities around the block, if a further pass needs them."""
+    if kc is not None:
+        repeat_row(out, o, n, row, rows, sm, around, wraps_c, wraps_m)
+        repeat_row(kc, z, n, row, rows, sm, around, wraps_c, wraps_m)
+        repeat_row(ks, z, n, row, rows, sm, around, wraps_c, wraps_m)
+        repeat_row(km, z + sm, n, row + 1, rows, sm, around, wraps_c, wraps_m)
 
 
 @inline
@@ -348,22 +431,25 @@ def fixed_axis(kind_s: int, kind_m: int, rank: Array) -> int:
 
 @entry
 def sweep(
-    out: Array, psi: Array, C: Any, r: Array, strides: Any, edges: Any, tile: Any, buffers: Any,
-    limiter: Any, terms: Any, first: int, last: int,
+    out: Array, psi: Array, now: Any, C: Any, kept: Any, r: Array, strides: Any, edges: Any,
+    tile: Any, buffers: Any, limiter: Any, terms: Any, first: int, last: int,
 ) -> None:
-    """Set ``out`` to psi after a step, in the interior's planes from first to last.
+    """Set ``out`` to psi after two passes or after a further one, in planes from first to last.
 
     Args:
         out, psi, C, r: flat memory; psi's halo is filled.
-        strides, edges, tile, buffers, limiter, terms: see arguments.py.
+        now: psi after the earlier passes, or None: the first pass is the donor cell.
+        kept: memory for the limited velocities, or three times None.
+        strides, edges, tile, buffers, limiter, terms: see kernel_arguments.py.
         first, last: planes.
     """
     # Once: a member of a tuple is counted as held wherever it is asked for.
     cc, cm, cs = C
-    P, Fc, Fm, Fs, U, D, Q, G = buffers
+    kc, km, ks = kept
+    P, Fc, Fm, Fs, Vc, Vm, Vs, U, D, Q, G = buffers
     extents, kinds, values, rank = edges
     base, sm, ss = strides
-    lead, count, W, height, cut = tile
+    lead, count, W, height, segmented, around_c, around_m, wraps_m = tile
     e = 0 if limiter is None else 1
     t = 0 if terms.third is None else 1
     k = 1 + e + t
@@ -372,8 +458,11 @@ def sweep(
     line = u(64 // P.itemsize)
     wraps = lead == u(0)
     cells = u(extents[2])
-    for begin in range(0, extents[1], height):
-        rows = min(height, extents[1] - begin)
+    wanted = cells + u(2) * around_c
+    further = ss if now is None else u(0)
+    end = extents[1] + around_m
+    for begin in range(-around_m, end, height):
+        rows = min(height, end - begin)
         for q in range(G.size):
             G[q] = 0
         for i in range(first - k, last + 2 + t):
@@ -389,12 +478,12 @@ def sweep(
             f_mid = line + u((j + 16) & 1) * plane
             source, kind_s = inside(i, extents[0], kinds[0], kinds[1])
             for w in range(-k, rows + 2 + e):
-                # The stages take turns to ask for what the donor cell will read two rows on.
-                coming = w + 2 < rows + k and i < last + k
+                # The stages take turns to prefetch what the first will read two rows on.
+                reads_ahead = w + 2 < rows + k and i < last + k
                 x = base + u(i) * ss + u(begin + w + 2) * sm - lead
-                if cut is None and coming:
-                    ask_for_row(psi, cc, cm, cs, r, x, count, line, ss)
-                soon = (x, cut is not None and coming, line)
+                if segmented is None and reads_ahead:
+                    prefetch_row(psi, now, cc, cm, cs, r, x, count, line, further)
+                prefetch_from = (x, segmented is not None and reads_ahead, line)
                 if w < rows + k and i < last + k:
                     to = p_new + u(w + k) * W
                     row, kind_m = inside(begin + w, extents[1], kinds[2], kinds[3])
@@ -403,8 +492,12 @@ def sweep(
                     if fixed >= 0:
                         for q in range(count):
                             P[to + q] = values[fixed]
+                    elif now is not None:
+                        copy_row(P, to, now, x, count, prefetch_from, psi, segmented)
                     else:
-                        donor_row(P, to, psi, x, count, cc, cm, cs, r, sm, ss, soon, cut)
+                        donor_row(
+                            P, to, psi, x, count, cc, cm, cs, r, sm, ss, prefetch_from, segmented
+                        )
                     if wraps:
                         wrap_row(P, to, cells, u(k), u(k))
                     decides = fixed < 0 or rank[2] < rank[fixed]
@@ -415,14 +508,15 @@ def sweep(
                 if v >= -e:
                     if first - e <= g and g <= last + e and v < rows + e:
                         slow_row(
-                            Fs, f_up + at, P, p_low + at, p_mid + at, p_up + at, p_new + at, W,
-                            cc, cm, cs, r, x, count, sm, ss, terms, soon, cut,
+                            Fs, Vs, f_up + at, P, p_low + at, p_mid + at, p_up + at, p_new + at, W,
+                            cc, cm, cs, r, x, count, sm, ss, terms, prefetch_from, further,
+                            segmented,
                         )
                     if first - e <= j and j < last + e and v < rows + e + 1:
                         f0 = line + u((v + 8) & 3) * W
                         plane_row(
-                            Fc, Fm, f0, P, p_low + at, p_mid + at, p_up + at, W,
-                            cc, cm, cs, r, x - ss, count, sm, ss, terms, soon, cut,
+                            Fc, Fm, Vc, Vm, f0, P, p_low + at, p_mid + at, p_up + at, W,
+                            cc, cm, cs, r, x - ss, count, sm, ss, terms, prefetch_from, segmented,
                         )
                         if wraps:
                             wrap_row(Fc, f0, cells, u(0), ONE)
@@ -435,27 +529,39 @@ def sweep(
                             U, D, f_mid + at, psi, x, sm, ss, P, p_low + at, p_mid + at,
                             p_up + at, W, Fc, Fm, line + u((v + 8) & 3) * W,
                             line + u((v + 9) & 3) * W, Fs, f_mid + at, f_up + at,
-                            r, count, terms.eps, soon, cut,
+                            r, count, terms.eps, segmented,
                         )
                         if wraps:
                             wrap_row(U, f_mid + at, cells, ONE, ONE)
                             wrap_row(D, f_mid + at, cells, ONE, ONE)
                 v = w - 2 - e
                 if v >= -1 and v < rows and first <= j and j <= last:
-                    at = u(v + k) * W + lead
-                    f0 = line + u((v + 8) & 3) * W + lead
-                    f1 = line + u((v + 9) & 3) * W + lead
-                    x = base + u(j) * ss + u(begin + v) * sm
-                    soon = (x - ss + sm + sm, cut is not None, line)
-                    if cut is None:
-                        for q in range(u(0), cells + line, line):
+                    skip = lead - around_c
+                    at = u(v + k) * W + skip
+                    f0 = line + u((v + 8) & 3) * W + skip
+                    f1 = line + u((v + 9) & 3) * W + skip
+                    x = base + u(j) * ss + u(begin + v) * sm - around_c
+                    prefetch_from = (x - ss + sm + sm, segmented is not None, line)
+                    if segmented is None:
+                        for q in range(u(0), wanted + line, line):
                             prefetch(out, x - ss + sm + sm + q)
+                    # Of the last plane only fluxes along s count: its velocities go to a plane
+                    # that nothing reads.
+                    kept_plane = j if j < last else extents[0] + 2 + e
+                    z = base + u(kept_plane) * ss + u(begin + v) * sm - around_c
                     if v < 0:
-                        mid_row(G, Fm, f1, W, U, D, f_mid + at, cells, limiter)
+                        mid_row(
+                            G, Fm, Vm, f1, W, U, D, f_mid + at, km, z + sm, wanted, limiter
+                        )
                     else:
-                        # The first plane begins nothing: what it writes is written again.
+                        # The first plane finishes nothing: the next one writes this row again.
+                        o = x - ss if j > first else x
                         update_row(
-                            out, x - ss if j > first else x, Q, at, G, P, p_low + at, W,
-                            Fc, Fm, f0, f1, Fs, f_mid + at, U, D, f_up + at, f_mid + at,
-                            r, x, cells, ss, limiter, soon, cut,
+                            out, o, Q, at, G, P, p_low + at, W, Fc, Fm, f0, f1, Fs, f_mid + at,
+                            U, D, f_up + at, f_mid + at, r, Vc, Vm, Vs, kc, km, ks, x, z, wanted,
+                            sm, ss, limiter, prefetch_from, segmented,
+                        )
+                        repeat_rows(
+                            out, o, kc, km, ks, z, wanted, begin + v, extents[1], sm, 1 + e,
+                            wraps, wraps_m,
                         )

@@ -114,23 +114,35 @@ class CpuTile(NamedTuple):
         count: items of a row that are computed.
         pitch: items from one row of a buffer to the next.
         height: rows of the result.
-        cut: whether rows are taken in segments (0) or whole (None).
+        segmented: whether rows are computed in segments (0) or whole (None).
+        around_c, around_m: items and rows around the interior that a further pass needs.
+        wraps_m: whether these rows are copies of others: the axis is periodic and whole.
     """
 
     lead: Any
     count: Any
     pitch: Any
     height: int
-    cut: int | None
+    segmented: int | None
+    around_c: Any
+    around_m: int
+    wraps_m: int
 
 
 class Buffers(NamedTuple):
-    """Rolling planes of a tile: psi, fluxes through faces, betas, the result under way."""
+    """Rolling planes of a tile.
+
+    Psi, fluxes through faces, velocities (None: no further pass needs them), betas, the result
+    under way.
+    """
 
     P: Any
     Fc: Any
     Fm: Any
     Fs: Any
+    Vc: Any
+    Vm: Any
+    Vs: Any
     U: Any
     D: Any
     Q: Any
