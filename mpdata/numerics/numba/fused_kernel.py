@@ -353,38 +353,11 @@ def wrap_row(A: Array, o: Any, cells: Any, below: Any, above: Any) -> None:
 
 
 @inline
-def repeat_row(
-    A: Array, x: Any, n: Any, row: int, rows: int, sm: Any, around: int, wraps_c: Any, wraps_m: Any
-) -> None:
-    """Copy the ends of a row of n items around the block along c and the row along m.
-
-    Only where the block wraps along an axis; ``around`` rows are wanted beyond each end.
-    """
-    first = x
-    if wraps_c:
-        wrap_row(A, x, n, ONE, ONE)
-        first, n = x - ONE, n + u(2)
-    if wraps_m:
-        beyond = u(rows) * sm
-        if row < around:
-            for q in range(first, first + n):
-                A[q + beyond] = A[q]
-        if row >= rows - around:
-            for q in range(first, first + n):
-                A[q - beyond] = A[q]
-
-
-@inline
-def repeat_rows(
-    out: Array, o: Any, kc: Any, km: Any, ks: Any, z: Any, n: Any, row: int, rows: int, sm: Any,
-    around: int, wraps_c: Any, wraps_m: Any,
-) -> None:
-    """Copy psi and the kept velocities around the block, if a further pass needs them."""
-    if kc is not None:
-        repeat_row(out, o, n, row, rows, sm, around, wraps_c, wraps_m)
-        repeat_row(kc, z, n, row, rows, sm, around, wraps_c, wraps_m)
-        repeat_row(ks, z, n, row, rows, sm, around, wraps_c, wraps_m)
-        repeat_row(km, z + sm, n, row + 1, rows, sm, around, wraps_c, wraps_m)
+def wrap_kept(K: Any, x: Any, n: Any, wraps: Any) -> None:
+    """Copy a kept velocity beyond the ends of a row from its other end, where it wraps."""
+    if K is not None:
+        if wraps:
+            wrap_row(K, x, n, ONE, ONE)
 
 
 @inline
@@ -449,7 +422,7 @@ def sweep(
     P, Fc, Fm, Fs, Vc, Vm, Vs, U, D, Q, G = buffers
     extents, kinds, values, rank = edges
     base, sm, ss = strides
-    lead, count, W, height, segmented, around_c, around_m, wraps_m = tile
+    lead, count, W, height, segmented, around_c, around_m = tile
     e = 0 if limiter is None else 1
     t = 0 if terms.third is None else 1
     k = 1 + e + t
@@ -561,7 +534,6 @@ def sweep(
                             U, D, f_up + at, f_mid + at, r, Vc, Vm, Vs, kc, km, ks, x, z, wanted,
                             sm, ss, limiter, prefetch_from, segmented,
                         )
-                        repeat_rows(
-                            out, o, kc, km, ks, z, wanted, begin + v, extents[1], sm, 1 + e,
-                            wraps, wraps_m,
-                        )
+                        wrap_kept(kc, z, wanted, wraps)
+                        wrap_kept(ks, z, wanted, wraps)
+                    wrap_kept(km, z + sm, wanted, wraps)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mpdata.grid import LayerCopy, copy_layers
 from mpdata.numerics.numba.kernel_arguments import (
     LINE_BYTES,
     SEGMENT,
@@ -120,8 +121,11 @@ class Sweep:
             return (*given, self._buffers[worker], self._limiter, self._terms, first, last)
 
         first, last = planes
-        around = self._around if first < last else 0
+        around = self._around_axis(self._memory.axes[2]) if first < last else 0
         workers.run("fused_kernel.sweep", (first - around, last + around), arguments)
+        if kept is not None:
+            for array in (out, *kept):
+                self._wrap(array)
 
     def in_cache(self) -> Sweep:
         """Return what does the same arithmetic, in the memory of one plane: for timing only."""
@@ -136,12 +140,25 @@ class Sweep:
             return False
         return geometry.interior[axis] == geometry.grid[axis]
 
+    def _around_axis(self, axis: int | None) -> int:
+        """Return the cells beyond each end of an axis that are computed for a further pass."""
+        return 0 if self._wraps(axis) else self._around
+
+    def _wrap(self, array: Array) -> None:
+        """Fill what a further pass needs around the block along axes that wrap; c is done."""
+        halo, around = self._memory.geometry.halo, self._around
+        for axis in self._memory.axes[1:]:
+            if axis is not None and self._wraps(axis):
+                end = halo + self._memory.cells(axis)
+                below = LayerCopy(slice(halo - around, halo), slice(end - around, end))
+                above = LayerCopy(slice(end, end + around), slice(halo, halo + around))
+                copy_layers(array, axis, (below, above))
+
     def _shape(self) -> CpuTile:
         c, m, _ = self._memory.axes
         cells, rows = self._memory.cells(c), self._memory.cells(m)
         line = LINE_BYTES // self._dtype.itemsize
-        around_c = 0 if self._wraps(c) else self._around
-        around_m = 0 if self._wraps(m) else self._around
+        around_c, around_m = self._around_axis(c), self._around_axis(m)
         lead = 0 if self._wraps(c) else self._margin + around_c
         count = cells + 2 * lead
         if self._memory.strides.s >= line:
@@ -160,7 +177,6 @@ class Sweep:
             compiled_in(lead == 0 and cells % SEGMENT == 0),
             np.uint64(around_c),
             around_m,
-            int(self._wraps(m)),
         )
 
     def _rolling(self) -> Buffers:

@@ -116,7 +116,6 @@ class CpuTile(NamedTuple):
         height: rows of the result.
         segmented: whether rows are computed in segments (0) or whole (None).
         around_c, around_m: items and rows around the interior that a further pass needs.
-        wraps_m: whether these rows are copies of others: the axis is periodic and whole.
     """
 
     lead: Any
@@ -126,7 +125,6 @@ class CpuTile(NamedTuple):
     segmented: int | None
     around_c: Any
     around_m: int
-    wraps_m: int
 
 
 class Buffers(NamedTuple):
