@@ -109,12 +109,12 @@ class Numbers:
 def count(limiter: bool, density: bool) -> dict[str, int]:
     """Return the operations of a cell and step, by kind; only where Numba compiles nothing."""
     from mpdata.numerics.numba import fused_kernel, inlined
-    from mpdata.numerics.numba.kernel_arguments import KernelTerms, compiled_in
+    from mpdata.numerics.numba.kernel_arguments import KernelTerms, flag
 
     P, U, D, Q, G, psi = (Numbers(value) for value in (1.1, 0.5, 0.6, 1.2, 0.1, 1.0))
     cc, cm, cs, Fc, Fm, Fs = (Numbers(value) for value in (0.1, 0.2, 0.1, 0.01, 0.02, 0.01))
     r = Numbers(0.9) if density else None
-    limits = compiled_in(limiter)
+    limits = flag(limiter)
     terms = KernelTerms(Counted(1e-15), None, None, None, None)
     nothing = (0, False, 1)
     at, step = np.uint64(99), np.uint64(3)  # every index is like any other, but not below 0

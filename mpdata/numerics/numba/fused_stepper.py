@@ -19,7 +19,7 @@ from mpdata.numerics.numba.kernel_arguments import (
     Edges,
     FaceArrays,
     aligned,
-    compiled_in,
+    flag,
     flat,
     terms_of,
 )
@@ -27,14 +27,14 @@ from mpdata.numerics.step import Layers
 from mpdata.options import Scheme
 
 CACHE_BYTES = 3 << 17
-"""What the rolling buffers of one tile may take: they share a second-level cache of a MiB (of
-512 KiB on some machines) with the rows that stream by."""
+"""Limit of the rolling buffers of one tile: they share a second-level cache of a MiB (of 512 KiB
+on some machines) with the rows that stream by."""
 
 PSI_PLANES = 3
 """Planes of psi after the donor cell in the rolling buffers; one more with third-order terms."""
 
 OTHER_PLANES = 7
-"""Two of faces and of each beta, one of the result under way."""
+"""Two of fluxes and of each beta, one of the result under way; two more of velocities if kept."""
 
 KINDS = {"periodic": 0, "open": 1, "wall": 1, "fixed": 2}
 
@@ -62,7 +62,7 @@ class Sweep:
         further: bool = False,
     ) -> None:
         self._memory, self._r, self._dtype = memory, r, dtype
-        self._strides, self._limiter = memory.strides, compiled_in(scheme.limiter)
+        self._strides, self._limiter = memory.strides, flag(scheme.limiter)
         third = scheme.third_order and not further
         divergent = scheme.divergent_flow and not further
         self._keeps = scheme.passes == 3 and not further
@@ -130,7 +130,7 @@ class Sweep:
     def in_cache(self) -> Sweep:
         """Return what does the same arithmetic, in the memory of one plane: for timing only."""
         twin = copy(self)
-        twin._strides = self._strides._replace(s=np.uint64(0))
+        twin._strides = self._strides._replace(dz=np.uint64(0))
         return twin
 
     def _wraps(self, axis: int | None) -> bool:
@@ -145,7 +145,7 @@ class Sweep:
         return 0 if self._wraps(axis) else self._around
 
     def _wrap(self, array: Array) -> None:
-        """Fill what a further pass needs around the block along axes that wrap; c is done."""
+        """Fill what a further pass needs around the block along y and z, where these wrap."""
         halo, around = self._memory.geometry.halo, self._around
         for axis in self._memory.axes[1:]:
             if axis is not None and self._wraps(axis):
@@ -155,17 +155,17 @@ class Sweep:
                 copy_layers(array, axis, (below, above))
 
     def _shape(self) -> CpuTile:
-        c, m, _ = self._memory.axes
-        cells, rows = self._memory.cells(c), self._memory.cells(m)
+        x, y, _ = self._memory.axes
+        cells, rows = self._memory.cells(x), self._memory.cells(y)
         line = LINE_BYTES // self._dtype.itemsize
-        around_c, around_m = self._around_axis(c), self._around_axis(m)
-        lead = 0 if self._wraps(c) else self._margin + around_c
+        around_x, around_y = self._around_axis(x), self._around_axis(y)
+        lead = 0 if self._wraps(x) else self._margin + around_x
         count = cells + 2 * lead
-        if self._memory.strides.s >= line:
+        if self._memory.strides.dz >= line:
             # Whole vectors: what is read too much lies in the next row or the spare last plane.
             count = -(-count // line) * line
         pitch = (-(-count // line) + 1) * line
-        rows += 2 * around_m
+        rows += 2 * around_y
         planes = self._psi_planes + OTHER_PLANES + 2 * self._keeps
         fit = CACHE_BYTES // (pitch * self._dtype.itemsize * planes) - 2 * self._margin
         tiles = -(-rows // max(4, fit))
@@ -174,9 +174,9 @@ class Sweep:
             np.uint64(count),
             np.uint64(pitch),
             -(-rows // tiles),
-            compiled_in(lead == 0 and cells % SEGMENT == 0),
-            np.uint64(around_c),
-            around_m,
+            flag(lead == 0 and cells % SEGMENT == 0),
+            np.uint64(around_x),
+            around_y,
         )
 
     def _rolling(self) -> Buffers:
@@ -246,7 +246,7 @@ class FusedSteps:
 
 
 def edges_of(memory: BlockMemory, dtype: np.dtype[Any]) -> Edges:
-    """Return what lies outside the domain, for the axes s, m, c of a block of three axes."""
+    """Return what lies outside the domain, for the axes z, y, x of a block of three axes."""
     geometry, axes = memory.geometry, [axis for axis in reversed(memory.axes) if axis is not None]
     extents = [geometry.interior[axis] for axis in axes]
     kinds = []
