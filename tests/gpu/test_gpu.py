@@ -19,7 +19,7 @@ from mpdata.grid import edge_copies, fill_halo, wrap_copies
 from mpdata.numerics.cuda import halo
 from mpdata.numerics.cuda.device import CupyLauncher, CupyStepper, load_cupy
 from mpdata.numerics.cuda.job import GpuTile
-from mpdata.numerics.cuda.stepper import CudaStepper, streams
+from mpdata.numerics.cuda.stepper import CudaStepper, is_streamable
 from mpdata.options import Scheme, parse_boundaries
 
 try:
@@ -64,7 +64,7 @@ def test_every_variant_has_the_bits_of_the_reference(scheme: Scheme, dtype: str)
             host = block_of(np, grid, scheme, boundaries, dtype)
             expected = check.after(host, check.reference(host))
             device = block_of(cupy, grid, scheme, boundaries, dtype)
-            fast = streams(scheme, len(host.geo.active))
+            fast = is_streamable(scheme, len(host.geo.active))
             variants = ("four", "fused") if fast else ("four",)
             for variant in variants:
                 answer = on_device(device, variant)
