@@ -210,6 +210,7 @@ def result(
         "backend": config.backend,
         "options": {
             **config.options,
+            "backend": config.backend,
             "threads": config.threads,
             "halo": config.scheme.halo,
             "overlap": config.overlap,

@@ -109,32 +109,34 @@ class Numbers:
 def count(limiter: bool, density: bool) -> dict[str, int]:
     """Return the operations of a cell and step, by kind; only where Numba compiles nothing."""
     from mpdata.numerics.numba import fused_kernel, inlined
-    from mpdata.numerics.numba.kernel_arguments import KernelTerms, compiled_in
+    from mpdata.numerics.numba.kernel_arguments import KernelTerms, flag
 
     P, U, D, Q, G, psi = (Numbers(value) for value in (1.1, 0.5, 0.6, 1.2, 0.1, 1.0))
     cc, cm, cs, Fc, Fm, Fs = (Numbers(value) for value in (0.1, 0.2, 0.1, 0.01, 0.02, 0.01))
     r = Numbers(0.9) if density else None
-    limits = compiled_in(limiter)
+    limits = flag(limiter)
     terms = KernelTerms(Counted(1e-15), None, None, None, None)
-    soon = (0, False, 1)  # nothing is prefetched
+    nothing = (0, False, 1)
     at, step = np.uint64(99), np.uint64(3)  # every index is like any other, but not below 0
     inlined.NAMES["fma"] = lambda a, b, c: a * b + c
     Counted.counts.clear()
-    fused_kernel.donor_row(P, at, psi, at, 1, cc, cm, cs, r, step, step, soon, None)
+    fused_kernel.donor_row(P, at, psi, at, 1, cc, cm, cs, r, step, step, nothing, None)
     fused_kernel.slow_row(
-        *(Fs, at, P, at, at, at, at, step, cc, cm, cs, r, at, 1, step, step, terms, soon, None),
+        *(Fs, None, at, P, at, at, at, at, step, cc, cm, cs, r, at, 1, step, step, terms),
+        *(nothing, step, None),
     )
     fused_kernel.plane_row(
-        *(Fc, Fm, at, P, at, at, at, step, cc, cm, cs, r, at, 1, step, step, terms, soon, None),
+        *(Fc, Fm, None, None, at, P, at, at, at, step, cc, cm, cs, r, at, 1, step, step, terms),
+        *(nothing, None),
     )
     if limiter:
         fused_kernel.betas_row(
             *(U, D, at, psi, at, step, step, P, at, at, at, step, Fc, Fm, at, at, Fs, at, at),
-            *(r, 1, terms.eps, soon, None),
+            *(r, 1, terms.eps, None),
         )
     fused_kernel.update_row(
-        *(psi, at, Q, at, G, P, at, step, Fc, Fm, at, at, Fs, at, U, D, at, at, r, at, 1, step),
-        *(limits, soon, None),
+        *(psi, at, Q, at, G, P, at, step, Fc, Fm, at, at, Fs, at, U, D, at, at, r),
+        *(None, None, None, None, None, None, at, at, 1, step, step, limits, nothing, None),
     )
     return {kind: Counted.counts[kind] for kind in KINDS}
 
