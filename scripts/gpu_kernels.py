@@ -23,7 +23,6 @@ KERNELS = {
 ITEMS = {"four": 30, "fused": 6}
 """Items a step moves for each cell if every kernel reads and writes each of its arrays once."""
 
-NOMINAL_GB_S = 3000.0
 COPY_BYTES = 4 << 30
 
 
@@ -105,7 +104,6 @@ def measure(cupy, grid, copy, tuned):
                     "gb_s": moved,
                     "limit_gcells_s": copy / (items * size),
                     "of_limit": moved / copy,
-                    "of_nominal": moved / NOMINAL_GB_S,
                     "kernels": {k: stepper.launcher.attributes(k) for k in KERNELS[variant]},
                 }
                 del stepper
