@@ -71,13 +71,13 @@ class Progress(msgspec.Struct):
     open_resize: OpenResize | None = None
     value_trees: dict[str, Any] = {}
     """Where it is encoded: the values that plain JSON does not hold (:mod:`dmr.state.values`)."""
-    loops_done: list[int] = []
+    loops_ended: list[int] = []
     """Loops that have ended at each depth of open loops (:mod:`dmr.loop.driver`)."""
-    loops_at: list[int] = []
+    open_steps: list[int] = []
     """The step that each open loop is at, the outermost first."""
     digests: dict[str, str] = {}
     """Hashes of the fields in the beginning, where somebody checks (:mod:`dmr.check.digests`)."""
-    at_point: bool = False
+    resumes_at_resize_point: bool = False
     """Whether the open resize came at a call of ``run.resize_point``, not in a loop."""
     replaced: dict[str, list[str]] = {}
     """Paths of replaced parts of each value (:func:`dmr.state.values.replaced_parts`)."""

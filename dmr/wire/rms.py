@@ -10,17 +10,12 @@ from __future__ import annotations
 import socket
 import threading
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from rms.wire.http import Connection, UnreachableError
 from rms.wire.messages import (
-    JOB_VARIABLE,
-    SERVER_VARIABLE,
-    SLOTS_VARIABLE,
-    TOKEN_VARIABLE,
     ApplicationResizeRequest,
     Poll,
     PollAnswer,
@@ -40,13 +35,6 @@ class Manager:
     server: str
     job: str
     token: str
-
-    @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> Manager | None:
-        """Return the RMS that launched this world, or None under bare mpirun."""
-        if SLOTS_VARIABLE not in env or SERVER_VARIABLE not in env or JOB_VARIABLE not in env:
-            return None
-        return cls(env[SERVER_VARIABLE], env[JOB_VARIABLE], env.get(TOKEN_VARIABLE, ""))
 
     @property
     def host(self) -> str:

@@ -97,9 +97,7 @@ def _run(arguments: argparse.Namespace, runtime: Any, terminal: IO[str] | None) 
     config = replace(config, backend=_common_backend(runtime.comm, config.backend))
     if arguments.backend == "auto" and runtime.manager is None:
         # The next world computes as this one does; where an RMS places it, its slots decide.
-        chosen = ("--backend", config.backend)
-        runtime.command += chosen
-        runtime.respawn += chosen
+        runtime.command += ("--backend", config.backend)
     app = Advection(config)
     if config.backend == "cupy":
         _take_device(app, runtime.comm, share=arguments.share_gpu)

@@ -118,7 +118,7 @@ def test_items_come_back_from_a_checkpoint_on_other_ranks(
 
     def block(size: int) -> tuple[World, dict[str, Field], MPI.Intracomm]:
         comm = world.Split(0 if world.rank < size else 1, world.rank)
-        here = World(comm, comm, 0, (comm.size,))
+        here = World(comm, comm, 0, {})
         return here, {"list": spec.block(spec.decompose((comm.size,)), comm.rank)}, comm
 
     here, fields, comm = block(2)
@@ -149,7 +149,7 @@ def test_items_come_back_from_a_checkpoint_on_other_ranks(
             values = file["fields/list"][:]
             values["x"][3, 1] += 1
             file["fields/list"][:] = values
-        alone = World(MPI.COMM_SELF, MPI.COMM_SELF, 0, (1,))
+        alone = World(MPI.COMM_SELF, MPI.COMM_SELF, 0, {})
         try:
             store.load(path, alone, {"list": spec.block(spec.decompose((1,)), 0)}, {})
             noticed = False
@@ -164,7 +164,7 @@ def test_a_part_that_cannot_be_written_leaves_the_checkpoint_of_before(
     shared_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    here, log = World(world, world, 0, (world.size,)), io.StringIO()
+    here, log = World(world, world, 0, {}), io.StringIO()
     schedule = store.Schedule(shared_folder)
     fields = here.allocate({"list": list_spec()})
     fields["list"].initialise()
@@ -190,7 +190,7 @@ def test_a_checkpoint_leaves_the_messages_of_the_application_alone(
     world: MPI.Intracomm, together: Together, shared_folder: Path
 ) -> None:
     """A pending receive of any tag on the application's communicator gets its own message."""
-    here = World(world.Dup(), world.Dup(), 0, (world.size,))
+    here = World(world.Dup(), world.Dup(), 0, {})
     spec, whole = list_spec(), np.arange(CELLS * 3.0).reshape(CELLS, 3)
     field_spec = dmr.FieldSpec((CELLS, 3), "f8", lambda box: whole[box.slices((0, 0))], split=(0,))
     schedule, log = store.Schedule(shared_folder), io.StringIO()
