@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from dmr.application import Application, Program, Run
 from dmr.boot.environment import Runtime
-from dmr.data.field import FieldSpec
+from dmr.data.distributed import Spec
 from dmr.errors import CollectiveError, UsageError
 from dmr.loop.session import running
 from dmr.loop.termination import TerminatedError
@@ -31,7 +31,7 @@ from dmr.state.values import (
 from dmr.system.watch import WATCH
 from rms.wire.messages import LAUNCHES_VARIABLE, PER_NODE, ResizeReport
 
-Fields = Mapping[str, FieldSpec] | Callable[[], Mapping[str, FieldSpec]]
+Fields = Mapping[str, Spec] | Callable[[], Mapping[str, Spec]]
 
 
 def run(app: Application, runtime: Runtime, plan: Plan | None = None) -> Run:
@@ -135,7 +135,7 @@ class _Block(Program):
         self._fields, self._build, self._before, self._after = fields, build, before, after
         self.supports_merge, self.backends = build is not None, backends
 
-    def fields(self) -> Mapping[str, FieldSpec]:
+    def fields(self) -> Mapping[str, Spec]:
         return self._fields() if callable(self._fields) else self._fields
 
     def build(self, run: Run) -> None:

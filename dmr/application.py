@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from mpi4py import MPI
 
 from dmr.boot.environment import Runtime
-from dmr.data.field import Field, FieldSpec
+from dmr.data.distributed import Spec
 from dmr.errors import UsageError, outside_block, print_line
 from dmr.state.progress import PerRank, Progress
 from dmr.state.values import State
@@ -45,7 +45,7 @@ class Program(ABC):
     backends: tuple[str, ...] = ()
 
     @abstractmethod
-    def fields(self) -> Mapping[str, FieldSpec]:
+    def fields(self) -> Mapping[str, Spec]:
         """Return the distributed arrays, the same on every rank and in every world."""
 
     def prepare(self, run: Run) -> None:  # noqa: B027
@@ -167,7 +167,7 @@ class Run:
     Attributes:
         runtime: the surroundings of this process.
         world: the present world.
-        fields: this rank's blocks.
+        fields: this rank's part of every field (:class:`dmr.Field`) and list (:class:`dmr.Items`).
         progress: the data that travels with the job besides its fields.
         restored: whether this world started from moved or checkpointed fields.
         internal: the library's own state.
@@ -175,7 +175,7 @@ class Run:
 
     runtime: Runtime
     world: World
-    fields: dict[str, Field]
+    fields: dict[str, Any]
     progress: Progress
     restored: bool
     internal: RunState = field(repr=False)

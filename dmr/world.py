@@ -9,7 +9,7 @@ from math import prod
 from mpi4py import MPI
 
 from dmr.data.decomposition import Decomposition, GridError, choose_grid
-from dmr.data.field import Field, FieldSpec
+from dmr.data.distributed import Distributed, Spec
 from dmr.errors import UsageError
 
 
@@ -46,13 +46,13 @@ class World:
         grids = (one.grid for one in self.decompositions.values())
         return max(grids, key=len, default=()) or (self.size,)
 
-    def allocate(self, specs: Mapping[str, FieldSpec]) -> dict[str, Field]:
+    def allocate(self, specs: Mapping[str, Spec]) -> dict[str, Distributed]:
         """Return this rank's zeroed block of every field.
 
         Raises:
             ValueError: an array of the application's own does not have the shape of its block.
         """
-        fields: dict[str, Field] = {}
+        fields: dict[str, Distributed] = {}
         for name, decomposition in self.decompositions.items():
             try:
                 fields[name] = specs[name].block(decomposition, self.rank)
@@ -73,7 +73,7 @@ def disconnect(comm: MPI.Intracomm) -> None:
         comm.Disconnect()
 
 
-def grid_for(size: int, specs: Sequence[FieldSpec]) -> tuple[int, ...]:
+def grid_for(size: int, specs: Sequence[Spec]) -> tuple[int, ...]:
     """Return the process grid on which every field's blocks are thick enough.
 
     Args:
@@ -93,7 +93,7 @@ def grid_for(size: int, specs: Sequence[FieldSpec]) -> tuple[int, ...]:
         raise UsageError(str(error)) from None
 
 
-def decompositions_for(size: int, specs: Mapping[str, FieldSpec]) -> dict[str, Decomposition]:
+def decompositions_for(size: int, specs: Mapping[str, Spec]) -> dict[str, Decomposition]:
     """Return the decomposition of every field, the same on every rank and in every world.
 
     Fields with equally many split axes and no process grid of their own share one.
@@ -123,7 +123,7 @@ def decompositions_for(size: int, specs: Mapping[str, FieldSpec]) -> dict[str, D
         raise UsageError(str(error)) from None
 
 
-def _own_grid(name: str, spec: FieldSpec, size: int) -> tuple[int, ...]:
+def _own_grid(name: str, spec: Spec, size: int) -> tuple[int, ...]:
     """Return the process grid of a field that states one.
 
     Raises:

@@ -10,7 +10,7 @@ import msgspec
 import xxhash
 
 from dmr.data.constant import bytes_of
-from dmr.data.field import Field
+from dmr.data.distributed import Distributed
 from dmr.data.particles import Items
 from dmr.state.progress import Progress
 from dmr.state.values import ValuesError, encode_values
@@ -38,7 +38,7 @@ class Digests(msgspec.Struct):
     state: dict[str, str]
 
 
-def digests_of(comm: MPI.Intracomm, fields: Mapping[str, Field]) -> dict[str, str]:
+def digests_of(comm: MPI.Intracomm, fields: Mapping[str, Distributed]) -> dict[str, str]:
     """Return the hash of every field and list, on rank 0 (collective); "" on the others."""
     found = {}
     for name, block in fields.items():
@@ -58,7 +58,7 @@ def digests_of(comm: MPI.Intracomm, fields: Mapping[str, Field]) -> dict[str, st
 
 
 def write_digests(
-    path: Path, comm: MPI.Intracomm, fields: Mapping[str, Field], progress: Progress
+    path: Path, comm: MPI.Intracomm, fields: Mapping[str, Distributed], progress: Progress
 ) -> None:
     """Write what a run is at its end (collective; rank 0 writes)."""
     found = digests_of(comm, fields)

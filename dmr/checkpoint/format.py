@@ -33,7 +33,7 @@ import xxhash
 from dmr.checkpoint.files import PlainReader, Sink
 from dmr.data import gather
 from dmr.data.decomposition import Box, Decomposition, Halo, common_edges
-from dmr.data.field import Field
+from dmr.data.distributed import Distributed
 from dmr.data.gather import SLAB_BYTES
 from dmr.errors import UsageError, words_of
 from dmr.state.progress import Progress, decode, encode
@@ -231,7 +231,9 @@ class Writer:
             self._problem = self.problem or words_of(error)
 
 
-def verify(path: Path, fields: Mapping[str, Field], options: Mapping[str, Any]) -> Parts | None:
+def verify(
+    path: Path, fields: Mapping[str, Distributed], options: Mapping[str, Any]
+) -> Parts | None:
     """Look through a checkpoint once, before any rank reads it; return its parts, if it has any.
 
     What ranks check as they read it (:func:`read`) is left to them.
@@ -299,7 +301,7 @@ def parts_at(path: Path) -> Parts | None:
 
 
 def verify_share(
-    path: Path, parts: Parts, fields: Mapping[str, Field], rank: int, ranks: int
+    path: Path, parts: Parts, fields: Mapping[str, Distributed], rank: int, ranks: int
 ) -> None:
     """Read this rank's share of the parts, but of those that are checked as they are read.
 
@@ -330,7 +332,7 @@ def _verify_field(
     dataset: h5py.Dataset,
     shape: tuple[int, ...],
     name: str,
-    block: Field,
+    block: Distributed,
     *,
     hashed: bool,
 ) -> None:
@@ -351,7 +353,7 @@ def _verify_field(
         raise BrokenCheckpointError(f"field {name} does not have the hash it was written with")
 
 
-def read(path: Path, fields: Mapping[str, Field]) -> Progress:
+def read(path: Path, fields: Mapping[str, Distributed]) -> Progress:
     """Fill this rank's part of every field; every rank reads the same files on its own.
 
     Raises:
@@ -363,7 +365,7 @@ def read(path: Path, fields: Mapping[str, Field]) -> Progress:
         raise BrokenCheckpointError(str(error)) from None
 
 
-def _read(path: Path, fields: Mapping[str, Field]) -> Progress:
+def _read(path: Path, fields: Mapping[str, Distributed]) -> Progress:
     import h5py
 
     with contextlib.ExitStack() as files:
@@ -426,7 +428,7 @@ class Parts(msgspec.Struct):
 
 
 def write_part(
-    folder: Path, rank: int, fields: Mapping[str, Field]
+    folder: Path, rank: int, fields: Mapping[str, Distributed]
 ) -> tuple[str | None, dict[str, Part]]:
     """Write what this rank has; return what went wrong, and what has been written."""
     import h5py  # not before it is needed: every world that boots would pay for it
@@ -464,7 +466,7 @@ def write_part(
 
 
 def joined(
-    folder: Path, fields: Mapping[str, Field], written: Sequence[Mapping[str, Part]]
+    folder: Path, fields: Mapping[str, Distributed], written: Sequence[Mapping[str, Part]]
 ) -> Parts:
     """Return all parts of what each rank has written."""
     found: dict[str, list[Part]] = {}
@@ -536,7 +538,7 @@ def read_once(shape: tuple[int, ...], decomposition: Decomposition) -> bool:
 
 
 def problem_of_share(
-    path: Path, parts: Parts, fields: Mapping[str, Field], rank: int, ranks: int
+    path: Path, parts: Parts, fields: Mapping[str, Distributed], rank: int, ranks: int
 ) -> str | None:
     """Read this rank's share of the parts; return the first that is not as it was written.
 

@@ -31,7 +31,7 @@ from dmr.checkpoint.format import (
     verify_share,
     write_part,
 )
-from dmr.data.field import Field
+from dmr.data.distributed import Distributed
 from dmr.errors import UsageError, print_line, words_of
 from dmr.plan import Schedule
 from dmr.state.progress import Progress
@@ -76,7 +76,7 @@ def prepare() -> None:
 def write(
     schedule: Schedule,
     world: World,
-    fields: Mapping[str, Field],
+    fields: Mapping[str, Distributed],
     progress: Progress,
     options: Mapping[str, Any],
     log: TextIO,
@@ -111,7 +111,7 @@ def write(
 def _write_parts(
     path: Path,
     world: World,
-    fields: Mapping[str, Field],
+    fields: Mapping[str, Distributed],
     begun: Callable[[], Writer],
 ) -> str | None:
     """Write a checkpoint of a part for each rank (collective); return what went wrong."""
@@ -149,7 +149,7 @@ def _write_parts(
 def restore(
     schedule: Schedule,
     world: World,
-    fields: Mapping[str, Field],
+    fields: Mapping[str, Distributed],
     options: Mapping[str, Any],
     log: TextIO,
 ) -> Progress | None:
@@ -224,7 +224,7 @@ def refuse_others(schedule: Schedule, world: World) -> None:
 
 
 def load(
-    path: Path, world: World, fields: Mapping[str, Field], options: Mapping[str, Any]
+    path: Path, world: World, fields: Mapping[str, Distributed], options: Mapping[str, Any]
 ) -> Progress:
     """Fill the fields from one file, which rank 0 checks first, and all ranks its parts.
 
@@ -239,7 +239,7 @@ def load(
 
 
 def _read(
-    path: Path, parts: Parts | None, fields: Mapping[str, Field], world: World
+    path: Path, parts: Parts | None, fields: Mapping[str, Distributed], world: World
 ) -> tuple[Progress | None, str | None]:
     """Fill the fields (collective); return the progress, or None and what a rank found wrong."""
     progress, wrong = None, None
@@ -255,7 +255,7 @@ def _read(
 
 
 def _wrong_with(
-    path: Path, fields: Mapping[str, Field], options: Mapping[str, Any]
+    path: Path, fields: Mapping[str, Distributed], options: Mapping[str, Any]
 ) -> tuple[str | None, str | None, Parts | None]:
     """Return why a checkpoint is broken, why it is not one of this run, and its parts."""
     try:

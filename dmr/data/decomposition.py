@@ -49,10 +49,22 @@ class Box:
             tuple(min(a, b) for a, b in zip(self.stop, other.stop, strict=True)),
         )
 
-    def slices(self, origin: Sequence[int]) -> tuple[slice, ...]:
-        """Return the slices of these cells in an array whose first element is ``origin``."""
+    def slices(self, origin: Sequence[int] = ()) -> tuple[slice, ...]:
+        """Return the slices of these cells in an array whose first element is ``origin``.
+
+        Args:
+            origin: global indices, by default 0 along every axis.
+        """
+        first = origin or (0,) * len(self.start)
         return tuple(
-            slice(a - o, b - o) for a, b, o in zip(self.start, self.stop, origin, strict=True)
+            slice(a - o, b - o) for a, b, o in zip(self.start, self.stop, first, strict=True)
+        )
+
+    def cut(self, axis: int, start: int, stop: int) -> Box:
+        """Return the box with another extent along one axis."""
+        return Box(
+            (*self.start[:axis], start, *self.start[axis + 1 :]),
+            (*self.stop[:axis], stop, *self.stop[axis + 1 :]),
         )
 
 
@@ -376,8 +388,4 @@ def chunks(box: Box, itemsize: int, limit_bytes: int) -> Iterator[Box]:
     step = max(1, limit_bytes // max(1, across * itemsize))
     for start in range(box.start[axis], box.stop[axis], step):
         stop = min(start + step, box.stop[axis])
-        piece = Box(
-            (*box.start[:axis], start, *box.start[axis + 1 :]),
-            (*box.stop[:axis], stop, *box.stop[axis + 1 :]),
-        )
-        yield from chunks(piece, itemsize, limit_bytes)
+        yield from chunks(box.cut(axis, start, stop), itemsize, limit_bytes)

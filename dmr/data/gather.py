@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from dmr.data.decomposition import Box
+from dmr.data.distributed import Array, Distributed
 from dmr.data.streams import CellBlock
+from dmr.errors import outside_block
+from dmr.system.watch import WATCH
 from dmr.wire import tags
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Array = npt.NDArray[Any]
 SLAB_BYTES = 2 << 20
 """In cache still when it is hashed and written; and its memory is used again, without new pages."""
 
@@ -38,6 +39,23 @@ def slabs(comm: MPI.Intracomm, block: CellBlock) -> Iterator[tuple[Box, Array | 
         yield slab, _gather_slab(comm, block, slab)
 
 
+def whole(comm: MPI.Intracomm | None, part: Distributed) -> Array | None:
+    """Return all cells or items on rank 0, None on the others (collective).
+
+    Raises:
+        RuntimeError: the part is not in a run.
+    """
+    if comm is None:
+        raise outside_block("gather()")
+    with WATCH.within("gather()", patient=True):
+        own = []
+        for piece in part.gathered(comm)[1]:
+            WATCH.restart()  # the timeout applies to each piece
+            if piece is not None:
+                own.append(piece)
+    return None if comm.rank else np.concatenate(own)
+
+
 def own_pieces(block: CellBlock, limit_bytes: int = SLAB_BYTES) -> Iterator[Array]:
     """Yield the interior of this rank's block as slabs along the first axis, contiguous."""
     for box in own_boxes(block, limit_bytes):
@@ -46,11 +64,11 @@ def own_pieces(block: CellBlock, limit_bytes: int = SLAB_BYTES) -> Iterator[Arra
 
 def own_boxes(block: CellBlock, limit_bytes: int = SLAB_BYTES) -> Iterator[Box]:
     """Yield the interior of this rank's block cut along the first axis, in order."""
-    (first, *starts), (last, *stops) = block.box.start, block.box.stop
-    layer = block.box.size // max(1, last - first) * block.dtype.itemsize
+    box, last = block.box, block.box.stop[0]
+    layer = box.size // max(1, box.shape[0]) * block.dtype.itemsize
     step = max(1, limit_bytes // max(1, layer))
-    for at in range(first, last, step):
-        yield Box((at, *starts), (min(at + step, last), *stops))
+    for at in range(box.start[0], last, step):
+        yield box.cut(0, at, min(at + step, last))
 
 
 def lists(comm: MPI.Intracomm, mine: Array, counts: list[int] | None) -> Iterator[Array | None]:

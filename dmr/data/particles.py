@@ -14,18 +14,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 from mpi4py import MPI
 
 from dmr.data import gather
 from dmr.data.decomposition import Box, Decomposition, Halo
-from dmr.data.field import Field, FieldSpec, refuse_masked
-from dmr.data.streams import DIGEST_BYTES, Pending, Steps, Wait
+from dmr.data.distributed import Array, Spec, Steps, Wait
+from dmr.data.field import refuse_masked
+from dmr.data.streams import Pending, receive_chunks, send_chunks
 from dmr.errors import TransferError, outside_block
 from dmr.system.watch import WATCH
 from dmr.wire import tags
 
-Array = npt.NDArray[Any]
 Owner = Callable[[Array, Decomposition], npt.ArrayLike]
 """Returns the rank in a decomposition of every item: whole numbers, as many as there are items."""
 
@@ -40,14 +39,13 @@ class OwnerError(TransferError):
 
 
 @dataclass(frozen=True)
-class ListSpec(FieldSpec):
+class ListSpec(Spec):
     """What an application states about a list that every rank has a part of.
 
+    The decomposition of the grid is that of a field; ``owner`` receives it (:func:`rank_of`).
+    ``initial`` returns the items that belong to the box of a rank in the beginning, in order.
+
     Attributes:
-        shape, split: the grid that the items live on, cut over the ranks as a field would be;
-            ``owner`` is told of that decomposition (:func:`rank_of`).
-        dtype: of an item, or of its numbers; may be structured.
-        initial: returns the items that belong to the box of a rank in the beginning, in order.
         item: shape of an item, () for a number or a record.
         owner: on which rank of a decomposition each item belongs.
     """
@@ -55,22 +53,22 @@ class ListSpec(FieldSpec):
     item: tuple[int, ...] = ()
     owner: Owner | None = None
 
-    def _check_dtype(self) -> None:
+    def __post_init__(self) -> None:
         if not self.split:
             raise ValueError("expected at least one axis of the items' grid to split, got none")
         if self.constant:
             raise ValueError("expected a list that may change, got constant=True")
         if self.owner is None:
             raise ValueError("expected a function that says who owns an item, got none")
-        super()._check_dtype()
+        super().__post_init__()
 
-    def block(self, decomposition: Decomposition, rank: int) -> Field:
+    def block(self, decomposition: Decomposition, rank: int) -> Items:
         """Return a rank's part, empty."""
         return Items(self, decomposition, rank)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are known beforehand: none."""
+        """Bytes of the whole: 0, for they are not known beforehand."""
         return 0
 
     def stored_shape(self, rows: int, edges: Halo = ()) -> tuple[int, ...]:
@@ -78,12 +76,10 @@ class ListSpec(FieldSpec):
         return (rows, *self.item)
 
     def places(self, parts: Sequence[Box]) -> list[Box]:
-        """Return where each rank's items lie in the list of all: in the order of the ranks."""
+        """Return where the items of all ranks lie in the list: in the order of the ranks."""
         ends = list(accumulate((part.stop[0] for part in parts), initial=0))
-        return [
-            Box((begin, *part.start[1:]), (end, *part.stop[1:]))
-            for part, begin, end in zip(parts, ends, ends[1:], strict=False)
-        ]
+        places = zip(parts, ends, ends[1:], strict=False)
+        return [part.cut(0, begin, end) for part, begin, end in places]
 
     def owners(self, items: Array, decomposition: Decomposition) -> npt.NDArray[np.int64]:
         """Return the rank of every item.
@@ -92,19 +88,19 @@ class ListSpec(FieldSpec):
             OwnerError: the application's function failed, or gave something else.
         """
         try:
-            found = np.asarray(self.owner(items, decomposition) if self.owner is not None else ())
+            ranks = np.asarray(self.owner(items, decomposition) if self.owner is not None else ())
         except Exception as error:
             raise OwnerError(f"who owns an item is not known: {error!r}") from error
-        good = found.shape == (len(items),) and (
+        good = ranks.shape == (len(items),) and (
             not len(items)
-            or (found.dtype.kind in "iu" and found.min() >= 0 and found.max() < decomposition.size)
+            or (ranks.dtype.kind in "iu" and ranks.min() >= 0 and ranks.max() < decomposition.size)
         )
         if not good:
             raise OwnerError(
                 f"expected {len(items)} owners of 0 to {decomposition.size - 1}, "
-                f"got shape {found.shape} and type {found.dtype}"
+                f"got shape {ranks.shape} and type {ranks.dtype}"
             )
-        return found.astype(np.int64)
+        return ranks.astype(np.int64)
 
     def signature(self) -> dict[str, Any]:
         """Return what both sides of a resize must agree on."""
@@ -116,23 +112,28 @@ class ListSpec(FieldSpec):
         }
 
 
-class Items(Field):
+class Items:
     """One rank's part of a list.
 
     Attributes:
-        items: array of shape (count, *item), the application's to replace or to change.
+        spec: what the application stated.
+        decomposition: who owns which cells of the items' grid in this world.
+        rank: whose part it is.
+        box: the cells of this rank.
+        comm: the library's own ranks of the world that the part is in, once it is.
     """
 
-    spec: ListSpec
+    comm: MPI.Intracomm | None = None
+    on_host = True
+    edges: Halo = ()
 
     def __init__(self, spec: ListSpec, decomposition: Decomposition, rank: int) -> None:
         self.spec, self.decomposition, self.rank = spec, decomposition, rank
         self.box = decomposition.box(rank)
-        self._exchange = None
         self._kept: dict[int, Array] = {}
         self._before: Items | None = None
         self._announced: Announcements | None = None
-        self.items = self.none()
+        self.storage = self.none()
 
     def none(self, count: int = 0) -> Array:
         """Return room for items."""
@@ -140,38 +141,57 @@ class Items(Field):
 
     @property
     def items(self) -> Array:
-        """The items that this rank has."""
-        found: Array = self.storage
-        return found
+        """The items of this rank along axis 0, the application's to set or change."""
+        return self.storage
 
     @items.setter
     def items(self, values: npt.ArrayLike) -> None:
-        found = np.asarray(values, self.spec.dtype)
-        if found.shape[1:] != self.spec.item:
+        items = np.asarray(values, self.spec.dtype)
+        if items.shape[1:] != self.spec.item:
             raise ValueError(
-                f"expected items of shape {self.spec.item}, got an array of shape {found.shape}"
+                f"expected items of shape {self.spec.item}, got an array of shape {items.shape}"
             )
-        self.storage = found
+        self.storage = items
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of an item, or of its numbers."""
+        return np.dtype(self.spec.dtype)
+
+    def join(self, comm: MPI.Intracomm | None) -> None:
+        """Enter a world with these ranks of the library's own; None: leave the one before."""
+        self.comm = comm
 
     def initialise(self) -> None:
         """Set the application's initial items."""
         self.items = self.spec.initial(self.box)
 
-    def keep(self, old: Field) -> int:
+    def prefault(self) -> None:
+        """Do nothing: how many items will arrive is not known."""
+
+    def gather(self) -> Array | None:
+        """Return the whole list on rank 0, None on the others (collective)."""
+        return gather.whole(self.comm, self)
+
+    def keep(self, old: Items) -> int:
         """Take what stays on this rank; return its bytes (merge)."""
-        self._before = old if isinstance(old, Items) else None
-        owners = self.spec.owners(old.storage, self.decomposition)
-        mine = old.storage[owners == self.rank]
+        self._before = old
+        owners = self.spec.owners(old.items, self.decomposition)
+        mine = old.items[owners == self.rank]
         self._kept[self.rank] = mine
         return int(mine.nbytes)
+
+    def moved_to(self, decomposition: Decomposition, rank: int) -> Items:
+        """Return a rank's empty part of another decomposition."""
+        return self.spec.block(decomposition, rank)
 
     def parts(self, decomposition: Decomposition) -> dict[int, Array]:
         """Return the items by their ranks, in their order here; of ranks with any."""
         owners = self.spec.owners(self.items, decomposition)
         order = np.argsort(owners, kind="stable")
         ranks, begins = np.unique(owners[order], return_index=True)
-        found = np.split(np.ascontiguousarray(self.items[order]), begins[1:]) if len(ranks) else []
-        return dict(zip(ranks.tolist(), found, strict=True))
+        parts = np.split(np.ascontiguousarray(self.items[order]), begins[1:]) if len(ranks) else []
+        return dict(zip(ranks.tolist(), parts, strict=True))
 
     def migrate(self) -> Array:
         """Send every item to its owner; return those of this rank (collective).
@@ -194,10 +214,8 @@ class Items(Field):
                         os.sched_yield()
         return self.items
 
-    def migrating(self, comm: MPI.Comm) -> Steps:
-        """Do what :meth:`migrate` does; yield what has to be waited for."""
-        # lists are stated where no MPI can be loaded
-
+    def migrating(self, comm: MPI.Comm) -> Steps[None]:
+        """Do what :meth:`migrate` does; yield what it waits for."""
         leaving = self.parts(self.decomposition)
         mine = leaving.pop(self.rank, self.none())
         announced = Announcements(comm, {peer: len(part) for peer, part in leaving.items()})
@@ -208,16 +226,12 @@ class Items(Field):
                 pending.add(comm.Irecv(_bytes(part), peer, tags.CHUNK), _bytes(part))
             for peer, part in leaving.items():
                 pending.add(comm.Isend(_bytes(part), peer, tags.CHUNK), _bytes(part))
-            while len(pending):
-                yield from pending.oldest()
+            yield from pending.all()
         arriving[self.rank] = mine
         self.items = np.concatenate([arriving[rank] for rank in sorted(arriving)])
 
-    def sending(
-        self, comm: MPI.Comm, new: Decomposition, sent: list[int], *, on_host: bool
-    ) -> Steps:
+    def sending(self, comm: MPI.Comm, new: Decomposition, *, on_host: bool) -> Steps[int]:
         """Send the items to their owners in another decomposition: their number, chunks, a hash."""
-
         parts = self.parts(new)
         if not comm.Is_inter():
             parts.pop(self.rank, None)
@@ -225,60 +239,36 @@ class Items(Field):
         yield from self._announced.steps()
         with Pending() as pending:
             for peer, part in parts.items():
-                data = _bytes(part)
-                digest = xxhash.xxh3_64(_count(part).data)
-                for at in range(0, data.size, CHUNK_BYTES):
-                    chunk = data[at : at + CHUNK_BYTES]
-                    digest.update(chunk.data)
-                    pending.add(comm.Isend(chunk, peer, tags.CHUNK), chunk)
-                    yield from pending.oldest()
-                    sent.append(chunk.size)
-                word = np.frombuffer(digest.digest(), np.uint8)
-                pending.add(comm.Isend(word, peer, tags.DIGEST), word)
-                yield from pending.oldest()
+                yield from send_chunks(comm, peer, _chunks(part), pending)
+            yield from pending.all()
+        return sum(part.nbytes for part in parts.values())
 
-    def receiving(
-        self, comm: MPI.Comm, old: Decomposition, broken: list[Box], *, on_host: bool
-    ) -> Steps:
+    def receiving(self, comm: MPI.Comm, old: Decomposition, *, on_host: bool) -> Steps[bool]:
         """Take the items from ranks of another decomposition; what :meth:`keep` has taken stays."""
-
-        parts: dict[int, Array] = {}
         before, announced = self._before, Announcements(comm, {})
         if before is None:
             yield from announced.steps()
         else:  # this rank sends as well, and takes part once
             yield lambda: before._announced is not None and before._announced.done
             announced, before._announced = before._announced or announced, None
-        with Pending() as pending:
-            for peer, count in sorted(announced.arriving.items()):
-                part = self.none(count)
-                data = _bytes(part)
-                digest = xxhash.xxh3_64(_count(part).data)
-                for at in range(0, data.size, CHUNK_BYTES):
-                    chunk = data[at : at + CHUNK_BYTES]
-                    pending.add(comm.Irecv(chunk, peer, tags.CHUNK), chunk)
-                    yield from pending.oldest()
-                    digest.update(chunk.data)
-                word = np.empty(DIGEST_BYTES, np.uint8)
-                pending.add(comm.Irecv(word, peer, tags.DIGEST), word)
-                yield from pending.oldest()
-                if word.tobytes() != digest.digest():
-                    broken.append(self.box)
-                parts[peer] = part
+        intact, parts = True, dict[int, Array]()
+        for peer, count in sorted(announced.arriving.items()):
+            parts[peer] = part = self.none(count)
+            intact &= yield from receive_chunks(comm, peer, _chunks(part))
         self._before = None
-        self._assemble(parts)
-
-    def _assemble(self, parts: dict[int, Array]) -> None:
-        """Set the items: those of each rank they come from, in that order."""
-        parts = {**parts, **self._kept}
-        self._kept = {}
+        parts, self._kept = parts | self._kept, {}
         self.items = np.concatenate([self.none(), *(parts[rank] for rank in sorted(parts))])
+        return intact
 
     def gathered(self, comm: MPI.Intracomm) -> tuple[tuple[int, ...], Iterator[Array | None]]:
         """Return the shape of the whole list; on rank 0 that of each rank (collective)."""
         counts = comm.gather(len(self.items))
         whole = (sum(counts or ()), *self.spec.item)
         return whole, gather.lists(comm, np.ascontiguousarray(self.items), counts)
+
+    def carried(self, edges: Halo | None = None) -> Items:
+        """Return the part itself: a list has no halo."""
+        return self
 
     def stored_box(self) -> Box:
         """Return the extent of the items of this rank."""
@@ -292,11 +282,11 @@ class Items(Field):
         """Take from a checkpoint the items that belong here, a piece at a time."""
         row = max(1, self.none(1).nbytes)
         step = max(1, CHUNK_BYTES // row)
-        found = [self.none()]
+        pieces = [self.none()]
         for at in range(0, stored.shape[0], step):
             values = stored[at : at + step].view(self.spec.dtype)
-            found.append(values[self.spec.owners(values, self.decomposition) == self.rank])
-        self.items = np.concatenate(found)
+            pieces.append(values[self.spec.owners(values, self.decomposition) == self.rank])
+        self.items = np.concatenate(pieces)
 
 
 def adapt_list(
@@ -324,13 +314,12 @@ def rank_of(decomposition: Decomposition, *cells: npt.ArrayLike) -> npt.NDArray[
         raise ValueError(
             f"expected indices along axes {decomposition.split}, got {len(cells)} of them"
         )
-    found = np.zeros(np.shape(cells[0]), np.int64)
+    ranks = np.zeros(np.shape(cells[0]), np.int64)
     slowest_first = 1 if decomposition.row_major else -1
     for at, index in list(enumerate(cells))[::slowest_first]:
-        found = found * decomposition.grid[at] + _parts_with(
-            decomposition, at, np.asarray(index, np.int64)
-        )
-    return found
+        parts = _parts_with(decomposition, at, np.asarray(index, np.int64))
+        ranks = ranks * decomposition.grid[at] + parts
+    return ranks
 
 
 def _parts_with(
@@ -346,12 +335,15 @@ def _parts_with(
     return np.where(cells < fat, cells // (base + 1), extra + (cells - fat) // max(1, base))
 
 
-def _count(part: Array) -> npt.NDArray[np.int64]:
-    return np.array([len(part)], np.int64)
-
-
 def _bytes(values: Array) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+
+
+def _chunks(part: Array) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yield the bytes of contiguous items, a message at a time."""
+    data = _bytes(part)
+    for at in range(0, data.size, CHUNK_BYTES):
+        yield data[at : at + CHUNK_BYTES]
 
 
 # --- how much goes to whom, where only the senders know -----------------------------------------
@@ -381,8 +373,8 @@ class Announcements:
         self.arriving: dict[int, int] = {}
         self.done = False
 
-    def steps(self) -> Steps:
-        """Go through the round; yield what has to be waited for."""
+    def steps(self) -> Steps[None]:
+        """Go through the round; yield what it waits for."""
         # A rank may be a round ahead of another, and no more: two tags are enough.
         tag = tags.COUNT + _next_round(self._comm) % 2
         with Pending() as pending:

@@ -20,7 +20,7 @@ from dmr.boot.environment import (
     STRATEGY_VARIABLE,
     Runtime,
 )
-from dmr.data.field import Field, FieldSpec
+from dmr.data.distributed import Distributed, Spec
 from dmr.errors import Left, UsageError, raise_on_all
 from dmr.loop.driver import NO_BUILD, Driver
 from dmr.loop.termination import Ending, ending
@@ -193,7 +193,7 @@ def _rms_client(run: Run, plan: Plan) -> Iterator[None]:
             run.internal.rms.close()
 
 
-def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, FieldSpec], app: Program) -> Plan:
+def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, Spec], app: Program) -> Plan:
     """Return the plan with the settings of the environment and a strategy that works here."""
     if runtime.uncoordinated_copies:
         raise UsageError(
@@ -245,7 +245,7 @@ def _check_backends(plan: Plan, backends: tuple[str, ...]) -> None:
             raise UsageError(f"expected a resize where the backend changes, at step {step}")
 
 
-def _agreed(world: World, specs: Mapping[str, FieldSpec], plan: Plan) -> dict[str, FieldSpec]:
+def _agreed(world: World, specs: Mapping[str, Spec], plan: Plan) -> dict[str, Spec]:
     """Return the specs with the halos of all ranks, which may differ (collective).
 
     Raises:
@@ -280,12 +280,12 @@ def _first_state(
     app: Program,
     runtime: Runtime,
     world: World,
-    specs: Mapping[str, FieldSpec],
+    specs: Mapping[str, Spec],
     plan: Plan,
     state: RunState,
 ) -> Run:
     """Return the state from which this world starts: moved, read, or initial (collective)."""
-    fields: dict[str, Field] = {}
+    fields: dict[str, Distributed] = {}
     problem = None
     try:
         fields = world.allocate(specs)

@@ -37,8 +37,8 @@ from mpi4py import MPI
 from dmr.application import Program, Run
 from dmr.boot import spawn
 from dmr.data import streams
-from dmr.data.decomposition import Box, Decomposition
-from dmr.data.field import Field
+from dmr.data.decomposition import Decomposition
+from dmr.data.distributed import Distributed, Steps
 from dmr.errors import CollectiveError, Left, RolledBackError
 from dmr.plan import NextWorld, Plan
 from dmr.resize import replace
@@ -173,10 +173,8 @@ def rebalance_and_commit(old: MergeSide, members: Membership, cost: OpenResize) 
         problem, values = catch_failure(lambda: _parts(old, members))
         old.agree(problem, old.check_reports)
         parts = values or parts
-    fields: dict[str, Field] = {}
-    sent: list[int] = []
     begun = run.runtime.clock()
-    problem, before = catch_failure(lambda: _rebalance(old, members, fields, sent))
+    problem, moved = catch_failure(lambda: _rebalance(old, members))
     move_s = run.runtime.clock() - begun
 
     def order_build(parts: list[int]) -> tuple[int, float]:
@@ -185,13 +183,15 @@ def rebalance_and_commit(old: MergeSide, members: Membership, cost: OpenResize) 
         old.say(Build())
         return sum(parts), longest_s
 
-    bytes_, move_s = old.report_and_decide(problem, sum(sent), order_build, old.check_reports)
-    if before is None:
-        raise RuntimeError("expected the state of this rank before the move")
+    sent = 0 if moved is None else moved[2]
+    sent, move_s = old.report_and_decide(problem, sent, order_build, old.check_reports)
+    if moved is None:
+        raise RuntimeError("expected the result of the move")
+    before, fields, _ = moved
     try:
         if members.stays:
             enter_world(run, members.comm, old.decompositions, fields, members.launches)
-        done = _build_and_commit(old, members.stays, cost, bytes_, move_s)
+        done = _build_and_commit(old, members.stays, cost, sent, move_s)
     except RolledBackError:
         before.put_back(run)
         raise
@@ -214,7 +214,7 @@ def join_world(new: NewWorld, header: Header, port: str, on_host: bool) -> None:
         comm = merged(comm, comm.Connect(""), high=False, keep=False)
     begun = time.perf_counter()
     decompositions = replace.decompositions_over(run, header.ranks)
-    fields: dict[str, Field] = {}
+    fields: dict[str, Distributed] = {}
 
     def receive() -> None:
         for name, block in run.fields.items():
@@ -244,28 +244,27 @@ def _parts(old: MergeSide, members: Membership) -> dict[str, Any]:
     return {name: spec.part(name, old.merged[name], rank, ranks) for name, spec in specs.items()}
 
 
-def _rebalance(
-    old: MergeSide, members: Membership, fields: dict[str, Field], sent: list[int]
-) -> Snapshot:
-    """Send and receive the cells that move; set ``fields``; return this rank's state before."""
+def _rebalance(old: MergeSide, members: Membership) -> tuple[Snapshot, dict[str, Distributed], int]:
+    """Move cells; return this rank's state before, its new fields, and the bytes it has sent."""
     run, grows = old.run, members.comm.size > old.run.world.size
     carrier = members.comm if grows else run.world.internal_comm
     before = Snapshot(run)
     blocks = (old.blocks or NewBlocks(run.fields, old.wanted.ranks)).take()
+    fields, sent = dict[str, Distributed](), 0
     for name, block in run.fields.items():
         decomposition = old.decompositions[name]
-        transfers = [block.sending(carrier, decomposition, sent, on_host=members.on_host)]
-        broken: list[Box] = []
+        transfers: list[Steps[int]] = [
+            block.sending(carrier, decomposition, on_host=members.on_host)
+        ]
         if members.stays:
             fields[name] = new = blocks.pop(name)
-            transfers.append(
-                new.receiving(carrier, block.decomposition, broken, on_host=members.on_host)
-            )
+            transfers.append(new.receiving(carrier, block.decomposition, on_host=members.on_host))
             new.keep(block)
-        streams.drive(transfers, old.check_alive)
-        if broken:
+        moved, *intact = streams.drive(transfers, old.check_alive)
+        sent += moved
+        if not all(intact):
             raise RolledBackError("data did not arrive whole")
-    return before
+    return before, fields, sent
 
 
 def _build_and_commit(
@@ -400,7 +399,7 @@ def enter_world(
     run: Run,
     comm: MPI.Intracomm,
     decompositions: Mapping[str, Decomposition],
-    fields: dict[str, Field],
+    fields: dict[str, Distributed],
     launches: Launches,
 ) -> None:
     """Make a rank part of the new world, which is still to be built."""
@@ -413,7 +412,7 @@ def enter_world(
     run.internal.built, run.restored = False, True
 
 
-def _set_fields(run: Run, fields: Mapping[str, Field]) -> None:
+def _set_fields(run: Run, fields: Mapping[str, Distributed]) -> None:
     run.fields.update(fields)
     for block in fields.values():
         block.join(run.world.internal_comm)
@@ -457,7 +456,7 @@ class NewBlocks:
         MemoryError: there is no room for them.
     """
 
-    def __init__(self, fields: Mapping[str, Field], ranks: int, request: int = 0) -> None:
+    def __init__(self, fields: Mapping[str, Distributed], ranks: int, request: int = 0) -> None:
         self.ranks, self.request = ranks, request
         decompositions = decompositions_for(
             ranks, {name: block.spec for name, block in fields.items()}
@@ -482,7 +481,7 @@ class NewBlocks:
         """Whether all pages exist."""
         return not self._thread.is_alive()
 
-    def take(self) -> dict[str, Field]:
+    def take(self) -> dict[str, Distributed]:
         """Return the blocks by name, once their pages exist."""
         if self._large:
             self._thread.join()

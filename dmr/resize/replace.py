@@ -50,6 +50,7 @@ from dmr.boot import spawn
 from dmr.boot.environment import bind
 from dmr.data import streams
 from dmr.data.decomposition import Decomposition
+from dmr.data.distributed import Distributed
 from dmr.data.field import Field
 from dmr.errors import CollectiveError, Left, RolledBackError
 from dmr.plan import NextWorld, Plan, Schedule
@@ -406,7 +407,7 @@ def header_new(new: NewWorld, header: Header) -> bool:
     return on_host and header.on_host
 
 
-def signature(fields: Mapping[str, Field]) -> dict[str, Any]:
+def signature(fields: Mapping[str, Distributed]) -> dict[str, Any]:
     """Return the properties of the fields that both worlds must have in common."""
     return {name: block.spec.signature() for name, block in fields.items()}
 
@@ -456,7 +457,7 @@ def connect_new(new: NewWorld, port: str) -> MPI.Intercomm:
 # --- move ---------------------------------------------------------------------------------------
 
 
-def moving(fields: Mapping[str, Field]) -> dict[str, Field]:
+def moving(fields: Mapping[str, Distributed]) -> dict[str, Distributed]:
     """Return the fields that a resize into a world of new ranks sends."""
     return {name: block for name, block in fields.items() if not block.spec.constant}
 
@@ -514,7 +515,7 @@ def move_new(new: NewWorld, inter: MPI.Intercomm, header: Header, on_host: bool)
 
     def share_on_node() -> None:
         for block in fields.values():
-            if new.node is not None and not block.spec.split:
+            if new.node is not None and isinstance(block, Field) and not block.spec.split:
                 streams.share(new.node, block.carried(), new.check_alive)
 
     problem, _ = catch_failure(share_on_node)
@@ -524,7 +525,7 @@ def move_new(new: NewWorld, inter: MPI.Intercomm, header: Header, on_host: bool)
 
 
 def fill(
-    new: NewWorld, comm: MPI.Comm, fields: Mapping[str, Field], from_ranks: int, on_host: bool
+    new: NewWorld, comm: MPI.Comm, fields: Mapping[str, Distributed], from_ranks: int, on_host: bool
 ) -> None:
     """Receive fields from the ranks of the old world.
 

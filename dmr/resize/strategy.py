@@ -14,6 +14,7 @@ from pathlib import Path
 from mpi4py import MPI
 
 from dmr.boot.environment import Runtime
+from dmr.data.distributed import Distributed
 from dmr.data.field import ArrayModule, Field
 from dmr.errors import UsageError, print_line
 
@@ -141,13 +142,14 @@ def can_merge(ranks: int, launches: Sequence[tuple[int, int]]) -> bool:
     return ranks > ends[-1] or ranks in ends
 
 
-def usage(node: str, fields: Mapping[str, Field]) -> list[MemoryUse]:
+def usage(node: str, fields: Mapping[str, Distributed]) -> list[MemoryUse]:
     """Return what this rank sees: its node's memory, and that of the device of its fields."""
     found = []
     held, free = held_on_host(), free_on_host()
     if held is not None and free is not None:
         found.append(MemoryUse(f"node {node}", held, free))
-    modules = {id(block.spec.xp): block.spec.xp for block in fields.values()}
+    blocks = [block for block in fields.values() if isinstance(block, Field)]
+    modules = {id(block.spec.xp): block.spec.xp for block in blocks}
     for xp in modules.values():
         if hasattr(xp, "cuda"):
             found.append(_device(node, xp))

@@ -149,7 +149,7 @@ def test_a_sender_whose_memory_is_gone_is_an_error_of_one_sentence(
     world: MPI.Intracomm, together: Together
 ) -> None:
     first = np.ones(8, np.uint8)
-    reader = streams.reader_of(streams.offer(first))
+    reader = streams.reader_of(streams.offer(first.ctypes.data))
     if reader is None:
         pytest.skip("this kernel does not let a process read memory of another")
     into = np.zeros(8, np.uint8)
@@ -161,8 +161,8 @@ def test_a_sender_whose_memory_is_gone_is_an_error_of_one_sentence(
         good = False
     except TransferError as error:
         good = good and "expected 8 bytes of process" in str(error)
-    stale = streams.offer(first)
-    stale[2] += np.uint64(1)
+    stale = streams.offer(first.ctypes.data)
+    stale[2] += np.int64(1)
     together(good and streams.reader_of(stale) is None, "expected a reader, and an error")
 
 
