@@ -9,8 +9,6 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from mpdata.grid import Geometry
-from mpdata.numerics.numba.cell_stepper import CellPasses
-from mpdata.numerics.numba.fused_stepper import FusedSweep
 from mpdata.numerics.numba.kernel_arguments import Array, BlockMemory
 from mpdata.numerics.numba.kernel_cache import kernel
 from mpdata.numerics.step import Layers, inverse
@@ -87,8 +85,12 @@ class NumbaStepper:
         self._allocate, self._workers = allocate, Workers(threads)
         self._r = None if (h == 1).all() else inverse(h, allocate)
         if fuses(scheme, len(geometry.active)):
+            from mpdata.numerics.numba.fused_stepper import FusedSweep
+
             self._method: StepMethod = FusedSweep(self._layout, scheme, self._r, h.dtype, threads)
         else:
+            from mpdata.numerics.numba.cell_stepper import CellPasses
+
             self._method = CellPasses(self._layout, scheme, self._r, h.dtype, allocate)
 
     @property
@@ -110,6 +112,8 @@ class NumbaStepper:
 
     def in_cache(self) -> NumbaStepper | None:
         """Return what does the same arithmetic in little memory, for timing; None without it."""
+        from mpdata.numerics.numba.fused_stepper import FusedSweep
+
         if not isinstance(self._method, FusedSweep):
             return None
         twin = copy(self)
