@@ -1,4 +1,4 @@
-"""The command ``dmr``: its parsers, and what it prints."""
+"""The command ``dmr``: its parsers and its output."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ def _parser() -> Parser:
 
 
 def _probe(arguments: argparse.Namespace) -> int:
-    """Print what works here; exit 0 if MPI starts at all."""
+    """Print the abilities of MPI here; exit 0 if it starts at all."""
     from dmr.boot.probe import probe, table
 
     mpiexec = find_mpiexec(None)
     if mpiexec is None:
         raise CommandError("no mpiexec found; expected one on PATH", 1)
-    found = probe(mpiexec, os.environ)
-    publish(arguments.json, found, table(found))
-    return 0 if found["launches"] else 1
+    result = probe(mpiexec, os.environ)
+    publish(arguments.json, result, table(result))
+    return 0 if result["launches"] else 1
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -105,9 +105,9 @@ def _check(arguments: argparse.Namespace) -> int:
             print(line, flush=True)
 
     with refuse_on(CheckError, exit_code=1), refuse_on(NoProgramError):
-        found = check(arguments.words, sizes, arguments.compare, say)
-    publish(arguments.json, found, [])
-    return 0 if found["same"] else 1
+        result = check(arguments.words, sizes, arguments.compare, say)
+    publish(arguments.json, result, [])
+    return 0 if result["same"] else 1
 
 
 def _bench(arguments: argparse.Namespace) -> int:
