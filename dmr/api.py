@@ -173,12 +173,7 @@ def _report_errors(rank: int) -> None:
 
 
 def _runtime_of(comm: MPI.Intracomm) -> Runtime:
-    """Return the surroundings of a program.
-
-    Raises:
-        UsageError: ``comm`` does not have all ranks, which a resize replaces, or MPI is not
-            initialised.
-    """
+    """Return the surroundings of a program."""
     if getattr(sys.modules.get("mpi4py.futures._core"), "SharedPool", None) is not None:
         raise UsageError(
             "expected every rank to run the program, got python -m mpi4py.futures, under which "
@@ -205,11 +200,7 @@ def _runtime_of(comm: MPI.Intracomm) -> Runtime:
 
 
 def _check_state(run: Run, state: Mapping[str, Any]) -> None:
-    """Refuse state that cannot be transferred; note state that differs by rank (collective).
-
-    Raises:
-        UsageError: a value cannot be pickled, unpickled or filled.
-    """
+    """Refuse state that cannot be transferred; note state that differs by rank (collective)."""
     problem, digests = None, dict[str, str]()
     try:
         for name, value in state.items():

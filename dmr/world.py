@@ -78,9 +78,6 @@ def grid_for(size: int, specs: Sequence[Spec]) -> tuple[int, ...]:
 
     Args:
         specs: of fields that are split along as many axes.
-
-    Raises:
-        UsageError: no process grid of ``size`` ranks fits.
     """
     axes = {len(spec.split) for spec in specs}
     if len(axes) != 1:
@@ -124,11 +121,7 @@ def decompositions_for(size: int, specs: Mapping[str, Spec]) -> dict[str, Decomp
 
 
 def _own_grid(name: str, spec: Spec, size: int) -> tuple[int, ...]:
-    """Return the process grid of a field that states one.
-
-    Raises:
-        UsageError: it is not a process grid of ``size`` ranks, or its blocks are too thin.
-    """
+    """Return the process grid of a field that states one."""
     grid = tuple(map(int, () if spec.grid is None else spec.grid(size)))
     if len(grid) != len(spec.split) or prod(grid) != size or min(grid) < 1:
         raise UsageError(

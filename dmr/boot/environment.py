@@ -127,11 +127,7 @@ class Runtime:
         return kind_of(self.slot)
 
     def forget_completion(self) -> None:
-        """Delete the completion record of an earlier run (collective).
-
-        Raises:
-            UsageError: it cannot be deleted.
-        """
+        """Delete the completion record of an earlier run (collective)."""
         if self.completion is None or self.rendezvous is not None:
             return
         from rms.wire.files import OutputError, remove_output
@@ -284,9 +280,6 @@ def assemble(
 
     Args:
         comm: the ranks of this launch.
-
-    Raises:
-        TimeoutError: another launch did not come.
     """
     own = [launch for launch, _ in launches].index(int(env[WORLD_VARIABLE]))
     folder, whole, reach = Path(env[COMPLETION_VARIABLE]).parent, comm, 1

@@ -131,11 +131,7 @@ class Rendezvous:
 
 
 def _post(manager: Manager, report: Report, wait_s: float = WAIT_S) -> None:
-    """Report to the RMS; try again for up to ``wait_s`` if it is away.
-
-    Raises:
-        ChannelError: it does not come back.
-    """
+    """Report to the RMS; try again for up to ``wait_s`` if it is away."""
     from dmr.wire.rms import RETRY_S
     from rms.wire.http import UnreachableError
 

@@ -42,9 +42,6 @@ def spawn(
 
     The call cannot be cancelled: if it does not return within ``boot_s``, the job ends. New ranks
     start by way of :mod:`dmr.boot.bootstrap`, so it returns as soon as Python and MPI are up.
-
-    Raises:
-        RolledBackError: MPI refuses.
     """
     ranks = wanted.ranks - (comm.size if wanted.strategy == "merge" else 0)
     slots = wanted.slots[-ranks:]
@@ -87,11 +84,7 @@ def spawn(
 
 
 def _put_mpiexec_on_path(mpiexec: str | None) -> None:
-    """Put mpiexec on PATH: without one, MPI_Comm_spawn of a singleton waits forever.
-
-    Raises:
-        RolledBackError: there is no mpiexec.
-    """
+    """Put mpiexec on PATH: without one, MPI_Comm_spawn of a singleton waits forever."""
     if mpiexec is None:
         raise RolledBackError("expected an mpiexec on PATH to start ranks with, got none")
     path = os.environ.get("PATH", os.defpath)

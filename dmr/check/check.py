@@ -62,7 +62,7 @@ class CheckError(Exception):
 
 
 class NoProgramError(CheckError):
-    """There is no such program."""
+    """The program could not be started."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,7 @@ class Difference:
 
 
 def rehearsal_script(steps: int, ranks: int) -> str:
-    """Return resizes to as many ranks, after an odd and an even number of steps.
-
-    Raises:
-        CheckError: there are too few steps.
-    """
+    """Return resizes to as many ranks, after an odd and an even number of steps."""
     if steps < 2:
         raise CheckError(f"expected a program of at least 2 steps to check, got {steps}")
     odd = steps // 3 | 1
@@ -186,11 +182,7 @@ def _terminable() -> Iterator[None]:
 def _output_of(
     command: Sequence[str], env: Mapping[str, str], limit_s: float | None
 ) -> tuple[int, bytes, bytes]:
-    """Return the exit status, stdout and stderr of a command; end its processes on any error.
-
-    Raises:
-        subprocess.TimeoutExpired: it took longer.
-    """
+    """Return the exit status, stdout and stderr of a command; end its processes on any error."""
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -218,10 +210,6 @@ def run_once(
 
     Args:
         plain_s: its time without resizes; None for no timeout.
-
-    Raises:
-        NoProgramError: it could not be started.
-        CheckError: it failed, or did not come to the end of a block of dmr.malleable.
     """
     what = f"with {SCRIPT_VARIABLE}={script}" if script else "without resizes"
     with tempfile.TemporaryDirectory(prefix="dmr-check-") as folder:
@@ -271,12 +259,7 @@ def check(
     compared: Path | None,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Run a program plain, with rehearsals and with resizes; return the differences.
-
-    Raises:
-        NoProgramError: it could not be started.
-        CheckError: it cannot be checked.
-    """
+    """Run a program plain, with rehearsals and with resizes; return the differences."""
     plain = run_once(command, "", compared)
     steps, ranks, text = plain.end.step, plain.end.ranks, compared is None
     say(f"plain: {steps} steps on {ranks} ranks, {plain.wall_s:.1f} s")

@@ -325,11 +325,7 @@ class AckListener:
         old.stack.callback(self._thread.join, SEND_S)  # before the channels are closed
 
     def answers(self) -> list[Acknowledged]:
-        """Return them once they have come.
-
-        Raises:
-            ChannelError: another message came, or none.
-        """
+        """Return them once they have come."""
         self._thread.join()
         if self._error is not None:
             raise self._error

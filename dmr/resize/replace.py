@@ -232,9 +232,6 @@ def start_old(old: OldWorld) -> list[Callable[[], ControlChannel]]:
     """Encode the state and start the new world; return a function for each channel to it.
 
     The state comes first, so that an error of pickling is raised before anything is started.
-
-    Raises:
-        RolledBackError: the state cannot be encoded, or there is no way to the new world.
     """
     run, wanted, boot_s = old.run, old.wanted, old.deadlines.boot_s
     merge_state(old)
@@ -287,11 +284,7 @@ def start_new(new: NewWorld) -> str:
 
 
 def merge_state(old: OldWorld) -> None:
-    """Make one value of each state that differs from rank to rank, and try to split it again.
-
-    Raises:
-        RolledBackError: a value cannot be pickled, merged or split.
-    """
+    """Make one value of each state that differs from rank to rank, and try to split it again."""
     specs = old.run.internal.per_rank
     if not specs:
         return
@@ -323,11 +316,7 @@ def _find_nodes(new: NewWorld) -> None:
 
 
 def meet_old(old: OldWorld, connections: Sequence[Callable[[], ControlChannel]]) -> None:
-    """Open a channel to every launch of the new world, on rank 0.
-
-    Raises:
-        RolledBackError: the new world does not come.
-    """
+    """Open a channel to every launch of the new world, on rank 0."""
 
     def open_channels() -> None:
         for connection in connections:
@@ -351,11 +340,7 @@ def meet_new(new: NewWorld, port: str) -> Header:
 
 
 def header_old(old: OldWorld) -> Accepted:
-    """Send the header; return whether blocks may go without packing, and to which ranks.
-
-    Raises:
-        RolledBackError: the new world has other fields or options.
-    """
+    """Send the header; return whether blocks may go without packing, and to which ranks."""
     run, wanted = old.run, old.wanted
 
     def introduce() -> Accepted:
@@ -431,11 +416,7 @@ def _fixed(new: NewWorld, options: Mapping[str, Any], strategy: str) -> dict[str
 
 
 def connect_old(old: OldWorld, comm: MPI.Intracomm, port: str) -> MPI.Intercomm:
-    """Return an inter-communicator to ranks that wait at a port (collective over ``comm``).
-
-    Raises:
-        RolledBackError: they are gone, or MPI cannot connect.
-    """
+    """Return an inter-communicator to ranks that wait at a port (collective over ``comm``)."""
     old.on_root(old.check_other_world)
     info = MPI.Info.Create()
     try:
@@ -527,11 +508,7 @@ def move_new(new: NewWorld, inter: MPI.Intercomm, header: Header, on_host: bool)
 def fill(
     new: NewWorld, comm: MPI.Comm, fields: Mapping[str, Distributed], from_ranks: int, on_host: bool
 ) -> None:
-    """Receive fields from the ranks of the old world.
-
-    Raises:
-        RolledBackError: a hash does not agree.
-    """
+    """Receive fields from the ranks of the old world."""
     intact, decompositions = True, decompositions_over(new.run, from_ranks)
     for name, block in fields.items():
         intact &= streams.receive(
@@ -622,9 +599,6 @@ def commit_old(old: OldWorld, cost: OpenResize, problem: str | None, sent: int) 
 
     Args:
         problem, sent: this rank's result of the move.
-
-    Raises:
-        RolledBackError: a rank of either world has failed.
     """
 
     def give_away(parts: list[int]) -> None:
@@ -711,11 +685,7 @@ def commit_new(
 
 
 def leave_old(run: Run, wanted: NextWorld) -> None:
-    """End the old world.
-
-    Raises:
-        Left: always.
-    """
+    """End the old world."""
     detach_fields(run)
     if wanted.strategy == "restart" and run.runtime.manager is None:
         # This process, the parent of the new world's mpiexec, waits for it to pass on its status.

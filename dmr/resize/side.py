@@ -34,6 +34,10 @@ in a collective call. They roll the resize back; any other error ends the rank."
 class Side:
     """One world's side of a resize.
 
+    Methods of rank 0 raise :class:`~dmr.wire.channel.ChannelError` if the other world is gone, has
+    refused, sends another message, or does not answer in time. Methods of all ranks raise
+    :class:`~dmr.errors.RolledBackError` on all of them, and send the other world the reason.
+
     Args:
         messages: between rank 0 and the other ranks of this world.
         deadlines: of every wait.
@@ -53,20 +57,12 @@ class Side:
     # --- rank 0 and the other world ----------------------------------------------------------
 
     def say(self, message: Message) -> None:
-        """Rank 0: send a message to the other world.
-
-        Raises:
-            ChannelError: it is gone.
-        """
+        """Rank 0: send a message to the other world."""
         for channel in self.channels:
             channel.send(message)
 
     def expect(self, kind: type[M]) -> list[M]:
-        """Rank 0: return the next message, of one kind, from each channel.
-
-        Raises:
-            ChannelError: another message came, or none in time.
-        """
+        """Rank 0: return the next message, of one kind, from each channel."""
         messages: list[M] = []
         for channel in self.channels:
             early = self._early.get(channel)
@@ -83,21 +79,13 @@ class Side:
         return message
 
     def check_other_world(self) -> None:
-        """Rank 0: raise an error if the other world is gone or has refused; keep its messages.
-
-        Raises:
-            ChannelError: it is, or has.
-        """
+        """Rank 0: raise an error if the other world is gone or has refused; keep its messages."""
         for channel in self.channels:
             if channel.readable:
                 self._early.setdefault(channel, deque()).append(self._receive(channel))
 
     def check_alive(self, waited_s: float) -> None:
-        """Check a wait for fields; called at intervals with the seconds so far.
-
-        Raises:
-            RolledBackError: rank 0 has given up, the other world has, or nothing moves.
-        """
+        """Check a wait for fields; called at intervals with the seconds so far."""
         if not self.messages.is_root:
             if self.messages.pending():
                 raise RolledBackError("rank 0 has given up")
@@ -114,11 +102,7 @@ class Side:
     def on_root(
         self, work: Callable[[], T], check: Check | None = None, sleep_s: float = SLEEP_S
     ) -> T:
-        """Return the result of ``work`` on rank 0 to all ranks (collective).
-
-        Raises:
-            RolledBackError: it failed; the other world has the reason.
-        """
+        """Return the result of ``work`` on rank 0 to all ranks (collective)."""
         if not self.messages.is_root:
             problem, result = self.messages.receive(check, sleep_s)
         else:
@@ -151,10 +135,6 @@ class Side:
             check: called on rank 0 while it waits for the others; by default
                 :meth:`check_other_world`.
             everywhere: whether the others call ``check`` as well while they wait for rank 0.
-
-        Raises:
-            RolledBackError: a rank or ``work`` has failed; on all ranks, and the other world has
-                the reason.
         """
 
         def collect() -> T:

@@ -97,11 +97,7 @@ class Progress(msgspec.Struct):
 
 
 def encode(progress: Progress) -> bytes:
-    """Return the progress as JSON.
-
-    Raises:
-        ValuesError: a value cannot be pickled.
-    """
+    """Return the progress as JSON."""
     plain, trees = encode_values(progress.values)
     return msgspec.json.encode(msgspec.structs.replace(progress, values=plain, value_trees=trees))
 
@@ -143,11 +139,7 @@ class PerRank:
     split: Callable[[Any, int], Sequence[Any]]
 
     def part(self, name: str, merged: Any, rank: int, ranks: int) -> Any:
-        """Return a rank's value of a merged one.
-
-        Raises:
-            ValuesError: ``split`` fails, or gives another number of values.
-        """
+        """Return a rank's value of a merged one."""
         try:
             parts = list(self.split(merged, ranks))
         except Exception as error:  # whatever the program's own code raises
@@ -166,11 +158,7 @@ Specs = Mapping[str, PerRank]
 
 
 def pack(specs: Specs, state: State) -> bytes:
-    """Return this rank's values.
-
-    Raises:
-        ValuesError: a value cannot be pickled, or does not exist.
-    """
+    """Return this rank's values."""
     pickles = {}
     for name in specs:
         try:
@@ -183,11 +171,7 @@ def pack(specs: Specs, state: State) -> bytes:
 
 
 def merge_all(specs: Specs, packed: Sequence[bytes]) -> dict[str, Any]:
-    """Return the merged values of all ranks, by name.
-
-    Raises:
-        ValuesError: a ``merge`` fails.
-    """
+    """Return the merged values of all ranks, by name."""
     parts = [msgspec.msgpack.decode(data, type=dict[str, bytes]) for data in packed]
     merged = {}
     for name, spec in specs.items():
@@ -201,11 +185,7 @@ def merge_all(specs: Specs, packed: Sequence[bytes]) -> dict[str, Any]:
 
 
 def merged_progress(comm: MPI.Intracomm, specs: Specs, progress: Progress) -> Progress:
-    """Return the progress with merged values on rank 0, as it is on the others (collective).
-
-    Raises:
-        UsageError: on all ranks, if a value cannot be packed or merged.
-    """
+    """Return the progress with merged values on rank 0, as it is on the others (collective)."""
     if not specs:
         return progress
     packed, problem, merged = b"", None, dict[str, Any]()

@@ -2,7 +2,8 @@
 
 Finite numbers, text, None, lists, and dicts with keys of text are plain JSON. NaN, infinities,
 tuples, and NumPy scalars and arrays are tagged trees, all else is a pickle in such a tree. Reading
-a pickle runs code, so the reader states whether it trusts the source.
+a pickle runs code, so the reader states whether it trusts the source. Functions raise
+:class:`ValuesError` for a value that cannot be pickled, read or filled.
 
 A tree is None, a bool, an int, a float or a string for itself, or a dict of one tag:
 ``{"float": "nan"}``, ``{"int": "0x1f"}``, ``{"list": [...]}``, ``{"tuple": [...]}``,
@@ -482,10 +483,6 @@ def unfillable_types(value: Any) -> list[str]:
 
 def pickle_digest(name: str, value: Any) -> str:
     """Return a hash of the pickle of a value, which may differ for equal values (:func:`digest`).
-
-    Raises:
-        ValuesError: it cannot be pickled or unpickled, it is nested too deep for :func:`adopt`, or
-            its name is not text.
     """
     encode_values({name: None})
     buffers: list[pickle.PickleBuffer] = []  # arrays are hashed where they are, without a copy
@@ -515,11 +512,7 @@ def _deeper(frames: int, call: Callable[[], Any]) -> None:
 
 
 def digest(name: str, value: Any) -> str:
-    """Return a hash of a value, which is the same for equal values.
-
-    Raises:
-        ValuesError: it cannot be pickled, or its name is not text.
-    """
+    """Return a hash of a value, which is the same for equal values."""
     encode_values({name: None})
     try:
         _check_size(value)
@@ -534,9 +527,6 @@ def round_trip(name: str, value: Any) -> Any:
     """Return a value pickled and unpickled, as a resize transfers it.
 
     Pickles of equal objects may differ, e.g. where two equal strings are one object in one of them.
-
-    Raises:
-        ValuesError: it cannot be pickled, or unpickled.
     """
     return decode_values(*encode_values({name: value}), trusted=True)[name]
 
@@ -572,9 +562,6 @@ def refuse_memmap(array: Any) -> None:
 
     The old and the new ranks of a resize would both write the file, and a rollback could not undo
     that.
-
-    Raises:
-        ValuesError: it is.
     """
     base = array
     while base is not None:
@@ -587,11 +574,7 @@ def refuse_memmap(array: Any) -> None:
 
 
 def encode_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values that are plain JSON, and the trees of all others.
-
-    Raises:
-        ValuesError: a value cannot be pickled, or a name is not text.
-    """
+    """Return the values that are plain JSON, and the trees of all others."""
     plain: dict[str, Any] = {}
     trees: dict[str, Any] = {}
     for name, value in values.items():
@@ -652,11 +635,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _check_size(value: Any) -> None:
-    """Refuse a value whose tree is exponentially large because containers are shared.
-
-    Raises:
-        RecursionError: the tree has more than :data:`MAX_CONTAINERS`, most of them copies.
-    """
+    """Refuse a value whose tree is exponentially large because containers are shared."""
     counts: dict[int, int] = {}
 
     def count(part: Any) -> int:
@@ -708,12 +687,7 @@ def _pickled(name: str, value: Any) -> dict[str, str]:
 
 
 def _dumps(value: Any, take: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
-    """Return the pickle of a value; ``take`` gets the memory of its arrays.
-
-    Raises:
-        ValuesError: it cannot be pickled, or has an array that is mapped from a file.
-        RecursionError: it is nested too deep.
-    """
+    """Return the pickle of a value; ``take`` gets the memory of its arrays."""
     file = io.BytesIO()
     pickler = pickle.Pickler(file, PICKLE_PROTOCOL, buffer_callback=take)
     pickler.dispatch_table = {

@@ -141,11 +141,7 @@ class ControlChannel:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, message: Message) -> None:
-        """Send a message.
-
-        Raises:
-            PeerGoneError: the other side is gone.
-        """
+        """Send a message."""
         body = msgspec.json.encode(message)
         self.write(LENGTH.pack(len(body)) + body)
 
@@ -225,11 +221,7 @@ class Listener:
         self.address = f"{host}:{port}:{self._token}"
 
     def accept(self, deadline_s: float) -> ControlChannel:
-        """Return the channel to the first process that has the token; sleeps meanwhile.
-
-        Raises:
-            ChannelError: none connected within ``deadline_s``.
-        """
+        """Return the channel to the first process that has the token; sleeps meanwhile."""
         until = time.monotonic() + deadline_s
         while (left := until - time.monotonic()) > 0:
             poller = select.poll()
