@@ -482,8 +482,7 @@ def unfillable_types(value: Any) -> list[str]:
 
 
 def pickle_digest(name: str, value: Any) -> str:
-    """Return a hash of the pickle of a value, which may differ for equal values (:func:`digest`).
-    """
+    """Return a hash of a pickle, which may differ for equal values (:func:`digest`)."""
     encode_values({name: None})
     buffers: list[pickle.PickleBuffer] = []  # arrays are hashed where they are, without a copy
     problem = "cannot be pickled"
