@@ -24,7 +24,7 @@ from dmr.data.distributed import Distributed, Spec
 from dmr.errors import Left, UsageError, raise_on_all
 from dmr.loop.driver import NO_BUILD, Driver
 from dmr.loop.termination import Ending, ending
-from dmr.plan import Plan, check_plan, check_seconds, check_size, parse_resizes
+from dmr.plan import Plan, Schedule, check_plan, check_seconds, check_size, parse_resizes
 from dmr.resize import strategy as strategies
 from dmr.state.progress import Progress
 from dmr.system.watch import WATCH
@@ -165,10 +165,11 @@ def _load(plan: Plan, runtime: Runtime) -> None:
         import_module("dmr.resize.merge")
     elif plan.resizes:
         import_module("dmr.resize.replace")
-    if plan.strategy == "restart":
+    if plan.checkpoint is not None or plan.strategy == "restart":
         from dmr.checkpoint import store
 
-        store.prepare()
+        if plan.strategy == "restart":
+            store.prepare()
 
 
 @contextlib.contextmanager
@@ -305,7 +306,7 @@ def _first_state(
     try:
         if plan.checkpoint is not None:
             with WATCH.within(START, patient=True):
-                _restore(run, plan)
+                _restore(run, plan, plan.checkpoint)
         if not run.restored:
             _initialise(run)
         with WATCH.within(START, patient=True):
@@ -327,18 +328,16 @@ def _join(new: NewWorld, header: Header, port: str, on_host: bool) -> None:
     join_world(new, header, port, on_host)
 
 
-def _restore(run: Run, plan: Plan) -> None:
+def _restore(run: Run, plan: Plan, schedule: Schedule) -> None:
     """Lock the folder of checkpoints; restore the newest one if the plan has it (collective)."""
     from dmr.checkpoint import store
 
-    if plan.checkpoint is None:
-        return
-    run.internal.checkpoint_lock = store.lock(plan.checkpoint, run.world)
+    run.internal.checkpoint_lock = store.lock(schedule, run.world)
     if not plan.restart:
-        store.refuse_others(plan.checkpoint, run.world)
+        store.refuse_others(schedule, run.world)
         return
     log = run.runtime.log
-    progress = store.restore(plan.checkpoint, run.world, run.fields, plan.options, log)
+    progress = store.restore(schedule, run.world, run.fields, plan.options, log)
     if progress is not None:
         progress.launches = run.progress.launches
         run.progress, run.restored = progress, True
