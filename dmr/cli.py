@@ -115,25 +115,25 @@ def _bench(arguments: argparse.Namespace) -> int:
     from dmr.bench.bench import BenchError, bench
 
     if arguments.strategy not in STRATEGIES:
-        known = ", ".join(STRATEGIES)
-        raise CommandError(f"expected a strategy of {known}, got {arguments.strategy!r}")
+        names = ", ".join(STRATEGIES)
+        raise CommandError(f"expected a strategy of {names}, got {arguments.strategy!r}")
     sizes = {"--from": arguments.old, "--to": arguments.new, "--mib": arguments.mib}
     for option, size in sizes.items():
         if size < 1:
             raise CommandError(f"expected {option} of at least 1, got {size}")
     with refuse_on(BenchError, exit_code=1):
-        found = bench(
+        result = bench(
             arguments.old, arguments.new, arguments.mib, arguments.strategy, find_mpiexec(None)
         )
-    done = found["strategy"]
+    done = result["strategy"]
     if done != arguments.strategy:
         words = f"{arguments.strategy} cannot be had for this resize here; measured {done}"
         print(f"dmr: note: {words}", file=sys.stderr)
     lines = [
         f"{name:14s} {value:.6g}" if isinstance(value, float) else f"{name:14s} {value}"
-        for name, value in found.items()
+        for name, value in result.items()
     ]
-    publish(arguments.json, found, lines)
+    publish(arguments.json, result, lines)
     return 0
 
 

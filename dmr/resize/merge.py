@@ -117,7 +117,6 @@ def grow(old: MergeSide) -> None:
     """Join the launches that wait, or one that is spawned."""
     run = old.run
     replace.meet_old(old, replace.start_old(old))
-    met = run.runtime.clock()
     on_host = replace.header_old(old).on_host
     more = [(one.launch, one.ranks) for one in old.wanted.launches]
     comm = run.world.internal_comm
@@ -129,7 +128,7 @@ def grow(old: MergeSide) -> None:
             inter = replace.connect_old(old, comm, one.port)
             comm = merged(comm, inter, high=False, keep=at == 0)
     members = Membership(comm, [*run.progress.launches, *more], on_host)
-    rebalance_and_commit(old, members, replace.open_resize(old, met))
+    rebalance_and_commit(old, members)
 
 
 def shrink(old: MergeSide) -> None:
@@ -149,9 +148,8 @@ def shrink(old: MergeSide) -> None:
     stays = run.world.rank < ranks
     part = MPI.Intracomm(run.world.internal_comm.Split(0 if stays else 1, run.world.rank))
     on_host = all(block.on_host for block in run.fields.values())
-    cost = replace.open_resize(old, old.begun)
     try:
-        rebalance_and_commit(old, Membership(part, kept, on_host, stays), cost)
+        rebalance_and_commit(old, Membership(part, kept, on_host, stays))
     except RolledBackError:
         part.Free()
         # Messages of this attempt may be under way on the old one, so it cannot be freed.
@@ -165,7 +163,7 @@ def shrink(old: MergeSide) -> None:
 # --- move, build, commit: both worlds -----------------------------------------------------------
 
 
-def rebalance_and_commit(old: MergeSide, members: Membership, cost: OpenResize) -> None:
+def rebalance_and_commit(old: MergeSide, members: Membership) -> None:
     """Rebalance, build, commit: ``members.comm`` is then the world of the ranks that stay."""
     run = old.run
     parts: dict[str, Any] = {}
@@ -191,7 +189,7 @@ def rebalance_and_commit(old: MergeSide, members: Membership, cost: OpenResize) 
     try:
         if members.stays:
             enter_world(run, members.comm, old.decompositions, fields, members.launches)
-        done = _build_and_commit(old, members.stays, cost, sent, move_s)
+        cost = _build_and_commit(old, members.stays, sent, move_s)
     except RolledBackError:
         before.put_back(run)
         raise
@@ -203,7 +201,7 @@ def rebalance_and_commit(old: MergeSide, members: Membership, cost: OpenResize) 
         others = [other for key, other in run.state.items() if key != name]
         memory = [block.storage for block in fields.values()]
         run.state[name] = adopt(value, part, replaced, others=others, fields=memory)
-    leave_old_world(run, before.world, done)
+    leave_old_world(run, before.world, cost)
 
 
 def join_world(new: NewWorld, header: Header, port: str, on_host: bool) -> None:
@@ -267,9 +265,7 @@ def _rebalance(old: MergeSide, members: Membership) -> tuple[Snapshot, dict[str,
     return before, fields, sent
 
 
-def _build_and_commit(
-    old: MergeSide, stays: bool, cost: OpenResize, sent: int, move_s: float
-) -> OpenResize:
+def _build_and_commit(old: MergeSide, stays: bool, sent: int, move_s: float) -> OpenResize:
     """Build on the ranks that stay, as the new ones do meanwhile; then commit.
 
     A rank that has failed alone waits for the others: they may be in a collective of ``build``
@@ -298,7 +294,7 @@ def _build_and_commit(
             raise failed  # type: ignore[misc]
 
     def commit(parts: list[float]) -> OpenResize:
-        return replace.commit(old, cost, sent, (move_s, max(parts)), acks.answers())
+        return replace.commit(old, sent, move_s, max(parts), acks.answers())
 
     try:
         return old.report_and_decide(problem, build_s, commit, check, everywhere=True)

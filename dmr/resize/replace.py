@@ -96,6 +96,7 @@ class OldWorld(Side):
 
     Attributes:
         begun: the clock when the resize began.
+        meet_s, phases_s: seconds until the worlds had met, and of the phases of the stall.
         decompositions: of the fields in the new world.
         inter: the inter-communicator to the new world, if MPI has one.
         merged: one value for each state that differs from rank to rank.
@@ -114,6 +115,7 @@ class OldWorld(Side):
         self.merged: dict[str, Any] = {}
         self.encoded = b""
         self.begun = run.runtime.clock()
+        self.meet_s, self.phases_s = 0.0, dict[str, float]()
 
     def check_reports(self, waited_s: float) -> None:
         """Check a wait for the reports of this world's ranks."""
@@ -169,14 +171,13 @@ def replace_world(run: Run, plan: Plan, wanted: NextWorld) -> None:
             old.inter = connect_old(old, comm, port)
         connected = clock()
         problem, sent = move_old(old, accepted)
-        cost = open_resize(old, met)
-        cost.phases_s = {
-            "meet": met - old.begun,
+        old.phases_s = {
+            "meet": old.meet_s,
             "introduce": introduced - met,
             "connect": connected - introduced,
             "send": clock() - connected,
         }
-        commit_old(old, cost, problem, sent)
+        commit_old(old, problem, sent)
     leave_old(run, wanted)
 
 
@@ -323,6 +324,7 @@ def meet_old(old: OldWorld, connections: Sequence[Callable[[], ControlChannel]])
             old.channels.append(old.stack.enter_context(connection()))
 
     old.on_root(open_channels)
+    old.meet_s = old.run.runtime.clock() - old.begun
     old.phase = Phase.READY
 
 
@@ -573,28 +575,7 @@ def build_new(new: NewWorld) -> tuple[str | None, float]:
 # --- commit -------------------------------------------------------------------------------------
 
 
-def open_resize(old: OldWorld, met: float) -> OpenResize:
-    """Return the record that the commit completes.
-
-    Args:
-        met: the clock when the worlds had met.
-    """
-    launches = old.wanted.launches
-    return OpenResize(
-        step=old.run.step,
-        from_ranks=old.run.world.size,
-        to_ranks=old.wanted.ranks,
-        strategy=old.wanted.strategy,
-        boot_s=max(one.boot_s for one in launches) if launches else met - old.begun,
-        move_s=0.0,
-        old_stall_s=0.0,
-        bytes=0,
-        sigterm_received=bool(old.run.internal.sigterm),
-        request=old.wanted.request,
-    )
-
-
-def commit_old(old: OldWorld, cost: OpenResize, problem: str | None, sent: int) -> None:
+def commit_old(old: OldWorld, problem: str | None, sent: int) -> None:
     """Give the job away, once every rank has done its part and the new world has all of it.
 
     Args:
@@ -605,7 +586,7 @@ def commit_old(old: OldWorld, cost: OpenResize, problem: str | None, sent: int) 
         acks = old.expect(Acknowledged)
         restart = old.wanted.strategy == "restart"
         stored = sum(block.spec.nbytes for block in old.run.fields.values()) if restart else 0
-        commit(old, cost, sum(parts) + stored, (0.0, 0.0), acks)
+        commit(old, sum(parts) + stored, 0.0, 0.0, acks)
 
     old.report_and_decide(problem, sent, give_away, old.check_reports)
     if old.inter is not None:
@@ -613,29 +594,35 @@ def commit_old(old: OldWorld, cost: OpenResize, problem: str | None, sent: int) 
 
 
 def commit(
-    old: OldWorld,
-    cost: OpenResize,
-    sent: int,
-    own_s: tuple[float, float],
-    acks: Sequence[Acknowledged],
+    old: OldWorld, sent: int, move_s: float, build_s: float, acks: Sequence[Acknowledged]
 ) -> OpenResize:
-    """Rank 0: complete the record, send Committed, and wait for TakenOver.
+    """Rank 0: send Committed with the record of the resize, and wait for TakenOver.
+
+    If the new world is gone by then, this one still has the job.
 
     Args:
         sent: bytes that all ranks have sent.
-        own_s: seconds that ranks of this world have moved and built (merge).
+        move_s, build_s: seconds that ranks of this world have moved and built (merge).
         acks: of every new launch.
-
-    Raises:
-        ChannelError: the new world is gone; this one still has the job.
     """
-    run, (move_s, build_s) = old.run, own_s
-    cost.bytes, cost.move_s = sent, max([move_s, *(ack.move_s for ack in acks)])
+    run, wanted = old.run, old.wanted
+    move_s = max([move_s, *(ack.move_s for ack in acks)])
     build_s = max([build_s, *(ack.build_s for ack in acks)])
-    cost.phases_s |= {"move": cost.move_s, "build": build_s}
-    cost.old_stall_s = run.runtime.clock() - old.begun
+    cost = OpenResize(
+        step=run.step,
+        from_ranks=run.world.size,
+        to_ranks=wanted.ranks,
+        strategy=wanted.strategy,
+        boot_s=max((one.boot_s for one in wanted.launches), default=old.meet_s),
+        move_s=move_s,
+        old_stall_s=run.runtime.clock() - old.begun,
+        bytes=sent,
+        sigterm_received=bool(run.internal.sigterm),
+        request=wanted.request,
+        phases_s=old.phases_s | {"move": move_s, "build": build_s},
+    )
     old.phase = Phase.COMMITTED
-    lock = None if old.wanted.strategy == "merge" else run.internal.checkpoint_lock
+    lock = None if wanted.strategy == "merge" else run.internal.checkpoint_lock
     if lock is not None:
         lock.release()  # for the new world
     try:
