@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -57,6 +57,9 @@ def spawn(
         settings.append(f"{SLOTS_VARIABLE}={' '.join(slots)}")
     if backend := wanted.backend or runtime.backend:
         settings.append(f"{BACKEND_VARIABLE}={backend}")
+    late = f"MPI_Comm_spawn did not return within {boot_s:g} s and cannot be taken back"
+    timer = threading.Timer(boot_s, end_all_ranks, (late,))
+    timer.daemon = True
     info = MPI.Info.Create()
     try:
         if not runtime.launched:
@@ -65,11 +68,13 @@ def spawn(
         if hosts := hosts_of(slots):
             info.Set("hosts", hosts)
         arguments = ["-u", JOIN_VARIABLE, *settings, *bootstrap_command(runtime.command)]
-        with _ended_after(boot_s) if comm.rank == 0 else contextlib.nullcontext():
-            inter = comm.Spawn("env", arguments, maxprocs=ranks, info=info, root=0)
+        if comm.rank == 0:
+            timer.start()
+        inter = comm.Spawn("env", arguments, maxprocs=ranks, info=info, root=0)
     except MPI.Exception as error:
         raise RolledBackError(f"MPI_Comm_spawn failed: {error.Get_error_string()}") from None
     finally:
+        timer.cancel()
         info.Free()
 
     def wait() -> ControlChannel:
@@ -90,19 +95,6 @@ def _put_mpiexec_on_path(mpiexec: str | None) -> None:
     path = os.environ.get("PATH", os.defpath)
     if shutil.which("mpiexec", path=path) is None:
         os.environ["PATH"] = f"{path}{os.pathsep}{Path(mpiexec).parent}"
-
-
-@contextlib.contextmanager
-def _ended_after(boot_s: float) -> Iterator[None]:
-    """End all ranks if MPI_Comm_spawn does not return in time."""
-    words = f"MPI_Comm_spawn did not return within {boot_s:g} s and cannot be taken back"
-    timer = threading.Timer(boot_s, end_all_ranks, (words,))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def hosts_of(slots: Sequence[str]) -> str:

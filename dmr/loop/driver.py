@@ -196,8 +196,7 @@ class Driver:
         return steps
 
     def _close_resize(self) -> None:
-        """Build for the present world, and close the resize that led to it, if still open."""
-        self._build()
+        """Close the resize that led to the present world, if it is still open."""
         run, progress = self.run, self.run.progress
         if progress.open_resize is None:
             return

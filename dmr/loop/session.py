@@ -56,9 +56,9 @@ def running(app: Program, runtime: Runtime, plan: Plan) -> Iterator[tuple[Run, D
     with (
         _sigterm() as sigterm,
         WATCH.running(*limits, sigterm),
-        _running(app, runtime, plan, sigterm) as pair,
+        _entered(app, runtime, plan, sigterm) as run_and_driver,
     ):
-        yield pair
+        yield run_and_driver
 
 
 def _limits(plan: Plan, runtime: Runtime) -> tuple[float, float]:
@@ -82,7 +82,7 @@ def _naming(runtime: Runtime, name: str, *, ignored: bool = False) -> Iterator[s
 
 
 @contextlib.contextmanager
-def _running(
+def _entered(
     app: Program, runtime: Runtime, plan: Plan, sigterm: list[int]
 ) -> Iterator[tuple[Run, Driver]]:
     launch_comm = runtime.launch_comm or runtime.comm
@@ -135,12 +135,9 @@ def _running(
         WATCH.query_on(None)
         with WATCH.within("MPI_Comm_disconnect", alone=True):
             for comm in (world.comm, world.internal_comm):
-                if not _mpi_is_over() and comm not in (MPI.COMM_NULL, runtime.comm):
+                finalized = sys.is_finalizing() or MPI.Is_finalized()
+                if not finalized and comm not in (MPI.COMM_NULL, runtime.comm):
                     disconnect(comm)
-
-
-def _mpi_is_over() -> bool:
-    return sys.is_finalizing() or MPI.Is_finalized()
 
 
 @contextlib.contextmanager
