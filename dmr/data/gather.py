@@ -23,9 +23,9 @@ SLAB_BYTES = 2 << 20
 
 
 def slabs(comm: MPI.Intracomm, block: CellBlock) -> Iterator[tuple[Box, Array | None]]:
-    """Yield the global interior as slabs along the first axis, in C order (collective).
+    """Yield the global interior as slabs along axis 0, in C order (collective).
 
-    Rank 0 gets each slab's values, the others None. No rank ever holds more than a slab, and a
+    Rank 0 gets the values of a slab, the others None. No rank ever holds more than a slab, and a
     slab is one plane at least and about ``SLAB_BYTES`` otherwise.
 
     Args:
@@ -33,10 +33,7 @@ def slabs(comm: MPI.Intracomm, block: CellBlock) -> Iterator[tuple[Box, Array | 
     """
     shape = block.decomposition.shape
     plane_bytes = int(np.prod(shape[1:])) * block.dtype.itemsize
-    step = max(1, SLAB_BYTES // plane_bytes)
-    for start in range(0, shape[0], step):
-        stop = min(start + step, shape[0])
-        slab = Box((start, *(0,) * (len(shape) - 1)), (stop, *shape[1:]))
+    for slab in Box((0,) * len(shape), shape).layers(0, max(1, SLAB_BYTES // plane_bytes)):
         yield slab, _gather_slab(comm, block, slab)
 
 
@@ -57,27 +54,18 @@ def whole(comm: MPI.Intracomm | None, part: Distributed) -> Array | None:
     return None if comm.rank else np.concatenate(own)
 
 
-def own_pieces(block: CellBlock, limit_bytes: int = SLAB_BYTES) -> Iterator[Array]:
-    """Yield the interior of this rank's block as slabs along the first axis, contiguous."""
-    for box in own_boxes(block, limit_bytes):
-        yield block.pack(box)
-
-
 def own_boxes(block: CellBlock, limit_bytes: int = SLAB_BYTES) -> Iterator[Box]:
-    """Yield the interior of this rank's block cut along the first axis, in order."""
-    box, last = block.box, block.box.stop[0]
-    layer = box.size // max(1, box.shape[0]) * block.dtype.itemsize
-    step = max(1, limit_bytes // max(1, layer))
-    for at in range(box.start[0], last, step):
-        yield box.cut(0, at, min(at + step, last))
+    """Yield the interior of this rank's block cut along axis 0, in order."""
+    layer_bytes = block.box.size // max(1, block.box.shape[0]) * block.dtype.itemsize
+    yield from block.box.layers(0, max(1, limit_bytes // max(1, layer_bytes)))
 
 
 def lists(comm: MPI.Intracomm, mine: Array, counts: list[int] | None) -> Iterator[Array | None]:
-    """Yield the list of every rank, in the order of the ranks, on rank 0; elsewhere None, once.
+    """Yield the items of every rank, in the order of the ranks, on rank 0; elsewhere None, once.
 
     Args:
         mine: this rank's items, contiguous.
-        counts: how many items each rank has, on rank 0.
+        counts: the number of items of every rank, on rank 0.
     """
     if counts is None:
         comm.Send(mine.reshape(-1).view(np.uint8), dest=0, tag=tags.GATHER)

@@ -314,25 +314,8 @@ def rank_of(decomposition: Decomposition, *cells: npt.ArrayLike) -> npt.NDArray[
         raise ValueError(
             f"expected indices along axes {decomposition.split}, got {len(cells)} of them"
         )
-    ranks = np.zeros(np.shape(cells[0]), np.int64)
-    slowest_first = 1 if decomposition.row_major else -1
-    for at, index in list(enumerate(cells))[::slowest_first]:
-        parts = _parts_with(decomposition, at, np.asarray(index, np.int64))
-        ranks = ranks * decomposition.grid[at] + parts
-    return ranks
-
-
-def _parts_with(
-    decomposition: Decomposition, at: int, cells: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Return which parts of the split axis number ``at`` hold cells."""
-    if decomposition.bounds is not None:
-        return np.searchsorted(decomposition.bounds[at], cells, side="right") - 1
-    base, extra = divmod(
-        decomposition.shape[decomposition.split[at]], decomposition.grid[at]
-    )  # as dmr.split_range
-    fat = extra * (base + 1)
-    return np.where(cells < fat, cells // (base + 1), extra + (cells - fat) // max(1, base))
+    parts = [decomposition.part_with(at, index) for at, index in enumerate(cells)]
+    return decomposition.rank_at(parts)
 
 
 def _bytes(values: Array) -> npt.NDArray[np.uint8]:

@@ -21,7 +21,7 @@ import contextlib
 import ctypes
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -36,6 +36,7 @@ from dmr.data.decomposition import (
     Decomposition,
     Halo,
     MemoryLayout,
+    Transfer,
     chunks,
     common_edges,
     transfers,
@@ -117,17 +118,16 @@ def receiving(
         TransferError: a sender whose memory is being read is gone.
     """
     plan = yield from _meet(comm, block, old, on_host=on_host, sending=False)
-    readers = {stream.peer: reader_of(stream.memory) for stream in plan if stream.offered}
+    reads = {stream.peer: readable(stream.memory) for stream in plan if stream.offered}
     with Pending() as pending:
-        for peer, reader in readers.items():
-            answer = np.array([reader is not None], np.uint8)
+        for peer, can_read in reads.items():
+            answer = np.array([can_read], np.uint8)
             pending.add(comm.Isend(answer, dest=peer, tag=tags.ANSWER), answer)
         yield from pending.all()
     intact = True
     for stream in plan:
-        reader = readers.get(stream.peer)
-        if reader is not None:
-            intact &= yield from _read(comm, block, stream, reader)
+        if reads.get(stream.peer):
+            intact &= yield from _read(comm, block, stream)
         elif stream.direct:
             rooms = (_slab(block, box) for box in stream.boxes)
             intact &= yield from receive_chunks(comm, stream.peer, rooms)
@@ -138,12 +138,19 @@ def receiving(
     return intact
 
 
-def _read(comm: MPI.Comm, block: CellBlock, stream: Stream, reader: Reader) -> Steps[bool]:
+def _read(comm: MPI.Comm, block: CellBlock, stream: Stream) -> Steps[bool]:
     """Read the pieces of a stream from the sender's memory; return whether their hash agrees."""
+    from dmr.system import libc
+
     digest = xxhash.xxh3_64()
+    pid, _, _, address = map(int, stream.memory)
     for box in stream.boxes:
         values = _slab(block, box)
-        reader.fill(values)
+        count = libc.read_memory(pid, address, values)
+        if count != values.nbytes:
+            why = os.strerror(ctypes.get_errno()) if count < 0 else f"{count}"
+            raise TransferError(f"expected {values.nbytes} bytes of process {pid}, got {why}")
+        address += count
         digest.update(values.data)
         yield lambda: True  # so that other transfers go on as well
     with Pending() as pending:
@@ -302,60 +309,49 @@ class Form:
         return not halos_differ.any() and np.array_equal(self.rows[:, 4:], other.rows[:, 4:])
 
 
-def streams(
-    block: CellBlock,
-    other: Decomposition,
-    forms: Mapping[int, Form] | None = None,
-    *,
-    on_host: bool,
-    sending: bool = True,
-) -> list[Stream]:
-    """Return what this rank exchanges with each rank of ``other``; both sides cut alike.
-
-    Args:
-        forms: those of the ranks of ``other``; by default they are as this block's.
-    """
-    plan = []
-    mine, slowest = Form.of(block), block.memory_layout.order[0]
-    for transfer in transfers(block.decomposition, block.rank, other, sending=sending):
-        form, theirs = (forms or {}).get(transfer.peer, mine), other.box(transfer.peer)
-        direct = on_host and _aligned(block, theirs, transfer.box) and mine.alike(form)
-        box = block.decomposition.widened(transfer.box, common_edges(mine.edges, form.edges))
-        if direct:
-            boxes = _slabs(block, box)
-        else:
-            boxes = tuple(chunks(box, block.dtype.itemsize, CHUNK_BYTES))
-        memory = form.memory.copy()
-        if direct:
-            layers = box.start[slowest] - theirs.start[slowest] + form.rows[slowest, 2]
-            memory[-1] += layers * block.storage[0].nbytes
-        offered = direct and box.size * block.dtype.itemsize >= LEAST_READ_BYTES
-        plan.append(Stream(transfer.peer, boxes, direct, offered, memory))
-    return plan
-
-
 def _meet(
     comm: MPI.Comm, block: CellBlock, other: Decomposition, *, on_host: bool, sending: bool
 ) -> Steps[list[Stream]]:
-    """Return the streams to other ranks, once they have exchanged how their blocks lie."""
-    peers = [
-        one.peer
+    """Return the streams to or from other ranks, once they have exchanged how their blocks lie."""
+    shared = [
+        one
         for one in transfers(block.decomposition, block.rank, other, sending=sending)
         if one.peer != block.rank or comm.Is_inter()
     ]
-    mine = Form.of(block).words
-    words = {peer: np.empty_like(mine) for peer in peers}
+    mine = Form.of(block)
+    forms = {one.peer: Form(np.empty_like(mine.words)) for one in shared}
     own, theirs = tags.OLD_FORM, tags.NEW_FORM
     if not sending:
         own, theirs = theirs, own
     with Pending() as pending:
-        for peer, room in words.items():
-            pending.add(comm.Irecv(room, source=peer, tag=theirs), room)
-            pending.add(comm.Isend(mine, dest=peer, tag=own), mine)
+        for peer, form in forms.items():
+            pending.add(comm.Irecv(form.words, source=peer, tag=theirs), form.words)
+            pending.add(comm.Isend(mine.words, dest=peer, tag=own), mine.words)
         yield from pending.all()
-    forms = {peer: Form(room) for peer, room in words.items()}
-    plan = streams(block, other, forms, on_host=on_host, sending=sending)
-    return [stream for stream in plan if stream.peer in forms]
+    return [_stream(block, other, one, mine, forms[one.peer], on_host) for one in shared]
+
+
+def _stream(
+    block: CellBlock,
+    other: Decomposition,
+    transfer: Transfer,
+    mine: Form,
+    form: Form,
+    on_host: bool,
+) -> Stream:
+    """Return the stream to or from a rank of ``other``; both sides cut alike."""
+    theirs, slowest = other.box(transfer.peer), block.memory_layout.order[0]
+    box = block.decomposition.widened(transfer.box, common_edges(mine.edges, form.edges))
+    if not (on_host and _aligned(block, theirs, transfer.box) and mine.alike(form)):
+        boxes = tuple(chunks(box, block.dtype.itemsize, CHUNK_BYTES))
+        return Stream(transfer.peer, boxes, False, False, form.memory)
+    layer_bytes = block.storage[0].nbytes
+    boxes = tuple(box.layers(slowest, max(1, CHUNK_BYTES // layer_bytes)))
+    memory = form.memory.copy()
+    layers = box.start[slowest] - theirs.start[slowest] + form.rows[slowest, 2]
+    memory[-1] += layers * layer_bytes
+    long = box.size * block.dtype.itemsize >= LEAST_READ_BYTES
+    return Stream(transfer.peer, boxes, True, long, memory)
 
 
 def _packed(block: CellBlock, box: Box) -> Buffer:
@@ -383,14 +379,6 @@ def _aligned(block: CellBlock, other: Box, box: Box) -> bool:
     )
 
 
-def _slabs(block: CellBlock, box: Box) -> tuple[Box, ...]:
-    """Cut a box along the slowest axis in memory, into about ``CHUNK_BYTES`` of storage each."""
-    axis = block.memory_layout.order[0]
-    step = max(1, CHUNK_BYTES // block.storage[0].nbytes)
-    ends = range(box.start[axis], box.stop[axis], step)
-    return tuple(box.cut(axis, at, min(at + step, box.stop[axis])) for at in ends)
-
-
 def _slab(block: CellBlock, box: Box) -> Buffer:
     """Return the storage of some layers along the slowest axis, as bytes, without a copy."""
     axis = block.memory_layout.order[0]
@@ -416,37 +404,13 @@ def offer(address: int) -> Words:
     return np.array([os.getpid(), _token.ctypes.data, int(_token[0]), address], np.int64)
 
 
-@dataclass
-class Reader:
-    """Reads a stretch of another rank's memory from its beginning on."""
-
-    pid: int
-    address: int
-
-    def fill(self, into: Buffer) -> None:
-        """Read as many bytes as a buffer has, and go on from there the next time.
-
-        Raises:
-            TransferError: the other rank is gone, or its memory is.
-        """
-        from dmr.system import libc
-
-        count = libc.read_memory(self.pid, self.address, into)
-        if count != into.nbytes:
-            why = os.strerror(ctypes.get_errno()) if count < 0 else f"{count}"
-            raise TransferError(f"expected {into.nbytes} bytes of process {self.pid}, got {why}")
-        self.address += into.nbytes
-
-
-def reader_of(offered: Words) -> Reader | None:
-    """Return a reader, None if the memory that is offered cannot be read from here."""
+def readable(memory: Words) -> bool:
+    """Return whether memory that another rank offers can be read from here."""
     from dmr.system import libc
 
-    pid, at, token, address = map(int, offered)
+    pid, at, token, _ = map(int, memory)
     here = np.zeros(1, np.int64)
-    if libc.read_memory(pid, at, here) != here.nbytes or int(here[0]) != token:
-        return None
-    return Reader(pid, address)
+    return libc.read_memory(pid, at, here) == here.nbytes and int(here[0]) == token
 
 
 # --- transfers, run to their ends ---------------------------------------------------------------
@@ -493,42 +457,6 @@ def _drive(transfers: Sequence[Steps[T]], check: Check | None) -> list[T]:
     while waits:
         wait_until(advance_any, check)
     return [results[at] for at in range(len(transfers))]
-
-
-def send(
-    comm: MPI.Comm,
-    part: Distributed,
-    new: Decomposition,
-    *,
-    on_host: bool = False,
-    check: Check | None = None,
-) -> int:
-    """Send this rank's part to its owners in the new world; return the bytes of it.
-
-    Args:
-        on_host: whether the data of both worlds lies in host memory, so that MPI may use it in
-            place.
-
-    Raises:
-        TransferError: memory is short, or the owner of a list item is unknown.
-    """
-    return drive([part.sending(comm, new, on_host=on_host)], check)[0]
-
-
-def receive(
-    comm: MPI.Comm,
-    part: Distributed,
-    old: Decomposition,
-    *,
-    on_host: bool = False,
-    check: Check | None = None,
-) -> bool:
-    """Fill this rank's part from the old world; return whether every hash agrees.
-
-    Raises:
-        TransferError: memory is short.
-    """
-    return drive([part.receiving(comm, old, on_host=on_host)], check)[0]
 
 
 def share(node: MPI.Intracomm, block: CellBlock, check: Check | None = None) -> None:

@@ -471,16 +471,11 @@ def move_old(old: OldWorld, accepted: Accepted) -> tuple[str | None, int]:
         return None, 0
 
     def send() -> int:
-        return sum(
-            streams.send(
-                inter,
-                block,
-                old.decompositions[name],
-                on_host=accepted.on_host,
-                check=old.check_alive,
-            )
-            for name, block in moving(old.run.fields).items()
-        )
+        sent = 0
+        for name, block in moving(old.run.fields).items():
+            steps = block.sending(inter, old.decompositions[name], on_host=accepted.on_host)
+            sent += sum(streams.drive([steps], old.check_alive))
+        return sent
 
     problem, sent = catch_failure(send)
     return problem, sent or 0
@@ -513,9 +508,8 @@ def fill(
     """Receive fields from the ranks of the old world."""
     intact, decompositions = True, decompositions_over(new.run, from_ranks)
     for name, block in fields.items():
-        intact &= streams.receive(
-            comm, block, decompositions[name], on_host=on_host, check=new.check_alive
-        )
+        steps = block.receiving(comm, decompositions[name], on_host=on_host)
+        intact &= all(streams.drive([steps], new.check_alive))
     if not intact:
         raise RolledBackError("data did not arrive whole")
 

@@ -65,8 +65,8 @@ def test_halos_are_what_the_whole_array_says(
         "f8",
         lambda box: whole[box.slices((0,) * len(shape))],
         halo,
-        split,
-        xp,
+        split=split,
+        xp=xp,
         row_major=row % 2 == 1,
     )
     for ranks in counts(row):

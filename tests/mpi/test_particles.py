@@ -65,10 +65,10 @@ def test_items_arrive_at_their_owners_for_every_cut_of_the_ranks(
         if worlds.is_old:
             field = Items(spec, old, worlds.local.rank)
             field.initialise()
-            good = streams.send(worlds.inter, field, new) == field.items.nbytes
+            good = worlds.send(field, new) == field.items.nbytes
         else:
             field = Items(spec, new, worlds.local.rank)
-            good = streams.receive(worlds.inter, field, old) and complete(field)
+            good = worlds.receive(field, old) and complete(field)
         worlds.free()
         together(good, f"{old_size} old ranks")
 
@@ -101,10 +101,10 @@ def test_a_changed_byte_of_a_list_is_noticed(
         monkeypatch.setattr(streams, "xxhash", other)
         field = Items(spec, old, 0)
         field.initialise()
-        streams.send(worlds.inter, field, new)
+        worlds.send(field, new)
         good = True
     else:
-        good = not streams.receive(worlds.inter, Items(spec, new, worlds.local.rank), old)
+        good = not worlds.receive(Items(spec, new, worlds.local.rank), old)
     worlds.free()
     together(good, "expected the hash to disagree")
 
@@ -241,11 +241,11 @@ def test_arrays_of_ones_own_are_filled_in_place(
             array[inside] = here
             field = spec.block(decomposition, rank)
             field.initialise()
-            streams.send(worlds.inter, field, new, on_host=on_host)
+            worlds.send(field, new, on_host=on_host)
             good = True
         else:
             field = spec.block(decomposition, rank)
-            good = streams.receive(worlds.inter, field, old, on_host=on_host)
+            good = worlds.receive(field, old, on_host=on_host)
             good &= np.array_equal(array[inside], here)
         good &= np.shares_memory(array, field.padded)
         worlds.free()
