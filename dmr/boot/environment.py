@@ -213,7 +213,7 @@ def cached_probe(mpiexec: str | None, env: Mapping[str, str]) -> dict[str, Any] 
         result: dict[str, Any] = json.loads(probe_file(mpiexec, env).read_text())
     except (OSError, ValueError):
         return None
-    return result if {"spawn", "accept_connect", "strategies"} <= result.keys() else None
+    return result if {"spawn", "accept_connect"} <= result.keys() else None
 
 
 def probe_file(mpiexec: str, env: Mapping[str, str]) -> Path:

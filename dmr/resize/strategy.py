@@ -38,11 +38,22 @@ def choose(wanted: str, runtime: Runtime, *, scripted: bool) -> str:
             "no mpiexec found to start a new world with; expected one on PATH "
             "(pip install 'malleable-mpi[mpich]' brings it)"
         )
-    best = _best(runtime)
+    connects = accept_connect_works(runtime)
+    spawns = runtime.probed is None or bool(runtime.probed["spawn"])
+    if runtime.launches:
+        best = "merge"  # which lets go of whole launches without a new world
+    elif managed and connects:
+        best = "warm"
+    else:
+        best = "spawn" if spawns else "restart"
+    obstacles = {
+        "warm": "" if connects else "two launches of this MPI cannot meet by accept/connect",
+        "spawn": "" if spawns else "MPI_Comm_spawn does not work",
+    }
+    obstacle = obstacles.get({"merge": "warm" if managed else "spawn"}.get(wanted, wanted))
     if wanted == "auto":
         return best
-    obstacle = _obstacle(wanted, runtime)
-    if obstacle is None:
+    if not obstacle:
         return wanted
     if runtime.comm.rank == 0 and runtime.rendezvous is None and runtime.parent is None:
         words = f"strategy {wanted} cannot be had here ({obstacle}); using {best}"
@@ -52,31 +63,9 @@ def choose(wanted: str, runtime: Runtime, *, scripted: bool) -> str:
 
 def accept_connect_works(runtime: Runtime) -> bool:
     """Return whether two launches can meet by accept/connect here."""
-    if runtime.probed is not None:
-        return bool(runtime.probed["accept_connect"])
-    return MPI.get_vendor()[0] == "MPICH"
-
-
-def _best(runtime: Runtime) -> str:
-    managed = runtime.manager is not None
-    if runtime.launches:
-        return "merge"  # which lets go of whole launches without a new world
-    if runtime.probed is not None:
-        chosen: str = runtime.probed["strategies"]["rms" if managed else "mpirun"]["auto"]
-        return chosen
-    # dmr probe has not run: MPICH and Open MPI differ.
-    return "warm" if managed and accept_connect_works(runtime) else "spawn"
-
-
-def _obstacle(wanted: str, runtime: Runtime) -> str | None:
-    """Return why a strategy does not work here, None if no reason is known."""
-    joins = "accept/connect" if runtime.manager is not None else "spawn"
-    needed = {"warm": "accept/connect", "spawn": "spawn", "merge": joins}.get(wanted)
-    if needed == "accept/connect" and not accept_connect_works(runtime):
-        return "two launches of this MPI cannot meet by accept/connect"
-    if needed == "spawn" and runtime.probed is not None and not runtime.probed["spawn"]:
-        return "MPI_Comm_spawn does not work"
-    return None
+    if runtime.probed is None:  # MPICH and Open MPI differ
+        return MPI.get_vendor()[0] == "MPICH"
+    return bool(runtime.probed["accept_connect"])
 
 
 # --- memory -------------------------------------------------------------------------------------
