@@ -173,7 +173,6 @@ def _report_errors(rank: int) -> None:
 
 
 def _runtime_of(comm: MPI.Intracomm) -> Runtime:
-    """Return the surroundings of a program."""
     if getattr(sys.modules.get("mpi4py.futures._core"), "SharedPool", None) is not None:
         raise UsageError(
             "expected every rank to run the program, got python -m mpi4py.futures, under which "

@@ -111,7 +111,6 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    """Measure one resize."""
     from dmr.bench.bench import BenchError, bench
 
     if arguments.strategy not in STRATEGIES:

@@ -136,7 +136,6 @@ def _try(mpiexec: str, program: str, env: Mapping[str, str], ranks: int = 1) -> 
 
 
 def _meets(mpiexec: str, env: Mapping[str, str]) -> bool:
-    """Return whether two launches can meet."""
     with tempfile.TemporaryDirectory(prefix="dmr-") as folder:
         port = Path(folder) / "port"
         both = []

@@ -230,7 +230,6 @@ class Driver:
     # --- memory ------------------------------------------------------------------------------
 
     def _between_s(self) -> float:
-        """Return the mean time between resize points."""
         progress = self.run.progress
         every = 1 if progress.resumes_at_resize_point else self.plan.every
         return progress.elapsed_s / max(1, progress.step) * every

@@ -341,7 +341,6 @@ def _restore(run: Run, plan: Plan, schedule: Schedule) -> None:
 
 
 def _initialise(run: Run) -> None:
-    """Set the fields of a job's first world to their initial values (collective)."""
     problem = None
     for name, block in run.fields.items():
         try:

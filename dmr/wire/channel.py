@@ -235,7 +235,6 @@ class Listener:
         raise ChannelError(f"nobody connected within {deadline_s:g} s")
 
     def _greet(self) -> None:
-        """Accept a connection and send a nonce."""
         with contextlib.suppress(OSError):
             sock, _ = self._sock.accept()
             nonce = secrets.token_bytes(NONCE_BYTES)
