@@ -9,8 +9,6 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from mpdata.grid import Geometry
-from mpdata.numerics.numba.cell_stepper import CellPasses
-from mpdata.numerics.numba.fused_stepper import FusedSteps
 from mpdata.numerics.numba.kernel_arguments import Array, BlockMemory
 from mpdata.numerics.numba.kernel_cache import kernel
 from mpdata.numerics.step import Layers, inverse
@@ -87,10 +85,14 @@ class NumbaStepper:
         self._allocate, self._workers = allocate, Workers(threads)
         self._r = None if (h == 1).all() else inverse(h, allocate)
         if is_fusable(scheme, len(geometry.active)):
+            from mpdata.numerics.numba.fused_stepper import FusedSteps
+
             self._method: StepMethod = FusedSteps(
                 self._layout, scheme, self._r, h.dtype, allocate, threads
             )
         else:
+            from mpdata.numerics.numba.cell_stepper import CellPasses
+
             self._method = CellPasses(self._layout, scheme, self._r, h.dtype, allocate)
 
     @property
@@ -112,6 +114,8 @@ class NumbaStepper:
 
     def in_cache(self) -> NumbaStepper | None:
         """Return what does the same arithmetic in little memory, for timing; None without it."""
+        from mpdata.numerics.numba.fused_stepper import FusedSteps
+
         if not isinstance(self._method, FusedSteps):
             return None
         twin = copy(self)
