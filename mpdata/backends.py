@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from mpdata.errors import InputError
 from mpdata.flow.faces import Flow
@@ -31,13 +31,20 @@ def choose_backend(name: str) -> str:
     if name not in ("auto", *BACKENDS):
         raise InputError(f"expected a backend of auto, {', '.join(BACKENDS)}, got {name!r}")
     if name == "auto":
-        from mpdata.numerics.cuda.device import answers
-
-        name = "cupy" if answers() else "numba"
+        name = "cupy" if _gpu_available() else "numba"
     array_module(name)
     if name == "numba":
         import_module("mpdata.numerics.numba.stepper")
     return name
+
+
+def _gpu_available() -> bool:
+    """Return whether there is CuPy with a GPU to use."""
+    if find_spec("cupy") is None:
+        return False
+    from mpdata.numerics.cuda.device import answers
+
+    return answers()
 
 
 def array_module(name: str) -> Any:
@@ -86,18 +93,6 @@ def make_stepper(
     from mpdata.numerics.numba.stepper import NumbaStepper
 
     return NumbaStepper(geometry, scheme, flow.h, allocate, means.threads)
-
-
-def make_halo_copier(name: str, dtype: npt.DTypeLike, *, messages: bool) -> Any:
-    """Return how a backend's halos are copied (parallel.halo.HaloCopier); None for NumPy's own way.
-
-    ``messages``: whether some of them go to other ranks.
-    """
-    if name != "cupy":
-        return None
-    from mpdata.numerics.cuda.halo import DeviceHaloCopier
-
-    return DeviceHaloCopier(dtype, apart=messages)
 
 
 def scratch_arrays(name: str, scheme: Scheme, active: int) -> int:

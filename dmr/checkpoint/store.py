@@ -1,41 +1,44 @@
 """Checkpoints of a run: whole at every moment, continued on any number of ranks.
 
-A file (:mod:`dmr.checkpoint.format`) is written beside its place, flushed to disk, and renamed; the
-one before stays until the new one is whole. Of several ranks each writes a part first
-(:mod:`dmr.checkpoint.format`), and that file says what they hold.
+A checkpoint is ``checkpoint-STEP.h5``, its index, beside a folder of one part for each rank
+(:mod:`dmr.checkpoint.format`). The parts are written first. The index gets its name once all of
+it is on the disk; only then earlier checkpoints are removed, but for the last.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from dmr.checkpoint.format import (
     BrokenCheckpointError,
-    Parts,
-    Writer,
-    existing,
-    joined,
-    parts_at,
-    parts_of,
-    path_of,
-    problem_of_share,
-    read,
-    rows_of,
-    verify,
-    verify_share,
+    Part,
+    index_of_parts,
+    read_checkpoint,
+    write_index,
     write_part,
 )
-from dmr.data.field import Field
+from dmr.data.distributed import Distributed
 from dmr.errors import UsageError, print_line, words_of
 from dmr.plan import Schedule
 from dmr.state.progress import Progress
 from dmr.world import World
+
+KEEP = 2
+"""Checkpoints that a folder keeps."""
+
+NAME = re.compile(r"checkpoint-(\d{10})\.h5")
+PARTS_NAME = re.compile(r"checkpoint-(\d{10})-[0-9a-f]{8}\.parts")
+
+
+# --- the folder ---------------------------------------------------------------------------------
 
 
 class Lock:
@@ -49,7 +52,7 @@ class Lock:
         self._handle = -1
 
     def acquire(self) -> bool:
-        """Return whether it is this process's now."""
+        """Return whether this process holds it now."""
         if self._handle < 0:
             self._directory.mkdir(parents=True, exist_ok=True)
             handle = os.open(self._directory, os.O_RDONLY)
@@ -68,88 +71,152 @@ class Lock:
             self._handle = -1
 
 
+def lock(schedule: Schedule, world: World) -> Lock:
+    """Lock a folder for this run (collective).
+
+    Raises:
+        UsageError: another run holds it, or it cannot be made.
+    """
+    folder = Lock(schedule.directory)
+    problem = None
+    if world.rank == 0:
+        try:
+            if not folder.acquire():
+                problem = "another run writes checkpoints there"
+        except OSError as error:
+            problem = words_of(error)
+    problem = world.internal_comm.bcast(problem)
+    if problem is not None:
+        raise UsageError(f"expected {schedule.directory} for this run alone, got: {problem}")
+    return folder
+
+
+def path_of(directory: Path, step: int) -> Path:
+    """Return where the checkpoint of a step is."""
+    return directory / f"checkpoint-{step:010d}.h5"
+
+
+def existing(directory: Path) -> list[Path]:
+    """Return the checkpoints in a folder, oldest step first."""
+    if not directory.is_dir():
+        return []
+    return sorted(path for path in directory.iterdir() if NAME.fullmatch(path.name))
+
+
+def refuse_others(schedule: Schedule, world: World) -> None:
+    """Refuse a folder with checkpoints where none is to be continued (collective).
+
+    They would be taken for this run's, or pruned in favour of its own.
+
+    Raises:
+        UsageError: the folder has checkpoints.
+    """
+    count = world.internal_comm.bcast(len(existing(schedule.directory)) if world.rank == 0 else 0)
+    if count:
+        raise UsageError(
+            f"expected no checkpoints in {schedule.directory}, or --restart to continue from "
+            f"them, got {count}"
+        )
+
+
 def prepare() -> None:
     """Load the library for files now: where it is loaded during a resize, that adds 25 ms twice."""
     import h5py  # noqa: F401
 
 
+# --- write --------------------------------------------------------------------------------------
+
+
 def write(
     schedule: Schedule,
     world: World,
-    fields: Mapping[str, Field],
+    fields: Mapping[str, Distributed],
     progress: Progress,
     options: Mapping[str, Any],
     log: TextIO,
 ) -> Path | None:
     """Write a checkpoint (collective); return its path, or None where it could not be written.
 
-    Each rank writes what it has to a file of its own; where it is one rank alone, there is but one.
-    A failure (a full disk, say) leaves the earlier checkpoints as they are and the run going.
+    Each rank writes its part, rank 0 the index. A failure (a full disk, for example) leaves the
+    earlier checkpoints as they are, and the run goes on.
     """
     path, comm = path_of(schedule.directory, progress.step), world.internal_comm
     edges = {name: block.edges for name, block in fields.items() if block.edges}
     fields = {name: block.carried() for name, block in fields.items()}
-    problem = None
-
-    def begun() -> Writer:
-        return Writer(path, progress, options, edges)
-
-    if comm.size > 1:
-        problem = _write_parts(path, world, fields, begun)
-    else:
-        writer = begun()
-        for name, block in fields.items():
-            shape, pieces = block.gathered(comm)
-            writer.add(name, shape, block.dtype, pieces)
-        problem = writer.finish()
+    problem, folder = comm.bcast(_new_folder(path) if world.rank == 0 else None)
+    if problem is None:
+        reports = comm.gather(write_part(folder, world.rank, fields))
+        if reports is not None:
+            problem = _problem_of_parts(folder, reports)
+            if problem is None:
+                index = index_of_parts(folder, fields, edges, [parts for _, parts in reports])
+                problem = write_index(path, index, fields, progress, options)
+            if problem is None:
+                _prune(path, folder)
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+        problem = comm.bcast(problem)
     if problem is not None and world.rank == 0:
         words = f"warning: checkpoint at step {progress.step} not written: {problem}"
         print_line(words, log)
     return None if problem is not None else path
 
 
-def _write_parts(
-    path: Path,
-    world: World,
-    fields: Mapping[str, Field],
-    begun: Callable[[], Writer],
+def _new_folder(path: Path) -> tuple[str | None, Path]:
+    """Make the folder of the parts of a checkpoint; return why that failed, or None, and its path.
+
+    A checkpoint that is written again has another folder.
+    """
+    folder = path.with_name(f"{path.stem}-{secrets.token_hex(4)}.parts")
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        return words_of(error), folder
+    return None, folder
+
+
+def _problem_of_parts(
+    folder: Path, reports: Sequence[tuple[str | None, Mapping[str, Part]]]
 ) -> str | None:
-    """Write a checkpoint of a part for each rank (collective); return what went wrong."""
-    comm, problem = world.internal_comm, None
-    folder = parts_of(path, secrets.token_hex(4))
-    if world.rank == 0:
-        try:
-            folder.mkdir(parents=True)
-        except OSError as error:
-            problem = words_of(error)
-    problem, folder = comm.bcast((problem, folder))
-    if problem is not None:
-        return str(problem)
-    told = comm.gather(write_part(folder, world.rank, fields))
-    if told is not None:
-        problem = next((wrong for wrong, _ in told if wrong is not None), None)
-        missing = [rank for rank in range(comm.size) if not (folder / f"{rank}.h5").exists()]
-        if problem is None and missing:
-            problem = f"expected {path.parent} on all nodes, got no file of rank {missing[0]}"
-        if problem is None:
-            parts = joined(folder, fields, [found for _, found in told])
-            writer = begun()
-            wholes = {
-                name: (block.spec.stored_shape(rows_of(parts.fields[name])), block.dtype)
-                for name, block in fields.items()
-            }
-            writer.link(parts, wholes)
-            problem = writer.finish()
+    """Return the first reason why the parts of all ranks are not there, or None."""
+    for problem, _ in reports:
         if problem is not None:
+            return problem
+    for rank in range(len(reports)):
+        if not (folder / f"{rank}.h5").exists():
+            return f"expected {folder.parent} on all nodes, got no file of rank {rank}"
+    return None
+
+
+def _prune(newest: Path, parts: Path) -> None:
+    """Remove all but the newest ``KEEP`` checkpoints, and those ahead of the newest step.
+
+    The latter were damaged when the run was restarted before them. A checkpoint goes before its
+    parts. Parts without an index go as well.
+
+    Args:
+        parts: of the newest one.
+    """
+    paths = existing(newest.parent)
+    kept = [path for path in paths if path <= newest][-KEEP:]
+    for path in paths:
+        if path not in kept:
+            with contextlib.suppress(OSError):
+                path.unlink()
+    steps = {path.stem for path in kept} - {newest.stem}
+    for folder in newest.parent.iterdir():
+        of_others = folder.name.rpartition("-")[0] in steps
+        if PARTS_NAME.fullmatch(folder.name) and not of_others and folder != parts:
             shutil.rmtree(folder, ignore_errors=True)
-    found: str | None = comm.bcast(problem)
-    return found
+
+
+# --- read ---------------------------------------------------------------------------------------
 
 
 def restore(
     schedule: Schedule,
     world: World,
-    fields: Mapping[str, Field],
+    fields: Mapping[str, Distributed],
     options: Mapping[str, Any],
     log: TextIO,
 ) -> Progress | None:
@@ -163,17 +230,11 @@ def restore(
         if world.rank == 0:
             print_line(text, log)
 
-    found = existing(schedule.directory) if world.rank == 0 else []
+    paths = existing(schedule.directory) if world.rank == 0 else []
     broken: list[str] = []
-    for path in reversed(world.internal_comm.bcast(found)):
-        problem, refused, parts = world.internal_comm.bcast(
-            _wrong_with(path, fields, options) if world.rank == 0 else None
-        )
-        if refused is not None:
-            raise UsageError(refused)
-        if problem is None:  # every rank reads some of it, and checks what it reads
-            progress, problem = _read(path, parts, fields, world)
-        if problem is None and progress is not None:
+    for path in reversed(world.internal_comm.bcast(paths)):
+        progress, problem = _read_on_all(path, world, fields, options)
+        if progress is not None:
             progress.answered_request = 0  # another life of the job, another count of requests
             say(f"restarted from {path} at step {progress.step}")
             return progress
@@ -187,80 +248,24 @@ def restore(
     return None
 
 
-def lock(schedule: Schedule, world: World) -> Lock:
-    """Take a folder for this run (collective).
-
-    Raises:
-        UsageError: another run holds it, or it cannot be made.
-    """
-    found = Lock(schedule.directory)
-    problem = None
-    if world.rank == 0:
-        try:
-            if not found.acquire():
-                problem = "another run writes checkpoints there"
-        except OSError as error:
-            problem = words_of(error)
-    problem = world.internal_comm.bcast(problem)
-    if problem is not None:
-        raise UsageError(f"expected {schedule.directory} for this run alone, got: {problem}")
-    return found
-
-
-def refuse_others(schedule: Schedule, world: World) -> None:
-    """Refuse a folder with checkpoints where none is to be continued (collective).
-
-    They would be taken for this run's, or pruned in favour of its own.
-
-    Raises:
-        UsageError: the folder has checkpoints.
-    """
-    found = world.internal_comm.bcast(len(existing(schedule.directory)) if world.rank == 0 else 0)
-    if found:
-        raise UsageError(
-            f"expected no checkpoints in {schedule.directory}, or --restart to continue from "
-            f"them, got {found}"
-        )
-
-
-def load(
-    path: Path, world: World, fields: Mapping[str, Field], options: Mapping[str, Any]
-) -> Progress:
-    """Fill the fields from one file, which rank 0 checks first, and all ranks its parts.
-
-    Raises:
-        BrokenCheckpointError: it is not whole; perhaps on some ranks only.
-        UsageError: it is of another grid, or of other options.
-    """
-    parts = verify(path, fields, options) if world.rank == 0 else parts_at(path)
-    if parts is not None:
-        verify_share(path, parts, fields, world.rank, world.size)
-    return read(path, fields)
-
-
-def _read(
-    path: Path, parts: Parts | None, fields: Mapping[str, Field], world: World
+def _read_on_all(
+    path: Path, world: World, fields: Mapping[str, Distributed], options: Mapping[str, Any]
 ) -> tuple[Progress | None, str | None]:
-    """Fill the fields (collective); return the progress, or None and what a rank found wrong."""
-    progress, wrong = None, None
-    if parts is not None:
-        wrong = problem_of_share(path, parts, fields, world.rank, world.size)
-    if wrong is None:
-        try:
-            progress = read(path, fields)
-        except (BrokenCheckpointError, OSError, KeyError, RuntimeError) as error:
-            wrong = words_of(error)
-    found = world.internal_comm.allgather(wrong)
-    return progress, next((one for one in found if one is not None), None)
+    """Fill the fields (collective); return the progress, or None and why it is not whole.
 
-
-def _wrong_with(
-    path: Path, fields: Mapping[str, Field], options: Mapping[str, Any]
-) -> tuple[str | None, str | None, Parts | None]:
-    """Return why a checkpoint is broken, why it is not one of this run, and its parts."""
+    Raises:
+        UsageError: the checkpoint is of another grid or other options.
+    """
+    progress, broken, refused = None, None, None
     try:
-        return None, None, verify(path, fields, options)
+        progress = read_checkpoint(path, fields, options)
     except BrokenCheckpointError as error:
-        return str(error), None, None
+        broken = str(error)
     except UsageError as error:
-        return None, str(error), None
+        refused = str(error)
+    problems = world.internal_comm.allgather((refused, broken))
+    refused = next((words for words, _ in problems if words is not None), None)
+    if refused is not None:
+        raise UsageError(refused)
+    broken = next((words for _, words in problems if words is not None), None)
+    return (progress if broken is None else None), broken

@@ -1,9 +1,9 @@
 """Fields that never change: not sent, but made again by every set of ranks, and compared.
 
-A new world has them from the program's set-up while the old one still steps. What both compare is a
-hash that does not depend on how a field is cut: the sum, modulo 2**64, of one hash for each cell,
-which mixes its index and its bytes (the finaliser of SplitMix64: G. Steele, D. Lea, C. Flood, "Fast
-splittable pseudorandom number generators", OOPSLA 2014).
+A new world has them from the program's set-up while the old one still steps. The worlds compare a
+hash that does not depend on the decomposition: the sum, modulo 2**64, of the hashes of all cells.
+That of a cell mixes its index and its bytes (the finaliser of SplitMix64: G. Steele, D. Lea,
+C. Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dmr.data import gather
 from dmr.data.field import Field
 
 PIECE_BYTES = 1 << 20
-"""Cells are hashed in pieces of so many bytes: what is computed with them stays in cache."""
+"""Cells are hashed in pieces of so many bytes, which stay in cache."""
 
 DIFFERS = "not the same on all ranks"
 
 X87_BYTES, X87_MANTISSA_BITS = 10, 63
-"""Of numpy.longdouble on x86, whose other bytes (of 12 or 16) are memory_layout."""
+"""Of numpy.longdouble on x86, whose other bytes (of 12 or 16) are padding."""
 
 Words = npt.NDArray[np.uint64]
 
@@ -35,15 +35,15 @@ def hashes(fields: Mapping[str, Field]) -> dict[str, int]:
 
 
 def combined(fields: Mapping[str, Field], parts: Sequence[Mapping[str, int]]) -> dict[str, str]:
-    """Return the hash of every constant field as a whole, of what each rank has found."""
-    found = {}
+    """Return the hash of every constant field as a whole, from the sums of all ranks."""
+    wholes = {}
     for name in parts[0]:
-        each = [part[name] for part in parts]
+        sums = [part[name] for part in parts]
         if fields[name].decomposition.split:
-            found[name] = f"{sum(each) % 2**64:016x}"
+            wholes[name] = f"{sum(sums) % 2**64:016x}"
         else:  # every rank has the whole
-            found[name] = f"{each[0]:016x}" if len(set(each)) == 1 else DIFFERS
-    return found
+            wholes[name] = f"{sums[0]:016x}" if len(set(sums)) == 1 else DIFFERS
+    return wholes
 
 
 def problem_with(old: Mapping[str, str], new: Mapping[str, str]) -> str | None:
@@ -59,31 +59,28 @@ def problem_with(old: Mapping[str, str], new: Mapping[str, str]) -> str | None:
 
 
 def _hash_of(block: Field) -> int:
-    start, shape = block.box.start, block.decomposition.shape
-    total, at = 0, start[0]
-    for values in gather.own_pieces(block, PIECE_BYTES):
-        origin = (at, *start[1:])
+    total = 0
+    for box in gather.own_boxes(block, PIECE_BYTES):
         index = np.zeros((), np.uint64)
-        for first, cells, extent in zip(origin, values.shape, shape, strict=True):
-            along = np.arange(first, first + cells, dtype=np.uint64)
+        for first, end, extent in zip(box.start, box.stop, block.decomposition.shape, strict=True):
+            along = np.arange(first, end, dtype=np.uint64)
             index = index[..., None] * np.uint64(extent) + along
-        found = _mixed(index.reshape(-1) + np.uint64(1))
-        for word in _words(values).T:
-            found = _mixed(found ^ word)
-        total += int(np.add.reduce(found, dtype=np.uint64))
-        at += len(values)
+        mixed = _mixed(index.reshape(-1) + np.uint64(1))
+        for word in _words(block.pack(box)).T:
+            mixed = _mixed(mixed ^ word)
+        total += int(np.add.reduce(mixed, dtype=np.uint64))
     return total % 2**64
 
 
 def bytes_of(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Return the bytes of each item of a contiguous array, with padding bytes set to 0."""
+    """Return the bytes of the items of a contiguous array, with padding bytes set to 0."""
     data = values.reshape(-1).view(np.uint8).reshape(values.size, values.dtype.itemsize)
     mask = _value_bytes(values.dtype)
     return data if mask.all() else data * mask
 
 
 def _value_bytes(dtype: np.dtype[Any]) -> npt.NDArray[np.uint8]:
-    """Return a mask of the bytes of an item: 1 for its value, 0 for memory_layout."""
+    """Return a mask of the bytes of an item: 1 for its value, 0 for padding."""
     mask = np.zeros(dtype.itemsize, np.uint8)
     if dtype.fields is not None:
         for member, at, *_ in dtype.fields.values():
@@ -99,7 +96,7 @@ def _value_bytes(dtype: np.dtype[Any]) -> npt.NDArray[np.uint8]:
 
 
 def _words(values: npt.NDArray[Any]) -> Words:
-    """Return the bytes of each cell, padded to 64-bit words."""
+    """Return the bytes of the cells, padded to 64-bit words."""
     size = values.dtype.itemsize
     padded = np.zeros((values.size, -(-size // 8) * 8), np.uint8)
     padded[:, :size] = bytes_of(values)

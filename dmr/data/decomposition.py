@@ -12,17 +12,24 @@ block, and a rank has one GPU.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import isqrt, prod
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 ALIGNMENT_BYTES = 128
 """Rows start their interior on a multiple of this (the paper's A, one GPU memory transaction)."""
 
 Halo = tuple[tuple[int, int], ...]
-"""Halo cells below and above, for each axis."""
+"""Halo cells below and above, for every axis."""
+
+Indices = npt.NDArray[np.int64]
+
+Index = TypeVar("Index", int, Indices)
 
 
 @dataclass(frozen=True)
@@ -49,11 +56,28 @@ class Box:
             tuple(min(a, b) for a, b in zip(self.stop, other.stop, strict=True)),
         )
 
-    def slices(self, origin: Sequence[int]) -> tuple[slice, ...]:
-        """Return the slices of these cells in an array whose first element is ``origin``."""
+    def slices(self, origin: Sequence[int] = ()) -> tuple[slice, ...]:
+        """Return the slices of these cells in an array whose first element is ``origin``.
+
+        Args:
+            origin: global indices, by default 0 along every axis.
+        """
+        first = origin or (0,) * len(self.start)
         return tuple(
-            slice(a - o, b - o) for a, b, o in zip(self.start, self.stop, origin, strict=True)
+            slice(a - o, b - o) for a, b, o in zip(self.start, self.stop, first, strict=True)
         )
+
+    def cut(self, axis: int, start: int, stop: int) -> Box:
+        """Return the box with another extent along one axis."""
+        return Box(
+            (*self.start[:axis], start, *self.start[axis + 1 :]),
+            (*self.stop[:axis], stop, *self.stop[axis + 1 :]),
+        )
+
+    def layers(self, axis: int, cells: int) -> Iterator[Box]:
+        """Cut the box along an axis, into boxes of so many cells there; the last may have fewer."""
+        for at in range(self.start[axis], self.stop[axis], cells):
+            yield self.cut(axis, at, min(at + cells, self.stop[axis]))
 
 
 def common_edges(one: Halo, other: Halo) -> Halo:
@@ -75,13 +99,6 @@ def split_range(cells: int, parts: int, index: int) -> tuple[int, int]:
     return start, start + base + (index < extra)
 
 
-def part_of(cells: int, parts: int, cell: int) -> int:
-    """Return which part of :func:`split_range` holds ``cell``."""
-    base, extra = divmod(cells, parts)
-    fat = extra * (base + 1)
-    return cell // (base + 1) if cell < fat else extra + (cell - fat) // base
-
-
 class GridError(ValueError):
     """No process grid of this many ranks fits the array."""
 
@@ -91,13 +108,13 @@ def choose_grid(size: int, extents: Sequence[int], thinnest: Sequence[int]) -> t
 
     Of two axes: columns number floor(sqrt(size)) where that divides size (Iserte & Rojek, section
     4), else the nearest divisor of size for which every block is at least ``thinnest`` cells thick.
-    Of more: the most even factors that fit, the largest along the first axis, as MPI_Dims_create
-    has them.
+    Of more: the most even factors that fit, the largest along axis 0, as MPI_Dims_create has
+    them.
 
     Args:
         size: number of ranks, at least 1.
-        extents: cells along each split axis (rows split the first, columns the second).
-        thinnest: least thickness of a block along each split axis where that axis is cut.
+        extents: cells along the split axes (rows split axis 0, columns axis 1).
+        thinnest: least thickness of a block along the split axes where they are cut.
 
     Raises:
         GridError: no factorisation fits; the message names the largest number that does.
@@ -107,11 +124,9 @@ def choose_grid(size: int, extents: Sequence[int], thinnest: Sequence[int]) -> t
     for grid in _candidates(size, len(extents)):
         if _fits(grid, extents, thinnest):
             return grid
-    most = next(
-        n
-        for n in range(min(size, _most(extents, thinnest)), 0, -1)
-        if any(_fits(grid, extents, thinnest) for grid in _candidates(n, len(extents)))
-    )
+    most = min(size, prod(max(1, n // max(1, t)) for n, t in zip(extents, thinnest, strict=True)))
+    while not any(_fits(grid, extents, thinnest) for grid in _candidates(most, len(extents))):
+        most -= 1
     cells = " x ".join(str(n) for n in extents)
     raise GridError(
         f"cannot cut {cells} cells into {size} blocks at least "
@@ -122,17 +137,12 @@ def choose_grid(size: int, extents: Sequence[int], thinnest: Sequence[int]) -> t
 
 def _candidates(size: int, axes: int) -> list[tuple[int, ...]]:
     """Return the factorisations of ``size``, the paper's first, then by nearness to it."""
-    if axes == 1:
-        return [(size,)]
-    if axes > 2:
-        found = _factors(size, axes)
-        return sorted(found, key=lambda grid: (max(grid) - min(grid), [-parts for parts in grid]))
-    wanted = isqrt(size)
-    small = [c for c in range(1, wanted + 1) if size % c == 0]
-    columns = sorted({*small, *(size // c for c in small)})
+    grids = _factors(size, axes)
+    if axes != 2:
+        return sorted(grids, key=lambda grid: (max(grid) - min(grid), [-parts for parts in grid]))
     # On a tie take fewer columns: "otherwise the number of rows is greater" (section 4).
-    columns.sort(key=lambda c: (abs(c - wanted), c))
-    return [(size // c, c) for c in columns]
+    columns = isqrt(size)
+    return sorted(grids, key=lambda grid: (abs(grid[1] - columns), grid[1]))
 
 
 def _factors(size: int, axes: int) -> Iterator[tuple[int, ...]]:
@@ -144,11 +154,6 @@ def _factors(size: int, axes: int) -> Iterator[tuple[int, ...]]:
         if size % first == 0:
             for rest in _factors(size // first, axes - 1):
                 yield (first, *rest)
-
-
-def _most(extents: Sequence[int], thinnest: Sequence[int]) -> int:
-    """Return a number of blocks that cannot be passed."""
-    return prod(max(1, n // max(1, t)) for n, t in zip(extents, thinnest, strict=True))
 
 
 def _fits(grid: Sequence[int], extents: Sequence[int], thinnest: Sequence[int]) -> bool:
@@ -167,9 +172,9 @@ class Decomposition:
 
     Attributes:
         row_major: the last split axis first instead, as MPI_Cart_create and mpi4py-fft have it.
-        copies: of an array that no axis cuts, the ranks that each have the whole of it.
+        copies: of an array that no axis cuts, the number of ranks, which all have the whole.
         receivers: of such an array, the ranks it is sent to (one of each node); None for all.
-        bounds: where the parts of each split axis begin, and its end; None for an even split.
+        bounds: where the parts of the split axes begin, and their ends; None for an even split.
     """
 
     shape: tuple[int, ...]
@@ -191,11 +196,15 @@ class Decomposition:
             return self.bounds[at][index], self.bounds[at][index + 1]
         return split_range(self.shape[self.split[at]], self.grid[at], index)
 
-    def part_with(self, at: int, cell: int) -> int:
-        """Return which part of the split axis number ``at`` holds a cell."""
+    def part_with(self, at: int, cells: npt.ArrayLike) -> Indices:
+        """Return which parts of the split axis number ``at`` hold cells."""
+        index = np.asarray(cells, np.int64)
         if self.bounds is not None:
-            return bisect_right(self.bounds[at], cell) - 1
-        return part_of(self.shape[self.split[at]], self.grid[at], cell)
+            return np.searchsorted(self.bounds[at], index, side="right") - 1
+        base, extra = divmod(self.shape[self.split[at]], self.grid[at])  # as split_range
+        long = extra * (base + 1)
+        rest = extra + (index - long) // max(1, base)
+        return np.where(index < long, index // (base + 1), rest)
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """Return the place of ``rank`` in the process grid."""
@@ -205,13 +214,14 @@ class Decomposition:
             place.append(at)
         return tuple(reversed(place) if self.row_major else place)
 
-    def rank_at(self, place: Sequence[int]) -> int:
-        """Return the rank at a place in the process grid."""
-        rank = 0
+    def rank_at(self, place: Sequence[Index]) -> Index:
+        """Return the rank at a place in the process grid, or the ranks at many."""
+        rank: Any = 0
         slowest_first = 1 if self.row_major else -1
         for parts, at in list(zip(self.grid, place, strict=True))[::slowest_first]:
             rank = rank * parts + at
-        return rank
+        ranks: Index = rank
+        return ranks
 
     def box(self, rank: int) -> Box:
         """Return the interior of ``rank`` in global indices."""
@@ -269,7 +279,7 @@ class MemoryLayout:
 
     @property
     def padded(self) -> tuple[int, ...]:
-        """Cells along each axis with the halo, in axis order (no row memory_layout)."""
+        """Cells along the axes with the halo, in axis order (without the padding of rows)."""
         return tuple(n + lo + hi for n, (lo, hi) in zip(self.interior, self.halo, strict=True))
 
     @property
@@ -302,7 +312,7 @@ def memory_order(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the axes from slowest to contiguous: the paper's N, L, M for three axes.
 
     Axes of one cell go first, so that the contiguous axis is never one of them and a 2D or 1D
-    grid wastes no memory on memory_layout.
+    grid wastes no memory on padding.
     """
     paper = (0, *range(2, len(shape)), 1) if len(shape) > 1 else (0,)
     return tuple(sorted(paper, key=lambda axis: shape[axis] > 1))
@@ -326,12 +336,12 @@ class Transfer:
 def transfers(
     mine: Decomposition, rank: int, other: Decomposition, *, sending: bool = True
 ) -> list[Transfer]:
-    """Return what ``rank`` of ``mine`` shares with each rank of ``other``, by rising peer.
+    """Return what ``rank`` of ``mine`` shares with the ranks of ``other``, by rising peer.
 
     Called with (old, rank, new) it lists what to send, with (new, rank, old) what to receive:
-    the two sides agree without exchanging a word. Costs as many steps as there are overlaps,
-    not as there are ranks. Of an array that every rank has the whole of, each new rank gets it
-    from one old one, or each of the new decomposition's ``receivers`` does.
+    the two sides agree without a message. Costs as many steps as there are overlaps, not as there
+    are ranks. Of an array that every rank has the whole of, a new rank gets it from one old one;
+    where the new decomposition has ``receivers``, these alone get it.
     """
     if mine.shape != other.shape or mine.split != other.split:
         raise ValueError(
@@ -344,17 +354,17 @@ def transfers(
     if not mine.split:
         old, new = (mine, other) if sending else (other, mine)
         return [Transfer(peer, box) for peer in _replicas(rank, old, new, sending=sending)]
-    touched = [
-        range(other.part_with(at, box.start[axis]), other.part_with(at, box.stop[axis] - 1) + 1)
-        for at, axis in enumerate(other.split)
-    ]
+    touched = []
+    for at, axis in enumerate(other.split):
+        first, last = other.part_with(at, [box.start[axis], box.stop[axis] - 1]).tolist()
+        touched.append(range(first, last + 1))
     peers = sorted(other.rank_at(place) for place in product(*touched))
     shared = [Transfer(peer, box.intersect(other.box(peer))) for peer in peers]
     return [one for one in shared if one.box.size] if other.bounds else shared
 
 
 def _replicas(rank: int, old: Decomposition, new: Decomposition, *, sending: bool) -> Sequence[int]:
-    """Return the ranks that get the whole array from this one, or whom this gets it from."""
+    """Return the ranks that get the whole array from this one, or the rank that sends it here."""
     if new.receivers is None:
         return range(rank, new.copies, old.copies) if sending else [rank % old.copies]
     # Old ranks that are far apart, so that they lie on as many nodes as can be.
@@ -367,17 +377,10 @@ def _replicas(rank: int, old: Decomposition, new: Decomposition, *, sending: boo
 
 def chunks(box: Box, itemsize: int, limit_bytes: int) -> Iterator[Box]:
     """Cut a box into boxes of at most ``limit_bytes`` (or single cells), in index order."""
-    shape = box.shape
     if box.size * itemsize <= limit_bytes or box.size <= 1:
         yield box
         return
-    axis = next(a for a, n in enumerate(shape) if n > 1)
-    across = box.size // shape[axis]
-    step = max(1, limit_bytes // max(1, across * itemsize))
-    for start in range(box.start[axis], box.stop[axis], step):
-        stop = min(start + step, box.stop[axis])
-        piece = Box(
-            (*box.start[:axis], start, *box.start[axis + 1 :]),
-            (*box.stop[:axis], stop, *box.stop[axis + 1 :]),
-        )
+    axis = next(a for a, n in enumerate(box.shape) if n > 1)
+    layer_bytes = box.size // box.shape[axis] * itemsize
+    for piece in box.layers(axis, max(1, limit_bytes // max(1, layer_bytes))):
         yield from chunks(piece, itemsize, limit_bytes)

@@ -8,15 +8,14 @@ Nothing here knows which array module holds the data: NumPy, CuPy, or any module
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from dmr.data import gather, streams
+from dmr.data import gather
 from dmr.data.decomposition import (
     ALIGNMENT_BYTES,
     Box,
@@ -26,11 +25,16 @@ from dmr.data.decomposition import (
     common_edges,
     memory_order,
 )
-from dmr.data.exchange import Boundary, HaloExchange, boundaries_of
+from dmr.data.distributed import Ranges, Spec, Steps, StoredPieces
+from dmr.data.exchange import (
+    Boundary,
+    DeviceHaloExchange,
+    End,
+    HaloExchange,
+    boundaries_of,
+)
 from dmr.errors import UsageError, outside_block
 from dmr.state.values import refuse_memmap
-from dmr.system import libc
-from dmr.system.watch import WATCH
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -38,80 +42,46 @@ if TYPE_CHECKING:
 Array = Any
 """An array of the field's own module (numpy.ndarray, cupy.ndarray, ...)."""
 
-Ranges = Callable[[int, int], Sequence[int]]
-"""``ranges(cells, parts)``: where each part begins, then ``cells``. The same in every world."""
-
 ArrayModule = Any
 """numpy, cupy, or a module that offers the same few functions."""
 
 
-def dtype_problem(dtype: np.dtype[Any]) -> str:
-    """Return why a dtype cannot be stored in HDF5 files, "" if it can."""
-    if dtype.subdtype is not None and dtype.itemsize:
-        return dtype_problem(dtype.base)
-    if dtype.kind in "mM" and np.datetime_data(dtype)[0] == "generic":
-        return "dates or times without a unit"
-    if not dtype.itemsize:
-        return "a record with a member of no bytes"
-    fields: Mapping[str, Any] = dtype.fields or {}
-    members = sorted((fields[name][:2] for name in dtype.names or ()), key=lambda one: one[1])
-    if any(one[1] + one[0].itemsize > other[1] for one, other in pairwise(members)):
-        return "a record whose members overlap"
-    return next(filter(None, (dtype_problem(member[0]) for member in members)), "")
-
-
 @dataclass(frozen=True)
-class FieldSpec:
+class FieldSpec(Spec):
     """What an application states about one distributed array.
 
+    ``initial`` returns values of shape ``box.shape``, or broadcastable to it.
+
     Attributes:
-        shape: global extents, 1 to 4 axes.
-        dtype: any ``numpy.dtype`` of fixed-size items without references (no objects).
-        initial: returns the initial values of a box of global indices, shape ``box.shape``
-            (or broadcastable to it). Called only where nothing is restored.
         halo: cells of halo: one number for all sides, or ``(below, above)`` for each axis.
-        split: the axes that are cut over the ranks, rows first; () for an array that every rank
-            has the whole of.
         xp: array module that holds the blocks.
         order: axes from slowest to contiguous in memory; the paper's N, L, M by default.
         thinnest: least block thickness where an axis is cut, by default the halo's.
         alignment: bytes that rows are padded to; less saves memory and traffic on a CPU. Ignored
             for items whose size does not divide it.
-        ranges: where the parts of a split axis begin, and its end (see :data:`Ranges`).
-        grid: ``grid(size)`` returns the process grid of so many ranks, by default the library's.
-        row_major: whether ranks run along the last split axis first (MPI_Cart_create, mpi4py-fft).
-        constant: whether every set of ranks has its values from ``initial``, which never change.
         edge: whether the halo at the edge of the domain is moved and stored with the interior.
+        extra: layers of memory above the halo of each axis that has one. No exchange fills them:
+            scratch arrays, which have them too, hold the last of the faces there.
         edges: cells of this halo below and above each axis; set when a run is entered.
         exchange_problem: why :meth:`Field.exchange` is not available; set when a run is entered.
     """
 
-    shape: tuple[int, ...]
-    dtype: npt.DTypeLike
-    initial: Callable[[Box], Any]
     halo: int | Halo = 0
-    split: tuple[int, ...] = (0, 1)
+    _: KW_ONLY
     xp: ArrayModule = field(default=np, compare=False)
     order: tuple[int, ...] | None = None
     thinnest: int | None = None
     alignment: int = ALIGNMENT_BYTES
-    ranges: Ranges | None = field(default=None, compare=False)
-    grid: Callable[[int], Sequence[int]] | None = field(default=None, compare=False)
-    row_major: bool = False
-    constant: bool = False
     edge: bool = False
+    extra: int = 0
     edges: Halo = ()
     exchange_problem: str = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         axes = len(self.shape)
-        if not 1 <= axes <= 4 or min(self.shape) < 1:
-            raise ValueError(f"expected 1 to 4 axes of at least 1 cell, got shape {self.shape}")
-        split = (0,) if axes == 1 and self.split == (0, 1) else self.split
-        if len(set(split)) != len(split) or not all(0 <= axis < axes for axis in split):
-            raise ValueError(f"expected axes of 0 to {axes - 1} to split, got {self.split}")
-        self._check_dtype()
-        object.__setattr__(self, "split", split)
+        if self.alignment % np.dtype(self.dtype).itemsize:
+            object.__setattr__(self, "alignment", np.dtype(self.dtype).itemsize)
         if self.order is not None and sorted(self.order) != list(range(axes)):
             raise ValueError(f"expected an order of {axes} axes, got {self.order}")
         if isinstance(self.halo, int):
@@ -122,19 +92,6 @@ class FieldSpec:
             raise ValueError(
                 f"expected a halo of 0 or more on each of {axes} axes, got {self.halo}"
             )
-
-    def _check_dtype(self) -> None:
-        dtype = np.dtype(self.dtype)
-        if dtype.hasobject or dtype.subdtype is not None or not dtype.itemsize:
-            raise ValueError(
-                "expected items of fixed size without references (numbers, fixed-length text, "
-                f"dates, records of these), got dtype {dtype}"
-            )
-        problem = dtype_problem(dtype)
-        if problem:
-            raise ValueError(f"expected a dtype that a checkpoint can hold, got {problem}: {dtype}")
-        if self.alignment % dtype.itemsize:
-            object.__setattr__(self, "alignment", dtype.itemsize)
 
     @property
     def halos(self) -> Halo:
@@ -149,40 +106,8 @@ class FieldSpec:
             return (self.thinnest,) * len(self.split)
         return tuple(max(1, *self.halos[axis]) for axis in self.split)
 
-    def decompose(self, grid: tuple[int, ...], copies: int = 1) -> Decomposition:
-        """Return this array cut over a process grid.
-
-        Args:
-            copies: the ranks that each have all of it, where no axis is split.
-
-        Raises:
-            ValueError: ``ranges`` are none, or leave a block thinner than it may be.
-        """
-        bounds = None
-        if self.ranges is not None:
-            bounds = tuple(map(self._bounds, self.split, grid, self.thinnest_blocks()))
-        return Decomposition(self.shape, self.split, grid, self.row_major, copies, bounds)
-
-    def _bounds(self, axis: int, parts: int, least: int) -> tuple[int, ...]:
-        """Return where the parts of an axis begin, and its end."""
-        cells = self.shape[axis]
-        found = tuple(map(int, () if self.ranges is None else self.ranges(cells, parts)))
-        ends = len(found) == parts + 1 and (found[0], found[-1]) == (0, cells)
-        if not ends or (parts > 1 and min(b - a for a, b in pairwise(found)) < least):
-            raise ValueError(
-                f"expected ranges({cells}, {parts}) to be {parts + 1} numbers from 0 to {cells} "
-                f"that rise by at least {least}, got {found}"
-            )
-        return found
-
-    def agreed(self, name: str, decomposition: Decomposition, halos: Sequence[Halo]) -> FieldSpec:
-        """Return this specification with the attributes that depend on the halos of all ranks.
-
-        Args:
-            name: of the field.
-            decomposition: of this world.
-            halos: of each of its ranks.
-        """
+    def agreed(self, name: str, decomposition: Decomposition, halos: Sequence[Halo]) -> Self:
+        """Return this specification with the attributes that depend on the halos of all ranks."""
         other = next((rank for rank, halo in enumerate(halos) if halo != halos[0]), None)
         problem = ""
         if other is not None:
@@ -191,19 +116,13 @@ class FieldSpec:
                 f"rank 0 and {halos[other]} on rank {other}: exchange such halos by your own "
                 "messages, on run.comm"
             )
+        if not self.edge:
+            return replace(self, edges=(), exchange_problem=problem)
+        ranks = [(halo, decomposition.box(rank)) for rank, halo in enumerate(halos)]
         edges = []
-        boxes = [decomposition.box(rank) for rank in range(len(halos))] if self.edge else []
-        for axis, cells in enumerate(self.shape) if self.edge else ():
-            low = {
-                halo[axis][0]
-                for halo, box in zip(halos, boxes, strict=True)
-                if box.start[axis] == 0
-            }
-            high = {
-                halo[axis][1]
-                for halo, box in zip(halos, boxes, strict=True)
-                if box.stop[axis] == cells
-            }
+        for axis, cells in enumerate(self.shape):
+            low = {halo[axis][0] for halo, box in ranks if box.start[axis] == 0}
+            high = {halo[axis][1] for halo, box in ranks if box.stop[axis] == cells}
             edges.append((low.pop() if len(low) == 1 else 0, high.pop() if len(high) == 1 else 0))
         carried = tuple(edges) if any(map(any, edges)) else ()
         return replace(self, edges=carried, exchange_problem=problem)
@@ -212,7 +131,10 @@ class FieldSpec:
         """Return how a block with this interior lies in memory."""
         order = memory_order(self.shape) if self.order is None else self.order
         itemsize = np.dtype(self.dtype).itemsize
-        return MemoryLayout(interior, self.halos, itemsize, order, self.alignment)
+        halo = tuple(
+            (low, high + self.extra) if low or high else (0, 0) for low, high in self.halos
+        )
+        return MemoryLayout(interior, halo, itemsize, order, self.alignment)
 
     def block(self, decomposition: Decomposition, rank: int) -> Field:
         """Return a rank's block, zeroed."""
@@ -222,17 +144,6 @@ class FieldSpec:
         """Return the memory of a block, C-contiguous, slowest axis first."""
         return allocate(self.xp, memory_layout, self.dtype)
 
-    def prefault(self, storage: Array) -> None:
-        """Write to new memory, so that its pages exist before the data arrives."""
-        storage.view(np.uint8)[...] = 0
-
-    def memory_of(self, storage: Array) -> npt.NDArray[np.uint8] | None:
-        """Return all bytes that a storage lies in, None where they are not the library's own."""
-        memory = storage.base if isinstance(storage, np.ndarray) else None
-        if not isinstance(memory, np.ndarray) or not memory.flags.owndata:
-            return None
-        return memory if memory.dtype == np.uint8 and memory.ndim == 1 else None
-
     @property
     def nbytes(self) -> int:
         """Bytes of the global interior."""
@@ -241,10 +152,6 @@ class FieldSpec:
     def stored_shape(self, rows: int, edges: Halo = ()) -> tuple[int, ...]:
         """Return the shape that a checkpoint holds, if it has so many rows and these edges."""
         return widened_shape(self.shape, edges)
-
-    def places(self, parts: Sequence[Box]) -> Sequence[Box]:
-        """Return where what each rank has stored lies in the whole of a checkpoint."""
-        return parts
 
     def signature(self) -> dict[str, Any]:
         """Return what both sides of a resize, or a file and a run, must agree on."""
@@ -265,8 +172,8 @@ class Field:
         decomposition: who owns which cells in this world.
         rank: whose block it is.
         box: the interior in global indices.
-        storage: the C-contiguous memory, slowest axis first, rows with their memory_layout.
-        padded: interior and halo in axis order, a view of ``storage``.
+        storage: the C-contiguous memory, slowest axis first, rows with their padding.
+        padded: interior, halo and :attr:`FieldSpec.extra` in axis order, a view of ``storage``.
         interior: the owned cells in axis order, a view of ``storage``.
         comm: the library's own ranks of the world that the block is part of, once it is.
     """
@@ -324,46 +231,66 @@ class Field:
         self.storage = storage
         self._set_views()
 
-    def exchange(self, boundary: Boundary | Sequence[Boundary] = None) -> None:
+    def exchange(self, boundary: End | Sequence[Boundary] = None) -> None:
         """Fill the halo from the neighbours, corners included (collective among them).
 
         Args:
             boundary: beyond the edges of the domain: ``"periodic"``, ``"edge"`` (the nearest
-                cell's value), a number, None to leave what is there, or one of these for each axis.
+                cell's value), a number, or None to leave what is there. One for all axes, or for
+                each axis one or a pair (low, high); an axis is periodic at both ends or at none.
 
         Raises:
-            ExchangeError: the boundary is none of these, or a block is thinner than its halo.
+            ExchangeError: the boundary is none of these, or a block of an axis that is cut is
+                thinner than its halo.
             UsageError: on all ranks together, if the halo differs from rank to rank.
             RuntimeError: the field is not part of a run.
         """
         self.start_exchange(boundary)
         self.finish_exchange()
 
-    def start_exchange(self, boundary: Boundary | Sequence[Boundary] = None) -> None:
+    def start_exchange(self, boundary: End | Sequence[Boundary] = None) -> None:
         """Do as much of :meth:`exchange` as needs no message along the first axis; post those.
 
         Until :meth:`finish_exchange` cells may be read but those of the first axis's halo, and
-        none be changed.
+        none be changed. :meth:`ready` returns the layers that a step can take meanwhile.
         """
-        if self._exchange is None or self._exchange.asked != boundary:
+        if self._exchange is None or self._exchange.boundary != boundary:
             self._prepare_exchange(boundary)
         if self._exchange is not None:
             self._exchange.start(self.padded)
 
-    def _prepare_exchange(self, boundary: Boundary | Sequence[Boundary]) -> None:
+    def ready(self, boundary: End | Sequence[Boundary] = None) -> tuple[int, int]:
+        """Return the interior's layers of axis 0 that a step can take before the messages arrive.
+
+        They are a range: all layers but those within a halo of a neighbour; empty (low >= high)
+        where the block is thin, or axis 0 has no halo.
+        """
+        below, above = boundaries_of(boundary, len(self.spec.shape))[0]
+        reach, cells = self.spec.halos[0], self.box.shape[0]
+        if not any(reach):
+            return 0, 0
+        neighbours = self.neighbours(0, periodic=below == above == "periodic")
+        low, high = (rank not in (None, self.rank) for rank in neighbours)
+        return reach[0] * low, cells - reach[1] * high
+
+    def _prepare_exchange(self, boundary: End | Sequence[Boundary]) -> None:
         if self.comm is None:
             raise outside_block("exchange()")
         if self.spec.exchange_problem:
             raise UsageError(self.spec.exchange_problem)
-        kinds = boundaries_of(boundary, len(self.spec.shape))
         if self._exchange is not None:
             self._exchange.free()
             self._exchange = None
-        like = (self.dtype, self.spec.xp)
-        self._exchange = HaloExchange(
-            self.comm, self.decomposition, self.rank, self.memory_layout, kinds, like
+        kind = HaloExchange if self.spec.xp is np else DeviceHaloExchange
+        self._exchange = kind(
+            self.comm,
+            self.decomposition,
+            self.rank,
+            self.memory_layout,
+            self.spec.halos,
+            boundary,
+            (self.dtype, self.spec.xp),
         )
-        self._exchange.asked = boundary
 
     def finish_exchange(self) -> None:
         """Wait for what :meth:`start_exchange` has left under way."""
@@ -381,10 +308,16 @@ class Field:
         return below, above
 
     def join(self, comm: MPI.Intracomm | None) -> None:
-        """Be part of a world with these ranks of the library's own; of none, free what it used."""
+        """Enter a world with these ranks of the library's own; None: leave the one before."""
         if self._exchange is not None and self.comm is not None:
             self._exchange.free()
         self.comm, self._exchange = comm, None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the block, of :attr:`spare` and of the messages of an exchange."""
+        arrays = self.memory_layout.allocation_bytes * (1 if self._spare is None else 2)
+        return arrays + (0 if self._exchange is None else self._exchange.nbytes)
 
     @property
     def edges(self) -> Halo:
@@ -417,49 +350,38 @@ class Field:
 
     def gather(self) -> npt.NDArray[Any] | None:
         """Return the whole array on rank 0, None on the others (collective)."""
-        if self.comm is None:
-            raise outside_block("gather()")
-        with WATCH.within("gather()", patient=True):
-            _, pieces = self.gathered(self.comm)
-            own = []
-            for piece in pieces:
-                WATCH.restart()  # the timeout applies to each piece
-                if piece is not None:
-                    own.append(piece)
-        return None if self.rank else np.concatenate(own)
+        return gather.whole(self.comm, self)
 
     def _set_views(self) -> None:
         self.padded = logical_view(self.storage, self.memory_layout)
         self.interior = self.padded[self.memory_layout.interior_slices()]
 
     def prefault(self) -> None:
-        """Have the pages of the block's memory exist before its data arrives."""
-        self.spec.prefault(self.storage)
+        """Have the pages of the block's memory exist before its data arrives.
+
+        The move of a warm resize of 256 MiB from 1 to 2 ranks (``dmr bench``, by turns) took 95 ms;
+        without this it took 1.8 s, on a virtual machine that gets new memory from its host.
+        """
+        if not isinstance(self.spec, WrappedSpec):  # there the program may have set a boundary
+            self.storage.view(np.uint8)[...] = 0
 
     def moved_to(self, decomposition: Decomposition, rank: int) -> Field:
-        """Return a rank's zeroed block of another decomposition, in this one's memory if it fits.
+        """Return a rank's zeroed block of another decomposition; this one is of no use then.
 
-        What is left of a large one is given back. This block is of no use then.
+        Its memory is freed before the new block is made, which then has the same pages: the system
+        would take longer to find others (128 MiB: 0.2 s, 3 s otherwise; ``dmr bench``, by turns).
         """
-        memory_layout = self.spec.memory_layout(decomposition.box(rank).shape)
-        memory = self.spec.memory_of(self.storage)
-        if (
-            memory is None
-            or not libc.LEAST_BYTES <= memory_layout.allocation_bytes <= memory.nbytes
-        ):
-            return self.spec.block(decomposition, rank)
-        memory[: memory_layout.allocation_bytes] = 0  # the pages are there
-        libc.give_back(memory[memory_layout.allocation_bytes :])
-        self.decomposition, self.rank, self.box = decomposition, rank, decomposition.box(rank)
-        self.memory_layout, self._spare = memory_layout, None
-        self.storage = laid_out(memory, memory_layout, self.spec.dtype)
-        self._set_views()
-        return self
+        del self.storage, self.padded, self.interior
+        self._spare = None
+        block = self.spec.block(decomposition, rank)
+        block.prefault()
+        return block
 
     def initialise(self) -> None:
         """Set the interior to the application's initial values."""
-        values = self.spec.xp.asarray(self.spec.initial(self.box), dtype=self.spec.dtype)
-        self.interior[...] = values
+        if not isinstance(self.spec, WrappedSpec):  # its array holds them
+            values = self.spec.xp.asarray(self.spec.initial(self.box), dtype=self.spec.dtype)
+            self.interior[...] = values
 
     def pack(self, box: Box) -> npt.NDArray[Any]:
         """Return a contiguous host copy of the cells of ``box``, in axis order."""
@@ -478,8 +400,6 @@ class Field:
             for start, (low, _) in zip(self.box.start, self.memory_layout.halo, strict=True)
         )
 
-    # What a resize and a checkpoint use; each kind of distributed data has its own.
-
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of a cell."""
@@ -490,17 +410,17 @@ class Field:
         """Whether the block lies in host memory, where MPI can use it in place."""
         return isinstance(self.storage, np.ndarray)
 
-    def sending(
-        self, comm: MPI.Comm, new: Decomposition, sent: list[int], *, on_host: bool
-    ) -> streams.Steps:
+    def sending(self, comm: MPI.Comm, new: Decomposition, *, on_host: bool) -> Steps[int]:
         """Send the interior to its owners in another decomposition; see :mod:`dmr.data.streams`."""
-        return streams.sending(comm, self, new, sent, on_host=on_host)
+        from dmr.data import streams
 
-    def receiving(
-        self, comm: MPI.Comm, old: Decomposition, broken: list[Box], *, on_host: bool
-    ) -> streams.Steps:
+        return streams.sending(comm, self, new, on_host=on_host)
+
+    def receiving(self, comm: MPI.Comm, old: Decomposition, *, on_host: bool) -> Steps[bool]:
         """Fill the interior from its owners in another decomposition."""
-        return streams.receiving(comm, self, old, broken, on_host=on_host)
+        from dmr.data import streams
+
+        return streams.receiving(comm, self, old, on_host=on_host)
 
     def keep(self, old: Field) -> int:
         """Copy what ``old``, of the same rank, holds of this block; return its bytes (merge)."""
@@ -514,34 +434,27 @@ class Field:
     def gathered(
         self, comm: MPI.Intracomm
     ) -> tuple[tuple[int, ...], Iterator[npt.NDArray[Any] | None]]:
-        """Return the shape of the whole; its rows on rank 0, in pieces in order (collective).
-
-        Other ranks go through as many pieces, each None.
-        """
+        """Return the shape of the whole, and its rows in pieces, on rank 0 (collective)."""
         return self.spec.shape, (values for _, values in gather.slabs(comm, self))
 
     def stored_box(self) -> Box | None:
-        """Return what of the whole this rank writes to a checkpoint, None where another does."""
+        """Return the extent of what this rank writes, None where another rank writes it."""
         return self.box if self.decomposition.split or self.rank == 0 else None
 
-    def stored_pieces(self) -> Iterator[npt.NDArray[Any]]:
-        """Return that, contiguous and in host memory, in pieces along the first axis."""
-        return gather.own_pieces(self)
+    def stored_pieces(self, limit_bytes: int) -> Iterator[npt.NDArray[Any]]:
+        """Return what this rank writes, contiguous and on the host, in pieces along axis 0."""
+        return (self.pack(box) for box in gather.own_boxes(self, limit_bytes))
 
-    def restore(self, stored: Any, first: Sequence[int]) -> None:
-        """Set the interior from the whole, in a checkpoint (an HDF5 dataset).
-
-        Args:
-            first: global indices of the first cell that is stored.
-        """
-        for box in gather.own_boxes(self):
-            self.unpack(box, stored[box.slices(first)].view(self.dtype))
+    def restore(self, read: StoredPieces) -> None:
+        """Set the interior from a checkpoint."""
+        for box, values in read(self.box):
+            self.unpack(box, values.view(self.dtype))
 
 
 def widened_shape(shape: Sequence[int], edges: Halo) -> tuple[int, ...]:
     """Return a shape with the cells of edges below and above each axis."""
-    found = zip(shape, edges or ((0, 0),) * len(shape), strict=False)
-    return tuple(cells + sum(edge) for cells, edge in found)
+    rows = zip(shape, edges or ((0, 0),) * len(shape), strict=False)
+    return tuple(cells + sum(edge) for cells, edge in rows)
 
 
 def widened(decomposition: Decomposition, edges: Halo) -> Decomposition:
@@ -569,11 +482,7 @@ def refuse_masked(array: Array) -> None:
 
 def allocate(xp: ArrayModule, memory_layout: MemoryLayout, dtype: npt.DTypeLike) -> Array:
     """Return zeroed storage whose first interior element of every row is aligned."""
-    return laid_out(xp.zeros(memory_layout.allocation_bytes, dtype=np.uint8), memory_layout, dtype)
-
-
-def laid_out(raw: Array, memory_layout: MemoryLayout, dtype: npt.DTypeLike) -> Array:
-    """Return bytes, of which there are enough, as the storage of a block."""
+    raw = xp.zeros(memory_layout.allocation_bytes, dtype=np.uint8)
     interface = getattr(raw, "__cuda_array_interface__", None) or raw.__array_interface__
     shift = memory_layout.shift_bytes(int(interface["data"][0]))
     items = raw[shift : shift + int(np.prod(memory_layout.storage)) * memory_layout.itemsize]
@@ -643,57 +552,32 @@ def adapt(
         raise ValueError(
             f"expected an array in C or Fortran order, without gaps, got strides {array.strides}"
         )
-    source = WrappedArray(array)
     return WrappedSpec(
-        *(shape, array.dtype, source.values, halo, split),
+        shape,
+        array.dtype,
+        lambda box: None,
+        halo,
+        split=split,
         order=order,
+        alignment=max(1, array.dtype.itemsize),
         ranges=ranges,
         grid=grid,
         row_major=row_major,
         constant=constant,
         edge=True,
-        source=source,
+        source=[array],
     )
-
-
-class WrappedArray:
-    """The application's array, until a block has it."""
-
-    def __init__(self, array: npt.NDArray[Any]) -> None:
-        self._array: npt.NDArray[Any] | None = array
-        self._inside: npt.NDArray[Any] | None = None
-
-    def take(self, memory_layout: MemoryLayout) -> npt.NDArray[Any] | None:
-        """Return it the first time."""
-        found, self._array = self._array, None
-        self._inside = None if found is None else found[memory_layout.interior_slices()]
-        return found
-
-    def values(self, box: Box) -> Any:
-        """Return the initial values: those it holds."""
-        return self._inside
-
-
-@dataclass(frozen=True)
-class UnpaddedRows(MemoryLayout):
-    """A block whose rows have no padding beyond their halo."""
-
-    @property
-    def row_items(self) -> int:
-        """Items from one row to the next."""
-        return self.padded[self.order[-1]]
 
 
 @dataclass(frozen=True)
 class WrappedSpec(FieldSpec):
-    """A field over an array of the application's own."""
+    """A field over an array of the application's own, whose rows have no padding.
 
-    source: WrappedArray | None = None
+    Attributes:
+        source: the array, which holds the initial values, until a block has it.
+    """
 
-    def memory_layout(self, interior: tuple[int, ...]) -> MemoryLayout:
-        """Return how a block with this interior lies in memory: without gaps."""
-        order = self.order or tuple(range(len(self.shape)))
-        return UnpaddedRows(interior, self.halos, np.dtype(self.dtype).itemsize, order)
+    source: list[Array] = field(default_factory=list, compare=False)
 
     def storage(self, box: Box, memory_layout: MemoryLayout) -> Array:
         """Return the memory of the application's array, or of a new one laid out alike.
@@ -701,21 +585,15 @@ class WrappedSpec(FieldSpec):
         Raises:
             ValueError: the application's array is not the block of this box.
         """
-        found = None if self.source is None else self.source.take(memory_layout)
-        if found is None:
+        if not self.source:
             return np.zeros(memory_layout.storage, self.dtype)
-        if found.shape != memory_layout.padded:
+        array = self.source.pop()
+        if array.shape != memory_layout.padded:
             raise ValueError(
                 f"expected an array of shape {memory_layout.padded} for cells {box.start} to "
-                f"{box.stop} and their halo, got {found.shape}"
+                f"{box.stop} and their halo, got {array.shape}"
             )
-        return found.transpose(memory_layout.order)
-
-    def prefault(self, storage: Array) -> None:
-        """Leave it: the application may have set its boundary already."""
-
-    def memory_of(self, storage: Array) -> None:
-        """Return nothing: the application may hold the array."""
+        return array.transpose(memory_layout.order)
 
 
 def _orders(array: npt.NDArray[Any]) -> list[tuple[int, ...]]:

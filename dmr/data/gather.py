@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from dmr.data.decomposition import Box
-from dmr.data.streams import CellBlock
+from dmr.data.distributed import Array, Distributed
+from dmr.errors import outside_block
+from dmr.system.watch import WATCH
 from dmr.wire import tags
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Array = npt.NDArray[Any]
+    from dmr.data.streams import CellBlock
+
 SLAB_BYTES = 2 << 20
 """In cache still when it is hashed and written; and its memory is used again, without new pages."""
 
 
 def slabs(comm: MPI.Intracomm, block: CellBlock) -> Iterator[tuple[Box, Array | None]]:
-    """Yield the global interior as slabs along the first axis, in C order (collective).
+    """Yield the global interior as slabs along axis 0, in C order (collective).
 
-    Rank 0 gets each slab's values, the others None. No rank ever holds more than a slab, and a
+    Rank 0 gets the values of a slab, the others None. No rank ever holds more than a slab, and a
     slab is one plane at least and about ``SLAB_BYTES`` otherwise.
 
     Args:
@@ -31,34 +33,39 @@ def slabs(comm: MPI.Intracomm, block: CellBlock) -> Iterator[tuple[Box, Array | 
     """
     shape = block.decomposition.shape
     plane_bytes = int(np.prod(shape[1:])) * block.dtype.itemsize
-    step = max(1, SLAB_BYTES // plane_bytes)
-    for start in range(0, shape[0], step):
-        stop = min(start + step, shape[0])
-        slab = Box((start, *(0,) * (len(shape) - 1)), (stop, *shape[1:]))
+    for slab in Box((0,) * len(shape), shape).layers(0, max(1, SLAB_BYTES // plane_bytes)):
         yield slab, _gather_slab(comm, block, slab)
 
 
-def own_pieces(block: CellBlock, limit_bytes: int = SLAB_BYTES) -> Iterator[Array]:
-    """Yield the interior of this rank's block as slabs along the first axis, contiguous."""
-    for box in own_boxes(block, limit_bytes):
-        yield block.pack(box)
+def whole(comm: MPI.Intracomm | None, part: Distributed) -> Array | None:
+    """Return all cells or items on rank 0, None on the others (collective).
+
+    Raises:
+        RuntimeError: the part is not in a run.
+    """
+    if comm is None:
+        raise outside_block("gather()")
+    with WATCH.within("gather()", patient=True):
+        own = []
+        for piece in part.gathered(comm)[1]:
+            WATCH.restart()  # the timeout applies to each piece
+            if piece is not None:
+                own.append(piece)
+    return None if comm.rank else np.concatenate(own)
 
 
 def own_boxes(block: CellBlock, limit_bytes: int = SLAB_BYTES) -> Iterator[Box]:
-    """Yield the interior of this rank's block cut along the first axis, in order."""
-    (first, *starts), (last, *stops) = block.box.start, block.box.stop
-    layer = block.box.size // max(1, last - first) * block.dtype.itemsize
-    step = max(1, limit_bytes // max(1, layer))
-    for at in range(first, last, step):
-        yield Box((at, *starts), (min(at + step, last), *stops))
+    """Yield the interior of this rank's block cut along axis 0, in order."""
+    layer_bytes = block.box.size // max(1, block.box.shape[0]) * block.dtype.itemsize
+    yield from block.box.layers(0, max(1, limit_bytes // max(1, layer_bytes)))
 
 
 def lists(comm: MPI.Intracomm, mine: Array, counts: list[int] | None) -> Iterator[Array | None]:
-    """Yield the list of every rank, in the order of the ranks, on rank 0; elsewhere None, once.
+    """Yield the items of every rank, in the order of the ranks, on rank 0; elsewhere None, once.
 
     Args:
         mine: this rank's items, contiguous.
-        counts: how many items each rank has, on rank 0.
+        counts: the number of items of every rank, on rank 0.
     """
     if counts is None:
         comm.Send(mine.reshape(-1).view(np.uint8), dest=0, tag=tags.GATHER)

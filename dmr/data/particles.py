@@ -14,22 +14,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 from mpi4py import MPI
 
 from dmr.data import gather
 from dmr.data.decomposition import Box, Decomposition, Halo
-from dmr.data.field import Field, FieldSpec, refuse_masked
-from dmr.data.streams import DIGEST_BYTES, Pending, Steps, Wait
+from dmr.data.distributed import Array, Spec, Steps, StoredPieces, Wait
+from dmr.data.field import refuse_masked
+from dmr.data.streams import CHUNK_BYTES, Pending, receive_chunks, send_chunks
 from dmr.errors import TransferError, outside_block
 from dmr.system.watch import WATCH
 from dmr.wire import tags
 
-Array = npt.NDArray[Any]
 Owner = Callable[[Array, Decomposition], npt.ArrayLike]
 """Returns the rank in a decomposition of every item: whole numbers, as many as there are items."""
-
-CHUNK_BYTES = 1 << 20
 
 POLLS = 1000
 """Polls of a rank that waits for others in its step, until it yields its core."""
@@ -40,14 +37,13 @@ class OwnerError(TransferError):
 
 
 @dataclass(frozen=True)
-class ListSpec(FieldSpec):
+class ListSpec(Spec):
     """What an application states about a list that every rank has a part of.
 
+    The decomposition of the grid is that of a field; ``owner`` receives it (:func:`rank_of`).
+    ``initial`` returns the items that belong to the box of a rank in the beginning, in order.
+
     Attributes:
-        shape, split: the grid that the items live on, cut over the ranks as a field would be;
-            ``owner`` is told of that decomposition (:func:`rank_of`).
-        dtype: of an item, or of its numbers; may be structured.
-        initial: returns the items that belong to the box of a rank in the beginning, in order.
         item: shape of an item, () for a number or a record.
         owner: on which rank of a decomposition each item belongs.
     """
@@ -55,35 +51,33 @@ class ListSpec(FieldSpec):
     item: tuple[int, ...] = ()
     owner: Owner | None = None
 
-    def _check_dtype(self) -> None:
+    def __post_init__(self) -> None:
         if not self.split:
             raise ValueError("expected at least one axis of the items' grid to split, got none")
         if self.constant:
             raise ValueError("expected a list that may change, got constant=True")
         if self.owner is None:
             raise ValueError("expected a function that says who owns an item, got none")
-        super()._check_dtype()
+        super().__post_init__()
 
-    def block(self, decomposition: Decomposition, rank: int) -> Field:
+    def block(self, decomposition: Decomposition, rank: int) -> Items:
         """Return a rank's part, empty."""
         return Items(self, decomposition, rank)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are known beforehand: none."""
+        """Bytes of the whole: 0, for they are not known beforehand."""
         return 0
 
     def stored_shape(self, rows: int, edges: Halo = ()) -> tuple[int, ...]:
         """Return the shape that a checkpoint holds, if it has so many items."""
         return (rows, *self.item)
 
-    def places(self, parts: Sequence[Box]) -> list[Box]:
-        """Return where each rank's items lie in the list of all: in the order of the ranks."""
+    def extents_in_checkpoint(self, parts: Sequence[Box]) -> list[Box]:
+        """Return where the items of all ranks lie in the list: in the order of the ranks."""
         ends = list(accumulate((part.stop[0] for part in parts), initial=0))
-        return [
-            Box((begin, *part.start[1:]), (end, *part.stop[1:]))
-            for part, begin, end in zip(parts, ends, ends[1:], strict=False)
-        ]
+        extents = zip(parts, ends, ends[1:], strict=False)
+        return [part.cut(0, begin, end) for part, begin, end in extents]
 
     def owners(self, items: Array, decomposition: Decomposition) -> npt.NDArray[np.int64]:
         """Return the rank of every item.
@@ -92,19 +86,19 @@ class ListSpec(FieldSpec):
             OwnerError: the application's function failed, or gave something else.
         """
         try:
-            found = np.asarray(self.owner(items, decomposition) if self.owner is not None else ())
+            ranks = np.asarray(self.owner(items, decomposition) if self.owner is not None else ())
         except Exception as error:
             raise OwnerError(f"who owns an item is not known: {error!r}") from error
-        good = found.shape == (len(items),) and (
+        good = ranks.shape == (len(items),) and (
             not len(items)
-            or (found.dtype.kind in "iu" and found.min() >= 0 and found.max() < decomposition.size)
+            or (ranks.dtype.kind in "iu" and ranks.min() >= 0 and ranks.max() < decomposition.size)
         )
         if not good:
             raise OwnerError(
                 f"expected {len(items)} owners of 0 to {decomposition.size - 1}, "
-                f"got shape {found.shape} and type {found.dtype}"
+                f"got shape {ranks.shape} and type {ranks.dtype}"
             )
-        return found.astype(np.int64)
+        return ranks.astype(np.int64)
 
     def signature(self) -> dict[str, Any]:
         """Return what both sides of a resize must agree on."""
@@ -116,23 +110,28 @@ class ListSpec(FieldSpec):
         }
 
 
-class Items(Field):
+class Items:
     """One rank's part of a list.
 
     Attributes:
-        items: array of shape (count, *item), the application's to replace or to change.
+        spec: what the application stated.
+        decomposition: who owns which cells of the items' grid in this world.
+        rank: whose part it is.
+        box: the cells of this rank.
+        comm: the library's own ranks of the world that the part is in, once it is.
     """
 
-    spec: ListSpec
+    comm: MPI.Intracomm | None = None
+    on_host = True
+    edges: Halo = ()
 
     def __init__(self, spec: ListSpec, decomposition: Decomposition, rank: int) -> None:
         self.spec, self.decomposition, self.rank = spec, decomposition, rank
         self.box = decomposition.box(rank)
-        self._exchange = None
         self._kept: dict[int, Array] = {}
         self._before: Items | None = None
         self._announced: Announcements | None = None
-        self.items = self.none()
+        self.storage = self.none()
 
     def none(self, count: int = 0) -> Array:
         """Return room for items."""
@@ -140,38 +139,57 @@ class Items(Field):
 
     @property
     def items(self) -> Array:
-        """The items that this rank has."""
-        found: Array = self.storage
-        return found
+        """The items of this rank along axis 0, the application's to set or change."""
+        return self.storage
 
     @items.setter
     def items(self, values: npt.ArrayLike) -> None:
-        found = np.asarray(values, self.spec.dtype)
-        if found.shape[1:] != self.spec.item:
+        items = np.asarray(values, self.spec.dtype)
+        if items.shape[1:] != self.spec.item:
             raise ValueError(
-                f"expected items of shape {self.spec.item}, got an array of shape {found.shape}"
+                f"expected items of shape {self.spec.item}, got an array of shape {items.shape}"
             )
-        self.storage = found
+        self.storage = items
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of an item, or of its numbers."""
+        return np.dtype(self.spec.dtype)
+
+    def join(self, comm: MPI.Intracomm | None) -> None:
+        """Enter a world with these ranks of the library's own; None: leave the one before."""
+        self.comm = comm
 
     def initialise(self) -> None:
         """Set the application's initial items."""
         self.items = self.spec.initial(self.box)
 
-    def keep(self, old: Field) -> int:
+    def prefault(self) -> None:
+        """Do nothing: how many items will arrive is not known."""
+
+    def gather(self) -> Array | None:
+        """Return the whole list on rank 0, None on the others (collective)."""
+        return gather.whole(self.comm, self)
+
+    def keep(self, old: Items) -> int:
         """Take what stays on this rank; return its bytes (merge)."""
-        self._before = old if isinstance(old, Items) else None
-        owners = self.spec.owners(old.storage, self.decomposition)
-        mine = old.storage[owners == self.rank]
+        self._before = old
+        owners = self.spec.owners(old.items, self.decomposition)
+        mine = old.items[owners == self.rank]
         self._kept[self.rank] = mine
         return int(mine.nbytes)
+
+    def moved_to(self, decomposition: Decomposition, rank: int) -> Items:
+        """Return a rank's empty part of another decomposition."""
+        return self.spec.block(decomposition, rank)
 
     def parts(self, decomposition: Decomposition) -> dict[int, Array]:
         """Return the items by their ranks, in their order here; of ranks with any."""
         owners = self.spec.owners(self.items, decomposition)
         order = np.argsort(owners, kind="stable")
         ranks, begins = np.unique(owners[order], return_index=True)
-        found = np.split(np.ascontiguousarray(self.items[order]), begins[1:]) if len(ranks) else []
-        return dict(zip(ranks.tolist(), found, strict=True))
+        parts = np.split(np.ascontiguousarray(self.items[order]), begins[1:]) if len(ranks) else []
+        return dict(zip(ranks.tolist(), parts, strict=True))
 
     def migrate(self) -> Array:
         """Send every item to its owner; return those of this rank (collective).
@@ -194,10 +212,8 @@ class Items(Field):
                         os.sched_yield()
         return self.items
 
-    def migrating(self, comm: MPI.Comm) -> Steps:
-        """Do what :meth:`migrate` does; yield what has to be waited for."""
-        # lists are stated where no MPI can be loaded
-
+    def migrating(self, comm: MPI.Comm) -> Steps[None]:
+        """Do what :meth:`migrate` does; yield what it waits for."""
         leaving = self.parts(self.decomposition)
         mine = leaving.pop(self.rank, self.none())
         announced = Announcements(comm, {peer: len(part) for peer, part in leaving.items()})
@@ -208,16 +224,12 @@ class Items(Field):
                 pending.add(comm.Irecv(_bytes(part), peer, tags.CHUNK), _bytes(part))
             for peer, part in leaving.items():
                 pending.add(comm.Isend(_bytes(part), peer, tags.CHUNK), _bytes(part))
-            while len(pending):
-                yield from pending.oldest()
+            yield from pending.all()
         arriving[self.rank] = mine
         self.items = np.concatenate([arriving[rank] for rank in sorted(arriving)])
 
-    def sending(
-        self, comm: MPI.Comm, new: Decomposition, sent: list[int], *, on_host: bool
-    ) -> Steps:
+    def sending(self, comm: MPI.Comm, new: Decomposition, *, on_host: bool) -> Steps[int]:
         """Send the items to their owners in another decomposition: their number, chunks, a hash."""
-
         parts = self.parts(new)
         if not comm.Is_inter():
             parts.pop(self.rank, None)
@@ -225,54 +237,26 @@ class Items(Field):
         yield from self._announced.steps()
         with Pending() as pending:
             for peer, part in parts.items():
-                data = _bytes(part)
-                digest = xxhash.xxh3_64(_count(part).data)
-                for at in range(0, data.size, CHUNK_BYTES):
-                    chunk = data[at : at + CHUNK_BYTES]
-                    digest.update(chunk.data)
-                    pending.add(comm.Isend(chunk, peer, tags.CHUNK), chunk)
-                    yield from pending.oldest()
-                    sent.append(chunk.size)
-                word = np.frombuffer(digest.digest(), np.uint8)
-                pending.add(comm.Isend(word, peer, tags.DIGEST), word)
-                yield from pending.oldest()
+                yield from send_chunks(comm, peer, _chunks(part), pending)
+            yield from pending.all()
+        return sum(part.nbytes for part in parts.values())
 
-    def receiving(
-        self, comm: MPI.Comm, old: Decomposition, broken: list[Box], *, on_host: bool
-    ) -> Steps:
+    def receiving(self, comm: MPI.Comm, old: Decomposition, *, on_host: bool) -> Steps[bool]:
         """Take the items from ranks of another decomposition; what :meth:`keep` has taken stays."""
-
-        parts: dict[int, Array] = {}
         before, announced = self._before, Announcements(comm, {})
         if before is None:
             yield from announced.steps()
         else:  # this rank sends as well, and takes part once
             yield lambda: before._announced is not None and before._announced.done
             announced, before._announced = before._announced or announced, None
-        with Pending() as pending:
-            for peer, count in sorted(announced.arriving.items()):
-                part = self.none(count)
-                data = _bytes(part)
-                digest = xxhash.xxh3_64(_count(part).data)
-                for at in range(0, data.size, CHUNK_BYTES):
-                    chunk = data[at : at + CHUNK_BYTES]
-                    pending.add(comm.Irecv(chunk, peer, tags.CHUNK), chunk)
-                    yield from pending.oldest()
-                    digest.update(chunk.data)
-                word = np.empty(DIGEST_BYTES, np.uint8)
-                pending.add(comm.Irecv(word, peer, tags.DIGEST), word)
-                yield from pending.oldest()
-                if word.tobytes() != digest.digest():
-                    broken.append(self.box)
-                parts[peer] = part
+        intact, parts = True, dict[int, Array]()
+        for peer, count in sorted(announced.arriving.items()):
+            parts[peer] = part = self.none(count)
+            intact &= yield from receive_chunks(comm, peer, _chunks(part))
         self._before = None
-        self._assemble(parts)
-
-    def _assemble(self, parts: dict[int, Array]) -> None:
-        """Set the items: those of each rank they come from, in that order."""
-        parts = {**parts, **self._kept}
-        self._kept = {}
+        parts, self._kept = parts | self._kept, {}
         self.items = np.concatenate([self.none(), *(parts[rank] for rank in sorted(parts))])
+        return intact
 
     def gathered(self, comm: MPI.Intracomm) -> tuple[tuple[int, ...], Iterator[Array | None]]:
         """Return the shape of the whole list; on rank 0 that of each rank (collective)."""
@@ -280,23 +264,28 @@ class Items(Field):
         whole = (sum(counts or ()), *self.spec.item)
         return whole, gather.lists(comm, np.ascontiguousarray(self.items), counts)
 
+    def carried(self, edges: Halo | None = None) -> Items:
+        """Return the part itself: a list has no halo."""
+        return self
+
     def stored_box(self) -> Box:
         """Return the extent of the items of this rank."""
         return Box((0,) * self.items.ndim, self.items.shape)
 
-    def stored_pieces(self) -> Iterator[Array]:
-        """Yield the items of this rank."""
-        yield np.ascontiguousarray(self.items)
+    def stored_pieces(self, limit_bytes: int) -> Iterator[Array]:
+        """Yield the items of this rank, as many in each piece but the last."""
+        items = np.ascontiguousarray(self.items)
+        step = max(1, limit_bytes // max(1, self.none(1).nbytes))
+        for at in range(0, len(items), step):
+            yield items[at : at + step]
 
-    def restore(self, stored: Any, first: Sequence[int]) -> None:
+    def restore(self, read: StoredPieces) -> None:
         """Take from a checkpoint the items that belong here, a piece at a time."""
-        row = max(1, self.none(1).nbytes)
-        step = max(1, CHUNK_BYTES // row)
-        found = [self.none()]
-        for at in range(0, stored.shape[0], step):
-            values = stored[at : at + step].view(self.spec.dtype)
-            found.append(values[self.spec.owners(values, self.decomposition) == self.rank])
-        self.items = np.concatenate(found)
+        own = [self.none()]
+        for _, values in read(None):
+            items = values.view(self.spec.dtype)
+            own.append(items[self.spec.owners(items, self.decomposition) == self.rank])
+        self.items = np.concatenate(own)
 
 
 def adapt_list(
@@ -324,40 +313,25 @@ def rank_of(decomposition: Decomposition, *cells: npt.ArrayLike) -> npt.NDArray[
         raise ValueError(
             f"expected indices along axes {decomposition.split}, got {len(cells)} of them"
         )
-    found = np.zeros(np.shape(cells[0]), np.int64)
-    slowest_first = 1 if decomposition.row_major else -1
-    for at, index in list(enumerate(cells))[::slowest_first]:
-        found = found * decomposition.grid[at] + _parts_with(
-            decomposition, at, np.asarray(index, np.int64)
-        )
-    return found
-
-
-def _parts_with(
-    decomposition: Decomposition, at: int, cells: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Return which parts of the split axis number ``at`` hold cells."""
-    if decomposition.bounds is not None:
-        return np.searchsorted(decomposition.bounds[at], cells, side="right") - 1
-    base, extra = divmod(
-        decomposition.shape[decomposition.split[at]], decomposition.grid[at]
-    )  # as dmr.split_range
-    fat = extra * (base + 1)
-    return np.where(cells < fat, cells // (base + 1), extra + (cells - fat) // max(1, base))
-
-
-def _count(part: Array) -> npt.NDArray[np.int64]:
-    return np.array([len(part)], np.int64)
+    parts = [decomposition.part_with(at, index) for at, index in enumerate(cells)]
+    return decomposition.rank_at(parts)
 
 
 def _bytes(values: Array) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
 
-# --- how much goes to whom, where only the senders know -----------------------------------------
+def _chunks(part: Array) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yield the bytes of contiguous items, a message at a time."""
+    data = _bytes(part)
+    for at in range(0, data.size, CHUNK_BYTES):
+        yield data[at : at + CHUNK_BYTES]
+
+
+# --- how many items go to which rank, where only the senders know -------------------------------
 #
-# A rank tells those it has something for, by synchronous sends, and enters a barrier that does not
-# block once they have heard it; a rank that is through the barrier knows all that will come
+# A rank announces its items by synchronous sends to their owners and enters a barrier that does not
+# block once these have arrived; a rank that is through the barrier has all announcements
 # (T. Hoefler, C. Siebert, A. Lumsdaine, "Scalable communication protocols for dynamic sparse data
 # exchange", PPoPP 2010, algorithm 2). So a rank sends as many messages as it has receivers, and the
 # logarithm of the number of ranks for the barrier.
@@ -367,13 +341,13 @@ _rounds: list[int] = []
 
 
 class Announcements:
-    """One round of it, among all ranks of a communicator (an inter-communicator's on both sides).
+    """One round, among all ranks of a communicator (an inter-communicator's on both sides).
 
     Args:
-        leaving: how much this rank has for others, by their rank; what is 0 is left out.
+        leaving: how many items this rank has for others, by their rank; 0 is left out.
 
     Attributes:
-        arriving: how much others have for this rank, by theirs; whole once it is ``done``.
+        arriving: how many items others have for this rank, by theirs; complete once ``done``.
     """
 
     def __init__(self, comm: MPI.Comm, leaving: Mapping[int, int]) -> None:
@@ -381,8 +355,8 @@ class Announcements:
         self.arriving: dict[int, int] = {}
         self.done = False
 
-    def steps(self) -> Steps:
-        """Go through the round; yield what has to be waited for."""
+    def steps(self) -> Steps[None]:
+        """Go through the round; yield what it waits for."""
         # A rank may be a round ahead of another, and no more: two tags are enough.
         tag = tags.COUNT + _next_round(self._comm) % 2
         with Pending() as pending:
@@ -390,21 +364,19 @@ class Announcements:
                 if count:
                     number = np.array([count], np.int64)
                     pending.add(self._comm.Issend(number, peer, tag), number)
-            while len(pending):
-                for wait in pending.oldest():
-                    yield self._hearing(wait, tag)
+            for wait in pending.all():
+                yield self._receiving(wait, tag)
             pending.add(self._comm.Ibarrier(), np.empty(0, np.uint8))
-            for wait in pending.oldest():
-                yield self._hearing(wait, tag)
+            for wait in pending.all():
+                yield self._receiving(wait, tag)
         self.done = True
 
-    def _hearing(self, wait: Wait, tag: int) -> Wait:
-        """Return a wait during which announcements are heard."""
+    def _receiving(self, wait: Wait, tag: int) -> Wait:
+        """Return a wait during which announcements are received."""
 
         def poll() -> bool:
-            status = MPI.Status()
+            status, number = MPI.Status(), np.empty(1, np.int64)
             while self._comm.Iprobe(MPI.ANY_SOURCE, tag, status):
-                number = np.empty(1, np.int64)
                 self._comm.Recv(number, status.Get_source(), tag)
                 self.arriving[status.Get_source()] = int(number[0])
             return wait()

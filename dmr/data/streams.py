@@ -2,13 +2,13 @@
 
 A piece that spans both blocks but for their slowest axis in memory lies there without gaps and in
 the same order on both sides: it goes from storage to storage with nothing packed (its rows bring
-their halo and padding along, which is cheaper than leaving them out). The two ranks exchange
-how their blocks lie in memory before. Every other piece is packed
+their halo and padding along, which is cheaper than leaving them out). Every other piece is packed
 into a host buffer and unpacked from one, so the extra memory of a rank is a few chunks, not a
 copy of the field. One hash runs over each stream of chunks from a sender to a receiver.
 
-Of a long piece that goes from storage to storage within a node the receiver reads the sender's
-memory itself, while the sender hashes it and waits.
+Two ranks first exchange how their blocks lie in memory. Of a long piece that goes from storage to
+storage within a node the receiver then reads the sender's memory itself, while the sender hashes
+it and waits.
 
 Senders go through receivers in rising order and receivers through senders likewise, so the
 smallest unfinished (sender, receiver) pair is always at the head of both: no deadlock for any
@@ -21,26 +21,28 @@ import contextlib
 import ctypes
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from mpi4py import MPI
 
 from dmr.data.decomposition import (
     Box,
     Decomposition,
     Halo,
     MemoryLayout,
+    Transfer,
     chunks,
     common_edges,
     transfers,
 )
+from dmr.data.distributed import Distributed, Steps, T, Wait
 from dmr.errors import TransferError
-from dmr.system import libc
 from dmr.wire import tags
 from dmr.wire.ranks import Check, wait_until
 
@@ -56,154 +58,107 @@ WINDOW = 2
 DIGEST_BYTES = 8
 
 LEAST_READ_BYTES = 4 << 20
-"""A piece of less goes by messages: to offer it takes as long."""
+"""A smaller piece goes by messages: the offer takes as long as the piece."""
 
 SHARED_BYTES = 1 << 28
 """Of one message to the ranks of a node."""
 
 Buffer = npt.NDArray[Any]
 
-Wait = Callable[[], bool]
-"""Returns whether what a step of a transfer waits for has happened."""
-
-Steps = Generator[Wait, None, None]
-"""A transfer under way: yields what has to be waited for before it can go on."""
+Words = npt.NDArray[np.int64]
 
 
-class Distributed(Protocol):
-    """What a resize needs of distributed data: a field (:class:`dmr.Field`), or a list."""
+class CellBlock(Distributed, Protocol):
+    """One rank's block of cells (:class:`dmr.Field`)."""
 
-    def sending(
-        self, comm: MPI.Comm, new: Decomposition, sent: list[int], *, on_host: bool
-    ) -> Steps:
-        """Send this rank's part to its owners in a new decomposition; add the bytes to ``sent``."""
-
-    def receiving(
-        self, comm: MPI.Comm, old: Decomposition, broken: list[Box], *, on_host: bool
-    ) -> Steps:
-        """Fill this rank's part from its old owners; add to ``broken`` what has another hash."""
-
-
-class CellBlock(Protocol):
-    """What is to be known of one rank's block of cells (:class:`dmr.Field`)."""
-
-    decomposition: Decomposition
-    rank: int
     box: Box
     memory_layout: MemoryLayout
-    storage: Any
 
-    @property
-    def edges(self) -> Halo:
-        """Cells of the halo at the edge of the domain that are transferred, or ()."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of a cell."""
-
-    @property
-    def on_host(self) -> bool:
-        """Whether the storage lies in host memory."""
-
-    def pack(self, box: Box) -> npt.NDArray[Any]:
+    def pack(self, box: Box) -> Buffer:
         """Return a contiguous host copy of the cells of ``box``."""
 
-    def unpack(self, box: Box, values: npt.NDArray[Any]) -> None:
+    def unpack(self, box: Box, values: Buffer) -> None:
         """Set the cells of ``box``."""
 
 
-@dataclass(frozen=True)
-class Stream:
-    """What one rank sends another of one field: boxes in order, then their common hash.
+def sending(comm: MPI.Comm, block: CellBlock, new: Decomposition, *, on_host: bool) -> Steps[int]:
+    """Send a block to its owners in another decomposition; return the bytes of interior sent.
 
-    Attributes:
-        direct: whether the boxes go from storage to storage, without packing.
-        offered: whether the receiver is asked to read the sender's memory.
+    Where both worlds have one communicator (merge), what stays on this rank is left out.
     """
-
-    peer: int
-    boxes: tuple[Box, ...]
-    direct: bool
-    offered: bool
-
-
-Form = npt.NDArray[np.int64]
-"""How a block lies in memory: its edges; halo, order and layer of storage (see :func:`form_of`)."""
-
-
-def form_of(block: CellBlock) -> Form:
-    """Return what the other rank of a stream needs to know of a block, a row for each axis."""
-    axes = len(block.box.shape)
-    edges = block.edges or ((0, 0),) * axes
-    layer = (0, *block.storage.shape[1:])
-    rows = zip(edges, block.memory_layout.halo, block.memory_layout.order, layer, strict=True)
-    return np.array([(*edge, *halo, at, cells) for edge, halo, at, cells in rows], np.int64)
-
-
-def streams(
-    block: CellBlock,
-    other: Decomposition,
-    forms: Mapping[int, Form] | None = None,
-    *,
-    on_host: bool,
-    sending: bool = True,
-) -> list[Stream]:
-    """Return what this rank exchanges with each rank of ``other``; both sides cut alike.
-
-    Args:
-        forms: those of the ranks of ``other``; by default they are as this block's.
-    """
-    found = []
-    mine = form_of(block)
-    for transfer in transfers(block.decomposition, block.rank, other, sending=sending):
-        form = (forms or {}).get(transfer.peer, mine)
-        direct = (
-            on_host
-            and _aligned(block, other.box(transfer.peer), transfer.box)
-            and _lie_alike(block, mine, form)
-        )
-        edges = common_edges(_edges_of(mine), _edges_of(form))
-        box = block.decomposition.widened(transfer.box, edges)
-        boxes = (
-            _slabs(block, box) if direct else tuple(chunks(box, block.dtype.itemsize, CHUNK_BYTES))
-        )
-        long = box.size * block.dtype.itemsize >= LEAST_READ_BYTES
-        found.append(Stream(transfer.peer, boxes, direct, direct and long))
-    return found
-
-
-def _edges_of(form: Form) -> Halo:
-    return tuple((int(low), int(high)) for low, high in form[:, :2])
-
-
-def _lie_alike(block: CellBlock, mine: Form, form: Form) -> bool:
-    """Return whether layers along the slowest axis lie alike in two blocks."""
-    others = [axis for axis in range(len(mine)) if axis != block.memory_layout.order[0]]
-    halos = np.array_equal(mine[others, 2:4], form[others, 2:4])
-    return halos and np.array_equal(mine[:, 4:], form[:, 4:])
-
-
-def _meet(
-    comm: MPI.Comm, block: CellBlock, other: Decomposition, *, on_host: bool, sending: bool
-) -> Generator[Wait, None, list[Stream]]:
-    """Return the streams to other ranks, once they have exchanged how their blocks lie."""
-    peers = [
-        one.peer
-        for one in transfers(block.decomposition, block.rank, other, sending=sending)
-        if not is_self(comm, one.peer, block.rank)
-    ]
-    mine = form_of(block)
-    forms = {peer: np.empty_like(mine) for peer in peers}
-    own, theirs = tags.OLD_FORM, tags.NEW_FORM
-    if not sending:
-        own, theirs = theirs, own
+    plan = yield from _meet(comm, block, new, on_host=on_host, sending=True)
     with Pending() as pending:
-        for peer, form in forms.items():
-            pending.add(comm.Irecv(form, source=peer, tag=theirs), form)
-            pending.add(comm.Isend(mine, dest=peer, tag=own), mine)
+        answers = {stream.peer: np.zeros(1, np.uint8) for stream in plan if stream.offered}
+        for peer, answer in answers.items():
+            pending.add(comm.Irecv(answer, source=peer, tag=tags.ANSWER), answer)
         yield from pending.all()
-    found = streams(block, other, forms, on_host=on_host, sending=sending)
-    return [stream for stream in found if stream.peer in forms]
+        for stream in plan:
+            bytes_of = _slab if stream.direct else _packed
+            pieces = (bytes_of(block, box) for box in stream.boxes)
+            if stream.offered and answers[stream.peer][0]:
+                digest = xxhash.xxh3_64()
+                for values in pieces:
+                    digest.update(values.data)
+                send_digest(comm, stream.peer, digest, pending)
+                read = np.empty(1, np.uint8)  # until then this rank's memory must stay as it is
+                pending.add(comm.Irecv(read, source=stream.peer, tag=tags.READ), read)
+            else:
+                yield from send_chunks(comm, stream.peer, pieces, pending)
+        yield from pending.all()
+    cells = sum(box.size for stream in plan for box in stream.boxes)
+    return cells * block.dtype.itemsize
+
+
+def receiving(
+    comm: MPI.Comm, block: CellBlock, old: Decomposition, *, on_host: bool
+) -> Steps[bool]:
+    """Fill a block from its owners in another decomposition; return whether every hash agrees.
+
+    Raises:
+        TransferError: a sender whose memory is being read is gone.
+    """
+    plan = yield from _meet(comm, block, old, on_host=on_host, sending=False)
+    reads = {stream.peer: readable(stream.memory) for stream in plan if stream.offered}
+    with Pending() as pending:
+        for peer, can_read in reads.items():
+            answer = np.array([can_read], np.uint8)
+            pending.add(comm.Isend(answer, dest=peer, tag=tags.ANSWER), answer)
+        yield from pending.all()
+    intact = True
+    for stream in plan:
+        if reads.get(stream.peer):
+            intact &= yield from _read(comm, block, stream)
+            continue
+        room = _slab if stream.direct else _buffer
+        unpack = None if stream.direct else partial(_unpack, block, iter(stream.boxes))
+        rooms = (room(block, box) for box in stream.boxes)
+        intact &= yield from receive_chunks(comm, stream.peer, rooms, unpack)
+    return intact
+
+
+def _read(comm: MPI.Comm, block: CellBlock, stream: Stream) -> Steps[bool]:
+    """Read the pieces of a stream from the sender's memory; return whether their hash agrees."""
+    from dmr.system import libc
+
+    digest = xxhash.xxh3_64()
+    pid, _, _, address = map(int, stream.memory)
+    for box in stream.boxes:
+        values = _slab(block, box)
+        count = libc.read_memory(pid, address, values)
+        if count != values.nbytes:
+            why = os.strerror(ctypes.get_errno()) if count < 0 else f"{count}"
+            raise TransferError(f"expected {values.nbytes} bytes of process {pid}, got {why}")
+        address += count
+        digest.update(values.data)
+        yield lambda: True  # so that other transfers go on as well
+    with Pending() as pending:
+        read = np.ones(1, np.uint8)
+        pending.add(comm.Isend(read, dest=stream.peer, tag=tags.READ), read)
+        yield from pending.all()
+        return (yield from digest_agrees(comm, stream.peer, digest, pending))
+
+
+# --- chunks of bytes, then their hash -----------------------------------------------------------
 
 
 class Pending:
@@ -226,13 +181,13 @@ class Pending:
         """Note a message that has been started."""
         self._messages.append((request, buffer))
 
-    def oldest(self) -> Steps:
-        """Yield what the oldest waits for, then forget it."""
+    def oldest(self) -> Steps[Buffer]:
+        """Wait for the oldest message; return its memory."""
         yield self._messages[0][0].Test
-        self._messages.popleft()
+        return self._messages.popleft()[1]
 
-    def all(self) -> Steps:
-        """Yield what all of them wait for, then forget them."""
+    def all(self) -> Steps[None]:
+        """Wait for all messages."""
         yield lambda: all(request.Test() for request, _ in self._messages)
         self._messages.clear()
 
@@ -243,130 +198,167 @@ class Pending:
         self._abandoned.extend(self._messages)
 
 
-def sending(
-    comm: MPI.Comm, block: CellBlock, new: Decomposition, sent: list[int], *, on_host: bool
-) -> Steps:
-    """Send a block to its owners in another decomposition; yield what has to be waited for.
-
-    The bytes of interior sent are added to ``sent``. Where both worlds have one communicator
-    (merge), what stays on this rank is left out.
-    """
-    plan = yield from _meet(comm, block, new, on_host=on_host, sending=True)
-    with Pending() as pending:
-        read: set[int] = set()
-        yield from _offer(comm, block, plan, read)
-        for stream in plan:
-            digest = xxhash.xxh3_64()
-            for box in stream.boxes:
-                values = _slab(block, box) if stream.direct else _packed(block, box)
-                if stream.peer not in read:
-                    pending.add(comm.Isend(values, dest=stream.peer, tag=tags.CHUNK), values)
-                digest.update(values.data)
-                sent.append(box.size * block.dtype.itemsize)
-                if len(pending) >= WINDOW:
-                    yield from pending.oldest()
-            word = np.frombuffer(digest.digest(), np.uint8)
-            pending.add(comm.Isend(word, dest=stream.peer, tag=tags.DIGEST), word)
-            if stream.peer in read:  # until then this rank's memory must stay as it is
-                word = np.empty(1, np.uint8)
-                pending.add(comm.Irecv(word, source=stream.peer, tag=tags.READ), word)
-        while len(pending):
+def send_chunks(
+    comm: MPI.Comm, peer: int, pieces: Iterable[Buffer], pending: Pending
+) -> Steps[None]:
+    """Send pieces, then their hash, which may still be pending then."""
+    digest = xxhash.xxh3_64()
+    for values in pieces:
+        pending.add(comm.Isend(values, dest=peer, tag=tags.CHUNK), values)
+        digest.update(values.data)
+        if len(pending) >= WINDOW:
             yield from pending.oldest()
+    send_digest(comm, peer, digest, pending)
 
 
-def _offer(comm: MPI.Comm, block: CellBlock, plan: Sequence[Stream], read: set[int]) -> Steps:
-    """Offer receivers this rank's memory to read; note those that will."""
-    with Pending() as pending:
-        answers = {}
-        for stream in plan:
-            if stream.offered:
-                words = offer(_slab(block, stream.boxes[0]))
-                pending.add(comm.Isend(words, dest=stream.peer, tag=tags.OFFER), words)
-                answers[stream.peer] = word = np.zeros(1, np.uint8)
-                pending.add(comm.Irecv(word, source=stream.peer, tag=tags.ANSWER), word)
-        while len(pending):
-            yield from pending.oldest()
-    read |= {peer for peer, word in answers.items() if word[0]}
+def send_digest(comm: MPI.Comm, peer: int, digest: Any, pending: Pending) -> None:
+    """Start the message with a hash."""
+    word = np.frombuffer(digest.digest(), np.uint8)
+    pending.add(comm.Isend(word, dest=peer, tag=tags.DIGEST), word)
 
 
-def _accept(comm: MPI.Comm, plan: Sequence[Stream], readers: dict[int, Reader]) -> Steps:
-    """Answer the senders' offers; note those whose memory can be read."""
-    with Pending() as pending:
-        for stream in plan:
-            if stream.offered:
-                words = np.empty(OFFER_WORDS, np.uint64)
-                pending.add(comm.Irecv(words, source=stream.peer, tag=tags.OFFER), words)
-                yield from pending.oldest()
-                reader = reader_of(words)
-                if reader is not None:
-                    readers[stream.peer] = reader
-                word = np.array([reader is not None], np.uint8)
-                pending.add(comm.Isend(word, dest=stream.peer, tag=tags.ANSWER), word)
-                yield from pending.oldest()
+def receive_chunks(
+    comm: MPI.Comm,
+    peer: int,
+    rooms: Iterable[Buffer],
+    arrived: Callable[[Buffer], None] | None = None,
+) -> Steps[bool]:
+    """Receive a chunk into every room, then their hash; return whether it agrees.
 
-
-def receiving(
-    comm: MPI.Comm, block: CellBlock, old: Decomposition, broken: list[Box], *, on_host: bool
-) -> Steps:
-    """Fill a block from its owners in another decomposition; yield what has to be waited for.
-
-    A stream whose hash does not agree is added to ``broken``.
-
-    Raises:
-        TransferError: a sender whose memory is being read is gone.
+    Args:
+        arrived: called with every room once it is filled.
     """
-    plan = yield from _meet(comm, block, old, on_host=on_host, sending=False)
-    readers: dict[int, Reader] = {}
-    yield from _accept(comm, plan, readers)
-    posted: deque[tuple[Box, Buffer]] = deque()
-    pieces = ((each, box) for each in plan if each.peer not in readers for box in each.boxes)
-    with Pending() as pending, Pending() as words:
-
-        def post() -> None:
-            while len(posted) < WINDOW and (piece := next(pieces, None)) is not None:
-                stream, box = piece
-                into = _slab(block, box) if stream.direct else _buffer(block, box)
-                pending.add(comm.Irecv(into, source=stream.peer, tag=tags.CHUNK), into)
-                posted.append((box, into))
-
-        for stream in plan:
-            digest, reader = xxhash.xxh3_64(), readers.get(stream.peer)
-            for box in stream.boxes:
-                post()
-                if reader is not None:
-                    values = _slab(block, box)
-                    reader.fill(values)
-                    digest.update(values.data)
-                    yield _at_once
-                    continue
-                yield from pending.oldest()
-                _, values = posted.popleft()
-                post()
-                digest.update(values.data)
-                if not stream.direct:
-                    block.unpack(box, values.view(block.dtype).reshape(box.shape))
-            if reader is not None:
-                words.add(comm.Isend(read := np.ones(1, np.uint8), stream.peer, tags.READ), read)
-                yield from words.oldest()
-            word = np.empty(DIGEST_BYTES, np.uint8)
-            words.add(comm.Irecv(word, source=stream.peer, tag=tags.DIGEST), word)
-            yield from words.oldest()
-            if word.tobytes() != digest.digest():
-                broken.append(stream.boxes[0])
+    digest, rooms = xxhash.xxh3_64(), iter(rooms)
+    with Pending() as pending:
+        while True:
+            for room in islice(rooms, WINDOW - len(pending)):
+                pending.add(comm.Irecv(room, source=peer, tag=tags.CHUNK), room)
+            if not len(pending):
+                return (yield from digest_agrees(comm, peer, digest, pending))
+            values = yield from pending.oldest()
+            digest.update(values.data)
+            if arrived is not None:
+                arrived(values)
 
 
-def _at_once() -> bool:
-    """Wait for nothing, so that other transfers go on as well."""
-    return True
+def digest_agrees(comm: MPI.Comm, peer: int, digest: Any, pending: Pending) -> Steps[bool]:
+    """Receive the sender's hash; return whether it is this one."""
+    word = np.empty(DIGEST_BYTES, np.uint8)
+    pending.add(comm.Irecv(word, source=peer, tag=tags.DIGEST), word)
+    yield from pending.oldest()
+    return bool(word.tobytes() == digest.digest())
 
 
-def is_self(comm: MPI.Comm, peer: int, rank: int) -> bool:
-    """Return whether a peer is this very rank, as it may be where a world is not replaced."""
-    return peer == rank and not comm.Is_inter()
+# --- what goes to which rank, and how -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What one rank sends another of one field: boxes in order, then their common hash.
+
+    Attributes:
+        direct: whether the boxes go from storage to storage, without packing.
+        offered: whether the receiver may read the sender's memory.
+        memory: what :func:`offer` returns of the sender's memory where the boxes begin; the
+            receiver reads it.
+    """
+
+    peer: int
+    boxes: tuple[Box, ...]
+    direct: bool
+    offered: bool
+    memory: Words
+
+
+class Form:
+    """How a block lies in memory, as the ranks of two worlds exchange it.
+
+    Attributes:
+        words: the message.
+        rows: for every axis its edges and halo, below and above; the axis at this place of the
+            order of storage, and the items of a layer of storage there (0 for the slowest).
+        memory: what :func:`offer` returns of the storage.
+    """
+
+    def __init__(self, words: Words) -> None:
+        self.words = words
+        self.rows, self.memory = words[:-OFFER_WORDS].reshape(-1, 6), words[-OFFER_WORDS:]
+
+    @classmethod
+    def of(cls, block: CellBlock) -> Form:
+        """Return the form of a block."""
+        layout = block.memory_layout
+        edges = block.edges or ((0, 0),) * len(layout.halo)
+        layer = (0, *block.storage.shape[1:])
+        rows = zip(edges, layout.halo, layout.order, layer, strict=True)
+        words = np.array([(*edge, *halo, at, n) for edge, halo, at, n in rows], np.int64)
+        address = block.storage.ctypes.data if block.on_host else 0
+        return cls(np.concatenate([words.reshape(-1), offer(address)]))
+
+    @property
+    def edges(self) -> Halo:
+        """Cells of the halo at the edge of the domain that are transferred."""
+        return tuple((int(low), int(high)) for low, high in self.rows[:, :2])
+
+    def alike(self, other: Form) -> bool:
+        """Return whether layers along the slowest axis lie alike in two blocks."""
+        halos_differ = (self.rows[:, 2:4] != other.rows[:, 2:4]).any(axis=1)
+        halos_differ[self.rows[0, 4]] = False
+        return not halos_differ.any() and np.array_equal(self.rows[:, 4:], other.rows[:, 4:])
+
+
+def _meet(
+    comm: MPI.Comm, block: CellBlock, other: Decomposition, *, on_host: bool, sending: bool
+) -> Steps[list[Stream]]:
+    """Return the streams to or from other ranks, once they have exchanged how their blocks lie."""
+    shared = [
+        one
+        for one in transfers(block.decomposition, block.rank, other, sending=sending)
+        if one.peer != block.rank or comm.Is_inter()
+    ]
+    mine = Form.of(block)
+    forms = {one.peer: Form(np.empty_like(mine.words)) for one in shared}
+    own, theirs = tags.OLD_FORM, tags.NEW_FORM
+    if not sending:
+        own, theirs = theirs, own
+    with Pending() as pending:
+        for peer, form in forms.items():
+            pending.add(comm.Irecv(form.words, source=peer, tag=theirs), form.words)
+            pending.add(comm.Isend(mine.words, dest=peer, tag=own), mine.words)
+        yield from pending.all()
+    return [_stream(block, other, one, mine, forms[one.peer], on_host) for one in shared]
+
+
+def _stream(
+    block: CellBlock,
+    other: Decomposition,
+    transfer: Transfer,
+    mine: Form,
+    form: Form,
+    on_host: bool,
+) -> Stream:
+    """Return the stream to or from a rank of ``other``; both sides cut alike."""
+    theirs, slowest = other.box(transfer.peer), block.memory_layout.order[0]
+    box = block.decomposition.widened(transfer.box, common_edges(mine.edges, form.edges))
+    if not (on_host and _aligned(block, theirs, transfer.box) and mine.alike(form)):
+        boxes = tuple(chunks(box, block.dtype.itemsize, CHUNK_BYTES))
+        return Stream(transfer.peer, boxes, False, False, form.memory)
+    layer_bytes = block.storage[0].nbytes
+    boxes = tuple(box.layers(slowest, max(1, CHUNK_BYTES // layer_bytes)))
+    memory = form.memory.copy()
+    layers = box.start[slowest] - theirs.start[slowest] + form.rows[slowest, 2]
+    memory[-1] += layers * layer_bytes
+    long = box.size * block.dtype.itemsize >= LEAST_READ_BYTES
+    return Stream(transfer.peer, boxes, True, long, memory)
 
 
 def _packed(block: CellBlock, box: Box) -> Buffer:
     return block.pack(box).reshape(-1).view(np.uint8)
+
+
+def _unpack(block: CellBlock, boxes: Iterator[Box], values: Buffer) -> None:
+    box = next(boxes)
+    block.unpack(box, values.view(block.dtype).reshape(box.shape))
 
 
 def _buffer(block: CellBlock, box: Box) -> Buffer:
@@ -385,84 +377,48 @@ def _aligned(block: CellBlock, other: Box, box: Box) -> bool:
     )
 
 
-def _slabs(block: CellBlock, box: Box) -> tuple[Box, ...]:
-    """Cut a box along the slowest axis in memory, into about ``CHUNK_BYTES`` of storage each."""
-    axis = block.memory_layout.order[0]
-    layer = block.storage[0].nbytes
-    step = max(1, CHUNK_BYTES // layer)
-    return tuple(
-        Box(
-            (*box.start[:axis], at, *box.start[axis + 1 :]),
-            (*box.stop[:axis], min(at + step, box.stop[axis]), *box.stop[axis + 1 :]),
-        )
-        for at in range(box.start[axis], box.stop[axis], step)
-    )
-
-
 def _slab(block: CellBlock, box: Box) -> Buffer:
     """Return the storage of some layers along the slowest axis, as bytes, without a copy."""
     axis = block.memory_layout.order[0]
     shift = block.memory_layout.halo[axis][0] - block.box.start[axis]
     layers = block.storage[box.start[axis] + shift : box.stop[axis] + shift]
-    found: Buffer = layers.reshape(-1).view(np.uint8)
-    return found
+    values: Buffer = layers.reshape(-1).view(np.uint8)
+    return values
 
 
 # --- memory of another rank on this node --------------------------------------------------------
 #
-# Messages take a handshake each, between ranks that may share a core. Here the receiver reads what
-# it needs by itself (Linux: ``process_vm_readv``). Where the kernel does not allow it (another
-# node, another user, Yama's ``ptrace_scope``, no Linux) an offer is declined, and the data goes by
-# messages.
-
-Words = npt.NDArray[np.uint64]
+# Where the kernel does not allow it (another node, another user, Yama's ``ptrace_scope``, no Linux)
+# the receiver declines, and the data goes by messages.
 
 OFFER_WORDS = 4
 
-_token: Words = np.frombuffer(os.urandom(8), np.uint64)
+_token: Words = np.frombuffer(os.urandom(8), np.int64)
 """Tells this process's memory from that of a process of the same number on another node."""
 
 
-def offer(first: Buffer) -> Words:
-    """Return what another rank needs to read this one's memory from the start of ``first`` on."""
-    words = (os.getpid(), _token.ctypes.data, int(_token[0]), first.ctypes.data)
-    return np.array(words, np.uint64)
+def offer(address: int) -> Words:
+    """Return what another rank needs to read this one's memory from an address on."""
+    return np.array([os.getpid(), _token.ctypes.data, int(_token[0]), address], np.int64)
 
 
-@dataclass
-class Reader:
-    """Reads a stretch of another rank's memory from its beginning on."""
+def readable(memory: Words) -> bool:
+    """Return whether memory that another rank offers can be read from here."""
+    from dmr.system import libc
 
-    pid: int
-    address: int
-
-    def fill(self, into: Buffer) -> None:
-        """Read as many bytes as a buffer has, and go on from there the next time.
-
-        Raises:
-            TransferError: the other rank is gone, or its memory is.
-        """
-        count = libc.read_memory(self.pid, self.address, into)
-        if count != into.nbytes:
-            why = os.strerror(ctypes.get_errno()) if count < 0 else f"{count}"
-            raise TransferError(f"expected {into.nbytes} bytes of process {self.pid}, got {why}")
-        self.address += into.nbytes
-
-
-def reader_of(offered: Words) -> Reader | None:
-    """Return a reader, None if the memory that is offered cannot be read from here."""
-    pid, at, token, address = map(int, offered)
-    found = np.zeros(1, np.uint64)
-    if libc.read_memory(pid, at, found) != found.nbytes or int(found[0]) != token:
-        return None
-    return Reader(pid, address)
+    pid, at, token, _ = map(int, memory)
+    here = np.zeros(1, np.int64)
+    return libc.read_memory(pid, at, here) == here.nbytes and int(here[0]) == token
 
 
 # --- transfers, run to their ends ---------------------------------------------------------------
 
 
-def drive(transfers: Sequence[Steps], check: Check | None = None) -> None:
-    """Run transfers to their ends, whichever can go on; ``check`` may raise meanwhile.
+def drive(transfers: Sequence[Steps[T]], check: Check | None = None) -> list[T]:
+    """Run transfers to their ends, whichever can go on; return their results.
+
+    Args:
+        check: called meanwhile; it may raise.
 
     Raises:
         TransferError: there is no memory to pack, or to receive into.
@@ -471,78 +427,41 @@ def drive(transfers: Sequence[Steps], check: Check | None = None) -> None:
         for one in transfers:
             stack.callback(one.close)
         try:
-            _drive(transfers, check)
+            return _drive(transfers, check)
         except MemoryError as error:
             detail = f": {error}" if str(error) else ""
             raise TransferError(f"not enough memory to move the data{detail}") from error
 
 
-def _drive(transfers: Sequence[Steps], check: Check | None) -> None:
-    under_way = [(one, wait) for one in transfers if (wait := next(one, None)) is not None]
+def _drive(transfers: Sequence[Steps[T]], check: Check | None) -> list[T]:
+    results: dict[int, T] = {}
+    waits: dict[int, Wait] = {}
 
-    def advance() -> bool:
-        moved = False
-        for at, (one, wait) in reversed(list(enumerate(under_way))):
-            if wait():
-                moved = True
-                following = next(one, None)
-                if following is None:
-                    del under_way[at]
-                else:
-                    under_way[at] = one, following
-        return moved
+    def advance(at: int) -> None:
+        try:
+            waits[at] = next(transfers[at])
+        except StopIteration as end:
+            waits.pop(at, None)
+            results[at] = end.value
 
-    while under_way:
-        wait_until(advance, check)
+    def advance_any() -> bool:
+        ready = [at for at, wait in waits.items() if wait()]
+        for at in ready:
+            advance(at)
+        return bool(ready)
 
-
-def send(
-    comm: MPI.Comm,
-    part: Distributed,
-    new: Decomposition,
-    *,
-    on_host: bool = False,
-    check: Check | None = None,
-) -> int:
-    """Send this rank's part to its owners in the new world; return the bytes of it.
-
-    Args:
-        on_host: whether the data of both worlds lies in host memory, so that MPI may use it in
-            place.
-
-    Raises:
-        TransferError: memory is short, or nobody knows where list items belong.
-    """
-    sent: list[int] = []
-    drive([part.sending(comm, new, sent, on_host=on_host)], check)
-    return sum(sent)
-
-
-def receive(
-    comm: MPI.Comm,
-    part: Distributed,
-    old: Decomposition,
-    *,
-    on_host: bool = False,
-    check: Check | None = None,
-) -> bool:
-    """Fill this rank's part from the old world; return whether every hash agreed.
-
-    Raises:
-        TransferError: memory is short.
-    """
-    broken: list[Box] = []
-    drive([part.receiving(comm, old, broken, on_host=on_host)], check)
-    return not broken
+    for at in range(len(transfers)):
+        advance(at)
+    while waits:
+        wait_until(advance_any, check)
+    return [results[at] for at in range(len(transfers))]
 
 
 def share(node: MPI.Intracomm, block: CellBlock, check: Check | None = None) -> None:
     """Fill a block that every rank has whole from the one of a node's first rank (collective)."""
-    if block.on_host:
-        cells = block.storage.reshape(-1).view(np.uint8)
-    else:
-        cells = block.pack(block.box).reshape(-1).view(np.uint8)
+    direct = block.on_host
+    cells = (block.storage if direct else block.pack(block.box)).reshape(-1).view(np.uint8)
     for start in range(0, cells.size, SHARED_BYTES):
         wait_until(node.Ibcast(cells[start : start + SHARED_BYTES]).Test, check)
-    if not block.on_host and node.rank:
+    if not direct and node.rank:
         block.unpack(block.box, cells.view(block.dtype).reshape(block.box.shape))

@@ -1,24 +1,28 @@
-"""The functions of Linux's C library that Python does not offer; elsewhere they do nothing."""
+"""Functions of Linux's C library that Python does not offer; elsewhere they do nothing.
+
+No other module loads the library. What a function saves is measured by ``dmr bench``, with and
+without it by turns, on a virtual machine of two cores that other work kept busy.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import mmap
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 LEAST_BYTES = 16 << 20
-"""A smaller array is neither touched beforehand nor given back: it costs more than it saves."""
+"""A smaller array is not touched beforehand by a thread (:class:`dmr.resize.merge.NewBlocks`).
+
+The move of a merge of 256 MiB from 1 to 2 ranks took 0.37 s (0.22 to 0.93), without the thread
+1.3 s (0.25 to 2.9): medians and ranges of six turns.
+"""
 
 TOUCHED_BYTES = 16 << 20
-"""Bytes touched at a time by a thread that may be asked to stop."""
+"""Bytes touched at a time by a thread that another may stop."""
 
 SYNC_FILE_RANGE_WRITE = 2
-SYNC_FILE_RANGE_ALL = 7
-"""Wait for what is under way, write, and wait for that."""
 
 
 class _Range(ctypes.Structure):
@@ -38,27 +42,13 @@ def _function(name: str, *arguments: Any, result: Any = ctypes.c_int) -> Any:
     return function
 
 
-def give_back(memory: npt.NDArray[np.uint8]) -> int:
-    """Give whole pages of memory that is no longer needed to the system; return their bytes.
-
-    They read as zeros from then on. Less than ``LEAST_BYTES`` is kept, and all of it where the
-    system cannot take it.
-
-    Args:
-        memory: bytes, contiguous, in use nowhere else.
-    """
-    start = -(-memory.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
-    size = (memory.ctypes.data + memory.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
-    madvise = _function("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    if madvise is None or not hasattr(mmap, "MADV_DONTNEED") or size < LEAST_BYTES:
-        return 0
-    return 0 if madvise(start, size, mmap.MADV_DONTNEED) else size
-
-
 def read_memory(pid: int, address: int, into: npt.NDArray[Any]) -> int:
     """Fill a buffer from the memory of a process; return the bytes that were read, -1 for none.
 
     The kernel refuses it for a process of another user, and under Yama's ``ptrace_scope``.
+
+    The move of a warm resize of 256 MiB from 1 to 2 ranks took 95 ms (57 to 256), by messages
+    between the same processes 439 ms (268 to 726): medians and ranges of eight turns.
     """
     ranges = (ctypes.POINTER(_Range), ctypes.c_ulong)
     kinds = (ctypes.c_int, *ranges, *ranges, ctypes.c_ulong)
@@ -69,12 +59,9 @@ def read_memory(pid: int, address: int, into: npt.NDArray[Any]) -> int:
     return int(read(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0))
 
 
-def sync_file_range(handle: int, start: int, size: int, what: int) -> int | None:
-    """Have the disk begin with a stretch of a file, or end it; return 0, -1, or None for nothing.
-
-    Args:
-        what: ``SYNC_FILE_RANGE_WRITE`` or ``SYNC_FILE_RANGE_ALL``.
-    """
+def begin_writeback(handle: int) -> None:
+    """Have the disk begin to write what the system holds of a file."""
     kinds = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
     sync = _function("sync_file_range", *kinds)
-    return None if sync is None else int(sync(handle, start, size, what))
+    if sync is not None:
+        sync(handle, 0, 0, SYNC_FILE_RANGE_WRITE)

@@ -10,11 +10,10 @@ from typing import Any
 import msgspec
 
 import dmr
-from dmr.checkpoint.files import Sink
+from dmr.checkpoint.files import WriteBehindFile
 from dmr.data.gather import slabs
 from dmr.errors import words_of
 from mpdata.errors import InputError
-from mpdata.parallel import output
 from mpdata.parallel.config import RunConfig
 from mpdata.parallel.diagnostics import Diagnostics, FinalWriter
 from rms.wire.files import OutputError
@@ -87,7 +86,7 @@ def _not_finite(names: list[str], found: list[Diagnostics], when: str) -> str | 
     return None
 
 
-def _opened(run: dmr.Run, path: Path) -> Sink | None:
+def _opened(run: dmr.Run, path: Path) -> WriteBehindFile | None:
     """Open a new file, on rank 0.
 
     Raises:
@@ -96,7 +95,7 @@ def _opened(run: dmr.Run, path: Path) -> Sink | None:
     sink, problem = None, None
     if run.world.rank == 0:
         try:
-            sink = Sink(path)
+            sink = WriteBehindFile(path)
         except OSError as error:
             problem = f"cannot write {path}: {words_of(error)}"
     _raise_of_root(run, problem)
@@ -125,7 +124,7 @@ def write_json(target: str | None, run: dmr.Run, stated: dict[str, Any] | None) 
     _raise_of_root(run, problem)
 
 
-def _settle(sink: Sink, path: Path, problem: str | None) -> str | None:
+def _settle(sink: WriteBehindFile, path: Path, problem: str | None) -> str | None:
     """Put the final field in its place, or throw it away; return what is wrong."""
     part = Path(sink.name)
     sink.close()
@@ -151,6 +150,8 @@ def write_frame(config: RunConfig, run: dmr.Run, step: int, *, first: bool = Fal
     named = config.output
     if named is None or not config.output_every:
         return
+    from mpdata.parallel import output
+
     path = named.resolve()  # a link stays
     frame, sink, problem, new = None, None, None, False
     if run.world.rank == 0:
@@ -158,11 +159,11 @@ def write_frame(config: RunConfig, run: dmr.Run, step: int, *, first: bool = Fal
             new = first or not path.exists()
             if new:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                sink = Sink(path)
+                sink = WriteBehindFile(path)
                 output.create(sink, config.setup, config.dtype)
                 sink.close()
             if sink is None or sink.problem is None:
-                sink = Sink(path, "r+")
+                sink = WriteBehindFile(path, "r+")
                 frame = output.Frame(sink, step, step * run.state["scale"])
         except InputError as error:
             problem = str(error)
@@ -189,6 +190,8 @@ def write_frame(config: RunConfig, run: dmr.Run, step: int, *, first: bool = Fal
 def _describe(path: Path) -> str | None:
     """Write what is in the output file for ParaView; return what is wrong."""
     try:
+        from mpdata.parallel import output
+
         output.write_xdmf(path)
     except OSError as error:
         return f"cannot write {path.with_suffix('.xmf')}: {words_of(error)}"
@@ -210,6 +213,7 @@ def result(
         "backend": config.backend,
         "options": {
             **config.options,
+            "backend": config.backend,
             "threads": config.threads,
             "halo": config.scheme.halo,
             "overlap": config.overlap,

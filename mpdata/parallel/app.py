@@ -11,12 +11,13 @@ import numpy as np
 
 import dmr
 from dmr.data.decomposition import ALIGNMENT_BYTES
+from dmr.data.exchange import Boundary as Ends
+from dmr.data.exchange import End
 from dmr.world import grid_for
 from mpdata.backends import (
     BACKENDS,
     StepperResources,
     array_module,
-    make_halo_copier,
     make_stepper,
     make_stopwatch,
     scratch_arrays,
@@ -26,7 +27,6 @@ from mpdata.errors import InputError
 from mpdata.flow.faces import (
     MaxCourant,
     fill_faces,
-    held_bytes,
     largest,
     make_flow,
     scale_for,
@@ -35,10 +35,9 @@ from mpdata.flow.faces import (
 )
 from mpdata.flow.velocities import make_velocities, max_courant_over_time, scales_later
 from mpdata.grid import Geometry, fill_pole
-from mpdata.options import LATITUDE, polar
+from mpdata.options import LATITUDE, Boundaries, Boundary, polar
 from mpdata.parallel import answer
 from mpdata.parallel.config import RunConfig
-from mpdata.parallel.halo import HaloExchange
 from mpdata.parallel.progress import Ticker
 
 __all__ = ["Advection", "RunConfig"]
@@ -61,9 +60,9 @@ class Advection(dmr.Application):
         self._held: float | None = None
 
     def fields(self) -> Mapping[str, dmr.FieldSpec]:
-        """Every tracer: an axis of one cell has no halo; face arrays share its shape (Geometry)."""
+        """Return every tracer, with the layer more that face arrays have (Geometry)."""
         setup, halo = self.config.setup, self.config.scheme.halo
-        sides = tuple((halo, halo + 1) if n > 1 else (0, 0) for n in setup.grid)
+        sides = tuple((halo, halo) if n > 1 else (0, 0) for n in setup.grid)
         # Beyond a pole lies the other half of the circle: no rank has only a part of one.
         split = (LATITUDE,) if polar(setup.grid, setup.boundaries) else (0, 1)
         return {
@@ -72,6 +71,7 @@ class Advection(dmr.Application):
                 self.config.dtype,
                 partial(_on_box, initial),
                 halo=sides,
+                extra=1,
                 split=split,
                 xp=self.xp,
                 thinnest=halo,
@@ -115,7 +115,7 @@ class Advection(dmr.Application):
     def _set_up(self, run: dmr.Run) -> None:
         config, psi = self.config, run.fields["psi"]
         # A rank that stays has no room for what it built for the world before.
-        for name in ("flow", "stepper", "velocities", "halo", "geometry"):
+        for name in ("flow", "stepper", "velocities", "geometry"):
             self.__dict__.pop(name, None)
         self.geometry = geometry = Geometry(
             config.setup.grid,
@@ -139,9 +139,8 @@ class Advection(dmr.Application):
         self._set_up_for, self._held = psi.box, None
 
     def build(self, run: dmr.Run) -> None:
-        """Evaluate the flow on this world's block and set up scratch and communication."""
-        config, psi, comm = self.config, run.fields["psi"], run.world.comm
-        setup = config.setup
+        """Evaluate the flow on this world's block, and set up scratch and the order of a step."""
+        config, psi, setup = self.config, run.fields["psi"], self.config.setup
         if self._set_up_for != psi.box:
             self._set_up(run)
         self._set_up_for = None
@@ -152,16 +151,13 @@ class Advection(dmr.Application):
         self.velocities = _together(
             run, lambda: make_velocities(setup, geometry, self.flow, scale, psi.scratch, self._held)
         )
-        neighbours = self._neighbours(run)
-        copier = make_halo_copier(config.backend, config.dtype, messages=bool(neighbours))
-        self.halo = HaloExchange(comm, geometry, neighbours, psi.padded, copier)
         self.watch = make_stopwatch(config.backend, run.runtime.clock)
-        low, high = self.halo.ready
-        cut = 0 in self.halo.neighbours
+        self.ends = ends_of(setup.boundaries)
+        low, high = self.ready = psi.ready(self.ends)
         # On a CPU every part of a split step computes planes again that the others have: more
         # than a message takes. On a device the parts cost nothing and the copies do.
         wanted = config.overlap == "on" or (config.overlap == "auto" and self.xp is not np)
-        self.overlaps = wanted and self.stepper.splits and cut and low < high
+        self.overlaps = wanted and self.stepper.splits and 0 < high - low < geometry.interior[0]
         self.ticker = Ticker(run, self.steps(run), config.terminal if run.world.rank == 0 else None)
         if "mass_initial" not in run.state:
             run.state["mass_initial"] = [one.mass for one in answer.diagnose(config, run)]
@@ -207,14 +203,14 @@ class Advection(dmr.Application):
         # What overflows is counted and said at the end, not by a warning in every step.
         with np.errstate(over="ignore", invalid="ignore"):
             if not self.overlaps:
-                self.halo.fill(before)
+                psi.exchange(self.ends)
                 fill_pole(before, self.geometry)
                 self.stepper.advance(before, after, C)
             else:
-                low, high = self.halo.ready
-                self.halo.start(before)
+                low, high = self.ready
+                psi.start_exchange(self.ends)
                 self.stepper.advance(before, after, C, (low, high))
-                self.halo.finish()
+                psi.finish_exchange()
                 for layers in ((0, low), (high, self.geometry.interior[0])):
                     if layers[0] < layers[1]:
                         self.stepper.advance(before, after, C, layers)
@@ -238,23 +234,27 @@ class Advection(dmr.Application):
         mine = _together(run, lambda: max_courant_over_time(self.config.setup, self.geometry))
         return largest(run.world.comm.allgather(mine))
 
-    def _neighbours(self, run: dmr.Run) -> dict[int, tuple[int | None, int | None]]:
-        layout, rank = run.fields["psi"].decomposition, run.world.rank
-        found = {}
-        for axis in layout.split:
-            if layout.parts_along(axis) > 1:
-                around = self.config.setup.boundaries[axis].periodic
-                found[axis] = (
-                    layout.neighbour(rank, axis, -1, periodic=around),
-                    layout.neighbour(rank, axis, +1, periodic=around),
-                )
-        return found
-
     def _bytes(self, run: dmr.Run) -> int:
         """Return the bytes of all arrays that this rank holds."""
-        fields = sum(held_bytes(f.padded) + held_bytes(f.spare) for f in run.fields.values())
-        parts = (self.flow, self.velocities, self.stepper, self.halo)
-        return fields + sum(part.nbytes for part in parts)
+        fields: int = sum(field.nbytes for field in run.fields.values())
+        return fields + self.flow.nbytes + self.velocities.nbytes + self.stepper.nbytes
+
+
+def ends_of(boundaries: Boundaries) -> tuple[Ends, ...]:
+    """Return what lies beyond the grid along each axis, as :meth:`dmr.Field.exchange` takes it.
+
+    The exchange leaves the halo beyond a pole to :func:`mpdata.grid.fill_pole`.
+    """
+
+    def outside(end: Boundary) -> End:
+        if end.kind == "fixed":
+            return end.value
+        return None if end.kind == "pole" else "edge"
+
+    return tuple(
+        "periodic" if pair.periodic else (outside(pair.low), outside(pair.high))
+        for pair in boundaries
+    )
 
 
 def _together(run: dmr.Run, work: Callable[[], T]) -> T:

@@ -29,9 +29,9 @@ from selection import all_wide_but
 from mpdata.backends import choose_backend
 from mpdata.errors import InputError
 from mpdata.grid import Geometry, copy_layers, wrap_copies
-from mpdata.numerics.cuda import device, halo, tuning
+from mpdata.numerics.cuda import device, tuning
 from mpdata.numerics.cuda.job import GpuTile, Macros, job_type, macros, source
-from mpdata.numerics.cuda.stepper import Build, CudaStepper, scratch_of, streams
+from mpdata.numerics.cuda.stepper import Build, CudaStepper, is_streamable, scratch_of
 from mpdata.options import Scheme, parse_boundaries
 
 Triple = tuple[int, int, int]
@@ -108,7 +108,7 @@ def test_every_variant_has_the_bits_of_the_reference(
                 continue
             block = block_of(grid, scheme, boundaries, dtype)
             expected = check.after(block, check.reference(block))
-            fast = streams(scheme, len(block.geo.active))
+            fast = is_streamable(scheme, len(block.geo.active))
             variants = ("four", "fused") if fast else ("four",)
             for name in variants:
                 answer = check.after(block, stepper_on(block, build, name))
@@ -241,24 +241,6 @@ def test_what_cannot_be_is_refused() -> None:
             stepper_on(block, lambda *_: pytest.fail("built"), name)
     with pytest.raises(ValueError, match="expected tiles of more than 4 columns"):
         stepper_on(block, lambda *_: pytest.fail("built"), tile=GpuTile(4, 8))
-
-
-@needs_compiler
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
-def test_boxes_are_packed_in_axis_order_and_unpacked(dtype: str, build: Build) -> None:
-    block = block_of((9, 8, 7), Scheme(2), dtype=dtype)
-    launcher = build(halo.packing_macros(dtype), dtype)
-    where = (slice(2, 5), slice(1, 9), slice(0, 13))
-    message = halo.Message(
-        launcher, (3, 8, 13), np.zeros((3, 8, 13), dtype), np.zeros((3, 8, 13), dtype), np.copyto
-    )
-    message.pack(block.psi, where)
-    assert message.host.tobytes() == block.psi[where].tobytes()
-    target = block.allocate()
-    message.unpack(target, where)
-    expected = np.zeros_like(target)
-    expected[where] = block.psi[where]
-    assert np.array_equal(target, expected)
 
 
 def test_tuned_tiles_are_kept_by_device_and_options(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Iterator
 
@@ -11,7 +9,7 @@ import pytest
 from daemon import Rms, served
 
 PROGRAM = """
-import os, time
+import time
 from pathlib import Path
 import numpy as np
 from mpi4py import MPI
@@ -23,8 +21,7 @@ u = np.zeros(end - begin)
 with dmr.malleable(MPI.COMM_WORLD, {"u": dmr.adapt(u, (12,))}) as run:
     if run.restored:
         if MPI.COMM_WORLD.rank == 0:
-            Path("new").write_text(str(os.getpid()))
-            Path("new").rename("pid")
+            Path("new").touch()
         deadline = time.monotonic() + 300.0
         while not Path("set-up").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -40,23 +37,17 @@ def rms() -> Iterator[Rms]:
         yield opened
 
 
-def resized(rms: Rms, strategy: str) -> str:
-    """Return a job whose new ranks have taken over and still set up."""
-    for name in ("pid", "set-up"):
+@pytest.mark.parametrize("strategy", ["warm", "restart"])
+def test_a_resize_is_done_before_the_new_ranks_set_up(rms: Rms, strategy: str) -> None:
+    for name in ("new", "set-up"):
         (rms.work / name).unlink(missing_ok=True)
     (rms.work / "program.py").write_text(PROGRAM)
     options = ("--mode", "malleable", "--nodes", "1-2", "--preferred", "1")
     job = rms.submit(f"mpirun {sys.executable} program.py", *options)
     rms.running(job)
     rms.ask("resize", job, "2", "--strategy", strategy)
-    rms.until((rms.work / "pid").exists, "ranks that have taken over")
+    rms.until((rms.work / "new").exists, "ranks that have taken over")
     rms.until(lambda: rms.row(job)["resizing"] == "" and rms.row(job)["size"] == 2, "size 2")
-    return job
-
-
-@pytest.mark.parametrize("strategy", ["warm", "restart"])
-def test_a_resize_is_done_before_the_new_ranks_set_up(rms: Rms, strategy: str) -> None:
-    job = resized(rms, strategy)
     (row,) = rms.row(job)["resizes"]
     assert row["strategy"] == strategy
     (rms.work / "set-up").touch()
@@ -64,10 +55,3 @@ def test_a_resize_is_done_before_the_new_ranks_set_up(rms: Rms, strategy: str) -
     (whole,) = rms.row(job)["resizes"]
     assert whole["stall_s"] > row["stall_s"]  # that of the set-up as well
     assert {**whole, "stall_s": 0.0} == {**row, "stall_s": 0.0}
-
-
-def test_new_ranks_that_die_in_their_set_up_end_the_job(rms: Rms) -> None:
-    job = resized(rms, "warm")
-    os.kill(int((rms.work / "pid").read_text()), signal.SIGKILL)
-    assert rms.over(job) == ["FAILED"]
-    rms.nothing_left()

@@ -11,16 +11,16 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 import pytest
+from checkpoints import write
 from processes import ROOT
 from sentences import one_sentence
 from simulated_ranks import Network, run_all
 
 import dmr
 from dmr.checkpoint import format as checkpoint_format
-from dmr.checkpoint.format import joined, write_part
+from dmr.checkpoint.format import read_checkpoint, write_part
 from dmr.data.field import Field
 from dmr.data.particles import ListSpec
-from dmr.state.progress import Progress
 
 CELLS = 29
 KINDS = ("spec", "adapt", "list")
@@ -85,35 +85,16 @@ def whole(kind: str, fields: list[Field]) -> list[bytes]:
 
 
 def moved(old: list[Field], new: list[Field]) -> None:
-    network, broken = Network((len(old), len(new))), list[Any]()
-    ends = [
-        one.sending(comm, new[0].decomposition, [], on_host=True)
+    network = Network((len(old), len(new)))
+    sends = [
+        one.sending(comm, new[0].decomposition, on_host=True)
         for one, comm in zip(old, network.comms(0), strict=True)
     ]
-    ends += [
-        one.receiving(comm, old[0].decomposition, broken, on_host=True)
+    takes = [
+        one.receiving(comm, old[0].decomposition, on_host=True)
         for one, comm in zip(new, network.comms(1), strict=True)
     ]
-    run_all(ends)
-    assert not broken
-
-
-def written(folder: Path, fields: list[Field]) -> Path:
-    """Write a checkpoint as so many ranks would."""
-    path = checkpoint_format.path_of(folder, len(fields))
-    writer = checkpoint_format.Writer(path, Progress(), {})
-    first = fields[0]
-    if len(fields) == 1:
-        writer.add("a", first.spec.stored_shape(CELLS), first.dtype, first.stored_pieces())
-    else:
-        parts = checkpoint_format.parts_of(path, "0" * 8)
-        parts.mkdir(parents=True)
-        written_parts = [write_part(parts, rank, {"a": block}) for rank, block in enumerate(fields)]
-        assert [problem for problem, _ in written_parts] == [None] * len(fields)
-        made = joined(parts, {"a": first}, [part for _, part in written_parts])
-        writer.link(made, {"a": (first.spec.stored_shape(CELLS), first.dtype)})
-    assert writer.finish() is None
-    return path
+    assert all(run_all([*sends, *takes])[len(sends) :])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -134,7 +115,7 @@ def test_dtypes_that_the_guide_lists_as_stored_are_restored(
 ) -> None:
     values = values_of(dtype)
     for ranks in (1, 2):
-        path = written(tmp_path, blocks(kind, dtype, ranks, values))
+        path = write(tmp_path, blocks(kind, dtype, ranks, values), ranks)
         with h5py.File(path) as file:
             opaque = file["fields/a"].id.get_type().get_class() == h5py.h5t.OPAQUE
             assert stored == ("opaque" if opaque else "HDF5 type")
@@ -142,8 +123,7 @@ def test_dtypes_that_the_guide_lists_as_stored_are_restored(
         for others in (1, 3):
             fields = blocks(kind, dtype, others, None)
             for block in fields:
-                checkpoint_format.verify(path, {"a": block}, {})
-                checkpoint_format.read(path, {"a": block})
+                read_checkpoint(path, {"a": block}, {})
             expected = [item.tobytes() for item in values]
             assert whole(kind, fields) == (sorted(expected) if kind == "list" else expected)
 
@@ -193,11 +173,10 @@ def test_dtypes_of_other_packages_are_opaque(tmp_path: Path) -> None:
         moved(old, new)
         assert whole(kind, new) == whole(kind, old)
     for ranks in (1, 2):
-        path = written(tmp_path, blocks("adapt", dtype, ranks, values))
+        path = write(tmp_path, blocks("adapt", dtype, ranks, values), ranks)
         fields = blocks("adapt", dtype, 3, None)
         for block in fields:
-            checkpoint_format.verify(path, {"a": block}, {})
-            checkpoint_format.read(path, {"a": block})
+            read_checkpoint(path, {"a": block}, {})
         assert whole("adapt", fields) == [item.tobytes() for item in values]
 
 
@@ -206,8 +185,5 @@ def test_a_dtype_that_a_file_cannot_hold_is_a_warning(
 ) -> None:
     monkeypatch.setattr(checkpoint_format, "stored_type", lambda dtype: dtype)
     (block,) = blocks("adapt", "M8[s]", 1, values_of("M8[s]"))
-    writer = checkpoint_format.Writer(tmp_path / "checkpoint-0000000001.h5", Progress(), {})
-    writer.add("a", (CELLS,), block.dtype, block.stored_pieces())
-    assert "No conversion path" in str(writer.finish()) and not list(tmp_path.iterdir())
     problem, _ = write_part(tmp_path, 0, {"a": block})
     assert "No conversion path" in str(problem)

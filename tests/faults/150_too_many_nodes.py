@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import Rms, served
 from routed import SCRIPT, Routed, routed
+from terminals import Terminal
 
 
 @pytest.mark.parametrize(
@@ -52,22 +51,7 @@ def test_it_waits_with_wait_for_nodes(tmp_path: Path) -> None:
         assert server.ask("GET", f"/jobs?id={job}")[1][0]["state"] == "CANCELLED"
 
 
-@pytest.fixture(scope="module")
-def rms() -> Iterator[Rms]:
-    with served(2) as opened:
-        yield opened
-
-
-def test_the_command_is_refused_with_status_2(rms: Rms) -> None:
-    done = rms.rms("submit", "--nodes", "9", "--", "echo")
-    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
-    assert "at most 2 nodes" in done.stderr and "got 9" in done.stderr
-
-
-def test_wait_reports_a_job_that_never_ran(rms: Rms) -> None:
-    job = rms.submit("true", "--nodes", "9", "--wait-for-nodes", "--array", "1-2")
-    assert rms.rms("cancel", job).returncode == 0
-    done = rms.rms("wait", job)
-    assert done.returncode == 1 and f"job {job}_[1-2] CANCELLED" in done.stderr
-    rms.end()
-    rms.replays()
+def test_wait_reports_a_job_that_never_ran(terminal: Terminal) -> None:
+    terminal.run("submit", "--nodes", "9", "--wait-for-nodes", "--array", "1-2", "good.sh")
+    assert terminal.run("cancel", "1") == 0
+    assert terminal.run("wait", "1") == 1 and "job 1_[1-2] CANCELLED" in terminal.err

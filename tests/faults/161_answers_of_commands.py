@@ -54,16 +54,3 @@ def test_attach_reports_that_a_job_waits(rms: Rms, blocker: str) -> None:
         rms.until(lambda: messages.read_text() == expected, expected)
         rms.ask("cancel", job)
         assert attach.wait(120) == 1
-
-
-def test_changes_of_no_job_are_reported(rms: Rms, blocker: str) -> None:
-    job = rms.submit("true")
-    done = rms.rms("release", job)
-    assert done.returncode == 2 and f"expected a job that a user holds, got {job}, PENDING" in (
-        done.stderr
-    )
-    assert rms.rms("hold", job).returncode == 0 and rms.rms("release", job).returncode == 0
-    assert rms.rms("cancel", job).stdout.split() == ["CANCELLED", job]
-    done = rms.rms("cancel", job)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == f"rms: job {job} has ended: CANCELLED\n"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from daemon import Rms, served
+from daemon import served
 from processes import called
 from routed import SCRIPT, Routed
 
@@ -65,24 +65,12 @@ def test_a_folder_of_output_that_does_not_exist(server: Routed, tmp_path: Path) 
         assert server.ask("POST", "/jobs", body | {"options": {"output": place}})[0] == 200
 
 
-@pytest.fixture(scope="module")
-def rms() -> Iterator[Rms]:
-    with served(2) as opened:
-        yield opened
-
-
-def test_the_command_is_refused_and_leaves_no_job(rms: Rms) -> None:
-    for words in (["--", "nosuchprogram"], ["--output", "/none/x.out", "--", "true"]):
-        done = rms.rms("submit", *words)
-        assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
-    assert not rms.rows() and not Path("/none").exists()
-
-
-def test_a_script_whose_program_does_not_exist_ends_with_127(rms: Rms) -> None:
-    job = rms.submit("set -e\nmpirun -n 2 nosuchprogram")
-    assert rms.over(job) == ["FAILED"] and rms.row(job)["exit_code"] == 127
-    expected = "rms: error: expected a program that can be run, got 'nosuchprogram'\n"
-    assert expected in rms.output(job)
+def test_a_script_whose_program_does_not_exist_ends_with_127() -> None:
+    with served(1) as rms:
+        job = rms.submit("set -e\nmpirun -n 2 nosuchprogram")
+        assert rms.over(job) == ["FAILED"] and rms.row(job)["exit_code"] == 127
+        expected = "rms: error: expected a program that can be run, got 'nosuchprogram'\n"
+        assert expected in rms.output(job)
 
 
 UNUSABLE = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dmr.checkpoint import format as checkpoint_format
+from dmr.checkpoint.format import Index, write_index
 from dmr.state.progress import Progress
 from rms.wire.files import write_whole
 
@@ -31,8 +31,9 @@ def test_a_result_is_not_written_through_a_link(tmp_path: Path, other: Path) -> 
 
 
 def test_a_checkpoint_is_not_written_through_a_link(tmp_path: Path, other: Path) -> None:
-    path = checkpoint_format.path_of(tmp_path, 7)
+    path = tmp_path / "checkpoint-0000000007.h5"
     path.with_suffix(".part").symlink_to(other)
-    problem = checkpoint_format.Writer(path, Progress(), {}).finish()
+    (tmp_path / "parts").mkdir()
+    problem = write_index(path, Index("parts", {}, {}), {}, Progress(), {})
     assert problem is not None and "symbolic links" in problem
     assert other.read_text() == "precious" and not path.exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 
 import pytest
@@ -12,8 +11,6 @@ from rms.core.model.events import ResizeAsked, ResizePoint, Started, Submitted
 from rms.core.model.jobs import JobId, JobSpec, Mode
 from rms.core.policies import POLICIES
 from rms.core.scheduler.engine import Engine
-from rms.formats.jobscript import ScriptError, nodes_of_tasks
-from rms.wire.users import Options
 
 A = JobId("1")
 
@@ -64,23 +61,3 @@ def test_begin_is_a_time_of_day(terminal: Terminal) -> None:
     for command in ("queue", "show", "explain"):
         terminal.run(command, "1")
         assert "BeginTime: not before 2099-11-23T20:40:01" in terminal.out, command
-
-
-@pytest.mark.parametrize(
-    ("options", "width", "sentence"),
-    [
-        (
-            Options(ntasks=2, nodes=(1, 1)),
-            1,
-            "expected --ntasks of 1 (1 node with 1 slot), got 2; -n 2 alone takes 2 nodes",
-        ),
-        (
-            Options(ntasks=9, nodes=(1, 2)),
-            4,
-            "expected --ntasks of 4 to 8 (1 to 2 nodes with 4 slots), got 9",
-        ),
-    ],
-)
-def test_ranks_that_the_nodes_do_not_hold(options: Options, width: int, sentence: str) -> None:
-    with pytest.raises(ScriptError, match=f"^{re.escape(sentence)}$"):
-        nodes_of_tasks(options, {width})

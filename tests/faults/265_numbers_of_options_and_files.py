@@ -74,13 +74,8 @@ def test_lines_of_scripts_refuse_them(name: str) -> None:
     "words",
     [
         *("--grace nan", "--grace -3", "--margin -3", "--boot-deadline 0", "--boot-deadline nan"),
-        *(
-            "--grace inf",
-            "--grace 1e300",
-            "--meter-limit nan",
-            "--power-on-deadline inf",
-            "--nodes 0",
-        ),
+        *("--grace inf", "--grace 1e300", "--meter-limit nan", "--nodes 0"),
+        *("--power-on-deadline inf", "--power-on-deadline 0"),
         *("--with-parent -1", "--ntasks-per-node 0", "--assumed-time nan", "--keep-events nan"),
         *("--power-cap nan", "--governor price:nan"),
     ],

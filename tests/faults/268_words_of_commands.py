@@ -72,15 +72,6 @@ def test_a_completion_record_that_is_missing(tmp_path: Path) -> None:
     assert done.stderr.endswith("has not ended, or was killed before it could write one\n")
 
 
-def test_a_requeue_is_announced_by_a_noun(terminal: Terminal) -> None:
-    terminal.run("submit", "good.sh")
-    assert terminal.run("requeue", "1") == 0
-    assert terminal.err == (
-        "rms: requeue of job 1 (good.sh): it ends and waits again; "
-        "its script starts again from the beginning\n"
-    )
-
-
 def test_skipped_tasks_are_reported(terminal: Terminal) -> None:
     terminal.run("submit", "--nodes", "2", "good.sh")
     terminal.run("submit", "--array", "1-8", "good.sh")

@@ -88,49 +88,6 @@ def test_the_time_since_the_last_change_of_a_refused_one_is_the_models(
         assert any("node: refused a power above" in message for message in server.messages)
 
 
-class Played:
-    """A meter that reports the same joules until they are renewed."""
-
-    sources, every_s, trouble = ("played",), 1.0, ""
-    joules = 0.0
-
-    def read(self, now_s: float) -> list[DeviceEnergy]:
-        return [DeviceEnergy("node", "played", self.joules)]
-
-    def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def test_the_bound_of_a_meter_counts_from_the_last_change() -> None:
-    meter = Played()
-    node = NodeMeter([Ladder([meter])], 3000.0)
-    for second in range(301):
-        meter.joules = second // 60 * 60 * 1200.0
-        (energy,) = node.read(float(second))
-    assert (energy.joules, energy.unseen_s) == (360e3, 0.0)
-    for second in range(301, 360):
-        node.read(float(second))
-    meter.joules = 1e9
-    (energy,) = node.read(360.0)
-    assert (energy.joules, energy.unseen_s) == (360e3, 60.0)
-
-
-def test_the_bound_of_a_report_counts_from_the_last_change(tmp_path: Path) -> None:
-    with routed(tmp_path) as server:
-        energy = server.daemon.context.scheduler.energy
-        energy.measured.most_w = 100.0
-        server.submit()
-        for second in range(301):
-            server.clock[0] += 1.0
-            device = DeviceEnergy("package-0", "rapl", second // 60 * 60 * 80.0)
-            report = Metered("n1", "a", second, server.clock[0], "boot", [device] if second else [])
-            server.daemon.meters.take_report(report)
-        energy.check(server.clock[0])
-        books = energy.books(server.clock[0])
-        assert sum(p.joules for p in books.sources if p.source == "rapl") == 300 * 80.0
-
-
 def test_the_bound_of_a_gpus_counter_counts_from_the_last_change() -> None:
     counter = Counter(most_w=400.0)
     for half in range(41):

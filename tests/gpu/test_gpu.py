@@ -15,11 +15,9 @@ from cuda_on_host import build_in, compiler
 from processes import program
 
 from mpdata.errors import InputError
-from mpdata.grid import edge_copies, fill_halo, fill_pole, wrap_copies
-from mpdata.numerics.cuda import halo
-from mpdata.numerics.cuda.device import CupyLauncher, CupyStepper, load_cupy
+from mpdata.numerics.cuda.device import CupyStepper, load_cupy
 from mpdata.numerics.cuda.job import GpuTile
-from mpdata.numerics.cuda.stepper import CudaStepper, streams
+from mpdata.numerics.cuda.stepper import CudaStepper, is_streamable
 from mpdata.options import Scheme, parse_boundaries
 
 try:
@@ -67,7 +65,7 @@ def test_every_variant_has_the_bits_of_the_reference(scheme: Scheme, dtype: str)
             host = block_of(np, grid, scheme, boundaries, dtype)
             expected = check.after(host, check.reference(host))
             device = block_of(cupy, grid, scheme, boundaries, dtype)
-            fast = streams(scheme, len(host.geo.active))
+            fast = is_streamable(scheme, len(host.geo.active))
             variants = ("four", "fused") if fast else ("four",)
             for variant in variants:
                 answer = on_device(device, variant)
@@ -121,46 +119,6 @@ def test_graphs_change_no_bit() -> None:
     block = block_of(cupy, GRID, Scheme(2), "open")
     plain = on_device(block, "four", steps=6)
     assert on_device(block, "four", steps=6, graphs=True).tobytes() == plain.tobytes()
-
-
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
-def test_messages_go_by_pinned_memory(dtype: str) -> None:
-    block = block_of(cupy, GRID, Scheme(2), dtype=dtype)
-    launcher = CupyLauncher(halo.packing_macros(dtype))
-    _, m, el = GRID
-    where = (slice(2, 5), slice(1, m), slice(0, el + 6))
-    message = halo.cupy_message(cupy, launcher, (3, m - 1, el + 6), dtype)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    cupy.cuda.Device().synchronize()
-    with stream:
-        message.pack(block.psi, where)
-        stream.synchronize()
-        assert message.host.tobytes() == cupy.asnumpy(block.psi[where]).tobytes()
-        target = block.allocate()
-        message.unpack(target, where)
-        stream.synchronize()
-    assert bool((target[where] == block.psi[where]).all())
-    assert float(target.sum()) == pytest.approx(float(block.psi[where].sum()))
-
-
-@pytest.mark.parametrize("boundaries", [*BOUNDARIES, "open"])
-@pytest.mark.parametrize("apart", [False, True])
-def test_halos_are_filled_as_on_the_host(boundaries: str, apart: bool) -> None:
-    block = block_of(cupy, GRID, Scheme(2), boundaries)
-    found, expected = (block.allocate() for _ in range(2))
-    for array in (found, expected):
-        array[block.geo.cells(0)] = block.inside
-    copier = halo.DeviceHaloCopier("f8", apart=apart)
-    copier.begin()
-    for axis in (2, 1, 0):
-        if block.geo.boundaries[axis].periodic:
-            copier.layers(found, axis, wrap_copies(block.geo, axis))
-        copier.layers(found, axis, edge_copies(block.geo, axis))
-    fill_halo(expected, block.geo)
-    copier.release()
-    fill_pole(found, block.geo)
-    whole = block.geo.cells(block.geo.halo)
-    assert cupy.asnumpy(found[whole]).tobytes() == cupy.asnumpy(expected[whole]).tobytes()
 
 
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="no compute-sanitizer here")

@@ -7,7 +7,6 @@ number of ranks.
 from __future__ import annotations
 
 import gc
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,6 +17,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import stand_in
 from cuda_on_host import compiler
 from mpi4py import MPI
 from mpi_runs import Counts, run_on, runtime_on
@@ -26,16 +26,14 @@ from velocity_files import levels_of, swinging, write_levels
 
 import dmr
 from dmr.checkpoint.store import Schedule
+from dmr.data.exchange import DeviceHaloExchange
+from dmr.wire import tags
 from mpdata.cases import Request, make_setup, with_velocities
-from mpdata.grid import Geometry
-from mpdata.numerics.cuda.halo import DeviceHaloCopier
 from mpdata.numerics.cuda.job import GpuTile
-from mpdata.numerics.cuda.memory import allocator
 from mpdata.numerics.cuda.stepper import CudaStepper
 from mpdata.options import Scheme, parse_boundaries
 from mpdata.parallel.app import Advection, RunConfig
 from mpdata.parallel.devices import take_device
-from mpdata.parallel.halo import HaloExchange
 
 Together = Callable[..., None]
 Triple = tuple[int, int, int]
@@ -50,12 +48,8 @@ STEPS = 5
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """Have the stand-in found as CuPy."""
-    place = Path(__file__).parents[1] / "stand_in" / "cupy" / "__init__.py"
-    spec = importlib.util.spec_from_file_location("cupy", place)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = stand_in.cupy()
     monkeypatch.setitem(sys.modules, "cupy", module)
-    spec.loader.exec_module(module)
     # Threads of a block take turns on the host, so small blocks are what it can do.
     monkeypatch.setattr("mpdata.numerics.cuda.stepper.CudaStepper.__init__", _with_small_tiles)
     yield module
@@ -154,28 +148,33 @@ def test_a_message_is_not_overwritten_before_it_has_left_the_host(
 ) -> None:
     if world.size == 1:
         pytest.skip("needs a neighbour")
-    geo = Geometry((8, 4, 4), (0, 0, 0), (8, 4, 4), 2, parse_boundaries("periodic"))
     layers = 8.0 + np.arange(2 * 2 * 2 * 8 * 8).reshape(2, 2, 2, 8, 8)  # round, side, box
     if world.rank == 1:
         # A neighbour far ahead: its messages of two rounds are there before they are asked for.
         box = [np.ascontiguousarray(layers[n, side]) for n in range(2) for side in range(2)]
-        sent = [world.Isend(one, dest=0, tag=at % 2) for at, one in enumerate(box)]
+        sent = [world.Isend(one, dest=0, tag=tags.HALO + at % 2) for at, one in enumerate(box)]
     world.Barrier()
     good = True
     if world.rank == 0:
-        copier = DeviceHaloCopier("f8", apart=True)
-        arrays = [allocator(gpu, geo, "f8")() for _ in range(2)]
-        exchange = HaloExchange(world, geo, {0: (1, 1)}, arrays[0], copier)
+        spec = dmr.FieldSpec(
+            (16, 4, 4), "f8", lambda box: 0.0, halo=2, split=(0,), xp=gpu, order=(0, 1, 2)
+        )
+        field = spec.block(spec.decompose((2,)), 0)
+        place = (world, field.decomposition, 0, field.memory_layout, spec.halos)
+        exchange = DeviceHaloExchange(*place, "periodic", (field.dtype, gpu))
+        arrays = [field.padded, field.spare]
         for array in arrays:
-            exchange.fill(array)
+            exchange.start(array)
+            exchange.finish()
+        exchange.free()
         gpu.Device().synchronize()
         for array, expected in zip(arrays, layers, strict=True):
-            found = array.get()[:, :8, :8]
+            found = array.get()
             good &= np.array_equal(found[10:12], expected[0])  # what goes down comes from above
             good &= np.array_equal(found[:2], expected[1])
     if world.rank == 1:
         for at in range(4):
-            world.Recv(np.empty((2, 8, 8)), source=0, tag=at % 2)
+            world.Recv(np.empty((2, 8, 8)), source=0, tag=tags.HALO + at % 2)
         MPI.Request.Waitall(sent)
     together(good)
 
@@ -268,7 +267,7 @@ def test_a_run_takes_no_more_memory_than_was_foreseen(
     foreseen = app.device_bytes(world.size, world.rank)
     # Messages, and slabs on their way to a file, are small beside a real field.
     slab = grid[0] * grid[1] * grid[2] * 8
-    monkeypatch.setenv("STAND_IN_GPU_BYTES", str(foreseen + slab + app.halo.nbytes))
+    monkeypatch.setenv("STAND_IN_GPU_BYTES", str(foreseen + 2 * slab))
     del app
     gc.collect()
     app = Advection(config(scheme=scheme, grid=grid))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,12 @@ from mpi4py import MPI
 from mpi_runs import Counts, runtime_on
 
 import dmr
-from dmr.data.exchange import Boundary, ExchangeError
+from dmr.data.exchange import ExchangeError
 
 pytestmark = pytest.mark.mpi
 
-Boundaries = Boundary | tuple[Boundary, ...]
+Boundaries = Any
+"""Of all axes, or a tuple with one or a pair for each."""
 
 ROWS: list[tuple[tuple[int, ...], Any, tuple[int, ...], Boundaries]] = [
     ((23,), 2, (0,), "periodic"),
@@ -25,21 +26,34 @@ ROWS: list[tuple[tuple[int, ...], Any, tuple[int, ...], Boundaries]] = [
     ((19, 17), ((1, 2), (0, 1)), (1, 0), ("edge", 7.0)),
     ((14, 4, 15), ((2, 1), (3, 3), (0, 2)), (0, 2), ("periodic", "edge", -1)),
     ((13, 12, 12), 1, (0, 1, 2), (None, "periodic", "edge")),
+    ((18, 14, 5), 3, (0, 1), (("edge", -3.0), (7.0, None), "periodic")),
+    ((20, 18, 1), ((3, 3), (3, 3), (0, 0)), (0, 1), ((0.0, "edge"), "periodic", "edge")),
+    ((1, 19, 1), ((0, 0), (2, 2), (0, 0)), (0, 1), "edge"),
+    ((24, 2, 1), ((3, 3), (3, 5), (0, 0)), (0, 1), "periodic"),
 ]
+"""Shape, halo, axes that are cut, boundary. Of the last the halo is wider than a periodic axis."""
 
 
 def whole_padded(whole: np.ndarray[Any, Any], halo: Any, boundary: Boundaries) -> Any:
-    """Return the array with its halo, axis by axis; NaN where nothing is said."""
+    """Return the array with its halo, axis by axis; NaN where the boundary is None."""
     for axis in reversed(range(whole.ndim)):
         kind = boundary[axis] if isinstance(boundary, tuple) else boundary
         sides = (halo, halo) if isinstance(halo, int) else halo[axis]
-        width = [(0, 0)] * whole.ndim
-        width[axis] = sides
-        if kind in ("periodic", "edge"):
-            whole = np.pad(whole, width, mode="wrap" if kind == "periodic" else "edge")  # type: ignore[call-overload]
-        else:
-            whole = np.pad(whole, width, constant_values=np.nan if kind is None else kind)
+        if kind == "periodic":
+            whole = np.pad(whole, _along(axis, whole.ndim, sides), mode="wrap")
+            continue
+        ends = kind if isinstance(kind, tuple) else (kind, kind)
+        for end, width in zip(ends, ((sides[0], 0), (0, sides[1])), strict=True):
+            widths = _along(axis, whole.ndim, width)
+            if end == "edge":
+                whole = np.pad(whole, widths, mode="edge")
+            else:
+                whole = np.pad(whole, widths, constant_values=np.nan if end is None else end)
     return whole
+
+
+def _along(axis: int, axes: int, width: tuple[int, int]) -> list[tuple[int, int]]:
+    return [width if other == axis else (0, 0) for other in range(axes)]
 
 
 @contextmanager
@@ -51,53 +65,137 @@ def some_of(world: MPI.Intracomm, ranks: int) -> Iterator[MPI.Intracomm | None]:
         part.Free()
 
 
+class Whole:
+    """A row of :data:`ROWS` as one array, and the field that has a block of it.
+
+    ``module`` holds the blocks: numpy; a device whose copies are complete when they return; a
+    stand-in for CuPy, whose streams are late.
+    """
+
+    def __init__(self, row: int, module: str) -> None:
+        self.shape, self.halo, split, self.boundary = ROWS[row]
+        self.xp: Any = np
+        if module != "numpy":
+            self.xp = stand_in.cupy() if module == "cupy" else stand_in.DeviceModule()
+        self.extra = row % 2
+        self.cells = np.arange(np.prod(self.shape), dtype="f8").reshape(self.shape)
+        self.expected = whole_padded(self.cells, self.halo, self.boundary)
+        self.spec = dmr.FieldSpec(
+            self.shape,
+            "f8",
+            lambda box: self.cells[box.slices((0,) * len(self.shape))],
+            self.halo,
+            split,
+            self.xp,
+            row_major=row % 2 == 1,
+            extra=self.extra,
+        )
+
+    def fields(self, comm: MPI.Intracomm) -> AbstractContextManager[dmr.Run]:
+        return dmr.malleable(runtime_on(comm), {"a": self.spec})
+
+    def forget(self, field: dmr.Field) -> None:
+        """Set the interior, and all else to NaN."""
+        field.padded[...] = np.nan
+        field.initialise()
+
+    def host(self, field: dmr.Field) -> np.ndarray[Any, Any]:
+        """Return what the stream of the computation has in the interior and the halo now."""
+        padded = self.xp.asnumpy(field.padded) if self.xp is not np else field.padded
+        return padded[self._within(field)].copy()
+
+    def spared(self, field: dmr.Field) -> bool:
+        """Return whether all memory above the halo is as it was."""
+        padded = self.xp.asnumpy(field.padded) if self.xp is not np else field.padded.copy()
+        padded[self._within(field)] = np.nan
+        return bool(np.isnan(padded).all())
+
+    def mine(self, field: dmr.Field) -> np.ndarray[Any, Any]:
+        """Return the interior and the halo as the whole array has them."""
+        extents = [part.stop for part in self._within(field)]
+        begin = field.box.start
+        return self.expected[tuple(slice(a, a + n) for a, n in zip(begin, extents, strict=True))]
+
+    def _within(self, field: dmr.Field) -> tuple[slice, ...]:
+        cells = zip(field.box.shape, self.spec.halos, strict=True)
+        return tuple(slice(0, n + low + high) for n, (low, high) in cells)
+
+
+MODULES = ["numpy", "device", "cupy"]
+
+
 @pytest.mark.parametrize("row", range(len(ROWS)))
-@pytest.mark.parametrize("module", ["numpy", "device"])
+@pytest.mark.parametrize("module", MODULES)
 def test_halos_are_what_the_whole_array_says(
     world: MPI.Intracomm, counts: Counts, together: Callable[..., None], row: int, module: str
 ) -> None:
-    shape, halo, split, boundary = ROWS[row]
-    xp = np if module == "numpy" else stand_in.DeviceModule()
-    whole = np.arange(np.prod(shape), dtype="f8").reshape(shape)
-    expected = whole_padded(whole, halo, boundary)
-    spec = dmr.FieldSpec(
-        shape,
-        "f8",
-        lambda box: whole[box.slices((0,) * len(shape))],
-        halo,
-        split,
-        xp,
-        row_major=row % 2 == 1,
-    )
+    whole = Whole(row, module)
     for ranks in counts(row):
         good = True
         with some_of(world, ranks) as comm:
             if comm is not None:
-                with dmr.malleable(runtime_on(comm), {"a": spec}) as run:
+                with whole.fields(comm) as run:
                     field = run.fields["a"]
                     for _ in range(2):  # the same requests once more
-                        field.padded[...] = np.nan
-                        field.initialise()
-                        field.exchange(boundary)
-                        found = field.padded
-                        host = found if xp is np else xp.asnumpy(found)
-                        begin = field.box.start
-                        mine = tuple(
-                            slice(a, a + n) for a, n in zip(begin, host.shape, strict=True)
-                        )
-                        good &= np.array_equal(host, expected[mine], equal_nan=True)
+                        whole.forget(field)
+                        field.exchange(whole.boundary)
+                        host = whole.host(field)
+                        good &= np.array_equal(host, whole.mine(field), equal_nan=True)
+                        good &= whole.spared(field)
                     gathered = field.gather()
-                    good &= gathered is None or np.array_equal(gathered, whole)
-        together(good, f"{ranks} ranks, {shape}, {boundary}")
+                    good &= gathered is None or np.array_equal(gathered, whole.cells)
+        together(good, f"{ranks} ranks, {whole.shape}, {whole.boundary}")
 
 
-def test_what_cannot_be_filled_is_said(world: MPI.Intracomm) -> None:
-    spec = dmr.FieldSpec((4 * world.size, 2), "f8", lambda box: 0.0, halo=3, thinnest=1, split=(0,))
+@pytest.mark.parametrize("row", range(len(ROWS)))
+@pytest.mark.parametrize("module", MODULES)
+def test_what_ready_layers_reach_is_there_before_the_messages(
+    world: MPI.Intracomm, counts: Counts, together: Callable[..., None], row: int, module: str
+) -> None:
+    whole = Whole(row, module)
+    for ranks in counts(row):
+        problem = ""
+        with some_of(world, ranks) as comm:
+            if comm is not None:
+                with whole.fields(comm) as run:
+                    problem = _problem_of_ready(whole, run.fields["a"])
+        together(not problem, f"{ranks} ranks, {whole.shape}, {whole.boundary}: {problem}")
+
+
+def _problem_of_ready(whole: Whole, field: dmr.Field) -> str:
+    whole.forget(field)
+    low, high = field.ready(whole.boundary)
+    field.start_exchange(whole.boundary)
+    seen = whole.host(field)
+    field.finish_exchange()
+    field.finish_exchange()  # nothing is under way
+    expected, reach, cells = whole.mine(field), whole.spec.halos[0], field.box.shape[0]
+    if not np.array_equal(whole.host(field), expected, equal_nan=True):
+        return "not filled"
+    if reach == (0, 0):
+        return "" if low >= high else "ready without a halo along axis 0"
+    reached = slice(low, high + sum(reach))
+    if low < high and not np.array_equal(seen[reached], expected[reached], equal_nan=True):
+        return f"layers {low} to {high} reach what is not there"
+    periodic = whole.boundary == "periodic" or whole.boundary[0] == "periodic"
+    peers = [peer not in (None, field.rank) for peer in field.neighbours(0, periodic=periodic)]
+    wanted = (reach[0] * peers[0], cells - reach[1] * peers[1])
+    return "" if (low, high) == wanted else f"ready {low} to {high}"
+
+
+def test_bad_boundaries_and_thin_blocks_are_refused(world: MPI.Intracomm) -> None:
+    spec = dmr.FieldSpec((2 * world.size, 5), "f8", lambda box: 0.0, halo=3, thinnest=1, split=(0,))
     with dmr.malleable(runtime_on(world), {"a": spec}) as run:
-        with pytest.raises(ExchangeError, match='expected a boundary of "periodic"'):
-            run.fields["a"].exchange("wrapped")
-        with pytest.raises(ExchangeError, match="as thick as their halo of 3 along axis 1"):
-            run.fields["a"].exchange("periodic")
+        field = run.fields["a"]
+        bad: list[Any] = ["wrapped", ("edge",), (("edge", "edge", "edge"), "edge")]
+        for boundary in bad:
+            with pytest.raises(ExchangeError, match='expected a boundary of "periodic"'):
+                field.exchange(boundary)
+        with pytest.raises(ExchangeError, match='"periodic" at both ends of axis 1 or at none'):
+            field.exchange(("edge", (0.0, "periodic")))
+        if world.size > 1:
+            with pytest.raises(ExchangeError, match="as thick as their halo of 3 along axis 0"):
+                field.exchange("edge")
 
 
 def test_arrays_that_come_and_go(world: MPI.Intracomm, together: Callable[..., None]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from dmr.data.streams import Steps
+from dmr.data.distributed import Steps, T, Wait
 
 
 class Request:
@@ -119,10 +119,21 @@ class SimulatedComm:
         return Request(lambda: network.entered[self._other, number] == wanted)
 
 
-def run_all(transfers: Sequence[Steps], seed: int = 0) -> None:
-    """Run the transfers of all ranks to their ends, in turns; some stand still in some rounds."""
-    rng = random.Random(seed)
-    under_way = [(one, wait) for one in transfers if (wait := next(one, None)) is not None]
+def run_all(transfers: Sequence[Steps[T]], seed: int = 0) -> list[T]:
+    """Run the transfers of all ranks to their ends, in turns; some stand still in some rounds.
+
+    Return their results.
+    """
+    rng, results = random.Random(seed), dict[int, T]()
+
+    def advanced(one: Steps[T]) -> Wait | None:
+        try:
+            return next(one)
+        except StopIteration as end:
+            results[id(one)] = end.value
+            return None
+
+    under_way = [(one, wait) for one in transfers if (wait := advanced(one)) is not None]
     idle = 0
     while under_way:
         left = []
@@ -132,9 +143,10 @@ def run_all(transfers: Sequence[Steps], seed: int = 0) -> None:
                 left.append((one, wait))
                 continue
             while found is not None and found():
-                found = next(one, None)
+                found = advanced(one)
             if found is not None:
                 left.append((one, found))
         idle = idle + 1 if left == under_way else 0  # who waits may have taken something meanwhile
         assert idle < 50, "all ranks wait"
         under_way = left
+    return [results[id(one)] for one in transfers]

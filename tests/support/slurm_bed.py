@@ -67,17 +67,6 @@ class Slurm:
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    def start(self, *command: str, **variables: str) -> subprocess.Popen[str]:
-        """Start a command; whoever calls this waits for it or kills it."""
-        return subprocess.Popen(
-            command,
-            env={**self.environment, **variables},
-            cwd=self.folder / "tmp",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
     def wait_until(
         self,
         ready: Callable[[], Any],
@@ -137,12 +126,6 @@ class Slurm:
         """Leave a running job these nodes, in a record of their own."""
         self.next_second()
         self("scontrol", "update", f"jobid={job}", f"NodeList={','.join(hosts)}")
-
-    def grow(self, job: str, nodes: int) -> None:
-        """Give a running job more nodes, by a donor, in a record of their own."""
-        self.next_second()
-        donor = self.allocate(f"--nodes={nodes}", f"--dependency=expand:{job}")
-        self("scontrol", "update", f"jobid={donor}", "NumNodes=0")
 
     def stop(self, name: str) -> None:
         """End one of the daemons (slurmctld, n1, ...).

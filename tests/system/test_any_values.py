@@ -56,14 +56,14 @@ def test_a_checkpoint_is_read_where_nobody_else_can_have_written_it(
     assert again.returncode == 0, again.stdout + again.stderr
     assert "checkpoint-0000000030.h5 at step 30" in again.stdout
     assert sorted_values(again.stdout) == sorted_values(f"ended on 1 ranks with {STATE}\n")
-    for path in (tmp_path / "saved").iterdir():
+    for path in (tmp_path / "saved").glob("*.h5"):
         path.chmod(0o666)
     refused = run(MPIEXEC, "-n", "1", *PROGRAM, "plain", "again")
     assert refused.returncode != 0 and "ended on" not in refused.stdout
     assert "it is a pickle from a source that is not trusted" in refused.stderr
     assert "expected a file of this user's that others cannot write" in refused.stderr
     if os.geteuid() == 0:
-        for path in (tmp_path / "saved").iterdir():
+        for path in (tmp_path / "saved").glob("*.h5"):
             path.chmod(0o600)
             os.chown(path, 12345, -1)
         refused = run(MPIEXEC, "-n", "1", *PROGRAM, "plain", "again")

@@ -150,31 +150,3 @@ def test_what_meters_say_holds_too(folder: Path) -> None:
             seen = [entry.event for entry in journal.read() if isinstance(entry, Seen)]
         measured = sum(isinstance(event, PowerMeasured) for event in seen)
         assert 2 <= measured <= max(12, (seen[-1].at_s - seen[0].at_s) / 2)  # reports: 1 a second
-
-
-@pytest.mark.promise("power-cap")
-def test_caps_of_each_node_and_of_the_cluster_hold_together(folder: Path) -> None:
-    """Policy ``p-bff`` gives each node 850 W; the cluster has 800 W beside its idle nodes."""
-    options = ("--power-cap", f"{IDLE_W + 800.0:g}", "--policy", "p-bff")
-    with closing(Metered(folder, *options)) as rms:
-        jobs = [
-            rms.submit("sleep 60", "--mode", "fixed", "--power", watts)
-            for watts in ("500", "400", "250")
-        ]
-        first, waits, small = jobs
-        (rms.work / "over.sh").write_text("#!/bin/sh\n#RMS --power=900\ntrue\n")
-        over = rms.rms("submit", "over.sh")
-        assert over.returncode == 2 and "the cap is 850 W" in over.stderr
-        rms.until(lambda: rms.row(small)["state"] == "RUNNING", "a job that overtakes")
-        rows = {job: rms.row(job) for job in jobs}
-        assert rows[waits]["reason"] == "PowerCap: needs 400 W on 1 node, 50 W are left of 809 W"
-        rms.ask("cancel", first)
-        rms.until(lambda: rms.row(waits)["state"] == "RUNNING", "its start")
-        assert rms.ask("power-cap")["expected_w"] == IDLE_W + 400.0 + 250.0
-        own = ("--mode", "flexible", "--nodes", "1-3", "--power-limit")
-        limited = rms.submit("sleep 60", *own, f"{2 * ADDED_W:g}")
-        rms.until(lambda: rms.row(limited)["state"] == "RUNNING", "its start")
-        assert rms.row(limited)["nodes_max"] == 2
-        (rms.work / "none.sh").write_text("#!/bin/sh\n#RMS --power-limit=5\ntrue\n")
-        refused = rms.rms("submit", "none.sh")
-        assert refused.returncode == 2 and "a power limit of at least 9 W" in refused.stderr

@@ -90,6 +90,10 @@ def test_each_script_runs_once_before_the_first_mode_and_is_counted_nowhere(
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["warm_up"]["states"] == ["COMPLETED"] * 2
     assert [len(row["jobs"]) for row in result["rows"]] == [5, 5]
+    progress = [line.partition(" ")[2] for line in done.stderr.splitlines()]
+    for part, jobs in {"warm-up": 2, "round 1 of 2, mode malleable": 5}.items():
+        at = progress.index(f"{part} ...")
+        assert progress[at + jobs].startswith(f"{part}: {jobs} of {jobs} jobs ended, ")
     assert "Before the first mode each script ran once (2 jobs" in done.stdout
     assert "From 2 runs of each mode no difference can be told from noise" in done.stdout
 

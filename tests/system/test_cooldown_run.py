@@ -20,21 +20,6 @@ def resizes(rms: Rms, job: str) -> list[tuple[int, int]]:
 
 
 @pytest.mark.wide
-def test_the_rms_does_not_ask_a_job_that_rests() -> None:
-    with served(2, "--policy", "fifo", "--boot-deadline", "120") as rms:
-        job = faulty(rms, "none", options=("--cooldown", "1000"))
-        rms.running(job)
-        rms.ask("resize", job, "2")
-        rms.until(lambda: rms.row(job)["size"] == 2, "resize")
-        said = rms.rms("resize", job, "1")
-        assert said.returncode != 0 and "rests" in said.stdout + said.stderr
-        (rms.work / "go").touch()
-        assert rms.over(job) == ["COMPLETED"], rms.said()
-        assert resizes(rms, job) == [(1, 2)]
-        rms.nothing_left()
-
-
-@pytest.mark.wide
 def test_a_cooldown_ends() -> None:
     with served(2, "--policy", "fifo") as rms:
         job = faulty(rms, "none", "--cooldown", str(COOLDOWN_S))

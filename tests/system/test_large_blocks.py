@@ -1,4 +1,4 @@
-"""Blocks that are large enough for their memory to be touched, given back and used again."""
+"""Blocks that are large enough for their memory to be touched beforehand."""
 
 from __future__ import annotations
 

@@ -130,12 +130,3 @@ def test_the_view_in_a_terminal_outlives_its_daemon() -> None:
     with served(1) as rms:
         rms.submit("sleep 600", "--job-name", "<b>long</b>")
         asyncio.run(looked(rms))
-
-
-def test_no_daemon_is_said(tmp_path: Path) -> None:
-    with served(1) as rms:
-        for command in (["top"], ["report", str(tmp_path)]):
-            done = rms.rms(*command, "--server", f"unix:{tmp_path}/none")
-            assert done.returncode == 1
-            assert "expected a running daemon (rms serve)" in done.stderr
-        assert list(tmp_path.iterdir()) == []

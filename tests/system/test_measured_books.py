@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import time
 from collections import defaultdict
 from contextlib import closing as closed
 from typing import Any
@@ -20,10 +21,13 @@ SMALL = ["--case", "random", "--grid", "24", "20", "8", "--backend", "numpy", "-
 JOB = f"PACE_S=0.1 mpirun {' '.join([*PACED, 'run', *SMALL])} --steps 400"
 
 
-@pytest.mark.promise("books-measured")
+@pytest.mark.promise("books-measured", "meters")
 def test_no_joule_is_lost_or_counted_twice_though_daemon_and_agent_are_killed() -> None:
+    """The packages' counters wrap around on the way; the device's power is integrated."""
+    begun_s = time.time()
     with closing(MeteredRms(3, "--policy", "fifo")) as rms:
         rms.until(lambda: rms.sources() == ["rapl", "rapl", "nvidia-smi"], "readings of all nodes")
+        read_s = time.time()
         first = rms.submit("true", "--mode", "fixed")
         rms.until(lambda: rms.row(first)["summary"], "a report of the time after the books' begin")
         with rms.counters:  # they stood still until then
@@ -35,10 +39,13 @@ def test_no_joule_is_lost_or_counted_twice_though_daemon_and_agent_are_killed() 
             rms.until(lambda: rms.agent() != killed, "another agent")
             rms.end(signal.SIGKILL)
             rms.start()
+            again_s = time.time()  # the last reading may be of any time after this
             assert f"job {job}: adopted" in rms.said()
             rms.resized(job, 1)
             rms.hurry()
             assert rms.over(job) == ["COMPLETED"]
+        # Readings say whole seconds: the last one is of after that once two more have passed.
+        rms.until(lambda: time.time() > again_s + 2.0, "a later reading")
         known = last_known(rms, rms.agent())
         found, row = rms.get("/acct"), rms.row(job)
         rms.ends_well()
@@ -46,7 +53,13 @@ def test_no_joule_is_lost_or_counted_twice_though_daemon_and_agent_are_killed() 
         for n, counted_uj in enumerate(rms.counters.counted_uj):
             device = f"package-{n}"
             assert known[device].joules == pytest.approx(counted_uj * 1e-6, rel=1e-12)
+            assert known[device].unseen_s == 0.0
+            assert counted_uj > 60_000_000  # more than was left until it wrapped around
             assert rows_j[device] == pytest.approx(counted_uj * 1e-6, rel=1e-9)
+        gpu = known["gpu-0"]
+        assert gpu.unseen_s > 0.0  # from the kill to the next reading
+        measured_s = gpu.joules / 75.0
+        assert again_s - read_s < measured_s + gpu.unseen_s < time.time() - begun_s
         measured_j = sum(r["joules"] for r in found["rows"] if r["source"] != "model")
         assert measured_j == pytest.approx(sum(rows_j.values()), rel=1e-9) and measured_j > 0
         assert {part["source"] for part in row["energy"]} == {"rapl"}

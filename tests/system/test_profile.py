@@ -13,9 +13,6 @@ from powercap import Counters
 from processes import Run, called
 
 from rms.cli.main import main
-from rms.formats import profiles
-from rms.formats.profiles import Point, Profile, Program
-from rms.launch.local import hardware
 from rms.studies import bandwidth
 from rms.studies import profile as study
 
@@ -100,47 +97,6 @@ def test_copies_and_probes_run_side_by_side(
     monkeypatch.setattr(study, "separate", lambda setup, mhz=None: [])
     assert main(["profile", "--nodes", "1", "--bandwidth", "--", *words]) == 1
     assert "copies of the command to end with status 0, got FAILED" in capsys.readouterr().err
-
-
-ENERGY = """
-order = { part = "smallest" }
-sizing = { part = "backfill-share", energy = 1.0 }
-admission = { part = "planned" }
-"""
-
-
-def test_with_energy_a_profiled_job_needs_fewer_joules(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two nodes make it 5 % faster and twice as dear; power is the profile's, so a model."""
-    program = tmp_path / "nap.sh"
-    program.write_text("#!/bin/sh\nsleep 5\n")
-    program.chmod(0o755)
-    found = Program.find([str(program)], tmp_path, "")
-    assert found is not None
-    points = tuple(
-        Point(n, "separate", (time_s,), (n * 10.0 * time_s,), "model")
-        for n, time_s in ((1, 5.25), (2, 5.0))
-    )
-    kept = tmp_path / "kept"
-    file = profiles.path_of(kept, "nap", found, hardware())
-    profiles.write(file, Profile("nap", found, hardware(), points))
-    monkeypatch.setenv("RMS_PROFILES", str(kept))
-    (tmp_path / "energy.toml").write_text(ENERGY)
-    used = {}
-    for policy in ("backfill-share", str(tmp_path / "energy.toml")):
-        with served(2, "--policy", policy) as rms:
-            words = ("--json", "-", "--nodes", "1-2", "--mode", "flexible", "--", str(program))
-            number = json.loads(rms.rms("submit", *words).stdout)["id"]
-            rms.over(number)
-            rms.books_balance()
-            row = rms.row(number)
-            run_s = row["end_s"] - row["start_s"]
-            used[policy] = row["energy_j"], row["size"], run_s
-    (most_j, wide, run_s), (least_j, narrow, longer_s) = used.values()
-    assert (wide, narrow) == (2, 1)
-    assert most_j == pytest.approx(20.0 * run_s) and least_j == pytest.approx(10.0 * longer_s)
-    assert least_j < 0.8 * most_j
 
 
 @pytest.mark.parametrize(

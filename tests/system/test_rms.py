@@ -290,36 +290,6 @@ def test_a_killed_daemon_loses_and_repeats_nothing(rms: Rms) -> None:
 
 @manual(2)
 @pytest.mark.wide
-def test_a_daemon_killed_again_and_again(rms: Rms) -> None:
-    note = 'echo "$SLURM_JOB_ID" >> starts\n'
-    slow = f"mpirun {' '.join(PACED)} run {' '.join(SMALL)} --steps 600"
-    long = rms.submit(note + slow, "--mode", "malleable", "--nodes", "1-2")
-    cancelled = rms.submit(f"{note}trap '' TERM; sleep 100", "--nodes", "2")
-    rms.running(long)
-    for size in (1, 2):
-        rms.until(
-            lambda size=size: not rms.rms("resize", long, str(size)).returncode, f"order {size}"
-        )  # the old world of the resize before may still be leaving
-        time.sleep(0.1)
-        rms.end(signal.SIGKILL)
-        rms.start()
-        rms.until(lambda size=size: rms.row(long)["size"] == size, f"resize to {size}")
-        rms.running(long)
-    rms.hurry()
-    assert rms.over(long) == ["COMPLETED"]
-    assert rms.resizes(long) == [(2, 1), (1, 2)]
-    starts = rms.work / "starts"
-    rms.until(lambda: starts.read_text().split()[1:] == [cancelled], "start of its script")
-    rms.ask("cancel", cancelled)
-    rms.end(signal.SIGKILL)
-    rms.start()
-    assert rms.over(cancelled) == ["CANCELLED"]
-    assert starts.read_text().split() == [long, cancelled]
-    rms.nothing_left()
-
-
-@manual(2)
-@pytest.mark.wide
 def test_a_plain_program_that_ends_while_the_daemon_is_away_has_its_status(rms: Rms) -> None:
     """It leaves no record, as a program of dmr does; the world's own status is kept."""
     waits = "while ! test -e go; do sleep 0.05; done"
@@ -384,26 +354,6 @@ def test_bad_request_is_answered_in_one_sentence(idle: Rms) -> None:
     assert len(idle.rows()) == before
 
 
-def test_resizes_that_can_not_be(idle: Rms) -> None:
-    fixed = idle.submit("sleep 100")
-    ranks = idle.submit(mpdata(5000), "--mode", "malleable", "--nodes", "1")
-    idle.running(ranks)
-    one_sentence(idle.rms("resize", fixed, "2"), 2, "fixed")
-    one_sentence(idle.rms("resize", ranks, "3"), 2, "expected a size")
-    one_sentence(
-        idle.rms("resize", ranks, "0"), 2, "expected a whole number of at least 1, or auto"
-    )
-    idle.ask("cancel", fixed)
-    idle.ask("cancel", ranks)
-    idle.over(fixed, ranks)
-
-
-def test_job_beyond_the_cluster_is_refused(idle: Rms) -> None:
-    for nodes in ("3", "3-4"):
-        done = idle.rms("submit", "--nodes", nodes, "good.sh")
-        one_sentence(done, 2, "at most 2 nodes", "got 3")
-
-
 def serve(state: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return called(main, "serve", "--state", str(state), *options)
 
@@ -441,11 +391,6 @@ def test_daemon_that_can_not_be(idle: Rms, tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         one_sentence(serve(tmp_path / "s", "--listen", f"tcp:127.0.0.1:{port}"), 2, str(port))
     assert idle.rms("queue").returncode == 0
-
-
-def test_no_daemon(idle: Rms, tmp_path: Path) -> None:
-    done = idle.rms("queue", "--server", f"unix:{tmp_path / 'none'}")
-    one_sentence(done, 1, "expected a running daemon")
 
 
 def test_socket_is_its_owners_alone(idle: Rms) -> None:

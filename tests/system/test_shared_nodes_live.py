@@ -182,35 +182,6 @@ def test_the_next_world_of_a_job_learns_its_kinds_of_processors() -> None:
         rms.over(job)
 
 
-class Capped(Shared):
-    """The same nodes, of 10 W idle and 20 W more for each busy slot, under the shipped p-bff."""
-
-    def serve_command(self) -> list[str]:
-        return [*LocalRms.serve_command(self), "--policy", "p-bff"]
-
-
-@pytest.mark.promise("shared-nodes")
-def test_a_shipped_policy_packs_jobs_on_a_node_under_its_cap() -> None:
-    """850 W of each node: 10 + 820 + 20; a job of 30 W waits, one that states none overtakes."""
-    with closing(Capped(2)) as rms:
-
-        def submit(*options: str) -> str:
-            return rms.submit(WAITS, "--time", "5", *options)
-
-        jobs = [submit("--power", "820"), submit(), submit("--power", "820")]
-        (waits, small) = submit("--power", "30"), submit()
-        rms.until(lambda: rms.row(small)["state"] == "RUNNING", "a job that overtakes")
-        slots = [rms.row(job)["nodes"] for job in (*jobs, small)]
-        assert slots == [["n2/0"], ["n2/1"], ["n1/0"], ["n1/1"]]
-        assert rms.row(waits)["state"] == "PENDING"
-        rms.ask("cancel", jobs[0])
-        rms.until(lambda: rms.row(waits)["state"] == "RUNNING", "its start")
-        assert rms.row(waits)["nodes"] == ["n2/0"]
-        (rms.work / "go").touch()
-        assert rms.over(*jobs[1:], small, waits) == ["COMPLETED"] * 4
-        rms.ends_well()
-
-
 class Powered(Shared):
     """Four nodes of two slots that go off when idle, by commands that note it."""
 

@@ -21,8 +21,7 @@ struct Job {
     real *v[3];          // pseudo-velocities
     real *kept[3];       // limited ones, for a further pass (or null)
     real *up, *down;     // the betas
-    long long stride[3];
-    long long out_stride[3];  // of a box that is copied; all other arrays share `stride`
+    long long stride[3];      // of all arrays
     int first[3], count[3];   // the cells that are wanted
     int low[3], high[3];      // first and last cell of the domain, far away where it is not cut
     int fixed[3][2];          // whether psi below and above is `value`, or else the nearest cell's

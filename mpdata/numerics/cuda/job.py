@@ -48,7 +48,7 @@ def job_type(dtype: npt.DTypeLike) -> np.dtype[Any]:
     fields: list[tuple[Any, ...]] = [(name, pointer) for name in ("before", "psi", "out", "h")]
     fields += [(name, pointer, 3) for name in ("c", "v", "kept")]
     fields += [(name, pointer) for name in ("up", "down")]
-    fields += [(name, np.int64, 3) for name in ("stride", "out_stride")]
+    fields += [("stride", np.int64, 3)]
     fields += [(name, np.int32, 3) for name in ("first", "count", "low", "high")]
     fields += [("fixed", np.int32, (3, 2)), ("value", real, (3, 2))]
     fields += [("chunk", np.int32), ("extra", np.int32)]

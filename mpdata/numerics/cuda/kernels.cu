@@ -13,7 +13,6 @@
 #include "formulas.cuh"
 #include "four.cuh"
 #include "stream.cuh"
-#include "pack.cuh"
 
 #ifdef ON_HOST
 extern "C" int job_bytes() { return (int)sizeof(Job); }

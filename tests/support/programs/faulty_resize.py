@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,10 @@ def half_way(true: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]
     """Die when the first part of a transfer has gone through."""
 
     def cut(*arguments: Any, **options: Any) -> Iterator[Any]:
-        for count, wait in enumerate(true(*arguments, **options)):
-            if count > 1:
-                strike()
-            yield wait
+        steps = true(*arguments, **options)
+        yield from islice(steps, 2)
+        next(steps, None)
+        strike()
 
     return cut
 
@@ -82,11 +83,13 @@ def short_of_memory(true: Callable[..., Iterator[Any]], rank: int) -> Callable[.
     struck: list[bool] = []
 
     def cut(comm: Any, block: Any, *arguments: Any, **options: Any) -> Iterator[Any]:
-        for count, wait in enumerate(true(comm, block, *arguments, **options)):
-            if count > 1 and block.rank == rank and not struck:
-                struck.append(True)
-                raise MemoryError("expected to be found out")
-            yield wait
+        steps = true(comm, block, *arguments, **options)
+        if block.rank != rank or struck:
+            return (yield from steps)
+        struck.append(True)
+        yield from islice(steps, 2)
+        next(steps, None)
+        raise MemoryError("expected to be found out")
 
     return cut
 

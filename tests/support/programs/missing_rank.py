@@ -6,7 +6,7 @@ gather() of a list (gather), to a checkpoint whose hook before= calls exchange()
 loop alone (end), or comes 3 s later (late).
 All ranks wait for a message that no rank sends (deaf), in before= (deaf-hook), or sleep (wait).
 Rank 0 sends a message that is received only after the loop (send). The halo differs by rank (halo).
-Only the other ranks have a plan with checkpoints (checkpoint), or rank 0 takes 10 s to verify the
+Only the other ranks have a plan with checkpoints (checkpoint), or rank 0 takes 10 s to read the
 one that all restart from (restart).
 """
 
@@ -45,13 +45,13 @@ if WHAT in ("hook", "deaf-hook") or (WHAT == "checkpoint" and not last):
 if WHAT == "hook" and last:
     Driver._save = lambda *_: time.sleep(600)
 if plan.restart and comm.rank == 0:
-    verify = store.verify
+    read = store.read_checkpoint
 
     def slow(*args: Any, **options: Any) -> Any:
         time.sleep(10)
-        return verify(*args, **options)
+        return read(*args, **options)
 
-    store.verify = slow
+    store.read_checkpoint = slow
 
 
 def begun(run):

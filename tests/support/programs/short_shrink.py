@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from itertools import islice
 
 import numpy as np
 from mpi4py import MPI
@@ -13,12 +14,15 @@ true = streams.sending
 struck = []
 
 
-def short(comm, block, new, sent, *, on_host):
-    for count, wait in enumerate(true(comm, block, new, sent, on_host=on_host)):
-        if count > 1 and block.rank == 1 and block.decomposition.size == 2 and not struck:
-            struck.append(True)
-            raise MemoryError
-        yield wait
+def short(comm, block, new, *, on_host):
+    fails = block.rank == 1 and block.decomposition.size == 2 and not struck
+    steps = true(comm, block, new, on_host=on_host)
+    if not fails:
+        return (yield from steps)
+    struck.append(True)
+    yield from islice(steps, 2)
+    next(steps)
+    raise MemoryError
 
 
 def numbers(box):

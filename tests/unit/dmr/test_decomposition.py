@@ -13,6 +13,7 @@ from decompositions import decompositions, everything, halos
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import dmr
 from dmr.data.decomposition import (
     ALIGNMENT_BYTES,
     Box,
@@ -21,7 +22,6 @@ from dmr.data.decomposition import (
     MemoryLayout,
     choose_grid,
     memory_order,
-    part_of,
     split_range,
 )
 from dmr.data.field import Field, FieldSpec
@@ -51,9 +51,10 @@ def test_thicker_parts_come_first_and_differ_by_one_cell_at_most(cells: int, par
 
 
 @given(CELLS, PARTS)
-def test_part_of_is_the_part_whose_range_holds_the_cell(cells: int, parts: int) -> None:
+def test_a_cell_is_in_the_part_whose_range_holds_it(cells: int, parts: int) -> None:
     owner = {c: p for p in range(parts) for c in range(*split_range(cells, parts, p))}
-    assert {c: part_of(cells, parts, c) for c in range(cells)} == owner
+    ranks = dmr.rank_of(Decomposition((cells,), (0,), (parts,)), range(cells))
+    assert ranks.tolist() == [owner[c] for c in range(cells)]
 
 
 @given(decompositions())

@@ -30,15 +30,15 @@ def parts_of(ranks: int, values: Any = ()) -> list[Items]:
 
 
 def moved(old: list[Items], new: list[Items]) -> Network:
-    network, broken = Network((len(old), len(new))), list[Any]()
+    network = Network((len(old), len(new)))
     sides = [(old, new[0].decomposition), (new, old[0].decomposition)]
     ends = []
     for side, (parts, other) in enumerate(sides):
         for one, comm in zip(parts, network.comms(side), strict=True):
-            way = (one.receiving, broken) if side else (one.sending, list[Any]())
-            ends.append(way[0](comm, other, way[1], on_host=True))
-    run_all(ends)
-    assert not broken
+            way: Any = one.receiving if side else one.sending
+            ends.append(way(comm, other, on_host=True))
+    *_, intact = run_all(ends)
+    assert intact is True
     return network
 
 
@@ -79,19 +79,11 @@ def test_every_item_arrives_once_in_order_however_many_lists_follow(
     def chain(side: int, rank: int) -> Any:
         for old, new in zip(olds, news, strict=True):
             if side:
-                yield from new[rank].receiving(
-                    comms[1][rank],
-                    old[0].decomposition,
-                    [],
-                    on_host=True,
-                )
+                there = old[0].decomposition
+                yield from new[rank].receiving(comms[1][rank], there, on_host=True)
             else:
-                yield from old[rank].sending(
-                    comms[0][rank],
-                    new[0].decomposition,
-                    [],
-                    on_host=True,
-                )
+                there = new[0].decomposition
+                yield from old[rank].sending(comms[0][rank], there, on_host=True)
 
     chains = [chain(side, rank) for side in (0, 1) for rank in range(network.sizes[side])]
     run_all(chains, seed)

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from dmr.checkpoint.files import Sink
+from dmr.checkpoint.files import WriteBehindFile
 
 FULL = Path("/dev/full")
 
@@ -19,10 +19,10 @@ CRASHES = """
 import resource, sys
 from pathlib import Path
 import h5py, numpy as np
-from dmr.checkpoint.files import Sink
+from dmr.checkpoint.files import WriteBehindFile
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 for n in range(5):
-    sink = Sink(Path(sys.argv[1]) / f"{n}.h5")
+    sink = WriteBehindFile(Path(sys.argv[1]) / f"{n}.h5")
     with h5py.File(sink, "w", libver="latest") as file:
         file.create_dataset("a", data=np.arange(4000.0))
         file["a"].attrs["b"] = "c"
@@ -32,7 +32,7 @@ for n in range(5):
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    sink = Sink(tmp_path / "a.h5")
+    sink = WriteBehindFile(tmp_path / "a.h5")
     values = np.random.default_rng(1).random((300, 100))
     with h5py.File(sink, "w", libver="latest") as file:
         file["a"] = values
@@ -44,7 +44,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not FULL.exists(), reason="no device that is always full")
 def test_the_first_error_is_kept_and_the_place_goes_on() -> None:
-    sink = Sink(FULL)
+    sink = WriteBehindFile(FULL)
     assert sink.write(b"abc") == 3 and sink.write(np.arange(2.0)) == 16
     sink.close()
     assert sink.problem is not None and sink.problem.errno == errno.ENOSPC
@@ -61,18 +61,18 @@ FRAMES = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from dmr.checkpoint.files import Sink
+from dmr.checkpoint.files import WriteBehindFile
 from mpdata.cases import Request, make_setup
 from mpdata.parallel.output import Frame, create
 setup, path = make_setup("gaussian", Request(grid=(8, 8, 8))), Path(sys.argv[1])
-sink = Sink(path)
+sink = WriteBehindFile(path)
 create(sink, setup, "f8")
 sink.close()
 for number in range(4):
     if number == 3:
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 2000, hard))
-    sink = Sink(path, "r+")
+    sink = WriteBehindFile(path, "r+")
     frame = Frame(sink, number, number)
     frame.add(0, np.full((8, 8, 8), number))
     frame.close()

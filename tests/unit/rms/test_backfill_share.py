@@ -324,16 +324,6 @@ def test_one_gives_no_more_than_is_needed_and_the_others_nothing() -> None:
     assert point(driven, 2, 10.0) == []
 
 
-def test_no_more_jobs_are_resized_at_once_than_allowed() -> None:
-    driven = Driven(12, prompt=False)
-    driven.engine.state.max_concurrent_resizes = 1
-    driven.submit(*(job(n, (1, 4, 4), FLEXIBLE, run_s=100, every_s=None) for n in (1, 2, 3)))
-    for number in (1, 2, 3):
-        driven.happen(ResizePoint(0.0, JobId(str(number))))
-    assert len(driven.submit(job(4, (8, 8, 8), FLEXIBLE))) == 1
-    assert driven.happen(Ticked(1.0)) == []
-
-
 def test_idle_nodes_go_first_to_whom_they_bring_most() -> None:
     """Both need two thirds of the time on a node more: that counts more for the shorter one."""
     driven = Driven(8)

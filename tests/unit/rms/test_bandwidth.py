@@ -128,17 +128,6 @@ def test_it_is_kept_in_the_profile_and_by_a_measurement_without_it(tmp_path: Pat
     assert profiles.merged(kept, profile_with(only_bound)).memory_bandwidth_gb_s is None
 
 
-def test_a_profile_of_before_is_read(tmp_path: Path) -> None:
-    (tmp_path / "p.json").write_text(
-        '{"name": "a", "program": {"words": ["a"], "sha256": "f"}, "machine": {"cpu": "c", '
-        '"cores": 2}, "points": [{"nodes": 1, "way": "separate", "time_s": [1.0], '
-        '"energy_j": [1.0], "source": "model"}]}'
-    )
-    found = profiles.read(tmp_path / "p.json")
-    assert (found.memory_bandwidth_gb_s, found.node_bandwidth_gb_s) == (None, None)
-    assert found.bandwidth is None
-
-
 # --- the probe -----------------------------------------------------------------------------------
 
 

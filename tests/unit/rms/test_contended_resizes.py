@@ -173,17 +173,6 @@ def test_work_is_the_integral_of_the_rate_whatever_the_neighbours(
     run(site(MIXED if mixed else PLAIN, PLAIN), policy, part, specs)
 
 
-def test_without_resizes_a_malleable_job_runs_as_a_fixed_one() -> None:
-    ends = []
-    for mode in (Mode.FIXED, Mode.MALLEABLE):
-        specs = [
-            job(n, (1, 3, 3), 24.0, mode=mode, at_s=7.0 * n, resize_parts=5) for n in range(1, 6)
-        ]
-        found = run(site(MIXED, PLAIN), "easy", {"part": "first-fit-shared"}, specs)
-        ends.append([found.engine.state.ended[spec.id].end_s for spec in specs])
-    assert ends[0] == ends[1]
-
-
 def test_steps_that_neighbours_slow_tell_nothing_of_a_size() -> None:
     """A daemon sees steps of 2 s beside a neighbour: those are steps of 1 s of a job alone."""
     made = adjusted(named("easy"), placement={"part": "first-fit-shared"})

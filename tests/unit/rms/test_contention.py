@@ -51,14 +51,6 @@ def test_whole_demand_as_time_added() -> None:
     assert Pools([node]).slowdowns(0, [20.0]) == [3.0]
 
 
-def test_two_jobs_on_one_node_share_until_one_ends() -> None:
-    contention = Contention(Pools([SharedNode(10.0, PLAIN)]))
-    contention.start("1", [Part(0, 1, 100.0, 10.0)], 0.0)
-    contention.start("2", [Part(0, 1, 100.0, 10.0)], 50.0)
-    # From 50 both run at half their rate; 1 has 50 s left, then 2 as much, alone.
-    assert ends(contention) == {"1": 150.0, "2": 200.0}
-
-
 def test_half_the_frequency_asks_for_half_and_takes_twice() -> None:
     contention = Contention(Pools([SharedNode(10.0, PLAIN)]))
     power = dynamic_power(LEVELS, 0.5)

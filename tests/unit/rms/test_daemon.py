@@ -9,7 +9,7 @@ import pytest
 from idle import Bench, nodes
 from submissions import hand_in
 
-from rms.core.model.events import Ended, HeldByUser, Later, Reason, Resize
+from rms.core.model.events import Ended, Later, Reason, Resize
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.daemon.ask import views
 from rms.daemon.restart.recover import replay
@@ -37,25 +37,6 @@ class Four(Bench):
 def bench(tmp_path: Path) -> Iterator[Four]:
     with Journal.open(tmp_path / "journal") as journal:
         yield Four(journal, tmp_path, nodes(4, NodePower(5.0, 10.0)), "array-share")
-
-
-def test_who_is_held_is_held_after_a_restart_and_freed_in_time(bench: Four) -> None:
-    specs = [
-        JobSpec(JobId("3"), bench.now_s, 1, 1, 1, Mode.FIXED, hold=True),
-        JobSpec(JobId("4"), bench.now_s, 1, 1, 1, Mode.FIXED, begin_s=bench.now_s + 60.0),
-    ]
-    for spec in specs:
-        hand_in(bench.daemon, [spec])
-    bench.daemon = bench.resumed()
-    bench.daemon.tick()
-    assert set(bench.daemon.context.state.held) == {"3", "4"}
-    bench.now_s += 60.0
-    bench.daemon.tick()
-    state = bench.daemon.context.state
-    assert set(state.held) == {"3"} and set(state.running) == {"4"}
-    bench.daemon.handle(HeldByUser(bench.now_s, (JobId("3"),), False))
-    assert set(state.running) == {"3", "4"} and not state.held
-    assert replay(bench.journal.read()).differing == []
 
 
 def test_the_strategy_of_a_refused_resize_is_forgotten(bench: Four) -> None:
@@ -121,18 +102,6 @@ def test_a_restarted_daemon_says_of_a_job_what_the_one_before_said(bench: Four) 
     assert [row.submit_s for row in views.jobs(context)] == [row.submit_s for row in rows]
     known = len(before.timeline.power_w)
     assert context.scheduler.timeline.power_w[:known] == before.timeline.power_w
-
-
-def test_looking_books_nothing(bench: Four) -> None:
-    bench.run(ONE, 1, 2, 1, Mode.FIXED)
-    daemon = bench.daemon
-    bench.now_s += 10.0
-    assert [row.energy_j for row in views.jobs(daemon.context)] == [100.0]
-    books = views.books(daemon.context)
-    assert (books.energy.at_s, books.energy.busy_j, books.energy.idle_j) == (1010.0, 100.0, 150.0)
-    assert daemon.scheduler.ledger.at_s == 1000.0
-    views.history(daemon.context, ONE), views.nodes(daemon.context)
-    assert daemon.scheduler.ledger.idle_j == 0.0
 
 
 def test_readings_are_on_the_power_curve_until_the_meter_falls_silent(bench: Four) -> None:

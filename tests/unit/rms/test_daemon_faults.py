@@ -172,22 +172,6 @@ def test_a_report_that_cannot_be_changes_nothing(
     fault("report of a job that names unknown worlds", "refused; its resize goes on")
 
 
-def test_a_journal_that_names_unknown_worlds_is_read(bench: Bench, fault: Fault) -> None:
-    running(bench)
-    job = bench.daemon.jobs[ONE]
-    job.steps[0].current = (99,)
-    bench.daemon.worlds.save_steps(job)
-    bench.daemon.tick()
-    bench.start()
-    bench.machine.end("1", 0)
-    bench.machine.end("1", None)
-    for _ in range(3):
-        bench.daemon.tick()
-        bench.now_s += 20.0
-    assert states(bench)["2"] == "RUNNING" and states(bench)["1"] in ("FAILED", "COMPLETED")
-    fault("such worlds in the journal of an older daemon", "job FAILED")
-
-
 @dataclass
 class Odd(ManagedProcess):
     """A process that cannot be looked at."""

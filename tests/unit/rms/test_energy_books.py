@@ -186,19 +186,6 @@ def test_a_measurement_takes_the_place_of_the_model(daemon: Daemon) -> None:
     daemon.rows_add_up()
 
 
-def test_a_lost_report_loses_nothing_and_a_repeated_one_counts_once(daemon: Daemon) -> None:
-    daemon.happen(Submitted(0.0, (job(),)), Started(0.0, ONE))
-    daemon.report("n1", 0)
-    daemon.now_s = 2.0  # the first report, which brought 0 J, is lost
-    daemon.report("n1", 2, rapl(300.0))
-    daemon.now_s = 5.0
-    for number in (4, 4, 2, 1):
-        daemon.report("n1", number, rapl(500.0))
-    daemon.report("n1", 3, rapl(400.0))
-    assert daemon.owners()["1"] == 500.0
-    daemon.rows_add_up()
-
-
 def test_two_jobs_share_a_report_by_what_the_model_says_of_each(daemon: Daemon) -> None:
     daemon.happen(Submitted(0.0, (job(),)), Started(0.0, ONE))
     daemon.report("n1", 1, rapl(0.0))
@@ -259,15 +246,6 @@ def test_devices_of_this_machine_are_those_of_its_nodes(daemon: Daemon) -> None:
     assert part.estimate
     estimates = {row.device: row.estimate for row in daemon.journal.energy()}
     assert estimates == {"package-0": True, "gpu-0": False, "node": False}
-    daemon.rows_add_up()
-
-
-def test_a_meter_of_the_whole_node_holds_all_others(daemon: Daemon) -> None:
-    daemon.happen(Submitted(0.0, (job(),)), Started(0.0, ONE))
-    daemon.report("n1", 1, rapl(0.0), DeviceEnergy("node", "command", 0.0))
-    daemon.now_s = 10.0
-    daemon.report("n1", 2, rapl(300.0), DeviceEnergy("node", "command", 700.0))
-    assert daemon.owners()["1"] == 700.0
     daemon.rows_add_up()
 
 
@@ -397,42 +375,6 @@ def test_rows_are_as_many_as_changes_of_hands(daemon: Daemon) -> None:
         daemon.meters.tick()
     assert len(daemon.journal.energy()) == 2  # the model's and the meter's
     assert len(daemon.context.scheduler.energy.measured.spans.pieces("n1", 0.0, 200.0)) == 1
-
-
-def test_an_event_of_before_the_last_report_moves_the_models_share(daemon: Daemon) -> None:
-    """As when a script is found to have ended while its daemon was away."""
-    daemon.happen(Submitted(0.0, (job(),)), Started(0.0, ONE))
-    daemon.report("n1", 1, rapl(0.0))
-    daemon.now_s = 20.0
-    daemon.report("n1", 2, rapl(1000.0))
-    daemon.happen(Ended(10.0, ONE, "COMPLETED"))
-    daemon.balances()
-    assert daemon.cluster_j == pytest.approx(1000.0 + 2 * 200.0)
-    daemon.rows_add_up()
-
-
-def test_a_silent_meter_leaves_power_to_the_model_and_says_so(daemon: Daemon) -> None:
-    daemon.happen(Submitted(0.0, (job(),)), Started(0.0, ONE))
-    daemon.report("n1", 1, rapl(0.0))
-    daemon.now_s = 10.0
-    daemon.report("n1", 2, rapl(500.0))
-    assert daemon.context.scheduler.energy.power_source == "rapl and model"
-    daemon.now_s = 100.0
-    daemon.meters.tick()
-    assert (
-        daemon.context.scheduler.energy.measured.node_w.get("n1") is None
-        and daemon.context.scheduler.energy.power_w == 120.0
-    )
-    assert daemon.context.scheduler.energy.power_source == MODEL
-    assert "no report of the meters of n1 for 60 s" in daemon.said[-1]
-    daemon.now_s = 110.0
-    daemon.report("n1", 3, rapl(5500.0))  # it has counted all the time
-    assert daemon.owners()["1"] == pytest.approx(5500.0)
-
-
-def test_a_report_of_a_node_that_there_is_not(daemon: Daemon) -> None:
-    with pytest.raises(ValueError, match="expected a node of this cluster, got n9"):
-        daemon.report("n9", 1, rapl(0.0))
 
 
 # --- anything in any order -----------------------------------------------------------------------
@@ -699,29 +641,3 @@ def test_tasks_are_owners_beside_jobs(daemon: Daemon) -> None:
         daemon.balances()
         daemon.killed()
     daemon.rows_add_up()
-
-
-def test_another_cluster_after_a_report(daemon: Daemon) -> None:
-    """What a meter has said of the time between the last event and the end of the nodes stays."""
-    daemon.happen(Submitted(0.0, (job(),)), Started(0.0, ONE))
-    daemon.report("n1", 1, rapl(0.0))
-    daemon.now_s = 10.0
-    daemon.report("n1", 2, rapl(500.0))
-    daemon.happen(Reopened(60.0, "x", ("m1", "n1"), (POWER,) * 2, (1, 1)))
-    daemon.now_s = 60.0
-    daemon.balances()
-    assert daemon.owners()["1"] == pytest.approx(500.0)
-    daemon.report("n1", 3, rapl(900.0))  # nobody's: between the two clusters
-    for _ in range(2):
-        daemon.balances()
-        owners = daemon.owners()
-        daemon.killed()
-        assert daemon.owners() == pytest.approx(owners)
-    daemon.rows_add_up()
-    daemon.happen(Reopened(90.0, "y", ("n1", "n2", "g1"), (POWER,) * 3, (1, 1, 1)))
-    daemon.now_s = 95.0
-    daemon.report("n1", 4, rapl(950.0))
-    for _ in range(2):
-        daemon.balances()
-        daemon.killed()
-        daemon.rows_add_up()

@@ -453,24 +453,3 @@ def test_no_reservation_slips_where_every_job_has_one(specs: list[JobSpec]) -> N
     simulation = Simulation(specs, Site(10), policy, record=False, observer=look)
     simulation.run()
     assert len(simulation.engine.state.ended) == len(specs)
-
-
-@pytest.mark.parametrize("policy", ["easy", "conservative"])
-@pytest.mark.parametrize("estimates", ["requested", "exact"])
-def test_a_wide_job_among_a_stream_of_narrow_ones_is_not_starved(
-    policy: str, estimates: str
-) -> None:
-    def job(number: int, at_s: float, size: int) -> JobSpec:
-        return JobSpec(
-            JobId(str(number)), at_s, size, size, size, Mode.FIXED, limit_s=40.0, run_s=25.0
-        )
-
-    narrow = [job(n, 2.0 * n, 1) for n in range(400)]
-    wide = job(400, 21.0, 10)
-    made = adjusted(named(policy), admission={"estimates": estimates})
-    simulation = Simulation([*narrow, wide], Site(10), made, record=False)
-    simulation.run()
-    start_s = simulation.engine.state.ended[JobId("400")].start_s
-    assert start_s is not None and start_s <= 21.0 + 40.0
-    state = {job.state for job in simulation.engine.state.ended.values()}
-    assert state == {JobState.COMPLETED}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from driven import job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -184,15 +183,3 @@ def test_no_slot_is_given_while_its_host_is_off_and_the_books_balance(
     assert ledger.busy_node_s == pytest.approx(
         sum((j.end_s or 0.0) - (j.start_s or 0.0) for j in ended.values() for _ in j.nodes)
     )
-
-
-def test_a_malleable_stream_on_hosts_keeps_its_books() -> None:
-    """Resized jobs hold slots of hosts that other jobs have too, and hosts go off."""
-    specs = [
-        job(n, (1, 2, 4), Mode.FLEXIBLE, run_s=30.0 * n, at_s=17.0 * n, every_s=5.0, price_s=1.0)
-        for n in range(1, 7)
-    ]
-    found = Simulation(specs, PAIRS, adjusted(off_when_idle("backfill-share")))
-    found.run()
-    found.ledger.check()
-    assert found.resized and found.ledger.off_j > 0.0 and not found.engine.state.pending

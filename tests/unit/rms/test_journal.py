@@ -23,7 +23,7 @@ from submissions import filler
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.contention import Processors, SharedNode
-from rms.core.model.events import Decision, Ended, Event, Later, Start, Started, Submitted
+from rms.core.model.events import Decision, Event, Later, Start, Started, Submitted
 from rms.core.model.jobs import JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
 from rms.core.model.speedup import OperatingPoint
 from rms.core.policies import POLICIES, PolicyError, named
@@ -149,18 +149,6 @@ def test_decisions_come_back_as_they_were(kind: type, data: st.DataObject) -> No
     assert repr(seen) == repr(Seen(seq, Started(0.0, JobId("1")), tuple(decisions)))
 
 
-def test_infinite_limits_and_no_decisions_are_kept(tmp_path: Path) -> None:
-    spec = JobSpec(JobId("7_3"), 0.0, 1, 2, 2, Mode.MALLEABLE, limit_s=math.inf)
-    with begun(tmp_path / "journal") as journal:
-        journal.decided(journal.append(Submitted(-0.0, (spec,))), [])
-        _, seen = journal.read()
-    assert isinstance(seen, Seen)
-    assert seen.decisions == ()
-    assert isinstance(seen.event, Submitted)
-    assert seen.event.specs[0].limit_s == math.inf
-    assert isinstance(seen.event.specs[0].mode, Mode)
-
-
 def test_headers_and_policies_have_their_place_among_the_events(tmp_path: Path) -> None:
     path, event = tmp_path / "journal", Started(1.5, JobId("1"))
     with begun(path) as journal:
@@ -276,36 +264,6 @@ def test_what_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:
         with one_sentence(JournalError, str(wrong)):
             Journal.open(wrong)
     assert path.read_bytes() == before
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("whole") / "journal"
-    with begun(path) as journal:
-        journal._db.execute("BEGIN")
-        for n in range(300):
-            journal.append(Submitted(float(n), (job(n),)))
-        journal._db.execute("COMMIT")
-    return path
-
-
-@pytest.mark.parametrize("part", [0.1, 0.3, 0.5, 0.7, 0.9])
-def test_a_cut_off_journal_is_refused(whole: Path, tmp_path: Path, part: float) -> None:
-    path, data = tmp_path / "journal", whole.read_bytes()
-    path.write_bytes(data[: int(part * len(data))])
-    with one_sentence(JournalError, str(path)), Journal.open(path) as journal:
-        list(journal.read())
-
-
-@pytest.mark.parametrize("page", [0, 1, 2, 3, 4, 9])
-def test_an_overwritten_page_is_refused(whole: Path, tmp_path: Path, page: int) -> None:
-    data = bytearray(whole.read_bytes())
-    data[4096 * page : 4096 * (page + 1)] = b"\xa5" * 4096
-    path = tmp_path / "journal"
-    path.write_bytes(data)
-    with one_sentence(JournalError, str(path)), Journal.open(path) as journal:
-        list(journal.read())
-        journal.notes(ScriptNote)
 
 
 def harmed(path: Path, statement: str, *values: object) -> None:
@@ -711,11 +669,3 @@ def test_a_torn_tail_leaves_what_was_before_it(
         assert len(seen) <= len(killed.seen) + 1
         assert found.differing == []
         assert sum(isinstance(entry, Opened) for entry in entries) >= opening + 1
-
-
-def test_an_ended_job_is_in_the_state_after_a_kill(killed: Killed, tmp_path: Path) -> None:
-    path, _ = copy(killed, tmp_path)
-    with Journal.open(path) as journal:
-        entries = list(journal.read())
-    ended = [e for e in entries if isinstance(e, Seen) and isinstance(e.event, Ended)]
-    assert len(replay(entries).engine.state.ended) == len(ended)

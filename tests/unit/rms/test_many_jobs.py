@@ -20,8 +20,8 @@ from rms.daemon.jobs.watch import BUDGET_S
 from rms.daemon.restart.recover import replay, resume
 from rms.daemon.store.context import Settings
 from rms.daemon.store.journal import Journal
-from rms.daemon.store.notes import NextNote, ResizesNote, ScriptNote
-from rms.daemon.store.record import JobRuntime, PendingResize, ResizeNote
+from rms.daemon.store.notes import ScriptNote
+from rms.daemon.store.record import JobRuntime, PendingResize
 from rms.launch.base import ManagedProcess, ScriptLaunch
 from rms.launch.local import LocalLauncher
 
@@ -115,15 +115,6 @@ def test_many_entries_are_flushed_once(tmp_path: Path, monkeypatch: pytest.Monke
         str(tmp_path),
         str(tmp_path / "j-wal"),
     ]  # that it is there, and what is in it
-
-
-def test_notes_are_found_by_their_kind(tmp_path: Path) -> None:
-    with Journal.open(tmp_path / "j") as journal:
-        for job in ("10", "1", "\u20ac"):
-            journal.note(ResizesNote(job), ResizeNote(job), NextNote(id=2))
-        assert list(journal.notes(ResizesNote)) == ["1", "10", "\u20ac"]
-        assert list(journal.notes(ResizeNote)) == ["1", "10", "\u20ac"]
-        assert journal.notes(NextNote) == {"": journal.noted(NextNote)} == {"": NextNote(id=2)}
 
 
 # -- The server's questions -------------------------------------------------------------------

@@ -323,16 +323,6 @@ def test_commands_that_cannot_be_are_refused_in_a_sentence(
     assert words in said and "expected" in said and said.count("\n") == 1
 
 
-def test_a_deadline_of_no_time_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", "--state", str(tmp_path / "state"), "--power-on-deadline", "0"])
-    message = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert "--power-on-deadline: expected a number above 0, got '0'" in message
-
-
 @pytest.mark.parametrize("key", ["off_w", "boot_s", "boot_j"])
 def test_power_of_a_cluster_file(tmp_path: Path, key: str) -> None:
     path = tmp_path / "c.toml"

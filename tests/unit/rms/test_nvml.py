@@ -156,28 +156,6 @@ def test_a_lost_gpu_is_a_gap_and_its_counter_goes_on(machine: Machine) -> None:
     assert other.uuid == "GPU-b"
 
 
-def test_power_of_a_lost_gpu_is_unseen(machine: Machine) -> None:
-    gpu = machine.gpu(refuses=no_counter())
-    meter = Nvml()
-    machine.read(meter, 10.0, 0.1)
-    gpu.refuses["*"] = 999
-    assert machine.read(meter, 20.0, 0.1) == []
-    del gpu.refuses["*"]
-    (found,) = machine.read(meter, 30.0, 0.1)
-    assert found.joules + 200.0 * found.unseen_s == pytest.approx(12_000.0, rel=1e-3)
-    assert 20.0 <= found.unseen_s <= 31.0
-
-
-def test_a_reloaded_driver_counts_anew(machine: Machine) -> None:
-    gpu = machine.gpu()
-    meter = Nvml()
-    machine.read(meter, 10.0)
-    gpu.joules = lambda at_s: 200.0 * (at_s - 1010.0)
-    (found,) = machine.read(meter, 10.0)
-    assert found.joules + 200.0 * found.unseen_s == pytest.approx(4000.0, abs=1.0)
-    assert found.unseen_s == 0.5
-
-
 def test_a_driver_that_goes_away_comes_back(machine: Machine) -> None:
     gpu = machine.gpu()
     meter = Nvml()
@@ -212,31 +190,6 @@ def test_a_gpu_keeps_its_energy_where_its_number_changes(machine: Machine) -> No
     assert found == pytest.approx({"gpu-0": 4000.0, "gpu-1": 1000.0}, abs=1.0)
 
 
-KNOWN = DeviceEnergy("gpu-0", "nvml-counter", 700.0, 3.0, 40.0, 5e6 + 200.0 * 980.0)
-
-
-def test_a_later_agent_goes_on_by_the_counter(machine: Machine) -> None:
-    machine.gpu()
-    meter = Nvml()
-    meter.resume([KNOWN], 20.0, True)
-    (found,) = meter.read(machine.now_s)
-    assert found.joules == pytest.approx(700.0 + 200.0 * 20.0) and found.unseen_s == 3.0
-    assert found.uncertainty_j > 40.0
-    (found,) = machine.read(meter, 10.0)
-    assert found.joules == pytest.approx(700.0 + 200.0 * 30.0)
-
-
-@pytest.mark.parametrize("case", ["another boot", "a smaller counter", "no counter"])
-def test_what_no_counter_tells_is_unseen(machine: Machine, case: str) -> None:
-    gpu = machine.gpu(refuses=no_counter() if case == "no counter" else {})
-    if case == "a smaller counter":
-        gpu.joules = lambda at_s: at_s
-    meter = Nvml()
-    meter.resume([KNOWN], 20.0, case != "another boot")
-    (found,) = meter.read(machine.now_s)
-    assert (found.joules, found.unseen_s) == (700.0, 23.0)
-
-
 def test_the_instantaneous_field_may_be_wide_or_missing(machine: Machine) -> None:
     gpu = machine.gpu(watts=123.0)
     nvml = load()
@@ -267,13 +220,6 @@ def test_a_counter_that_begins_anew_is_a_gap(seconds: float, before_j: float, pa
     counter.add(0.0, before_j)
     counter.add(seconds, part * before_j * 0.999)
     assert (counter.joules, counter.unseen_s) == (0.0, seconds)
-
-
-def test_a_counter_that_jumps_is_another_one() -> None:
-    counter = Counter()
-    counter.add(0.0, 0.0)
-    counter.add(1.0, 10 * Counter.most_w)
-    assert (counter.joules, counter.unseen_s) == (0.0, 1.0)
 
 
 ACTIONS = st.lists(

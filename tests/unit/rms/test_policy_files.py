@@ -121,16 +121,6 @@ def test_kinds_with_one_value_may_state_it(tmp_path: Path) -> None:
     assert named(stated.key) == stated
 
 
-def test_a_composition_that_a_journal_of_0_1_0_holds_is_read() -> None:
-    text = (
-        '{"name":"mine","order":{"part":"fcfs"},"sizing":{"part":"equal-share","energy":1.0},'
-        '"frequency":{"part":"nominal"},"node_power":{"part":"always-on"},'
-        '"passes":{"part":"events"}}'
-    )
-    policy = named(text)
-    assert (policy.name, policy.key) == ("mine", text)
-
-
 def test_every_shipped_policy_is_made_again_from_its_text() -> None:
     assert {"fifo", "easy", "conservative", "array-share", "array-share-paper"} <= set(POLICIES)
     for name, policy in POLICIES.items():

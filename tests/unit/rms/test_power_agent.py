@@ -135,15 +135,6 @@ def test_a_meter_that_comes_late_is_waited_for() -> None:
     assert reports[0].devices == [] and joules and set(joules) <= {0.0, 1.0}
 
 
-def test_a_device_goes_over_to_the_next_meter_and_back() -> None:
-    best, next_ = Played(10.0, 20.0, "lost", "lost", 100.0, 103.0), Played(7.0, 8.0)
-    node = NodeMeter([Ladder([best, next_])])
-    found = [node.read(at_s)[0] for at_s in (0.0, 1.0, 2.0, 3.0, 63.0, 124.0, 125.0)]
-    assert [d.joules for d in found] == [10.0, 20.0, 20.0, 21.0, 21.0, 21.0, 24.0]
-    assert [d.unseen_s for d in found] == [0.0, 0.0, 1.0, 1.0, 1.0, 122.0, 122.0]
-    assert next_.closed == 1
-
-
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.floats(0.1, 99.0)), max_size=30))
 def test_whoever_reads_it_a_device_has_each_joule_once_and_each_second(
     steps: list[tuple[bool, bool, float]],

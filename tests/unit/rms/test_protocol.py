@@ -57,11 +57,6 @@ def test_a_message_may_hold_what_is_no_text(tmp_path: Path) -> None:
     assert "winds-" in read_completion(tmp_path / "record.json").message
 
 
-def test_a_record_states_its_format(tmp_path: Path) -> None:
-    write_completion(tmp_path / "record.json", RECORD)
-    assert json.loads((tmp_path / "record.json").read_text())["format"] == COMPLETION_FORMAT
-
-
 def test_missing_folders_are_made(tmp_path: Path) -> None:
     write_completion(tmp_path / "a" / "b" / "record.json", RECORD)
     assert read_completion(tmp_path / "a" / "b" / "record.json") == RECORD

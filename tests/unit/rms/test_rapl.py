@@ -156,19 +156,6 @@ def test_no_joule_is_made_up_and_none_is_lost_outside_of_what_is_called_unseen(
         assert found.joules == pytest.approx(true_j, abs=1e-5)
 
 
-def test_two_wraps_between_two_readings_are_a_gap(tmp_path: Path) -> None:
-    zone(tmp_path, "intel-rapl:0", "package-0", 0, 1_000_000_000, LIMIT_W)
-    rapl = Rapl(tmp_path)
-    rapl.read(0.0)
-    advance(tmp_path, "intel-rapl:0", 1_900_000_000, 1_000_000_000)  # once around, and 900 J
-    (found,) = rapl.read(10.0)
-    assert (found.joules, found.unseen_s) == (0.0, 10.0)
-    for second in range(11, 40):  # each second a reading: all of it is seen
-        advance(tmp_path, "intel-rapl:0", 190_000_000, 1_000_000_000)
-        (found,) = rapl.read(float(second))
-    assert (found.joules, found.unseen_s) == (pytest.approx(29 * 190.0), 10.0)
-
-
 def test_zones_that_mirror_one_another_are_counted_once(tmp_path: Path) -> None:
     for die in range(4):
         zone(tmp_path, f"intel-rapl:{die}", f"package-0-die-{die}", 68_000_000)

@@ -24,7 +24,7 @@ from rms.daemon.jobs.machine import (
 from rms.daemon.jobs.scripts import Scripts
 from rms.daemon.jobs.worlds import Worlds
 from rms.daemon.store.context import Context
-from rms.daemon.store.record import JobRuntime, ResizeNote, ResizeState, Step
+from rms.daemon.store.record import JobRuntime, Step
 from rms.launch.base import LaunchCommand, ManagedProcess
 from rms.wire.messages import (
     Begun,
@@ -657,16 +657,6 @@ def test_a_rollback_goes_on_after_a_restart() -> None:
 # --- the record ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_a_note_has_all_but_what_is_only_of_this_daemon(state: str) -> None:
-    resize = in_state(state).resize
-    assert resize is not None
-    note = ResizeNote(JOB, resize.note())
-    back = ResizeNote.read(note.value()).resize
-    resize.told, resize.until_s = False, 0.0
-    assert back == resize
-
-
 def test_there_is_nothing_to_do_without_a_resize() -> None:
     found = job()
     for given in (
@@ -743,9 +733,3 @@ def test_an_input_that_is_not_in_the_table_changes_nothing(state: str, given: In
     instructions = fed(found, given)
     if not legal:
         assert instructions == [] and msgspec.to_builtins(found.resize) == before
-
-
-@pytest.mark.parametrize("state", ResizeState)
-def test_every_state_has_a_way_out(state: ResizeState) -> None:
-    transitions = [transition for (of, _), transition in machine.TABLE.items() if of is state]
-    assert any(transition is not ResizeMachine._wait for transition in transitions)

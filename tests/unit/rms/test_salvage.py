@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from faults import Fault
-from routed import SCRIPT, Idle, Routed
+from routed import Idle, Routed
 from said import Said
 from sentences import one_sentence
 
@@ -172,10 +172,3 @@ def test_what_may_be_no_journal_is_left_alone(tmp_path: Path) -> None:
     with one_sentence(JournalError, "file is not a database"):
         open_journal(path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
-
-
-def test_a_submission_is_on_disk_with_its_script(tmp_path: Path) -> None:
-    with back(tmp_path) as found:
-        number = found.server.submit()
-        script = tmp_path / "jobs" / number / "script"
-        assert script.read_text() == SCRIPT["text"]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import pairwise
-
-import msgspec
 import pytest
 
 from rms.core.model.cluster import Cluster
@@ -104,34 +100,10 @@ def test_nobody_holds_the_nodes_of_a_cluster_that_is_gone() -> None:
     assert found.cluster.names == found.timeline.names == ("m0",)
 
 
-def integral(curve: Iterable[tuple[float, float]], until_s: float) -> float:
-    points = [*curve, (until_s, 0.0)]
-    return sum(w * (b - a) for (a, w), (b, _) in pairwise(points))
-
-
 def read(to: Scheduler, number: int, at_s: float, joules: float, node: str = "n0") -> None:
     """Have a meter report what it has counted so far."""
     devices = [DeviceEnergy("package-0", "rapl", joules)]
     to.report(Metered(node, "a", number, at_s, "boot", devices), at_s, {"package-0": (node,)})
-
-
-def test_the_power_curve_has_the_reports_between_events() -> None:
-    found = fed(scheduler(), Submitted(0.0, (spec(),)), Started(0.0, ONE))
-    assert integral(found.timeline.power_w, 10.0) == found.books(10.0).cluster_j == 1200.0
-    read(found, 1, 10.0, 0.0)
-    read(found, 2, 20.0, 500.0)
-    read(found, 1, 20.0, 0.0, "n2")
-    read(found, 2, 30.0, 200.0, "n2")
-    found.forget_meter("n0", 40.0)
-    fed(found, Ended(50.0, ONE, "COMPLETED"))
-    assert found.timeline.power_w == [
-        (0.0, 120.0),
-        (10.0, 120.0),
-        (20.0, 70.0),
-        (30.0, 80.0),
-        (40.0, 130.0),
-        (50.0, 40.0),
-    ]
 
 
 def test_fast_readings_do_not_fill_the_memory_and_the_newest_counts() -> None:
@@ -166,13 +138,6 @@ def test_looking_at_the_books_books_nothing() -> None:
 def test_the_books_of_nothing() -> None:
     assert scheduler().books(7.0).cluster_j == 0.0
     assert scheduler().books(7.0).at_s == 7.0
-
-
-def test_the_books_are_kept_as_they_were_when_the_last_job_was_over() -> None:
-    found = fed(grown(scheduler()), Ended(40.0, ONE, "COMPLETED"))
-    assert found.closed is not None
-    assert msgspec.structs.replace(found.books(40.0), sources=[]) == found.closed
-    assert found.closed.cluster_j < found.books(50.0).cluster_j
 
 
 def test_where_the_power_comes_from() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,15 +10,11 @@ from driven import FLEXIBLE, MOLDABLE, Driven, job
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rms.core.model.cluster import Cluster
-from rms.core.model.events import Event, ResizePoint, Stepped, Submitted
+from rms.core.model.events import Stepped
 from rms.core.model.jobs import Job, JobId, JobSpec, NodePower, Site
 from rms.core.model.speedup import Speedup
 from rms.core.policies import adjusted, named
 from rms.core.rules.transition import TransitionError
-from rms.core.scheduler.engine import Engine
-from rms.daemon.restart.recover import replay
-from rms.daemon.store.journal import Journal, Opened, Seen
 from rms.daemon.store.record import COUNTS_AT_ONCE, PACE_S, JobRuntime, Step, StepRateLimit
 from rms.launch.base import LaunchCommand
 from rms.sim.simulator import Simulation
@@ -151,38 +146,6 @@ def test_steps_that_cannot_be_are_refused(bad: Stepped) -> None:
     driven.submit(job(1, (1, 4, 4), FLEXIBLE))
     with pytest.raises(TransitionError, match="expected steps that took time"):
         driven.engine.handle(bad)
-
-
-def test_a_replay_decides_by_the_same_steps(tmp_path: Path) -> None:
-    """Two jobs share four nodes; the one that is seen to be slow gets them."""
-    engine = Engine(4, named("backfill-share"))
-    specs = [job(n, (1, 4, 4), FLEXIBLE, run_s=100.0 / 4) for n in (1, 2)]
-    specs = [msgspec.structs.replace(spec, array="1") for spec in specs]
-    events: list[Event] = [Submitted(0.0, tuple(specs))]
-    with Journal.open(tmp_path / "journal") as journal:
-        journal.header(Cluster.recorded(("a", "b", "c", "d")), "backfill-share")
-        driven = Driven(4, "backfill-share")
-        driven.engine = engine
-        original = engine.handle
-
-        def entered(event: Event) -> list[object]:
-            number = journal.append(event)
-            found = original(event)
-            journal.decided(number, found)
-            return list(found)
-
-        engine.handle = entered  # type: ignore[method-assign,assignment]
-        driven.happen(events[0])
-        driven.happen(seen(10.0, 10, 1000, 10, 10.0, 2), ResizePoint(11.0, JobId("1")))
-        entries = list(journal.read())
-    assert isinstance(entries[0], Opened)
-    assert any(isinstance(e, Seen) and isinstance(e.event, Stepped) for e in entries)
-    again = replay(entries)
-    assert not again.differing and not again.refused
-    assert (
-        again.engine.state.running[JobId("2")].measured_steps
-        == engine.state.running[JobId("2")].measured_steps
-    )
 
 
 # --- energy --------------------------------------------------------------------------------------

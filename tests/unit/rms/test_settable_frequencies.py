@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rms.core.model.events import Decision, Event, FrequenciesSettable, Start, Started, Submitted
+from rms.core.model.events import FrequenciesSettable, Start, Started, Submitted
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Site
 from rms.core.model.speedup import OperatingPoint
 from rms.core.policies import named
@@ -51,17 +51,3 @@ def test_from_when_they_can_be_set_jobs_start_with_them() -> None:
     here.handle(FrequenciesSettable(10.0, True))
     assert started(here, 2, 20.0).frequencies == (0.5,)
     assert here.state.running[JobId("1")].frequencies == ()
-
-
-def test_the_same_events_lead_to_the_same_decisions() -> None:
-    events: list[Event] = [
-        Submitted(0.0, (spec(1, 0.0),)),
-        FrequenciesSettable(1.0, False, "why"),
-        Submitted(2.0, (spec(2, 2.0),)),
-    ]
-
-    def decided() -> list[list[Decision]]:
-        here = engine()
-        return [here.handle(event) for event in events]
-
-    assert decided() == decided()

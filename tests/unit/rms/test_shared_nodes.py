@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rms.core.model.contention import Processors, SharedNode
 from rms.core.model.jobs import JobId, JobSpec, Mode, Site
@@ -119,27 +117,3 @@ def test_what_cannot_be_simulated_is_refused() -> None:
         Simulation([], site(PLAIN), easy("less-consume"), passes="per-timestamp")
     with pytest.raises(PolicyError, match="expected nodes that share bandwidth"):
         Simulation([job(1, 1, 1.0)], Site(4), easy("less-consume"))
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 10), st.sampled_from([1.0, 16.0, 64.0]), st.integers(1, 50)),
-        min_size=1,
-        max_size=12,
-    ),
-    st.sampled_from(
-        [("first-fit-shared", {}), ("less-consume", {}), ("less-consume", {"forecast": True})]
-    ),
-    st.booleans(),
-)
-def test_bandwidth_only_costs_time_and_no_slot_is_given_twice(
-    jobs: list[tuple[int, float, int]], part: tuple[str, dict[str, Any]], aware: bool
-) -> None:
-    """The engine refuses a slot given twice; every job ends, none before its work is done."""
-    specs = [job(n, size, gb_s, run_s) for n, (size, gb_s, run_s) in enumerate(jobs, 1)]
-    found = run(site(MIXED, PLAIN), easy(part[0], power_aware=aware, **part[1]), *specs)
-    for spec in specs:
-        over = found.engine.state.ended[spec.id]
-        assert over.start_s is not None and over.end_s is not None and spec.run_s is not None
-        assert over.end_s - over.start_s >= spec.run_s * (1.0 - 1e-9)
-        assert len(over.nodes) == spec.preferred

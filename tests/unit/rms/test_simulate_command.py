@@ -55,17 +55,6 @@ def test_a_fitted_law_says_how_far_it_is_off(
     assert "t(n) = 20 s + 80 s / n, off by 0.0 % on average, 0.0 % at most" in err
 
 
-def test_a_measured_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    profile = {"nodes": [1, 2], "time_s": [10.0, 6.0], "power_w_per_node": [50.0, 60.0]}
-    (tmp_path / "p.json").write_text(json.dumps(profile))
-    path = tmp_path / "w.toml"
-    path.write_text('[[jobs]]\nnodes = [1, 2]\nspeedup = { profile = "p.json" }\n')
-    command = ["simulate", "--workload", str(path), "--processors", "2", "--json", "-"]
-    assert main(command) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["makespan_s"], found["energy_j"]["busy"]) == (6.0, 720.0)
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -276,11 +265,6 @@ def test_jobs_that_wait_for_ever_are_told(
     (tmp_path / "w.toml").write_text(wide)  # 200 W a node: one fits, and not the other
     assert main(command) == 2
     assert "waiting for ever: PowerCap" in capsys.readouterr().err
-
-
-def test_negative_power_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(capped(tmp_path, -1.0, "fifo")) == 2
-    assert "power_w of at least 0, got -1" in capsys.readouterr().err
 
 
 KINDS = """name = "kinds"

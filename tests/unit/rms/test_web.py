@@ -278,8 +278,3 @@ def test_the_command_says_where_the_page_is_and_how_to_get_there(
         port = taken.getsockname()[1]
         assert main(["web", "--port", str(port)]) == 2
     assert f"cannot listen on 127.0.0.1:{port}: " in capsys.readouterr().err
-
-
-def test_without_a_daemon_there_is_no_page(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["web", "--server", "unix:/nowhere/socket"]) == 1
-    assert "expected a running daemon (rms serve)" in capsys.readouterr().err
