@@ -1,6 +1,6 @@
 """Let an iterative mpi4py program change its number of ranks while it computes.
 
-Names are loaded when first used, so that what needs no MPI works where none can be loaded.
+Names are loaded at their first use: those without MPI work where no MPI can be loaded.
 """
 
 from __future__ import annotations
@@ -24,36 +24,25 @@ if TYPE_CHECKING:
     from dmr.world import World
 
 _HOMES = {
-    "Application": "application",
-    "Box": "data.decomposition",
-    "CollectiveError": "errors",
-    "Field": "data.field",
-    "FieldSpec": "data.field",
-    "Items": "data.particles",
-    "ListSpec": "data.particles",
-    "PerRank": "state.progress",
-    "Plan": "plan",
-    "Run": "application",
-    "Runtime": "boot.environment",
-    "Deadlines": "plan",
-    "STRATEGIES": "resize.strategy",
-    "Schedule": "plan",
-    "UsageError": "errors",
-    "World": "world",
-    "adapt": "data.field",
-    "adapt_list": "data.particles",
-    "raise_on_all": "errors",
-    "malleable": "api",
-    "rank_of": "data.particles",
-    "run": "api",
-    "split_range": "data.decomposition",
+    "api": ("malleable", "run"),
+    "application": ("Application", "Run"),
+    "boot.environment": ("Runtime",),
+    "data.decomposition": ("Box", "split_range"),
+    "data.field": ("Field", "FieldSpec", "adapt"),
+    "data.particles": ("Items", "ListSpec", "adapt_list", "rank_of"),
+    "errors": ("CollectiveError", "UsageError", "raise_on_all"),
+    "plan": ("Deadlines", "Plan", "Schedule"),
+    "resize.strategy": ("STRATEGIES",),
+    "state.progress": ("PerRank",),
+    "world": ("World",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'dmr' has no attribute {name!r}")
-    return getattr(import_module(f"dmr.{_HOMES[name]}"), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"dmr.{module}"), name)
+    raise AttributeError(f"module 'dmr' has no attribute {name!r}")
 
 
 __all__ = [

@@ -1,8 +1,9 @@
-"""What a malleable program states, and what it sees of its run.
+"""The interface between a malleable program and the library.
 
-Initial values are set only where nothing was restored; step number, values and records travel
-by themselves; scratch is rebuilt, not moved; and the code after :func:`dmr.run` is reached by the
-last world alone.
+- A program sets initial values only in a run that restored nothing.
+- Its fields, ``run.state`` and the step number move to a new world by themselves.
+- Scratch and communication are rebuilt in each world.
+- Code after :func:`dmr.run` runs in the last world only.
 """
 
 from __future__ import annotations
@@ -12,30 +13,32 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from mpi4py import MPI
 
 from dmr.boot.environment import Runtime
-from dmr.checkpoint.store import Lock
 from dmr.data.distributed import Spec
 from dmr.errors import UsageError, outside_block, print_line
 from dmr.state.progress import PerRank, Progress
 from dmr.state.values import State
 from dmr.system.watch import WATCH
-from dmr.wire.rms import RmsClient
 from dmr.world import World
 from rms.wire.messages import ResizeReport
 
+if TYPE_CHECKING:
+    from dmr.checkpoint.store import Lock
+    from dmr.wire.rms import RmsClient
 
-class Application(ABC):
-    """What a malleable program states; :func:`run` does the rest.
+
+class Program(ABC):
+    """The parts of a malleable program that do not depend on who has its loop.
 
     Attributes:
         supports_merge: whether its ranks can go on in another world (strategy merge).
-        backends: what it can compute with. A resize may lead from one of them to another: a new
-            world takes the one named by :attr:`dmr.Runtime.backend`, or, under an RMS, what its
-            :attr:`dmr.Runtime.slot` is good for. Only "backend" may then differ in the options.
+        backends: names of the backends that it can compute with. A resize may change from one to
+            another: a new world takes the one of :attr:`dmr.Runtime.backend` or, under an RMS,
+            the one for its :attr:`dmr.Runtime.slot`. Only "backend" may then differ in the options.
     """
 
     supports_merge: bool = True
@@ -46,25 +49,14 @@ class Application(ABC):
         """Return the distributed arrays, the same on every rank and in every world."""
 
     def prepare(self, run: Run) -> None:  # noqa: B027
-        """Do early what ``build`` will need: load modules, compile kernels, open devices.
+        """Load modules, compile kernels and open devices for ``build``.
 
         Called in a world that is booted beside the running one, before it has any data: blocks
         are zeros, ``run.state`` is empty. ``build`` must not rely on it.
         """
 
-    def build(self, run: Run) -> None:  # noqa: B027 - nothing to build is a fair answer
-        """Build what belongs to the current world: scratch, communication. Once per world."""
-
-    @abstractmethod
-    def steps(self, run: Run) -> int:
-        """Return the number of steps of the whole run (called after ``build``)."""
-
-    @abstractmethod
-    def step(self, run: Run) -> None:
-        """Advance the fields by one step."""
-
-    def finish(self, run: Run) -> None:  # noqa: B027
-        """Do what is left to do after the last step, in the last world."""
+    def build(self, run: Run) -> None:  # noqa: B027
+        """Build scratch and communication for the current world. Called once in each world."""
 
     def before_resize(self, run: Run, ranks: int) -> None:  # noqa: B027
         """Called before a resize or a checkpoint, on all ranks of the world.
@@ -75,71 +67,91 @@ class Application(ABC):
         """
 
     def after_resize(self, run: Run, record: ResizeReport | None) -> None:  # noqa: B027
-        """Go on after a resize, on all ranks of the new world, before its first step.
+        """Called after a resize, on all ranks of the new world, before its first step.
 
         After a rollback, and after a checkpoint, ``record`` is None, and the ranks are the old
         ones.
         """
 
 
+class Application(Program):
+    """A malleable program whose loop is that of the library (:func:`dmr.run`)."""
+
+    @abstractmethod
+    def steps(self, run: Run) -> int:
+        """Return the number of steps of the whole run (called after ``build``)."""
+
+    @abstractmethod
+    def step(self, run: Run) -> None:
+        """Advance the fields by one step."""
+
+    def finish(self, run: Run) -> None:
+        """Called after the last step, in the last world."""
+
+
 class Loops(Protocol):
-    """What the loops of a run need of :class:`dmr.loop.driver.Driver`."""
+    """The loops of a run (:class:`dmr.loop.driver.Driver`)."""
 
     def loop(self, count: Callable[[], int]) -> Iterator[int]:
-        """Yield the steps that are left of a loop of so many."""
+        """Yield the remaining steps of a loop of ``count()`` steps."""
 
-    def point(self) -> None:
-        """Act at a resize point of a loop that is none of the library's."""
+    def resize_point(self) -> None:
+        """Act at a resize point of a loop of the program's own."""
 
 
 @dataclass
 class RunState:
-    """What the library itself keeps of a run, in this process.
+    """The library's own state of a run in this process, grouped by its owner."""
 
-    Attributes:
-        launch_comm: (of the process) the ranks that were started together with this one.
-        sigterm: the SIGTERM signals that have come in so far; filled by a handler.
-        can_connect: whether this process may call MPI_Comm_connect (still).
-        mpiexec: what this process has started for the next world.
-        rms: (of the session) rank 0's client of the RMS, where there is one.
-        checkpoint_lock: the right to write checkpoints, where there are any.
-        auto: whether the library chooses the strategy, also by the memory that is left.
-        rehearses: whether a scripted resize to as many ranks moves to as many new ones.
-        per_rank: (of the program) what of the state differs from rank to rank.
-        parts: objects within each value of the state as the program passed it, by path.
-        loops: those of :func:`dmr.malleable`, None where the library has the loop.
-        requested: ranks that the application has asked for, 0 if it has not.
-        built: (of the world) whether ``build`` has run in it.
-        attempts: resizes tried in it.
-        polls: resize points that it has come to.
-        memory_short: whether a second copy of it would not fit beside it.
-        cooldown_until: the clock's time from which its next resize may begin.
-        carts: Cartesian communicators of it, by process grid and periods.
-    """
+    # --- the process: it outlives its world -----------------------------------------------------
 
     launch_comm: MPI.Intracomm
+    """The ranks that were started together with this one."""
     sigterm: list[int]
+    """The SIGTERM signals so far; a handler fills it."""
     can_connect: bool = True
+    """Whether this process may call MPI_Comm_connect; not after a call that failed."""
     mpiexec: subprocess.Popen[bytes] | None = None
+    """The launcher that this process has started for the next world."""
+
+    # --- the session: from the entry of the block to its end --------------------------------------
 
     rms: RmsClient | None = None
+    """Rank 0's client of the RMS."""
     checkpoint_lock: Lock | None = None
+    """The right to write checkpoints."""
     auto: bool = False
+    """Whether the library chooses the strategy, also by the memory that is left."""
     rehearses: bool = False
+    """Whether a scripted resize to the same number of ranks moves to that many new ranks."""
+
+    # --- the program: what it has declared or requested -------------------------------------------
 
     per_rank: dict[str, PerRank] = field(default_factory=dict)
+    """Values of the state that differ from rank to rank."""
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Objects within each value of the state as the program passed it, by path."""
     loops: Loops | None = None
+    """The loops of :func:`dmr.malleable`; None if the library has the loop."""
     requested: int = 0
+    """Ranks that the program has requested, 0 for no request."""
+
+    # --- the world: a resize starts it anew -------------------------------------------------------
 
     built: bool = False
+    """Whether ``build`` has run in it."""
     attempts: int = 0
+    """Resizes tried in it."""
     polls: int = 0
+    """Resize points that it has come to."""
     memory_short: bool = False
+    """Whether a second copy of it would not fit beside it."""
     cooldown_until: float = 0.0
+    """The clock's time from which its next resize may begin."""
     carts: dict[tuple[tuple[int, ...], tuple[bool, ...]], MPI.Cartcomm] = field(
         default_factory=dict
     )
+    """Its Cartesian communicators, by process grid and periods."""
 
     def free_carts(self) -> None:
         """Free the Cartesian communicators of a world that ends."""
@@ -150,15 +162,15 @@ class RunState:
 
 @dataclass
 class Run:
-    """What an application sees of its run.
+    """A run, as its program sees it.
 
     Attributes:
-        runtime: what surrounds this process.
+        runtime: the surroundings of this process.
         world: the present world.
         fields: this rank's part of every field (:class:`dmr.Field`) and list (:class:`dmr.Items`).
-        progress: what travels with the job besides its fields.
+        progress: the data that travels with the job besides its fields.
         restored: whether this world started from moved or checkpointed fields.
-        internal: the library's own.
+        internal: the library's own state.
     """
 
     runtime: Runtime
@@ -170,17 +182,17 @@ class Run:
 
     @property
     def comm(self) -> MPI.Intracomm:
-        """The ranks of now, for the application alone: the library's messages go elsewhere."""
+        """The present ranks, for the program alone: the library has its own communicator."""
         if self.world.comm == MPI.COMM_NULL:
             raise outside_block("run.comm")
         return self.world.comm
 
     def cart(self, name: str = "", *, periodic: bool | Sequence[bool] = False) -> MPI.Cartcomm:
-        """Return the ranks of now as MPI_Cart_create has them (collective when asked first).
+        """Return the present ranks as a Cartesian communicator (the first call is collective).
 
         Its ranks are those of :attr:`comm`, its dimensions the split axes of a field, in that
-        order; its ``Shift`` and ``Get_coords`` agree with where the field's blocks lie. It is the
-        world's: ask again after a resize.
+        order; its ``Shift`` and ``Get_coords`` agree with the position of the field's blocks. It
+        is the world's: call this again after a resize.
 
         Args:
             name: of the field; by default one with the most split axes.
@@ -191,19 +203,19 @@ class Run:
                 there are not as many periods as dimensions.
         """
         own = self.comm
-        fields = self.fields.items()
-        found = [(key, block.decomposition) for key, block in fields if block.spec.split]
-        named = [one for one in found if name in ("", one[0])]
-        if not named:
-            known = ", ".join(key for key, _ in found) or "none"
-            raise UsageError(f"expected run.cart of a field that is split ({known}), got {name!r}")
-        name, decomposition = max(named, key=lambda one: len(one[1].grid))
-        if len(decomposition.grid) > 1 and not decomposition.row_major:
+        split = {key: block.decomposition for key, block in self.fields.items() if block.spec.split}
+        candidates = [key for key in split if name in ("", key)]
+        if not candidates:
+            names = ", ".join(split) or "none"
+            raise UsageError(f"expected run.cart of a field that is split ({names}), got {name!r}")
+        name = max(candidates, key=lambda key: len(split[key].grid))
+        decomposition = split[name]
+        axes = len(decomposition.grid)
+        if axes > 1 and not decomposition.row_major:
             raise UsageError(
                 f"expected a field whose ranks run as MPI_Cart_create's for run.cart, got {name}, "
                 "where they run along the first axis first: state it with row_major=True"
             )
-        axes = len(decomposition.grid)
         periods = (periodic,) * axes if isinstance(periodic, bool) else tuple(map(bool, periodic))
         if len(periods) != axes:
             raise UsageError(f"expected periodic for {axes} dimensions, got {len(periods)}")
@@ -220,10 +232,10 @@ class Run:
 
     @property
     def state(self) -> State:
-        """What travels with the job besides its fields, the same on all ranks.
+        """Names and values that travel with the job, the same on all ranks.
 
-        Names and values, as a dictionary and by attribute: ``run.state.time``. Whatever can be
-        pickled; plain numbers, text, lists, dicts and NumPy arrays go without a pickle.
+        They are read and set as items and by attribute (``run.state.time``). A value is any object
+        that can be pickled; numbers, text, lists, dicts and NumPy arrays travel without a pickle.
         """
         if not isinstance(self.progress.values, State):
             self.progress.values = State(self.progress.values)
@@ -240,10 +252,10 @@ class Run:
         return self.progress.elapsed_s
 
     def request(self, ranks: int) -> None:
-        """Ask for another number of ranks; answered at the next resize point after a cooldown.
+        """Request another number of ranks, for the next resize point after a cooldown.
 
-        Any rank may ask; the largest number asked for counts, brought to what the plan allows.
-        Under an RMS it is the RMS that grants it (a node a rank) or not.
+        Any rank may call it; the largest request counts, within the limits of the plan. Under an
+        RMS it is the RMS that grants it (a node a rank) or not.
 
         Raises:
             ValueError: fewer than 1.
@@ -253,11 +265,11 @@ class Run:
         self.internal.requested = ranks
 
     def loop(self, steps: int) -> Iterator[int]:
-        """Yield the steps that are left of ``steps``, in the block of :func:`dmr.malleable`.
+        """Yield the remaining steps of a loop in the block of :func:`dmr.malleable`.
 
         Loops may follow one another and be nested. A new world goes on at the very step of each;
-        what the program does between them is done again there, so what changes data once stands
-        in a loop of one step. ``break`` ends a loop, if all ranks come to it.
+        code between the loops runs again there, so code that changes data once belongs into a loop
+        of one step. ``break`` ends a loop, if all ranks come to it.
 
         Raises:
             RuntimeError: the library has the loop already (:func:`dmr.run`).
@@ -270,9 +282,9 @@ class Run:
     def resize_point(self) -> None:
         """Let the ranks be replaced here (collective): for ``while`` loops and others of your own.
 
-        A new world runs the program from its first line, with the fields and :attr:`state` that
-        were at this call: counters belong into the state, and what is done already is skipped by
-        them. Every call is a resize point, counted by :attr:`step`; checkpoints are written here.
+        A new world runs the program from its first line, with the fields and the :attr:`state` of
+        this call: keep counters in the state, and skip by them the work that is done. Every call
+        is a resize point, counted by :attr:`step`; checkpoints are written here.
 
         Raises:
             RuntimeError: the library has the loop already (:func:`dmr.run`).
@@ -280,7 +292,7 @@ class Run:
         """
         if self.internal.loops is None:
             raise RuntimeError("expected run.resize_point in a block of dmr.malleable")
-        self.internal.loops.point()
+        self.internal.loops.resize_point()
 
     def say(self, text: str) -> None:
         """Print a line, from rank 0 only."""

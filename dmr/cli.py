@@ -1,4 +1,4 @@
-"""The command ``dmr``: its parsers, and what it prints."""
+"""The command ``dmr``: its parsers and its output."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ def _parser() -> Parser:
 
 
 def _probe(arguments: argparse.Namespace) -> int:
-    """Print what works here; exit 0 if MPI starts at all."""
+    """Print the abilities of MPI here; exit 0 if it starts at all."""
     from dmr.boot.probe import probe, table
 
     mpiexec = find_mpiexec(None)
     if mpiexec is None:
         raise CommandError("no mpiexec found; expected one on PATH", 1)
-    found = probe(mpiexec, os.environ)
-    publish(arguments.json, found, table(found))
-    return 0 if found["launches"] else 1
+    result = probe(mpiexec, os.environ)
+    publish(arguments.json, result, table(result))
+    return 0 if result["launches"] else 1
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -105,35 +105,34 @@ def _check(arguments: argparse.Namespace) -> int:
             print(line, flush=True)
 
     with refuse_on(CheckError, exit_code=1), refuse_on(NoProgramError):
-        found = check(arguments.words, sizes, arguments.compare, say)
-    publish(arguments.json, found, [])
-    return 0 if found["same"] else 1
+        result = check(arguments.words, sizes, arguments.compare, say)
+    publish(arguments.json, result, [])
+    return 0 if result["same"] else 1
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    """Measure one resize."""
     from dmr.bench.bench import BenchError, bench
 
     if arguments.strategy not in STRATEGIES:
-        known = ", ".join(STRATEGIES)
-        raise CommandError(f"expected a strategy of {known}, got {arguments.strategy!r}")
+        names = ", ".join(STRATEGIES)
+        raise CommandError(f"expected a strategy of {names}, got {arguments.strategy!r}")
     sizes = {"--from": arguments.old, "--to": arguments.new, "--mib": arguments.mib}
     for option, size in sizes.items():
         if size < 1:
             raise CommandError(f"expected {option} of at least 1, got {size}")
     with refuse_on(BenchError, exit_code=1):
-        found = bench(
+        result = bench(
             arguments.old, arguments.new, arguments.mib, arguments.strategy, find_mpiexec(None)
         )
-    done = found["strategy"]
+    done = result["strategy"]
     if done != arguments.strategy:
         words = f"{arguments.strategy} cannot be had for this resize here; measured {done}"
         print(f"dmr: note: {words}", file=sys.stderr)
     lines = [
         f"{name:14s} {value:.6g}" if isinstance(value, float) else f"{name:14s} {value}"
-        for name, value in found.items()
+        for name, value in result.items()
     ]
-    publish(arguments.json, found, lines)
+    publish(arguments.json, result, lines)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Errors that every rank of a world raises together, and how its ranks agree on one."""
+"""Errors that all ranks of a world raise together."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ if TYPE_CHECKING:
 
 
 class CollectiveError(Exception):
-    """Raised by all ranks at once: the world can end in order, without MPI_Abort."""
+    """Raised by all ranks together, so that the world can end without MPI_Abort."""
 
     exit_code = 1
 
 
 class UsageError(CollectiveError):
-    """Something the user asked for cannot be done; one sentence, expected and got."""
+    """A request of the user cannot be met; one sentence, expected and got."""
 
     exit_code = 2
 
 
 class TransferError(Exception):
-    """Data cannot be moved to the ranks that are to have it; one sentence. Raised by one rank."""
+    """Data cannot be moved to its new rank; one sentence. Raised by one rank."""
 
 
 class RolledBackError(Exception):
-    """A resize was given up, said by all ranks of a world together; the message says why.
+    """A resize has failed, for the reason in the message. Raised by all ranks of a world.
 
     The old world goes on as it was; the new one leaves.
     """
 
 
 class Left(SystemExit):
-    """Raised in ranks whose part of the job is done: an old world's, or a refused new one's."""
+    """Ends a rank that has no part in the job any more: of an old or a refused new world."""
 
 
 def raise_on_all(comm: MPI.Intracomm, error: str | None) -> None:
-    """Raise :class:`UsageError` on all ranks if any rank found an error (collective).
+    """Raise :class:`UsageError` on all ranks if any rank has an error (collective).
 
-    The message of the lowest rank that has one is used.
+    The message is that of the lowest such rank.
     """
     with WATCH.within("dmr.raise_on_all"):
         texts = comm.allgather(error)
@@ -53,7 +53,7 @@ def raise_on_all(comm: MPI.Intracomm, error: str | None) -> None:
 
 
 def outside_block(what: str) -> RuntimeError:
-    """Return the error of what needs the ranks of a run that is over, or has not begun."""
+    """Return the error of a call that needs the ranks of a run, outside of its block."""
     return RuntimeError(
         f"expected {what} inside the block of dmr.malleable, where it may stand after the loop, "
         "got it outside: indent this line"
@@ -61,7 +61,7 @@ def outside_block(what: str) -> RuntimeError:
 
 
 def described(error: BaseException) -> str:
-    """Return an exception's type and words; where it has none, the line that raised it."""
+    """Return an exception's type and message; without a message, the line that raised it."""
     kind, words = type(error).__name__, str(error)
     if words:
         return f"{kind}: {words}"
@@ -80,6 +80,6 @@ def print_line(text: str, file: TextIO) -> None:
 
 
 def words_of(error: Exception) -> str:
-    """Return what the system said: HDF5 adds a page of its own state."""
+    """Return the system's message of an error: HDF5 adds a page of its own state."""
     number = getattr(error, "errno", None)
     return os.strerror(number) if number else " ".join(str(error).split())

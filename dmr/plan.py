@@ -1,4 +1,4 @@
-"""When a job may be resized or checkpointed, which sizes it may have, and what a resize leads to.
+"""Times of resizes and checkpoints, sizes of a job, and the world after a resize.
 
 Values and pure functions of them.
 """
@@ -16,17 +16,17 @@ from dmr.errors import UsageError
 from rms.wire.messages import BootedWorld
 
 Limits = tuple[int, int | None]
-"""Fewest and most ranks; None for as many as there are."""
+"""Fewest and most ranks; None for no upper limit."""
 
 
 @dataclass(frozen=True)
 class Deadlines:
-    """How long each phase of a resize may take before it is rolled back, in seconds.
+    """Timeouts of the phases of a resize, in seconds; after one the resize is rolled back.
 
     Attributes:
         boot_s: from the start of a new world until it is ready (an RMS has its own).
         connect_s: until the two worlds have met.
-        move_s: without a byte moving.
+        move_s: without progress of the move.
         answer_s: for ``build`` in the new world, and for any other answer.
     """
 
@@ -38,13 +38,13 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Where checkpoints go, and after how many steps each (0: at SIGTERM only)."""
+    """Folder of checkpoints, and the steps between them (0: at SIGTERM only)."""
 
     directory: Path
     every: int = 0
 
     def due(self, step: int) -> bool:
-        """Return whether a checkpoint is to be written when ``step`` steps are done."""
+        """Return whether a checkpoint is due after ``step`` steps."""
         return self.every > 0 and step > 0 and step % self.every == 0
 
 
@@ -53,18 +53,18 @@ class Plan:
     """When the library may act. ``every``, ``checkpoint`` and ``restart`` are equal on all ranks.
 
     Attributes:
-        every: steps between resize points, where SIGTERM and resizes are noticed.
+        every: steps between resize points, which handle SIGTERM and resizes.
         resizes: scripted resizes, step to ranks, done exactly at those steps.
         strategy: one of ``dmr.STRATEGIES``.
-        deadlines: how long each phase of a resize may take.
-        checkpoint: where and how often to write checkpoints, or None.
+        deadlines: timeouts of the phases of a resize.
+        checkpoint: folder and interval of checkpoints, or None.
         restart: continue from the newest whole checkpoint, if there is one.
-        options: what must be equal for a checkpoint to be continued.
+        options: values that a checkpoint must have in common with this run.
         limits: fewest and most ranks that the job may have.
-        sizes: the sizes it prefers; a request of its own is rounded down to one of them.
-        backends: the backend that a scripted resize goes over to, by its step.
+        sizes: preferred sizes; a request of the program is rounded down to one of them.
+        backends: the backend after a scripted resize, by its step.
         cooldown_s: seconds from the end of a resize, done or rolled back, until the RMS or the
-            application itself may have the next; ``DMR_COOLDOWN`` may ask for more.
+            program may start the next; a larger ``DMR_COOLDOWN`` takes precedence.
         collective_s: timeout of collective calls of the library, in seconds. When it expires, the
             program ends and names the missing ranks. ``DMR_COLLECTIVE_S`` takes precedence.
         sigterm_s: timeout from SIGTERM to the next resize point, in seconds, at least five mean
@@ -88,15 +88,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class NextWorld:
-    """What a resize is to lead to.
+    """The world that a resize leads to.
 
     Attributes:
-        ranks: how many ranks.
-        strategy: how.
-        slots: where each is to be, if an RMS says so.
+        ranks: number of ranks.
+        strategy: of the resize.
+        slots: of the ranks, if an RMS has chosen them.
         request: number of the RMS's resize request, or 0.
         launches: booted for it by the RMS, and waiting.
-        backend: what the new world is to compute with, "" for what this one does.
+        backend: of the new world, "" for that of this one.
     """
 
     ranks: int
@@ -111,7 +111,7 @@ def parse_resizes(text: str, name: str = "") -> tuple[dict[int, int], dict[int, 
     """Read ``STEP:RANKS[@BACKEND][,...]``, steps rising: ranks and backends by step.
 
     Raises:
-        ValueError: anything else; one sentence, which may name where the text is from.
+        ValueError: another syntax; one sentence, with the ``name`` of the text.
     """
     ranks: dict[int, int] = {}
     backends: dict[int, str] = {}
@@ -132,10 +132,10 @@ def parse_resizes(text: str, name: str = "") -> tuple[dict[int, int], dict[int, 
 
 
 def fitting(requested: int, limits: Limits, sizes: Sequence[int] = ()) -> int:
-    """Return the size that a request for ``requested`` ranks leads to.
+    """Return the size of a world for a request of ``requested`` ranks.
 
-    The largest of ``sizes`` that is not above what was requested, else their smallest; without
-    any, what was requested, brought within ``limits``.
+    It is the largest of ``sizes`` that is not above the request, else their smallest; without any,
+    the request within ``limits``.
     """
     least, most = limits
     within = max(least, requested if most is None else min(requested, most))
@@ -144,11 +144,7 @@ def fitting(requested: int, limits: Limits, sizes: Sequence[int] = ()) -> int:
 
 
 def check_size(ranks: int, limits: Limits) -> None:
-    """Refuse a size beyond the limits.
-
-    Raises:
-        UsageError: it is.
-    """
+    """Raise :class:`~dmr.errors.UsageError` for a size beyond the limits."""
     least, most = limits
     if ranks < least or (most is not None and ranks > most):
         bounds = f"at least {least}" if most is None else f"{least} to {most}"
@@ -156,10 +152,7 @@ def check_size(ranks: int, limits: Limits) -> None:
 
 
 def check_seconds(value: float | str, name: str, *, positive: bool = False) -> float:
-    """Return a finite number of seconds, at least 0.
-
-    Args:
-        positive: whether 0 is refused.
+    """Return a finite number of seconds, at least 0 (``positive``: more than 0).
 
     Raises:
         UsageError: the value is no such number.
@@ -175,11 +168,7 @@ def check_seconds(value: float | str, name: str, *, positive: bool = False) -> f
 
 
 def check_plan(limits: Limits, sizes: Sequence[int]) -> None:
-    """Refuse limits that leave nothing, and preferred sizes beyond them.
-
-    Raises:
-        UsageError: they do, or are.
-    """
+    """Raise :class:`~dmr.errors.UsageError` for empty limits and sizes beyond them."""
     least, most = limits
     if least < 1 or (most is not None and most < least):
         raise UsageError(f"expected limits of at least 1 rank, fewest first, got {limits}")

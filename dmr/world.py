@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -23,13 +22,13 @@ class World:
         internal_comm: one over the same ranks for the library's own messages, so that no pending
             receive of the application can take one.
         generation: 0 for the first world, one more with every resize.
-        grid: process grid over the split axes (rows, columns) of the fields with the most of them.
+        decompositions: of every field over these ranks.
     """
 
     comm: MPI.Intracomm
     internal_comm: MPI.Intracomm
     generation: int
-    grid: tuple[int, ...]
+    decompositions: Mapping[str, Decomposition]
 
     @property
     def rank(self) -> int:
@@ -41,31 +40,31 @@ class World:
         """Number of ranks."""
         return int(self.comm.size)
 
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Process grid of the fields with the most split axes (rows, columns); else (size,)."""
+        grids = (one.grid for one in self.decompositions.values())
+        return max(grids, key=len, default=()) or (self.size,)
+
     def allocate(self, specs: Mapping[str, Spec]) -> dict[str, Distributed]:
         """Return this rank's zeroed block of every field.
 
         Raises:
-            ValueError: an array of the application's own is no such block; it names the field.
+            ValueError: an array of the application's own does not have the shape of its block.
         """
-        return {
-            name: block_of(name, specs[name], decomposition, self.rank)
-            for name, decomposition in decompositions_for(self.size, specs).items()
-        }
-
-
-def block_of(name: str, spec: Spec, decomposition: Decomposition, rank: int) -> Distributed:
-    """Return a rank's zeroed block of a field; an error names the field."""
-    try:
-        return spec.block(decomposition, rank)
-    except ValueError as error:
-        raise ValueError(f"field {name}: {error}") from None
+        fields: dict[str, Distributed] = {}
+        for name, decomposition in self.decompositions.items():
+            try:
+                fields[name] = specs[name].block(decomposition, self.rank)
+            except ValueError as error:
+                raise ValueError(f"field {name}: {error}") from None
+        return fields
 
 
 def disconnect(comm: MPI.Intracomm) -> None:
-    """Part from the ranks of a communicator (collective).
+    """Free a communicator of ranks that may be of two launches (collective).
 
-    Open MPI 5.0 does not come back from MPI_Comm_disconnect where they are of two launches; there
-    they wait for each other and free it.
+    MPI_Comm_disconnect of Open MPI 5.0 does not return there.
     """
     if MPI.get_vendor()[0] == "Open MPI":
         comm.Barrier()
@@ -79,9 +78,6 @@ def grid_for(size: int, specs: Sequence[Spec]) -> tuple[int, ...]:
 
     Args:
         specs: of fields that are split along as many axes.
-
-    Raises:
-        UsageError: no process grid of ``size`` ranks fits.
     """
     axes = {len(spec.split) for spec in specs}
     if len(axes) != 1:
@@ -95,9 +91,9 @@ def grid_for(size: int, specs: Sequence[Spec]) -> tuple[int, ...]:
 
 
 def decompositions_for(size: int, specs: Mapping[str, Spec]) -> dict[str, Decomposition]:
-    """Return how every field is cut over so many ranks: the same on every rank and in every world.
+    """Return the decomposition of every field, the same on every rank and in every world.
 
-    Fields that are split along as many axes, and name no process grid of their own, share one.
+    Fields with equally many split axes and no process grid of their own share one.
 
     Raises:
         UsageError: no process grid of ``size`` ranks fits.
@@ -124,22 +120,8 @@ def decompositions_for(size: int, specs: Mapping[str, Spec]) -> dict[str, Decomp
         raise UsageError(str(error)) from None
 
 
-def sent_once_a_node(
-    decompositions: Mapping[str, Decomposition], receivers: tuple[int, ...]
-) -> dict[str, Decomposition]:
-    """Return the decompositions of a world where some ranks receive whole arrays and share them."""
-    return {
-        name: dataclasses.replace(one, receivers=receivers) if receivers and not one.split else one
-        for name, one in decompositions.items()
-    }
-
-
 def _own_grid(name: str, spec: Spec, size: int) -> tuple[int, ...]:
-    """Return the process grid that a field has of its own.
-
-    Raises:
-        UsageError: it is none of so many ranks.
-    """
+    """Return the process grid of a field that states one."""
     grid = tuple(map(int, () if spec.grid is None else spec.grid(size)))
     if len(grid) != len(spec.split) or prod(grid) != size or min(grid) < 1:
         raise UsageError(
@@ -154,8 +136,3 @@ def _own_grid(name: str, spec: Spec, size: int) -> tuple[int, ...]:
             f"where cut, got {' x '.join(map(str, cells))} cells cut into {grid}"
         )
     return grid
-
-
-def widest_grid(size: int, decompositions: Mapping[str, Decomposition]) -> tuple[int, ...]:
-    """Return the process grid of the fields with the most split axes; (size,) where none has."""
-    return max((one.grid for one in decompositions.values()), key=len, default=()) or (size,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,13 +31,20 @@ def choose_backend(name: str) -> str:
     if name not in ("auto", *BACKENDS):
         raise InputError(f"expected a backend of auto, {', '.join(BACKENDS)}, got {name!r}")
     if name == "auto":
-        from mpdata.numerics.cuda.device import answers
-
-        name = "cupy" if answers() else "numba"
+        name = "cupy" if _gpu_available() else "numba"
     array_module(name)
     if name == "numba":
         import_module("mpdata.numerics.numba.stepper")
     return name
+
+
+def _gpu_available() -> bool:
+    """Return whether there is CuPy with a GPU to use."""
+    if find_spec("cupy") is None:
+        return False
+    from mpdata.numerics.cuda.device import answers
+
+    return answers()
 
 
 def array_module(name: str) -> Any:

@@ -26,28 +26,26 @@ def urgent_job(folder, cores, say, *, steps=5500, urgent_steps=500, every=500, l
     Args:
         folder: of jobs and daemons.
         cores: nodes, of one core each.
-        say: told each line.
+        say: called with each line.
         steps, urgent_steps: of the long and of the urgent job.
         every: steps between checkpoints of the long one.
         listen: address of the daemons, for the live page.
     """
-    given = cores, every, listen
-    _run(folder / "warm-up", "malleable", (1500, 20), *given)  # code and files into the caches
-    found = {way: _run(folder / way, way, (steps, urgent_steps), *given) for way in WAYS}
+    more = cores, every, listen
+    _run(folder / "warm-up", "malleable", (1500, 20), *more)  # code and files into the caches
+    rows = {way: _run(folder / way, way, (steps, urgent_steps), *more) for way in WAYS}
     say("   " + COLUMNS.format("neighbour", "the urgent job", "its wait", "its end", "neighbour's"))
-    alone = found["rigid"]["long_s"]
+    alone = rows["rigid"]["long_s"]
     for way, words in WAYS.items():
-        row = found[way]
+        row = rows[way]
         cost = f"{row['long_s'] - alone:+.1f} s" if way != "rigid" else f"{alone:.1f} s"
         wait, end = f"{row['wait_s']:.1f} s", f"{row['urgent_s']:.1f} s"
         say("   " + COLUMNS.format(way, words, wait, end, cost))
-    answers = {
-        name: {row["answers"][name] for row in found.values()} for name in ("long", "urgent")
-    }
+    answers = {name: {row["answers"][name] for row in rows.values()} for name in ("long", "urgent")}
     same = all(len(each) == 1 for each in answers.values())
     say(f"   All three ways: {'the same bits' if same else 'DIFFERENT BITS'} of both jobs.")
-    (folder / "urgent.json").write_text(json.dumps(found, indent=1))
-    return same and found["malleable"]["resizes"] >= 1
+    (folder / "urgent.json").write_text(json.dumps(rows, indent=1))
+    return same and rows["malleable"]["resizes"] >= 1
 
 
 def _run(folder, way, lengths, cores, every, listen):

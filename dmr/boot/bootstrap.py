@@ -1,8 +1,8 @@
-"""What a spawned rank runs before the program itself: ``python bootstrap.py PROGRAM ...``.
+"""The first lines of a spawned rank: ``python bootstrap.py PROGRAM ...``.
 
 MPI_Comm_spawn has no deadline and waits until every new rank has initialised MPI. So that comes
-first here, before anything of the program that may fail, hang or be gone by now; from then on
-the old world waits with deadlines. What follows is the program as Python itself would run it.
+first here, before any part of the program that may fail or hang; from then on the old world waits
+with deadlines. What follows is the program as Python itself would run it.
 
 This file is run by its path: ``python -m`` would put the working folder, which other users may be
 able to write to, first on ``sys.path``, and ``-P`` would change the program's ``sys.path``.
@@ -19,9 +19,9 @@ from pathlib import Path
 OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
-def bootstrap_command(orig_argv: Sequence[str]) -> tuple[str, ...]:
+def bootstrap_command(command: Sequence[str]) -> tuple[str, ...]:
     """Return the command that starts a program again by way of this module."""
-    options, program = split_command(orig_argv[1:])
+    options, program = split_command(command[1:])
     return (sys.executable, *options, __file__, *program)
 
 
@@ -42,12 +42,11 @@ def main(words: Sequence[str]) -> None:
 
     from mpi4py import MPI  # initialises MPI
 
-    from dmr.boot.rendezvous import Rendezvous
-    from dmr.wire.rms import Manager
+    from dmr.boot.environment import rendezvous_of
 
-    rendezvous = Rendezvous.from_env(os.environ)
+    rendezvous = rendezvous_of(os.environ)
     if rendezvous is not None:
-        rendezvous.watch(MPI.COMM_WORLD.rank, Manager.from_env(os.environ))
+        rendezvous.watch(MPI.COMM_WORLD.rank)
     sys.orig_argv = [sys.executable, *split_command(sys.orig_argv[1:])[0], *words]
     if kind == "-m":
         sys.argv = rest

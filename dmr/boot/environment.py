@@ -1,87 +1,85 @@
-"""What surrounds the process that this library runs in: launcher, environment, RMS, slot."""
+"""The surroundings of this process: launcher, environment variables, RMS, slot, MPI library."""
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import re
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from mpi4py import MPI
-
-from dmr.boot import bootstrap, probe
-from dmr.boot.rendezvous import Rendezvous
 from dmr.errors import UsageError, raise_on_all
-from dmr.wire.rms import Manager
-from rms.wire.files import OutputError, remove_output, write_whole
 from rms.wire.messages import (
     COMPLETION_VARIABLE,
-    COOLDOWN_VARIABLE,
+    JOB_VARIABLE,
+    JOIN_VARIABLE,
     LAUNCHES_VARIABLE,
+    LISTENER_VARIABLE,
     PER_NODE,
+    SERVER_VARIABLE,
     SLOTS_VARIABLE,
+    TOKEN_VARIABLE,
     WORLD_VARIABLE,
 )
 from rms.wire.mpiexec import find_mpiexec
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from dmr.boot.rendezvous import Rendezvous
+    from dmr.wire.rms import Manager
+
 LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_FD", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 """Set by mpiexec (MPICH, Open MPI, Slurm) for the ranks it starts."""
-
 
 SCRIPT_VARIABLE = "DMR_RESIZE_AT"
 """Scripted resizes for a program that plans none, ``STEP:RANKS[,STEP:RANKS...]``."""
 
 STRATEGY_VARIABLE = "DMR_STRATEGY"
-"""How such resizes are done, where the plan says ``auto``."""
+"""Their strategy, where the plan has ``auto``."""
 
 BACKEND_VARIABLE = "DMR_BACKEND"
-"""Set for the ranks of a world that is to compute in another way than the one before."""
-
+"""Backend of a new world that changes it."""
 
 COLLECTIVE_VARIABLE, SIGTERM_VARIABLE = "DMR_COLLECTIVE_S", "DMR_SIGTERM_S"
 """Timeouts (``Plan.collective_s``, ``Plan.sigterm_s``)."""
 
 CHECK_VARIABLE = "DMR_CHECK"
-"""Where to write what the run is at its end (:mod:`dmr.check.digests`), for ``dmr check``."""
+"""File for the hashes of the data at the end of a run (:mod:`dmr.check.digests`)."""
 
 
 @dataclass
 class Runtime:
-    """What the library needs of the process it runs in, read once in ``__main__``.
+    """The surroundings of a process, read once in ``__main__``.
 
     Attributes:
-        comm: all ranks of this world; after strategy merge those of the merged one, so that its
-            rank 0 is one.
+        comm: all ranks of this world; after strategy merge, those of the merged world.
         parent: the world that spawned this one, or None.
-        command: how to start this program again, for the next world.
-        respawn: the same by way of :mod:`dmr.boot.bootstrap`, for MPI_Comm_spawn.
+        command: starts this program again, for the next world.
         clock: monotonic seconds.
         launched: whether mpiexec started this process.
-        mpiexec: path of mpiexec, or None where there is none.
-        completion: where to write the completion record, or None.
-        rendezvous: why this world was booted beside a running one, or None.
-        launch: number of the launch that started this process, among those of the job's step.
-        slot: the slot of this rank, "" where nobody gave it one.
-        on_gpus: whether every rank of this world has a GPU for its slot.
-        probed: the result of ``dmr probe`` on the host of rank 0, if it was run; broadcast to all
-            ranks when a run is entered.
+        mpiexec: path of mpiexec, or None.
+        completion: file for the completion record, or None.
+        log: stream for the reports of rank 0.
+        output: stream for ``run.say``, if it differs from ``log``.
         manager: the RMS that launched this world, or None under bare mpirun.
-        log: where rank 0 reports.
-        output: where it prints for the application (``run.say``), where that is elsewhere.
-        script: resizes that the surroundings ask for (``DMR_RESIZE_AT``), or "".
-        strategy: how, where the plan leaves it open (``DMR_STRATEGY``).
-        backend: the backend that this world was started to have, "" where nobody named one.
-        uncoordinated_copies: other copies of this program that srun started without
-            telling MPI of them.
-        check: where to write hashes of all that travels when the run ends, or None.
-        cooldown: seconds between resizes that the surroundings ask for (``DMR_COOLDOWN``), or "".
-        limits: the timeouts ``DMR_COLLECTIVE_S`` and ``DMR_SIGTERM_S``, "" where not set.
-        launches: those that this world has started as, and ranks of each; () where it is one.
-        launch_comm: the ranks of this process's own launch; ``comm`` where None.
+        rendezvous: how this world meets the running one that it replaces or joins, or None.
+        launch: number of the launch that started this process, among those of the job's step.
+        launches: launches that this world started as, and ranks of each; () for a single one.
+        launch_comm: the ranks of this process's own launch; None for ``comm``.
+        slot: the slot of this rank, "" for none.
+        on_gpus: whether every rank of this world has a GPU for its slot.
+        probed: the result of ``dmr probe`` on the host of rank 0, or None; a run broadcasts it.
+        backend: the backend that this world was started for, "" for any.
+        check: file for hashes of the data at the end of the run, or None.
+        uncoordinated_copies: other copies of this program that srun started as separate MPI jobs.
+        env: the environment variables, for the settings of a run.
     """
 
     comm: MPI.Intracomm
@@ -92,54 +90,48 @@ class Runtime:
     mpiexec: str | None
     completion: Path | None
     log: TextIO
+    output: TextIO | None = None
     manager: Manager | None = None
-    respawn: tuple[str, ...] = ()
     rendezvous: Rendezvous | None = None
     launch: int = 0
-    slot: str = ""
-    probed: Mapping[str, Any] | None = None
-    script: str = ""
-    strategy: str = "auto"
-    backend: str = ""
-    cooldown: str = ""
-    limits: tuple[str, str] = ("", "")
-    uncoordinated_copies: int = 0
-    on_gpus: bool = False
-    check: Path | None = None
-    output: TextIO | None = None
     launches: tuple[tuple[int, int], ...] = ()
     launch_comm: MPI.Intracomm | None = None
+    slot: str = ""
+    on_gpus: bool = False
+    probed: Mapping[str, Any] | None = None
+    backend: str = ""
+    check: Path | None = None
+    uncoordinated_copies: int = 0
+    env: Mapping[str, str] = field(default_factory=dict)
 
     def backend_of(self, host: str, device: str) -> str:
-        """Return the backend that this world is to compute with.
+        """Return the backend of this world.
 
-        The one named for it (``STEP:RANKS@BACKEND``), else ``device`` where the RMS has given a
-        GPU to every rank, else ``host``.
+        It is the one of a scripted resize (``STEP:RANKS@BACKEND``), else ``device`` if every rank
+        has a GPU for its slot, else ``host``.
         """
         return self.backend or (device if self.on_gpus else host)
 
     def refuse(self, why: str) -> None:
-        """Say why this world cannot take over the running one that waits for it, if one does.
+        """Tell the running world that this new world cannot take over; without one, do nothing.
 
-        For what a program finds wrong before it reaches :func:`dmr.run` (an input file that has
-        changed or is gone, say); call it on any rank, then leave.
+        It is for errors before :func:`dmr.run`, e.g. an input file that is gone. Any rank may call
+        it before it exits.
         """
         if self.rendezvous is not None and self.comm.rank == 0:
-            self.rendezvous.refuse(why, self.manager)
+            self.rendezvous.refuse(why)
 
     @property
     def slot_kind(self) -> str:
-        """What this rank's slot is: ``cpu``, ``core`` or ``gpu``; "" where nobody gave it one."""
+        """Kind of this rank's slot: ``cpu``, ``core`` or ``gpu``; "" for no slot."""
         return kind_of(self.slot)
 
     def forget_completion(self) -> None:
-        """Delete the record of an earlier run (collective): without one, this run has died.
-
-        Raises:
-            UsageError: it cannot be deleted.
-        """
+        """Delete the completion record of an earlier run (collective)."""
         if self.completion is None or self.rendezvous is not None:
             return
+        from rms.wire.files import OutputError, remove_output
+
         problem = None
         if self.comm.rank == 0:
             try:
@@ -151,19 +143,20 @@ class Runtime:
     @classmethod
     def here(cls, comm: MPI.Intracomm, env: Mapping[str, str] = os.environ) -> Runtime:
         """Read the surroundings of this process; call it from ``__main__`` only."""
+        from mpi4py import MPI
+
         slots = env.get(SLOTS_VARIABLE, "").split()
         slot = slots[comm.rank] if comm.rank < len(slots) else ""
-        rendezvous = Rendezvous.from_env(env)
+        rendezvous = rendezvous_of(env)
         if rendezvous is None or kind_of(slot) == "gpu":
-            bind(slot)  # else once it is called: until then it keeps off the running world's core
-        manager = Manager.from_env(env)
+            bind(slot)  # else at the header: until then the core is the running world's
         if rendezvous is not None:
-            rendezvous.watch(comm.rank, manager)
+            rendezvous.watch(comm.rank)
         launches, launch_comm = launches_of(env), comm
         if launches:
             comm = assemble(comm, launches, env)
         parent = MPI.Comm.Get_parent()
-        record = env.get(COMPLETION_VARIABLE)
+        record, check = env.get(COMPLETION_VARIABLE), env.get(CHECK_VARIABLE)
         mpiexec = find_mpiexec(env.get("PATH"))
         launched = any(name in env for name in LAUNCHER_VARIABLES)
         alone = not launched and comm.size == 1 and parent == MPI.COMM_NULL
@@ -171,41 +164,77 @@ class Runtime:
             comm=comm,
             parent=None if parent == MPI.COMM_NULL else parent,
             command=(sys.executable, *sys.orig_argv[1:]),
-            respawn=bootstrap.bootstrap_command(sys.orig_argv),
             clock=time.perf_counter,
             launched=launched,
-            uncoordinated_copies=int(env.get("SLURM_STEP_NUM_TASKS", "1")) - 1 if alone else 0,
             mpiexec=mpiexec,
-            probed=probe.cached_result(mpiexec, env) if comm.rank == 0 else None,
             completion=Path(record) if record else None,
-            check=Path(env[CHECK_VARIABLE]) if env.get(CHECK_VARIABLE) else None,
-            log=sys.stderr if env.get(CHECK_VARIABLE) else sys.stdout,
+            log=sys.stderr if check else sys.stdout,
             output=sys.stdout,
-            manager=manager,
+            manager=manager_of(env),
             rendezvous=rendezvous,
-            slot=slot,
-            script=env.get(SCRIPT_VARIABLE, ""),
-            strategy=env.get(STRATEGY_VARIABLE, "auto"),
-            backend=env.get(BACKEND_VARIABLE, ""),
-            cooldown=env.get(COOLDOWN_VARIABLE, ""),
-            limits=(env.get(COLLECTIVE_VARIABLE, ""), env.get(SIGTERM_VARIABLE, "")),
-            on_gpus=bool(slots) and all("gpu:" in one for one in slots),
             launch=int(env.get(WORLD_VARIABLE, "0")),
             launches=launches,
             launch_comm=launch_comm,
+            slot=slot,
+            on_gpus=bool(slots) and all("gpu:" in one for one in slots),
+            probed=cached_probe(mpiexec, env) if comm.rank == 0 else None,
+            backend=env.get(BACKEND_VARIABLE, ""),
+            check=Path(check) if check else None,
+            uncoordinated_copies=int(env.get("SLURM_STEP_NUM_TASKS", "1")) - 1 if alone else 0,
+            env=env,
         )
 
 
+def rendezvous_of(env: Mapping[str, str]) -> Rendezvous | None:
+    """Return how a new world meets the running one, None in the first world of a job."""
+    listener, number = env.get(LISTENER_VARIABLE, ""), env.get(JOIN_VARIABLE, "")
+    if not listener and not number:
+        return None
+    from dmr.boot.rendezvous import Rendezvous
+
+    launch = int(env.get(WORLD_VARIABLE, "0"))
+    return Rendezvous(int(number or 0), launch, listener, manager_of(env))
+
+
+def manager_of(env: Mapping[str, str]) -> Manager | None:
+    """Return the RMS that launched this world, None under bare mpirun."""
+    if not {SLOTS_VARIABLE, SERVER_VARIABLE, JOB_VARIABLE} <= env.keys():
+        return None
+    from dmr.wire.rms import Manager
+
+    return Manager(env[SERVER_VARIABLE], env[JOB_VARIABLE], env.get(TOKEN_VARIABLE, ""))
+
+
+def cached_probe(mpiexec: str | None, env: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return the result of ``dmr probe`` for this host and launcher, None if it has not run."""
+    if mpiexec is None:
+        return None
+    try:
+        result: dict[str, Any] = json.loads(probe_file(mpiexec, env).read_text())
+    except (OSError, ValueError):
+        return None
+    return result if {"spawn", "accept_connect"} <= result.keys() else None
+
+
+def probe_file(mpiexec: str, env: Mapping[str, str]) -> Path:
+    """Return the path of that result."""
+    base = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = Path(mpiexec).resolve()
+    stamp = path.stat().st_mtime_ns if path.exists() else 0
+    key = sha256(f"{platform.node()}\n{path}\n{stamp}".encode()).hexdigest()[:16]
+    return base / "dmr" / f"probe-{key}.json"
+
+
 def kind_of(slot: str) -> str:
-    """Return ``cpu``, ``core`` or ``gpu``, "" of no slot."""
+    """Return ``cpu``, ``core`` or ``gpu``, "" for no slot."""
     return slot.rpartition("/")[2].partition(":")[0]
 
 
 def bind(slot: str) -> None:
-    """Keep this process on its slot.
+    """Bind this process to its slot, ``[HOST/]KIND:N``.
 
-    ``cpu:N`` is a core by its number, ``core:N`` the N-th of those this process may use,
-    ``gpu:N`` a device (before CUDA starts); ``HOST/`` may go before.
+    ``cpu:N`` is core N of the node, ``core:N`` the N-th core that this process may use, ``gpu:N``
+    a device (before CUDA starts).
     """
     kind, number = kind_of(slot), slot.rpartition(":")[2]
     if kind == "gpu":
@@ -220,27 +249,27 @@ def bind(slot: str) -> None:
 #
 # MPI's launchers end all ranks of a launch together, so a node can be given back without a new
 # world only if its ranks are a launch of their own. The launches meet in pairs, then pairs of
-# those, by MPI_Comm_accept and MPI_Comm_connect; they find each other by files beside the
-# completion record.
+# those, by MPI_Comm_accept and MPI_Comm_connect; the port is in a file beside the completion
+# record.
 
 MEET_S = 60.0
-"""How long launches wait for one another: those of a busy machine start seconds apart."""
+"""Timeout for another launch: launches of a busy machine start seconds apart."""
 
 LOOK_S = 2e-3
 
 
 def launches_of(env: Mapping[str, str]) -> tuple[tuple[int, int], ...]:
-    """Return the launches, and ranks of each, that this process's job starts as; () for one.
+    """Return the launches that this job starts as, and ranks of each; () for a single one.
 
     Raises:
-        UsageError: a user has asked for something else.
+        UsageError: the variable has a value that neither an RMS nor a user may set.
     """
-    given = env.get(LAUNCHES_VARIABLE, "")
-    if given in ("", PER_NODE):  # asked of an RMS, if there is one that can
+    value = env.get(LAUNCHES_VARIABLE, "")
+    if value in ("", PER_NODE):  # a request to the RMS
         return ()
-    if not all(re.fullmatch(r"\d+:\d+", word) for word in given.split()):
-        raise UsageError(f"expected {LAUNCHES_VARIABLE}={PER_NODE}, or none, got {given!r}")
-    pairs = (word.split(":") for word in given.split())
+    if not all(re.fullmatch(r"\d+:\d+", word) for word in value.split()):
+        raise UsageError(f"expected {LAUNCHES_VARIABLE}={PER_NODE}, or none, got {value!r}")
+    pairs = (word.split(":") for word in value.split())
     return tuple((int(launch), int(ranks)) for launch, ranks in pairs)
 
 
@@ -251,14 +280,11 @@ def assemble(
 
     Args:
         comm: the ranks of this launch.
-
-    Raises:
-        TimeoutError: another launch did not come.
     """
     own = [launch for launch, _ in launches].index(int(env[WORLD_VARIABLE]))
     folder, whole, reach = Path(env[COMPLETION_VARIABLE]).parent, comm, 1
     while reach < len(launches):
-        first = own - own % (2 * reach)  # of those that are one from here on
+        first = own - own % (2 * reach)  # of the launches that are merged from here on
         if first + reach < len(launches):
             file = folder / f"port-{launches[first][0]}-{reach}"
             connects = own >= first + reach
@@ -273,6 +299,10 @@ def assemble(
 
 
 def _accept(comm: MPI.Intracomm, file: Path) -> MPI.Intercomm:
+    from mpi4py import MPI
+
+    from rms.wire.files import write_whole
+
     port = ""
     if comm.rank == 0:
         port = MPI.Open_port()

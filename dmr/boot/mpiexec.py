@@ -1,4 +1,4 @@
-"""mpiexec: the variables it leaves in the environment, and how it is ended."""
+"""mpiexec: its environment variables, and its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAUNCHER_PREFIXES = (
     "OMPI_APP",
     "OMPI_UNIV",
 )
-"""How variables begin that a launcher sets for its ranks; another launcher must not see them."""
+"""Prefixes of the variables that a launcher sets for its ranks; another one must not see them."""
 
 HYDRA_VARIABLE = "HYDI_CONTROL_FD"
 """Set by MPICH's mpiexec for its ranks."""
@@ -34,11 +34,11 @@ def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def leave_launcher() -> None:
-    """End this process by itself, though it or others may be caught in MPI; return if that fails.
+    """End this process alone, while it or others may wait in MPI; return if that fails.
 
     MPICH's mpiexec ends all ranks, those of the world that spawned this one included, if a process
-    ends that has not said goodbye to it. MPI_Finalize does that, and waits for the other ranks. So
-    it is said here, in the words of the launcher's own protocol (PMI 1: ``cmd=finalize``).
+    ends without MPI_Finalize, which waits for the other ranks. This function sends the launcher
+    the message of MPI_Finalize (PMI 1: ``cmd=finalize``).
     """
     if "PMI_FD" not in os.environ or HYDRA_VARIABLE not in os.environ:
         return  # another launcher, which may speak another protocol (srun --mpi=pmi2)

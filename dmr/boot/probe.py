@@ -1,29 +1,29 @@
-"""``dmr probe``: what this MPI can do here, each thing tried for real with a deadline.
+"""``dmr probe``: tries each function of MPI that a resize needs, with a deadline.
 
 Results are kept in the user's cache folder, one file for each host and MPI library; strategy
-``auto`` goes by them.
+``auto`` depends on them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import subprocess
 import sys
 import tempfile
-import textwrap
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from dmr.boot.environment import probe_file
 from dmr.boot.mpiexec import clean_environment, end_process
 from rms.wire.files import write_whole
 from rms.wire.mpiexec import mpiexec_command
 
 DEADLINE_S = 60.0
 MEET_S = 5.0
-"""For two ranks that are up; Open MPI's wait for good, whatever timeout they are given."""
+"""Timeout of MPI_Comm_connect: that of Open MPI waits forever, whatever its own timeout."""
 
 _VERSION = """
 from mpi4py import MPI
@@ -91,9 +91,9 @@ else:
 
 def probe(mpiexec: str, env: Mapping[str, str]) -> dict[str, Any]:
     """Try everything; return the JSON of ``dmr probe`` and keep it for ``auto``."""
-    said = _try(mpiexec, _VERSION, env)
-    version = said.partition("MPI ")[2].splitlines()[0] if "MPI " in said else ""
-    found: dict[str, Any] = {
+    output = _try(mpiexec, _VERSION, env)
+    version = output.partition("MPI ")[2].splitlines()[0] if "MPI " in output else ""
+    result: dict[str, Any] = {
         "mpi": version,
         "launcher": mpiexec,
         "host": platform.node(),
@@ -102,19 +102,17 @@ def probe(mpiexec: str, env: Mapping[str, str]) -> dict[str, Any]:
         "accept_connect": _meets(mpiexec, env),
         "gpu_aware": "WORKS" in _try(mpiexec, _GPU, env, ranks=2),
     }
-    found["strategies"] = strategies(found)
-    path = cache_file(mpiexec, env)
-    try:
+    result["strategies"] = strategies(result)
+    path = probe_file(mpiexec, env)
+    with contextlib.suppress(OSError):  # the next run tries again
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(found, indent=2) + "\n")
-    except OSError:
-        pass  # it is found out again
-    return found
+        write_whole(path, json.dumps(result, indent=2) + "\n")
+    return result
 
 
-def strategies(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what ``auto`` uses with and without an RMS, and why."""
-    connects, spawns = found["accept_connect"], found["spawn"]
+def strategies(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the strategy of ``auto`` with and without an RMS, and the reason."""
+    connects, spawns = result["accept_connect"], result["spawn"]
     if connects:
         managed = "warm", "two launches can meet by accept/connect"
     elif spawns:
@@ -128,37 +126,16 @@ def strategies(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def cached_result(mpiexec: str | None, env: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the result kept of an earlier probe of this host and launcher, or None."""
-    if mpiexec is None:
-        return None
-    try:
-        found: dict[str, Any] = json.loads(cache_file(mpiexec, env).read_text())
-        return found if {"spawn", "accept_connect", "strategies"} <= found.keys() else None
-    except (OSError, ValueError):
-        return None
-
-
-def cache_file(mpiexec: str, env: Mapping[str, str]) -> Path:
-    """Return where the result for this host and launcher is kept."""
-    base = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = Path(mpiexec).resolve()
-    stamp = path.stat().st_mtime_ns if path.exists() else 0
-    key = sha256(f"{platform.node()}\n{path}\n{stamp}".encode()).hexdigest()[:16]
-    return base / "dmr" / f"probe-{key}.json"
-
-
 def _try(mpiexec: str, program: str, env: Mapping[str, str], ranks: int = 1) -> str:
-    """Run a program under the launcher; return what it printed, "" if it failed or was late."""
+    """Return the output of a program under the launcher, "" if it failed or was late."""
     with tempfile.TemporaryDirectory(prefix="dmr-") as folder:
         script = Path(folder) / "probe.py"
-        script.write_text(textwrap.dedent(program))
-        out = _start(mpiexec_command(mpiexec, ranks, [sys.executable, "-P", str(script)]), env)
-        return _end(out, DEADLINE_S)
+        script.write_text(program)
+        words = [sys.executable, "-P", str(script)]
+        return _end(_start(mpiexec_command(mpiexec, ranks, words), env), DEADLINE_S)
 
 
 def _meets(mpiexec: str, env: Mapping[str, str]) -> bool:
-    """Return whether two launches can meet."""
     with tempfile.TemporaryDirectory(prefix="dmr-") as folder:
         port = Path(folder) / "port"
         both = []
@@ -185,7 +162,7 @@ def _start(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[s
 
 
 def _end(process: subprocess.Popen[str], deadline_s: float) -> str:
-    """Return what a launcher's ranks printed; end it, and them, if it is late or on any error."""
+    """Return the output of a launcher's ranks; end them if they are late, and on any error."""
     with process:
         try:
             return process.communicate(timeout=deadline_s)[0]
@@ -193,20 +170,20 @@ def _end(process: subprocess.Popen[str], deadline_s: float) -> str:
             return ""
         finally:
             if process.poll() is None:
-                end_process(process)  # passed on to the ranks
+                end_process(process)  # the launcher ends its ranks
 
 
-def table(found: Mapping[str, Any]) -> list[str]:
+def table(result: Mapping[str, Any]) -> list[str]:
     """Return the result as lines."""
     yes = {True: "works", False: "does not work here"}
     lines = [
-        f"MPI             {found['mpi'] or 'none that starts'}",
-        f"launcher        {found['launcher']}",
-        f"spawn           {yes[found['spawn']]}",
-        f"accept/connect  {yes[found['accept_connect']]}",
-        f"GPU-aware MPI   {yes[found['gpu_aware']]}",
+        f"MPI             {result['mpi'] or 'none that starts'}",
+        f"launcher        {result['launcher']}",
+        f"spawn           {yes[result['spawn']]}",
+        f"accept/connect  {yes[result['accept_connect']]}",
+        f"GPU-aware MPI   {yes[result['gpu_aware']]}",
     ]
     for where, name in (("rms", "under an RMS"), ("mpirun", "bare mpirun")):
-        chosen = found["strategies"][where]
+        chosen = result["strategies"][where]
         lines.append(f"auto, {name:13s} {chosen['auto']}: {chosen['why']}")
     return lines

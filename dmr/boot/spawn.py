@@ -1,4 +1,4 @@
-"""How the old world starts a new one by itself, where no RMS does it."""
+"""How the old world starts a new one without an RMS."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from mpi4py import MPI
 
+from dmr.boot.bootstrap import bootstrap_command
 from dmr.boot.environment import BACKEND_VARIABLE, Runtime
 from dmr.boot.mpiexec import clean_environment, end_process
 from dmr.errors import RolledBackError
@@ -24,7 +25,7 @@ from rms.wire.messages import JOIN_VARIABLE, LISTENER_VARIABLE, SLOTS_VARIABLE
 from rms.wire.mpiexec import mpiexec_command
 
 POLL_S = 0.1
-"""How often a started mpiexec is looked at while its world boots."""
+"""Interval of the checks that a started mpiexec still runs."""
 
 
 def spawn(
@@ -34,18 +35,16 @@ def spawn(
     stack: contextlib.ExitStack,
     boot_s: float,
 ) -> tuple[MPI.Intercomm, Callable[[], ControlChannel]]:
-    """Start ranks by MPI_Comm_spawn (collective); return how rank 0 meets them, too.
+    """Start ranks by MPI_Comm_spawn (collective); strategy merge starts the missing ones only.
 
-    Strategy merge starts only those that are missing.
+    Returns:
+        The inter-communicator to the new ranks, and a function by which rank 0 meets them.
 
-    The call itself cannot be taken back: should it not return within ``boot_s``, the job ends with
-    a message instead of hanging for good. New ranks start by way of :mod:`dmr.boot.bootstrap`, so
-    it returns as soon as Python and MPI are up.
-
-    Raises:
-        RolledBackError: MPI refuses.
+    The call cannot be cancelled: if it does not return within ``boot_s``, the job ends. New ranks
+    start by way of :mod:`dmr.boot.bootstrap`, so it returns as soon as Python and MPI are up.
     """
     ranks = wanted.ranks - (comm.size if wanted.strategy == "merge" else 0)
+    slots = wanted.slots[-ranks:]
     listener = None
     machines = set(comm.allgather(MPI.Get_processor_name()))
     if comm.rank == 0:
@@ -53,26 +52,29 @@ def spawn(
         listener = Listener(near if runtime.manager is None else runtime.manager.host)
         stack.callback(listener.close)
     # Spawn cannot set the environment; env(1) can.
-    setting = [f"{LISTENER_VARIABLE}={'' if listener is None else listener.address}"]
-    if wanted.slots:
-        setting.append(f"{SLOTS_VARIABLE}={' '.join(wanted.slots[-ranks:])}")
-    backend = wanted.backend or runtime.backend
-    if backend:
-        setting.append(f"{BACKEND_VARIABLE}={backend}")
+    settings = [f"{LISTENER_VARIABLE}={'' if listener is None else listener.address}"]
+    if slots:
+        settings.append(f"{SLOTS_VARIABLE}={' '.join(slots)}")
+    if backend := wanted.backend or runtime.backend:
+        settings.append(f"{BACKEND_VARIABLE}={backend}")
+    late = f"MPI_Comm_spawn did not return within {boot_s:g} s and cannot be taken back"
+    timer = threading.Timer(boot_s, end_all_ranks, (late,))
+    timer.daemon = True
     info = MPI.Info.Create()
     try:
         if not runtime.launched:
             _put_mpiexec_on_path(runtime.mpiexec)
         info.Set("wdir", str(Path.cwd()))
-        hosts = hosts_of(wanted.slots[-ranks:])
-        if hosts:
+        if hosts := hosts_of(slots):
             info.Set("hosts", hosts)
-        arguments = ["-u", JOIN_VARIABLE, *setting, *runtime.respawn]
-        with _ended_after(boot_s if comm.rank == 0 else None):
-            inter = comm.Spawn("env", arguments, maxprocs=ranks, info=info, root=0)
+        arguments = ["-u", JOIN_VARIABLE, *settings, *bootstrap_command(runtime.command)]
+        if comm.rank == 0:
+            timer.start()
+        inter = comm.Spawn("env", arguments, maxprocs=ranks, info=info, root=0)
     except MPI.Exception as error:
         raise RolledBackError(f"MPI_Comm_spawn failed: {error.Get_error_string()}") from None
     finally:
+        timer.cancel()
         info.Free()
 
     def wait() -> ControlChannel:
@@ -87,11 +89,7 @@ def spawn(
 
 
 def _put_mpiexec_on_path(mpiexec: str | None) -> None:
-    """Let MPI_Comm_spawn of a program without an mpiexec find one: it waits for good if not.
-
-    Raises:
-        RolledBackError: there is none.
-    """
+    """Put mpiexec on PATH: without one, MPI_Comm_spawn of a singleton waits forever."""
     if mpiexec is None:
         raise RolledBackError("expected an mpiexec on PATH to start ranks with, got none")
     path = os.environ.get("PATH", os.defpath)
@@ -99,26 +97,10 @@ def _put_mpiexec_on_path(mpiexec: str | None) -> None:
         os.environ["PATH"] = f"{path}{os.pathsep}{Path(mpiexec).parent}"
 
 
-@contextlib.contextmanager
-def _ended_after(boot_s: float | None) -> Iterator[None]:
-    """End all ranks if MPI_Comm_spawn does not return in time; None watches nothing."""
-    if boot_s is None:
-        yield
-        return
-    words = f"MPI_Comm_spawn did not return within {boot_s:g} s and cannot be taken back"
-    timer = threading.Timer(boot_s, end_all_ranks, (words,))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 def hosts_of(slots: Sequence[str]) -> str:
-    """Return the hosts of slots as MPICH's launcher takes them: ``n1:2,n3:1``; "" of none."""
+    """Return the hosts of slots in the syntax of MPICH, ``n1:2,n3:1``; "" for none."""
     names = [slot.partition("/")[0] for slot in slots if "/" in slot]
-    return ",".join(f"{name}:{len(list(each))}" for name, each in groupby(names))
+    return ",".join(f"{name}:{len(list(ranks))}" for name, ranks in groupby(names))
 
 
 def start_mpiexec(
@@ -126,7 +108,7 @@ def start_mpiexec(
 ) -> tuple[subprocess.Popen[bytes], ControlChannel]:
     """Rank 0: start a world by an mpiexec of its own, and meet it.
 
-    The process is ended where ``stack`` is left by an error.
+    The process is ended if an error leaves ``stack``.
 
     Raises:
         ChannelError: it could not be started, ended, or was not ready within ``boot_s``.
@@ -154,6 +136,6 @@ def start_mpiexec(
 
 
 def end_all_ranks(why: str) -> None:
-    """End this process at once, and its world by that, where a rank is caught in MPI for good."""
+    """End this process, and by that its world, where a rank would wait in MPI forever."""
     print(f"error: {why}", file=sys.stderr, flush=True)
     os._exit(1)

@@ -1,8 +1,8 @@
-"""``dmr check``: does a program give the same answer whatever happens to its ranks?
+"""``dmr check``: whether a program has the same result with and without resizes.
 
-It runs plain, then with rehearsals (resizes into as many fresh ranks, which must leave every bit,
-sums over ranks included), then with resizes to other sizes. What it prints, or a file it writes,
-is compared, and so is all that it has declared.
+It runs plain, then with rehearsals (resizes into as many new ranks, which must keep every bit,
+sums over ranks included), then with resizes to other sizes. The check compares its output, or a
+file that it writes, and all data that it has declared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dmr.check.digests import Digests
 from rms.wire.files import remove_output
 
 SHOWN = 3
-"""Lines of output that are shown where they differ."""
+"""Number of differing lines of output that are printed."""
 
 LEAST_S, TIMES = 60.0, 10.0
 """Timeout of a run with resizes: a constant, and a multiple of the time without resizes."""
@@ -62,7 +62,7 @@ class CheckError(Exception):
 
 
 class NoProgramError(CheckError):
-    """There is no such program."""
+    """The program could not be started."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Outcome:
 
     Attributes:
         script: its resizes.
-        output: what it printed, or the file it wrote.
-        end: all that it had declared, at its end.
+        output: of standard output, or of the file that it wrote.
+        end: hashes of its declared data at its end.
     """
 
     script: str
@@ -83,12 +83,12 @@ class Outcome:
 
 @dataclass
 class Difference:
-    """How a run with resizes differs from the plain one.
+    """The difference between a run with resizes and the plain one.
 
     Attributes:
-        lines: of its output, as text.
-        fields, state: names of what differs at the end.
-        causes: in words.
+        lines: of the output, as text.
+        fields, state: names of data that differ at the end.
+        causes: sentences.
     """
 
     script: str
@@ -104,11 +104,7 @@ class Difference:
 
 
 def rehearsal_script(steps: int, ranks: int) -> str:
-    """Return resizes to as many ranks, after an odd and an even number of steps.
-
-    Raises:
-        CheckError: there are too few steps.
-    """
+    """Return resizes to as many ranks, after an odd and an even number of steps."""
     if steps < 2:
         raise CheckError(f"expected a program of at least 2 steps to check, got {steps}")
     odd = steps // 3 | 1
@@ -123,9 +119,9 @@ def resizes_script(steps: int, sizes: Sequence[int]) -> str:
 
 
 def differing_lines(plain: bytes, other: bytes) -> list[str]:
-    """Return lines that only one of two outputs has; how often and in which order is no matter.
+    """Return lines that only one of two outputs has, in any number and order.
 
-    What stands before the loop is printed by every new set of ranks again.
+    Every new set of ranks prints again what the program prints before the loop.
     """
     one, two = (text.decode(errors="replace").splitlines() for text in (plain, other))
     missing = [f"- {line}" for line in dict.fromkeys(one) if line not in set(two)]
@@ -133,43 +129,44 @@ def differing_lines(plain: bytes, other: bytes) -> list[str]:
 
 
 def compare(plain: Outcome, other: Outcome, *, text: bool, varying: int = 0) -> Difference:
-    """Return how a run differs from the plain one.
+    """Return the difference between a run and the plain one.
 
     Args:
         text: whether the output is lines; else its bytes are compared.
         varying: lines that differ between two plain runs as well.
     """
-    found = Difference(other.script)
+    difference = Difference(other.script)
     if text:
         lines = differing_lines(plain.output, other.output)
-        found.lines = [] if len(lines) <= varying else lines
+        difference.lines = [] if len(lines) <= varying else lines
     elif plain.output != other.output:
         pairs = zip(plain.output, other.output, strict=False)
         shorter = min(len(plain.output), len(other.output))
         at = next((n for n, (a, b) in enumerate(pairs) if a != b), shorter)
-        found.lines = [f"the file differs from byte {at} on"]
-    for mine, theirs, names in (
-        (plain.end.fields, other.end.fields, found.fields),
-        (plain.end.state, other.end.state, found.state),
-    ):
-        names += [name for name in mine if mine[name] != theirs.get(name)]
-    return found
+        difference.lines = [f"the file differs from byte {at} on"]
+    difference.fields = _differing_names(plain.end.fields, other.end.fields)
+    difference.state = _differing_names(plain.end.state, other.end.state)
+    return difference
 
 
-def explain(plain: Outcome, found: Difference, *, rehearsal: bool) -> None:
+def _differing_names(plain: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    return [name for name in plain if plain[name] != other.get(name)]
+
+
+def explain(plain: Outcome, difference: Difference, *, rehearsal: bool) -> None:
     """Add the usual causes of a difference."""
-    if found.none:
+    if difference.none:
         return
+    causes = difference.causes
     if plain.end.unchanged:
         names = ", ".join(f"field {name}" for name in plain.end.unchanged)
-        found.causes.append(STALE.format(names=names, first=plain.end.unchanged[0]))
+        causes.append(STALE.format(names=names, first=plain.end.unchanged[0]))
     if not rehearsal:
-        sizes = [part.partition(":")[2] for part in found.script.split(",")]
-        found.causes.append(SIZES.format(sizes=" and on ".join(dict.fromkeys(sizes))))
-    elif found.fields or found.state:
-        found.causes.append(FORGOTTEN)
+        sizes = [part.partition(":")[2] for part in difference.script.split(",")]
+        causes.append(SIZES.format(sizes=" and on ".join(dict.fromkeys(sizes))))
     else:
-        found.causes.append(UNDECLARED)
+        declared = difference.fields or difference.state
+        causes.append(FORGOTTEN if declared else UNDECLARED)
 
 
 @contextlib.contextmanager
@@ -185,11 +182,7 @@ def _terminable() -> Iterator[None]:
 def _output_of(
     command: Sequence[str], env: Mapping[str, str], limit_s: float | None
 ) -> tuple[int, bytes, bytes]:
-    """Return the exit status, stdout and stderr of a command; end its processes on any error.
-
-    Raises:
-        subprocess.TimeoutExpired: it took longer.
-    """
+    """Return the exit status, stdout and stderr of a command; end its processes on any error."""
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -203,7 +196,7 @@ def _output_of(
 
 
 def _end_marked(mark: str) -> None:
-    """Kill the processes that have this variable in their environment: ranks without launcher."""
+    """Kill the processes with this variable in their environment: ranks without a launcher."""
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if mark.encode() in entry.read_bytes().split(b"\0"):
@@ -217,10 +210,6 @@ def run_once(
 
     Args:
         plain_s: its time without resizes; None for no timeout.
-
-    Raises:
-        NoProgramError: it could not be started.
-        CheckError: it failed, or has not come to the end of a block of dmr.malleable.
     """
     what = f"with {SCRIPT_VARIABLE}={script}" if script else "without resizes"
     with tempfile.TemporaryDirectory(prefix="dmr-check-") as folder:
@@ -242,10 +231,10 @@ def run_once(
         lines = messages.decode(errors="replace").strip().splitlines()
         # After a resize mpirun's own status says nothing.
         if not record.exists() or (status and not script):
-            last = f": {lines[-1]}" if lines else ""
+            got = f"status {status}" if status else "a program that exited with status 0 before it"
             raise CheckError(
                 f"expected the program to come to the end of a block of dmr.malleable or of "
-                f"dmr.run {what}, got {_end(status)}{last}"
+                f"dmr.run {what}, got {': '.join([got, *lines[-1:]])}"
             )
         end = msgspec.json.decode(record.read_bytes(), type=Digests)
     for line in lines:
@@ -270,12 +259,7 @@ def check(
     compared: Path | None,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Run a program plain, with rehearsals and with resizes; return what differs.
-
-    Raises:
-        NoProgramError: it could not be started.
-        CheckError: it cannot be checked.
-    """
+    """Run a program plain, with rehearsals and with resizes; return the differences."""
     plain = run_once(command, "", compared)
     steps, ranks, text = plain.end.step, plain.end.ranks, compared is None
     say(f"plain: {steps} steps on {ranks} ranks, {plain.wall_s:.1f} s")
@@ -286,13 +270,13 @@ def check(
         ("resizes", resizes_script(steps, sizes)),
     ):
         other = run_once(command, script, compared, plain.wall_s)
-        found = compare(plain, other, text=text, varying=varying or 0)
-        if found.lines and text and varying is None:
+        difference = compare(plain, other, text=text, varying=varying or 0)
+        if difference.lines and text and varying is None:
             varying = len(differing_lines(plain.output, run_once(command, "", None).output))
-            found = compare(plain, other, text=text, varying=varying)
-        explain(plain, found, rehearsal=name == "rehearsal")
-        _tell(name, found, say)
-        rows.append({"name": name, "same": found.none, **vars(found)})
+            difference = compare(plain, other, text=text, varying=varying)
+        explain(plain, difference, rehearsal=name == "rehearsal")
+        _print(name, difference, say)
+        rows.append({"name": name, "same": difference.none, **vars(difference)})
     if varying:
         say(f"note: as many as {varying} lines differ between two plain runs, too, and were let be")
     same = all(row["same"] for row in rows)
@@ -300,19 +284,15 @@ def check(
     return {"same": same, "steps": steps, "ranks": ranks, "runs": rows}
 
 
-def _end(status: int) -> str:
-    """Describe how a program ended without a record."""
-    return f"status {status}" if status else "a program that exited with status 0 before it"
-
-
-def _tell(name: str, found: Difference, say: Callable[[str], None]) -> None:
-    say(f"{name} ({SCRIPT_VARIABLE}={found.script}): {'the same' if found.none else 'DIFFERS'}")
-    for line in found.lines[:SHOWN]:
+def _print(name: str, difference: Difference, say: Callable[[str], None]) -> None:
+    result = "the same" if difference.none else "DIFFERS"
+    say(f"{name} ({SCRIPT_VARIABLE}={difference.script}): {result}")
+    for line in difference.lines[:SHOWN]:
         say(f"  {line}")
-    if len(found.lines) > SHOWN:
-        say(f"  ... and {len(found.lines) - SHOWN} lines more")
-    for kind, names in (("fields", found.fields), ("state", found.state)):
+    if len(difference.lines) > SHOWN:
+        say(f"  ... and {len(difference.lines) - SHOWN} lines more")
+    for kind, names in (("fields", difference.fields), ("state", difference.state)):
         if names:
             say(f"  {kind} that differ at the end: {', '.join(names)}")
-    for cause in found.causes:
+    for cause in difference.causes:
         say(f"  {cause}")

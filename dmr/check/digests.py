@@ -1,4 +1,4 @@
-"""Hashes of all that travels with a job, whatever its ranks: what ``dmr check`` compares."""
+"""Hashes of a job's declared data, independent of its ranks, for ``dmr check``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class Digests(msgspec.Struct):
-    """What a run was at its end.
+    """The end of a run.
 
     Attributes:
-        ranks, step: how many ranks it ended on, and how many steps it had done.
+        ranks, step: number of ranks, and of steps done.
         sizes: ranks after each resize.
         fields: the hash of every field and list.
-        unchanged: those that have the bytes they began with.
-        state: the hash of everything in ``run.state``.
+        unchanged: fields and lists with their initial bytes.
+        state: the hash of every value of ``run.state``.
     """
 
     ranks: int
@@ -40,7 +40,7 @@ class Digests(msgspec.Struct):
 
 def digests_of(comm: MPI.Intracomm, fields: Mapping[str, Distributed]) -> dict[str, str]:
     """Return the hash of every field and list, on rank 0 (collective); "" on the others."""
-    found = {}
+    hashes = {}
     for name, block in fields.items():
         digest, items = xxhash.xxh3_128(), 0
         _, pieces = block.gathered(comm)
@@ -53,15 +53,15 @@ def digests_of(comm: MPI.Intracomm, fields: Mapping[str, Distributed]) -> dict[s
             else:
                 digest.update(bytes_of(piece).tobytes())
         digest.update(str(items).encode())
-        found[name] = digest.hexdigest() if comm.rank == 0 else ""
-    return found
+        hashes[name] = digest.hexdigest() if comm.rank == 0 else ""
+    return hashes
 
 
 def write_digests(
     path: Path, comm: MPI.Intracomm, fields: Mapping[str, Distributed], progress: Progress
 ) -> None:
-    """Write what a run is at its end (collective; rank 0 writes)."""
-    found = digests_of(comm, fields)
+    """Write the end of a run (collective; rank 0 writes)."""
+    hashes = digests_of(comm, fields)
     if comm.rank:
         return
     state = {}
@@ -73,9 +73,9 @@ def write_digests(
         state[name] = xxhash.xxh3_128_hexdigest(data)
     unchanged = [
         name
-        for name, digest in found.items()
+        for name, digest in hashes.items()
         if progress.digests.get(name) == digest and not fields[name].spec.constant
     ]
     sizes = [resize.to_ranks for resize in progress.resizes]
-    record = Digests(comm.size, progress.step, sizes, found, unchanged, state)
+    record = Digests(comm.size, progress.step, sizes, hashes, unchanged, state)
     path.write_bytes(msgspec.json.encode(record))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from dmr.data import gather, streams
+from dmr.data import gather
 from dmr.data.decomposition import (
     ALIGNMENT_BYTES,
     Box,
@@ -413,10 +413,14 @@ class Field:
 
     def sending(self, comm: MPI.Comm, new: Decomposition, *, on_host: bool) -> Steps[int]:
         """Send the interior to its owners in another decomposition; see :mod:`dmr.data.streams`."""
+        from dmr.data import streams
+
         return streams.sending(comm, self, new, on_host=on_host)
 
     def receiving(self, comm: MPI.Comm, old: Decomposition, *, on_host: bool) -> Steps[bool]:
         """Fill the interior from its owners in another decomposition."""
+        from dmr.data import streams
+
         return streams.receiving(comm, self, old, on_host=on_host)
 
     def keep(self, old: Field) -> int:

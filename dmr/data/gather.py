@@ -9,13 +9,14 @@ import numpy as np
 
 from dmr.data.decomposition import Box
 from dmr.data.distributed import Array, Distributed
-from dmr.data.streams import CellBlock
 from dmr.errors import outside_block
 from dmr.system.watch import WATCH
 from dmr.wire import tags
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from dmr.data.streams import CellBlock
 
 SLAB_BYTES = 2 << 20
 """In cache still when it is hashed and written; and its memory is used again, without new pages."""

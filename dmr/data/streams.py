@@ -43,7 +43,6 @@ from dmr.data.decomposition import (
 )
 from dmr.data.distributed import Distributed, Steps, T, Wait
 from dmr.errors import TransferError
-from dmr.system import libc
 from dmr.wire import tags
 from dmr.wire.ranks import Check, wait_until
 
@@ -139,6 +138,8 @@ def receiving(
 
 def _read(comm: MPI.Comm, block: CellBlock, stream: Stream) -> Steps[bool]:
     """Read the pieces of a stream from the sender's memory; return whether their hash agrees."""
+    from dmr.system import libc
+
     digest = xxhash.xxh3_64()
     pid, _, _, address = map(int, stream.memory)
     for box in stream.boxes:
@@ -403,6 +404,8 @@ def offer(address: int) -> Words:
 
 def readable(memory: Words) -> bool:
     """Return whether memory that another rank offers can be read from here."""
+    from dmr.system import libc
+
     pid, at, token, _ = map(int, memory)
     here = np.zeros(1, np.int64)
     return libc.read_memory(pid, at, here) == here.nbytes and int(here[0]) == token

@@ -1,7 +1,7 @@
-"""What a resize point decides: whether to stop, and what world comes next.
+"""The decision of a resize point: whether to stop, and which world comes next.
 
 The ranks agree on it. It follows from SIGTERM, a request of the RMS, a scripted resize, or a
-request of the application, and, where the library chooses the strategy, from the memory left.
+request of the application, and, if the library chooses the strategy, from the memory left.
 """
 
 from __future__ import annotations
@@ -9,38 +9,38 @@ from __future__ import annotations
 import numpy as np
 from mpi4py import MPI
 
-from dmr.application import Application, Run
+from dmr.application import Program, Run
 from dmr.plan import NextWorld, Plan, fitting
 from dmr.resize import strategy as strategies
 from dmr.system.watch import WATCH
 from rms.wire.messages import ApplicationResizeRequest, ResizeRequest
 
 FIRST_POLL, POLLS = 4, 256
-"""Resize points of a world at which free memory is looked at for the RMS: the first once the world
-is alone, then every so many."""
+"""Resize points of a world at which free memory is checked for the RMS: the first once the world
+is alone, then at this interval."""
 
 POINT = "a resize point"
-"""Name in messages of :data:`~dmr.system.watch.WATCH`."""
+"""Place in the messages of :mod:`dmr.system.watch`."""
 
 
 class Decision:
     """Decides at the resize points of one process, together with the other ranks."""
 
-    def __init__(self, app: Application, run: Run, plan: Plan) -> None:
+    def __init__(self, app: Program, run: Run, plan: Plan) -> None:
         self.app, self.run, self.plan = app, run, plan
-        self._news = np.zeros(1, np.int64)
+        self._event = np.zeros(1, np.int64)
         self._flags = np.zeros(4, np.int64)
-        self._point = WATCH.within(POINT)
+        self._call = WATCH.within(POINT)
 
     def take(self, scripted: int | None) -> tuple[bool, NextWorld | None]:
-        """Agree on whether to stop and on what to become (collective).
+        """Agree on whether to stop and on the next world (collective).
 
-        Most often there is nothing: one reduction of one number, which takes two thirds of the
-        time that one of four does. Those follow where a rank has something to report.
+        In the usual case of no event this is one reduction of one number, which takes two thirds
+        of the time of one of four numbers. The second one follows where a rank has an event.
 
-        A request of the RMS goes before a scripted resize, and that before one of the
-        application. The first is known to rank 0 only; it is broadcast where there is one. What
-        comes in a cooldown waits, scripted resizes aside.
+        A request of the RMS precedes a scripted resize, and that one of the application. Rank 0
+        alone has the request of the RMS, and broadcasts it. In a cooldown all but scripted resizes
+        wait.
         """
         self._poll_memory()
         run, state, world = self.run, self.run.internal, self.run.world
@@ -49,14 +49,14 @@ class Decision:
         number, requested = 0 if request is None else request.number, state.requested
         stop = bool(state.sigterm)
         if world.size > 1:
-            news, flags = self._news, self._flags
-            news[0] = stop or number or requested
-            with self._point:
-                world.internal_comm.Allreduce(MPI.IN_PLACE, news, MPI.MAX)
-                if news[0]:
+            event, flags = self._event, self._flags
+            event[0] = stop or number or requested
+            with self._call:
+                world.internal_comm.Allreduce(MPI.IN_PLACE, event, MPI.MAX)
+                if event[0]:
                     flags[0], flags[1], flags[2], flags[3] = stop, number, requested, in_cooldown
                     world.internal_comm.Allreduce(MPI.IN_PLACE, flags, MPI.MAX)
-            if news[0]:
+            if event[0]:
                 stop, number, requested = bool(flags[0]), int(flags[1]), int(flags[2])
                 in_cooldown = bool(flags[3])
         if number:
@@ -68,7 +68,7 @@ class Decision:
         return stop, self._own_resize(scripted)
 
     def _requested(self, ranks: int) -> int | None:
-        """Answer the application's own request: now, or by passing it on to the RMS."""
+        """Return the size of the application's own request; with an RMS, pass it on to that."""
         run = self.run
         run.internal.requested = 0
         ranks = fitting(ranks, self.plan.limits, self.plan.sizes)
@@ -81,7 +81,7 @@ class Decision:
         return None
 
     def _own_resize(self, ranks: int | None) -> NextWorld | None:
-        """Return what a resize without the RMS leads to, None where nothing would change."""
+        """Return the next world of a resize without the RMS, None if it would be the same."""
         run, plan = self.run, self.plan
         backend = plan.backends.get(run.step, "")
         changes = bool(backend) and backend != run.runtime.backend
@@ -90,7 +90,7 @@ class Decision:
             return None
         if rehearsal and run.step in (resize.step for resize in run.resizes):
             return None
-        # Ranks that stay would go on with the backend they have, and all would stay.
+        # With merge, ranks would stay and keep their backend.
         moves = changes or rehearsal
         strategy = plan.strategy
         if strategy == "merge" and (
@@ -106,7 +106,7 @@ class Decision:
     # --- memory ----------------------------------------------------------------------------
 
     def _poll_memory(self) -> None:
-        """Look at the memory now and then where an RMS wants to know the best strategy."""
+        """Check the memory at intervals, for the strategy that an RMS uses."""
         state = self.run.internal
         if state.auto and self.run.runtime.manager is not None:
             state.polls += 1
@@ -116,7 +116,7 @@ class Decision:
     def _check_memory(self) -> bool:
         """Return whether a second copy of this world would not fit beside it (collective).
 
-        Said where it has changed; the RMS is told what to do about it.
+        A change is noted in the log; the RMS gets the strategy to use.
         """
         run, state = self.run, self.run.internal
         mine = strategies.usage(MPI.Get_processor_name(), run.fields)
@@ -131,15 +131,10 @@ class Decision:
                 best, 0, run.progress.launches, supports_merge=self.app.supports_merge and joins
             )
         if state.memory_short != was_short:
-            run.note(
-                f"strategy {best} from here on: "
-                + (why if why is not None else "a second copy of this world fits again")
-                + (
-                    "; a resize may be rolled back for it"
-                    if why and best == self.plan.strategy
-                    else ""
-                )
-            )
+            words = why or "a second copy of this world fits again"
+            if why is not None and best == self.plan.strategy:
+                words += "; a resize may be rolled back for it"
+            run.note(f"strategy {best} from here on: {words}")
         if state.rms is not None and state.can_connect:
             state.rms.strategy = best
         return state.memory_short

@@ -1,4 +1,4 @@
-"""The loop, and what may happen between two steps: the end, a checkpoint, a resize."""
+"""The loop of a run, and the actions between two steps: end, checkpoint, resize."""
 
 from __future__ import annotations
 
@@ -13,45 +13,38 @@ import numpy as np
 import xxhash
 from mpi4py import MPI
 
-from dmr.application import Application, Run
-from dmr.checkpoint import store
+from dmr.application import Program, Run
 from dmr.data.field import WrappedSpec
 from dmr.errors import RolledBackError, UsageError, raise_on_all
 from dmr.loop.decide import POINT, Decision
 from dmr.loop.termination import Ending, TerminatedError
 from dmr.plan import NextWorld, Plan, Schedule, check_size
-from dmr.resize.merge import NewBlocks, merge
-from dmr.resize.replace import replace_world
 from dmr.state.progress import Progress, merged_progress
 from dmr.state.values import ValuesError, replaced_parts
 from dmr.system.watch import WATCH
-from rms.wire.messages import (
-    Begun,
-    Done,
-    ResizeReport,
-    RolledBack,
-)
+from rms.wire.messages import Begun, Done, RolledBack
 
 if TYPE_CHECKING:
     from dmr.data.field import Field
+    from dmr.resize.merge import NewBlocks
 
 PROBES = 3
 """Calls of MPI_Iprobe for each communicator: each lets MPI make progress."""
 
 MOST_BETWEEN_S = 10.0
-"""Where resize points come less often, a resize does not wait at one for new memory."""
+"""Above this interval of resize points, a resize does not wait at one for new memory."""
 
 NO_BUILD = "strategy merge keeps ranks in their loop; expected build= in dmr.malleable, got none"
 
 
 class Driver:
-    """Owns the loop of a run in one process: that is what makes resuming structural.
+    """Owns the loops of a run in one process, so that a new world can resume them.
 
     Args:
-        end: is told of the present progress and world.
+        end: gets the present progress and world.
     """
 
-    def __init__(self, app: Application, run: Run, plan: Plan, end: Ending) -> None:
+    def __init__(self, app: Program, run: Run, plan: Plan, end: Ending) -> None:
         self.app, self.run, self.plan = app, run, plan
         self._end = end
         self.position = Position(run.progress)
@@ -61,28 +54,26 @@ class Driver:
         self._decision = Decision(app, run, plan)
         WATCH.between_s = self._between_s
 
-    def loop(self, count: Callable[[], int], *, only: bool = False) -> Iterator[int]:
-        """Yield every step that is left of a loop, once it may be done; act in between.
+    def loop(self, count: Callable[[], int], *, single: bool = False) -> Iterator[int]:
+        """Yield every remaining step of a loop; act before it.
 
         Args:
             count: returns the steps of the whole loop.
-            only: whether the program has no other loop, and nothing to do after it.
+            single: whether the program has no other loop, and nothing to do after it.
         """
-        entered = self.position.enter()
-        if entered is None:
-            return  # an earlier world has done it
-        depth, _ = entered
+        depth = self.position.open_loop()
+        if depth is None:
+            return  # an earlier world has ended it
         try:
-            yield from self._steps(count, depth, only=only)
+            yield from self._steps(count, depth, single=single)
         finally:
-            self.position.leave(depth)
+            self.position.close_loop(depth)
 
-    def _steps(self, count: Callable[[], int], depth: int, *, only: bool) -> Iterator[int]:
+    def _steps(self, count: Callable[[], int], depth: int, *, single: bool) -> Iterator[int]:
         run, plan, progress = self.run, self.plan, self.run.progress
         rms, position, clock = run.internal.rms, self.position, run.runtime.clock
-        at, zero_s = position.at, self._start_clock()
-        steps = self._begin(count, at[depth], only=only)
-
+        at, zero_s = position.open_steps, self._start_clock()
+        steps = self._begin(count, at[depth], single=single)
         while True:
             progress.elapsed_s = clock() - zero_s
             step = progress.step
@@ -91,67 +82,67 @@ class Driver:
                 if depth == 0:
                     rms.steps = step + steps - at[0]
             scripted = plan.resizes.get(step)
-            if position.goal is None:  # else ranks that stay are in a loop within this one
+            if position.resume_target is None:  # else the world resumes in a loop within this one
                 if scripted is not None or step % plan.every == 0:
-                    progress.at_point = False
+                    progress.resumes_at_resize_point = False
                     if self._act(scripted):
-                        steps = self._begin(count, at[depth], only=only)
-                        continue  # as the ranks that have joined: at this resize point once more
+                        steps = self._begin(count, at[depth], single=single)
+                        continue  # at this resize point once more, as the ranks that have joined
                 if at[depth] >= steps:
-                    if rms is not None and only:
-                        rms.close()  # nothing is asked of a job that has done its steps
+                    if rms is not None and single:
+                        rms.close()  # the job has done its steps: no more requests
                     return
                 if plan.checkpoint is not None:
                     self._save_if_due()
             if self._swaps is not None and depth == 0:
-                self._look_for_swaps(self._swaps)
+                self._check_swaps(self._swaps)
             yield at[depth]
             progress.step += 1
-            position.passed()
+            position.count_step()
 
-    def _look_for_swaps(self, swaps: SwapWatch) -> None:
-        """Say once, in the first steps of a run, which arrays a swap has made stale."""
-        if swaps.done:
+    def _check_swaps(self, swaps: SwapWatch) -> None:
+        """Report once, in the first steps of a run, the arrays that a swap has made stale."""
+        if swaps.is_over:
             self._swaps = None
             return
         with WATCH.within(POINT):
-            swapped = swaps.look(self.run.world.internal_comm)
-        for name in swapped:
+            names = swaps.sample(self.run.world.internal_comm)
+        for name in names:
             self.run.note(
                 f"note: field {name} changes in every second step only: where the program swaps "
                 f"two arrays, add run.fields[{name!r}].rebind(ARRAY) after the swap"
             )
 
-    def point(self) -> None:
-        """Act at a resize point of a loop that the program has of its own (collective)."""
+    def resize_point(self) -> None:
+        """Act at a resize point of a loop of the program's own (collective)."""
         run, progress = self.run, self.run.progress
-        if self.position.at:
+        if self.position.open_steps:
             raise UsageError(
                 "expected run.resize_point() outside of run.loop, which has its own resize points"
             )
-        if self.position.goal is not None:
+        if self.position.resume_target is not None:
             return  # an earlier world has passed it
         zero_s = self._start_clock()
-        self._arrive()
+        self._close_resize()
         progress.step += 1
         progress.elapsed_s = run.runtime.clock() - zero_s
         if run.internal.rms is not None:
             run.internal.rms.step = progress.step
         # Before a resize: the ranks that join have no part in this call.
         self._save_if_due()
-        progress.at_point = True
+        progress.resumes_at_resize_point = True
         if self._act(self.plan.resizes.get(progress.step)):
-            self._arrive()
+            self._close_resize()
 
-    def enter(self) -> None:
-        """Build for this world, and close a resize whose new world goes on at the program's own."""
+    def start(self) -> None:
+        """Build for this world; close a resize that was at a resize point of the program."""
         self._build()
-        if self.run.progress.at_point:
+        if self.run.progress.resumes_at_resize_point:
             self._start_clock()
-            self._arrive()
+            self._close_resize()
 
     def finish(self) -> None:
-        """Say which resizes were planned for steps that did not come."""
+        """Report resizes that were planned for steps beyond the last one."""
         self._drop_new_blocks()
         steps = self.run.progress.step
         late = [str(step) for step in self.plan.resizes if step > steps]
@@ -161,7 +152,7 @@ class Driver:
             )
 
     def _act(self, scripted: int | None) -> bool:
-        """Do what there is to do at a resize point; return whether this rank stays (merge)."""
+        """Act at a resize point; return whether this rank is in a new world (merge)."""
         stop, wanted = self._decision.take(scripted)
         if stop:
             self._terminate()
@@ -170,25 +161,14 @@ class Driver:
             return False
         if self._waits_for_memory(wanted) or not self._resize(wanted):
             return False
-        self._swaps = None  # those that join look at nothing
+        self._swaps = None  # the ranks that join have none
         self._end.watch(self.run.progress, self.run.world.internal_comm)
         return True
-
-    def _save_if_due(self) -> None:
-        plan, progress = self.plan, self.run.progress
-        if (
-            plan.checkpoint is not None
-            and plan.checkpoint.due(progress.step)
-            and progress.step > progress.saved_at
-        ):
-            progress.saved_at = progress.step
-            self._save(plan.checkpoint)
-            self.app.after_resize(self.run, None)
 
     # --- the beginning of a world ------------------------------------------------------------
 
     def _start_clock(self) -> float:
-        """Return the clock's time at which the run would have begun, had one world done it all."""
+        """Return the time at which the run would have begun, had this world done all steps."""
         if self._zero_s is None:
             progress = self.run.progress
             resize = progress.open_resize
@@ -201,39 +181,43 @@ class Driver:
             self.app.build(self.run)
             self.run.internal.built = True
 
-    def _begin(self, count: Callable[[], int], at: int, *, only: bool) -> int:
-        """Build for the present world, if that is still to do; return the steps of the loop."""
+    def _begin(self, count: Callable[[], int], step: int, *, single: bool) -> int:
+        """Build for the present world, if not done yet; return the steps of the loop."""
         self._build()
         steps = count()
-        if at > steps:
+        if step > steps:
             raise UsageError(
-                f"expected at least {at} steps, as the checkpoint has done, got {steps}"
+                f"expected at least {step} steps, as the checkpoint has done, got {steps}"
             )
-        late = [step for step in self.plan.resizes if step >= steps] if only else []
+        late = [one for one in self.plan.resizes if one >= steps] if single else []
         if late:
             raise UsageError(f"expected resizes before the last step {steps}, got step {late[0]}")
-        self._arrive()
+        self._close_resize()
         return steps
 
-    def _arrive(self) -> None:
+    def _close_resize(self) -> None:
         """Close the resize that led to the present world, if it is still open."""
-        self._build()
-        run, plan, progress = self.run, self.plan, self.run.progress
-        if progress.open_resize is not None:
-            if progress.open_resize.sigterm_received:
-                run.internal.sigterm.append(signal.SIGTERM)
-            now = run.runtime.clock()
-            self.report_done(now)
-            record = progress.close_resize(now)
-            run.internal.cooldown_until = now + plan.cooldown_s
-            run.note(_describe(record))
-            self.app.after_resize(run, record)
+        run, progress = self.run, self.run.progress
+        if progress.open_resize is None:
+            return
+        if progress.open_resize.sigterm_received:
+            run.internal.sigterm.append(signal.SIGTERM)
+        now = run.runtime.clock()
+        self.report_done(now)
+        record = progress.close_resize(now)
+        run.internal.cooldown_until = now + self.plan.cooldown_s
+        run.note(
+            f"resize at step {record.step}: {record.from_ranks} -> {record.to_ranks} ranks by "
+            f"{record.strategy}, {record.bytes / 1e6:.1f} MB moved at {record.gb_per_s:.2f} GB/s, "
+            f"stall {record.stall_s:.3f} s"
+        )
+        self.app.after_resize(run, record)
 
     def report_done(self, now: float) -> None:
         """Report the open resize to the RMS: at the takeover, and at the first step.
 
         The set-up between them has no time limit, as the RMS waits for the first report only; the
-        second one states the whole stall.
+        second report has the whole stall.
         """
         progress, rms = self.run.progress, self.run.internal.rms
         resize = progress.open_resize
@@ -246,24 +230,25 @@ class Driver:
     # --- memory ------------------------------------------------------------------------------
 
     def _between_s(self) -> float:
-        """Return the mean time between resize points."""
         progress = self.run.progress
-        every = 1 if progress.at_point else self.plan.every
+        every = 1 if progress.resumes_at_resize_point else self.plan.every
         return progress.elapsed_s / max(1, progress.step) * every
 
     def _waits_for_memory(self, wanted: NextWorld) -> bool:
-        """Return whether the steps go on until ranks that will stay have their memory (collective).
+        """Return whether to step on until ranks that will stay have their memory (collective).
 
-        The new ranks of a request wait, with their pages touched; so ranks that stay (merge) have
-        theirs touched by a thread while they step.
+        The new ranks of a request wait with their pages touched. Meanwhile a thread touches those
+        of the ranks that stay (merge).
         """
         run = self.run
         if not wanted.request or wanted.strategy != "merge" or not self.app.supports_merge:
             return False
+        from dmr.resize.merge import NewBlocks
+
         blocks = self._new_blocks
         if blocks is None or (blocks.request, blocks.ranks) != (wanted.request, wanted.ranks):
             self._drop_new_blocks()
-            with contextlib.suppress(UsageError, MemoryError):  # the resize itself will say so
+            with contextlib.suppress(UsageError, MemoryError):  # the resize itself reports it
                 blocks = self._new_blocks = NewBlocks(run.fields, wanted.ranks, wanted.request)
         waits = blocks is not None and not blocks.ready and self._between_s() < MOST_BETWEEN_S
         with WATCH.within(POINT):
@@ -274,27 +259,31 @@ class Driver:
             self._new_blocks.drop()
             self._new_blocks = None
 
-    # --- acting ------------------------------------------------------------------------------
+    # --- a resize ----------------------------------------------------------------------------
 
     def _resize(self, wanted: NextWorld) -> bool:
         """Replace the world; return whether this rank is in the new one (strategy merge)."""
-        run, rms, plan = self.run, self.run.internal.rms, self.plan
+        run, rms = self.run, self.run.internal.rms
         if rms is not None and wanted.request:
             rms.report(Begun(wanted.request))
         try:
-            check_size(wanted.ranks, plan.limits)
+            check_size(wanted.ranks, self.plan.limits)
             if wanted.strategy == "merge" and not self.app.supports_merge:
                 raise UsageError(NO_BUILD)
             self.app.before_resize(run, wanted.ranks)
             self._note_replaced()
-            raise_on_all(run.world.internal_comm, self._not_received())
+            raise_on_all(run.world.internal_comm, self._pending_message())
             WATCH.query_on(None)
             WATCH.resizes = True
             if wanted.strategy == "merge":
+                from dmr.resize.merge import merge
+
                 blocks, self._new_blocks = self._new_blocks, None
-                merge(self.app, run, plan, wanted, blocks)
+                merge(self.app, run, self.plan, wanted, blocks)
             else:
-                replace_world(run, plan, wanted)
+                from dmr.resize.replace import replace_world
+
+                replace_world(run, self.plan, wanted)
             self.report_done(run.runtime.clock())
             return True
         except (UsageError, RolledBackError) as error:
@@ -302,7 +291,7 @@ class Driver:
         finally:
             WATCH.resizes = False
         WATCH.query_on(run.world.internal_comm)
-        self._go_on(wanted, why)
+        self._resume_after_rollback(wanted, why)
         return False
 
     def _note_replaced(self) -> None:
@@ -315,8 +304,8 @@ class Driver:
         }
         run.progress.replaced = {name: paths for name, paths in replaced.items() if paths}
 
-    def _not_received(self) -> str | None:
-        """Describe a pending message to this rank, which a resize would lose; None for none."""
+    def _pending_message(self) -> str | None:
+        """Describe a message that this rank has not received, which a resize would lose."""
         status = MPI.Status()
         for comm in (self.run.world.comm, MPI.COMM_WORLD):
             for _ in range(PROBES):
@@ -328,28 +317,43 @@ class Driver:
                     )
         return None
 
-    def _go_on(self, wanted: NextWorld, why: str) -> None:
-        """Go on as before after a resize that was rolled back."""
+    def _resume_after_rollback(self, wanted: NextWorld, why: str) -> None:
         self._drop_new_blocks()
         run, rms, plan = self.run, self.run.internal.rms, self.plan
         run.note(f"resize to {wanted.ranks} ranks rolled back: {why}")
-        if not run.internal.built:  # ranks that were to stay had built for the new world already
-            gc.collect()  # what is left of that: there may be no room for both
-            self.app.build(run)
-            run.internal.built = True
+        if not run.internal.built:  # ranks that were to stay have built for the new world
+            gc.collect()  # there may be no room for the scratch of both
+            self._build()
         run.progress.answered_request = max(run.progress.answered_request, wanted.request)
         if plan.cooldown_s:
             run.internal.cooldown_until = run.runtime.clock() + plan.cooldown_s
         if rms is not None:
             if not run.internal.can_connect and rms.strategy in ("warm", "merge"):
+                from dmr.checkpoint import store
+
                 rms.strategy = "restart"  # the one that needs no connection
                 store.prepare()
             if wanted.request:
                 rms.report(RolledBack(wanted.request, why, rms.strategy))
         self.app.after_resize(run, None)
 
+    # --- checkpoints -------------------------------------------------------------------------
+
+    def _save_if_due(self) -> None:
+        schedule, progress = self.plan.checkpoint, self.run.progress
+        if (
+            schedule is not None
+            and schedule.due(progress.step)
+            and progress.step > progress.saved_at
+        ):
+            progress.saved_at = progress.step
+            self._save(schedule)
+            self.app.after_resize(self.run, None)
+
     def _save(self, schedule: Schedule) -> Path | None:
-        """Write a checkpoint (collective); return its path, None where it could not be written."""
+        """Write a checkpoint (collective); return its path, None if it could not be written."""
+        from dmr.checkpoint import store
+
         run, comm = self.run, self.run.world.internal_comm
         try:
             self.app.before_resize(run, run.world.size)  # not patient: the program's own code
@@ -372,93 +376,80 @@ class Driver:
         raise TerminatedError(f"ended by SIGTERM at step {self.run.step}; {where}")
 
 
-def _describe(record: ResizeReport) -> str:
-    return (
-        f"resize at step {record.step}: {record.from_ranks} -> {record.to_ranks} ranks by "
-        f"{record.strategy}, {record.bytes / 1e6:.1f} MB moved at {record.gb_per_s:.2f} GB/s, "
-        f"stall {record.stall_s:.3f} s"
-    )
-
-
-# --- where a program is in its loops ------------------------------------------------------------
+# --- the position of a program in its loops -----------------------------------------------------
 #
-# What a new world needs to go on at the very step. A position is, for every loop that is open (the
-# outermost first), the step it is at, and for every depth how many loops have ended there since the
-# loop around them took its present step.
+# A new world needs it to resume at the very step. A position has the step of every open loop (the
+# outermost first) and, for every depth, how many loops have ended there since the loop around them
+# began its present step.
 
 
 class Position:
-    """Follows the loops of one process; a world that takes over finds its way back to them.
+    """Follows the loops of one process; a new world finds its way back to them.
 
     Args:
-        progress: holds the position, so that it travels; taken over where it holds one.
+        progress: holds the position, so that it travels; a position that it has is resumed.
 
     Attributes:
-        done, at: the position.
-        goal: that of an earlier world which was further, until it is reached; else None.
+        open_steps, loops_ended: the position.
+        resume_target: the position of the earlier world, until it is reached; else None.
     """
 
     def __init__(self, progress: Progress) -> None:
-        done, at = progress.loops_done, progress.loops_at
-        self.goal: tuple[list[int], list[int]] | None = (list(done) or [0], list(at))
-        self.done: list[int] = [0]
-        self.at: list[int] = []
-        self.follow(progress)
-        self._arrive()
+        ended, steps = list(progress.loops_ended) or [0], list(progress.open_steps)
+        self.resume_target: tuple[list[int], list[int]] | None = (ended, steps)
+        self.loops_ended: list[int] = [0]
+        self.open_steps: list[int] = []
+        progress.loops_ended, progress.open_steps = self.loops_ended, self.open_steps
+        self._check_target()
 
-    def follow(self, progress: Progress) -> None:
-        """Keep the position in this progress from now on."""
-        progress.loops_done, progress.loops_at = self.done, self.at
-
-    def enter(self) -> tuple[int, int] | None:
-        """Open a loop; return its depth and its first step, None if it has ended in the past."""
-        depth = len(self.at)
-        start = 0
-        if self.goal is not None:
-            done, at = self.goal
-            if self.done[depth] < done[depth]:
-                self.done[depth] += 1
-                self._arrive()
+    def open_loop(self) -> int | None:
+        """Open a loop; return its depth, None if an earlier world has ended it."""
+        depth = len(self.open_steps)
+        first = 0
+        if self.resume_target is not None:
+            ended, steps = self.resume_target
+            if self.loops_ended[depth] < ended[depth]:
+                self.loops_ended[depth] += 1
+                self._check_target()
                 return None
-            start = at[depth]
-        self.at.append(start)
-        self.done.append(0)
-        self._arrive()
-        return depth, start
+            first = steps[depth]
+        self.open_steps.append(first)
+        self.loops_ended.append(0)
+        self._check_target()
+        return depth
 
-    def passed(self) -> None:
-        """The innermost loop has done a step."""
-        self.goal = None
-        self.at[-1] += 1
-        self.done[-1] = 0
+    def count_step(self) -> None:
+        """Count a step of the innermost loop."""
+        self.resume_target = None
+        self.open_steps[-1] += 1
+        self.loops_ended[-1] = 0
 
-    def leave(self, depth: int) -> None:
-        """The loop at this depth has ended, by its last step or a ``break``."""
-        self.goal = None
-        if depth < len(self.at):
-            del self.at[depth:], self.done[depth + 1 :]
-            self.done[depth] += 1
+    def close_loop(self, depth: int) -> None:
+        """Close the loop at this depth, after its last step or a ``break``."""
+        self.resume_target = None
+        if depth < len(self.open_steps):
+            del self.open_steps[depth:], self.loops_ended[depth + 1 :]
+            self.loops_ended[depth] += 1
 
-    def _arrive(self) -> None:
-        if self.goal == (self.done, self.at):
-            self.goal = None
+    def _check_target(self) -> None:
+        if self.resume_target == (self.loops_ended, self.open_steps):
+            self.resume_target = None
 
 
 # --- arrays that a program swaps ----------------------------------------------------------------
 #
 # A program may swap two arrays and have declared only one of them. Such an array changes in every
-# second step, and after an odd number of them the other one holds the answer, so that a resize
-# would take the wrong one. It is looked for in the first steps of a run.
+# second step, and after an odd number of steps a resize would take the wrong one.
 
 STEPS = 3
-"""Steps that are looked at."""
+"""Number of first steps in which arrays are compared."""
 
 MOST_BYTES = 16 << 20
 """Larger arrays are not hashed."""
 
 
 class SwapWatch:
-    """Looks at the program's own arrays between the first steps of its first loop.
+    """Compares the program's own arrays between the first steps of its first loop.
 
     Args:
         fields: of the run.
@@ -471,20 +462,20 @@ class SwapWatch:
         self._hashes: list[list[int]] = []
 
     @property
-    def done(self) -> bool:
-        """Whether there is nothing more to look at."""
+    def is_over(self) -> bool:
+        """Whether there is nothing more to compare."""
         return not self._fields or len(self._hashes) > STEPS
 
-    def look(self, comm: MPI.Intracomm) -> list[str]:
-        """Look between two steps; return the names of arrays that must be swapped (collective)."""
+    def sample(self, comm: MPI.Intracomm) -> list[str]:
+        """Hash the arrays between two steps; return the names of swapped ones (collective)."""
         self._hashes.append([_hash(block) for block in self._fields.values()])
         if len(self._hashes) <= STEPS:
             return []
-        seen = np.array(self._hashes, np.uint64)
-        changed = (seen[1:] != seen[:-1]).astype(np.int8)
+        hashes = np.array(self._hashes, np.uint64)
+        changed = (hashes[1:] != hashes[:-1]).astype(np.int8)
         comm.Allreduce(MPI.IN_PLACE, changed, MPI.MAX)
         alternates = (changed[1:] != changed[:-1]).all(axis=0)
-        return [name for name, found in zip(self._fields, alternates, strict=True) if found]
+        return [name for name, swapped in zip(self._fields, alternates, strict=True) if swapped]
 
 
 def _hash(block: Field) -> int:

@@ -1,7 +1,7 @@
-"""How a world ends, and who is told: one message, one exit status, one completion record.
+"""The end of a world: one message, one exit status, one completion record.
 
-Abnormal ends go through MPI_Abort, because mpiexec's status says nothing of a spawned world
-that ends in any other way (DESIGN, facts about the ground).
+Abnormal ends go through MPI_Abort, because mpiexec's status does not cover a spawned world that
+ends in any other way.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ class TerminatedError(CollectiveError):
 
 
 class Ending:
-    """Knows how far the job is, for whatever record its end will need."""
+    """Ends a world, and writes the completion record with the progress of the job."""
 
     def __init__(self, runtime: Runtime, comm: MPI.Intracomm) -> None:
         self._runtime = runtime
-        self._comm = comm
+        self.comm = comm
         self._progress = Progress()
 
     def watch(self, progress: Progress, comm: MPI.Intracomm) -> None:
-        """Take step and generation from this progress, and the ranks of this world, from now."""
-        self._progress, self._comm = progress, comm
+        """Set the progress and the ranks that a record states."""
+        self._progress, self.comm = progress, comm
         WATCH.query_on(comm)
 
     def completed(self) -> None:
-        """All ranks have come to the end (collective).
+        """Record that all ranks have come to the end (collective).
 
         Raises:
             CollectiveError: the completion record cannot be written.
         """
         with WATCH.within("the end of the block"):
-            self._comm.Barrier()
+            self.comm.Barrier()
         problem = None
         with WATCH.within("the end of the block", patient=True):
-            if self._comm.rank == 0:
+            if self.comm.rank == 0:
                 try:
                     self.record("COMPLETED", 0, "")
                 except OSError as error:
                     problem = f"cannot write {self._runtime.completion}: {error.strerror}"
-            problem = self._comm.bcast(problem)
+            problem = self.comm.bcast(problem)
         if problem is not None:
             raise CollectiveError(problem)
 
     def record(self, state: EndState, exit_code: int, message: str) -> None:
-        """Write the completion record, if somebody asked for one."""
+        """Write the completion record, if the runtime has a file for it."""
         if self._runtime.completion is None:
             return
         write_completion(
@@ -76,46 +76,42 @@ class Ending:
                 message=message,
                 step=self._progress.step,
                 generation=self._progress.generation,
-                ranks=self._comm.size,
+                ranks=self.comm.size,
                 answer=str(self._progress.values.get("answer", "")) if state == "COMPLETED" else "",
             ),
         )
 
     def collective(self, error: CollectiveError) -> None:
-        """Every rank is here: rank 0 speaks, all leave in order."""
-        if self._comm.rank == 0:
+        """End after an error of all ranks: rank 0 reports it (collective)."""
+        if self.comm.rank == 0:
             state: EndState = "CANCELLED" if isinstance(error, TerminatedError) else "FAILED"
             with contextlib.suppress(OSError):
                 self.record(state, error.exit_code, str(error))
         with WATCH.within("the end of the block"):
-            spawned = self._comm.allreduce(self._runtime.parent is not None, MPI.LOR)
+            spawned = self.comm.allreduce(self._runtime.parent is not None, MPI.LOR)
         if spawned:
             # A spawned rank's exit status reaches nobody, so its world must end by MPI_Abort.
-            if self._comm.rank == 0:
+            if self.comm.rank == 0:
                 print(f"error: {error}", file=sys.stderr, flush=True)
-            abort(self._comm, error.exit_code)
-
-    def interrupted(self) -> None:
-        """Somebody has typed Ctrl-C."""
-        abort(self._comm, SIGINT_CODE)
+            abort(self.comm, error.exit_code)
 
     def alone(self, error: BaseException) -> NoReturn:
-        """Only this rank may be here: it speaks for itself and ends all ranks."""
-        message = f"rank {self._comm.rank} of {self._comm.size}: {described(error)}"
+        """End all ranks after an error of this rank."""
+        message = f"rank {self.comm.rank} of {self.comm.size}: {described(error)}"
         with contextlib.suppress(OSError):
             self.record("FAILED", ABORT_CODE, message)
         trace = "".join(traceback.format_exception(error))
         print(f"{trace}error: {message}", file=sys.stderr, flush=True)
-        abort(self._comm, ABORT_CODE)
+        abort(self.comm, ABORT_CODE)
         raise AssertionError("MPI_Abort returned")
 
 
 @contextlib.contextmanager
 def ending(runtime: Runtime, comm: MPI.Intracomm) -> Iterator[Ending]:
-    """Turn whatever ends the block into the right end of the world.
+    """End the world as the block ends.
 
-    Normal end: COMPLETED. A :class:`CollectiveError` passes on, recorded. So does an old world's
-    leaving. Anything else ends all ranks with this rank's message.
+    A normal end is COMPLETED. A :class:`CollectiveError` is recorded and passes on; a rank that
+    leaves its world passes on. Any other exception ends all ranks with this rank's message.
     """
     end = Ending(runtime, comm)
     WATCH.on_end(end.record, leave_launcher)
@@ -128,6 +124,6 @@ def ending(runtime: Runtime, comm: MPI.Intracomm) -> Iterator[Ending]:
     except Left:
         raise
     except KeyboardInterrupt:
-        end.interrupted()
+        abort(end.comm, SIGINT_CODE)
     except BaseException as error:
         end.alone(error)

@@ -1,4 +1,4 @@
-"""Strategy merge: ranks that stay keep what stays theirs; the difference moves.
+"""Strategy merge: ranks that stay keep their cells of both worlds; the others move.
 
 An expansion joins launches to the running world and rebalances; a shrink lets go of whole
 launches, because ranks of one mpiexec (or spawn) end together. All ranks of the merged world build
@@ -27,87 +27,39 @@ import copy
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 from mpi4py import MPI
 
-from dmr.application import Application, Run
+from dmr.application import Program, Run
 from dmr.boot import spawn
 from dmr.data import streams
+from dmr.data.decomposition import Decomposition
 from dmr.data.distributed import Distributed, Steps
 from dmr.errors import CollectiveError, Left, RolledBackError
 from dmr.plan import NextWorld, Plan
 from dmr.resize import replace
 from dmr.resize.replace import NewWorld, OldWorld, Phase
-from dmr.resize.side import attempt, detach_fields
+from dmr.resize.side import catch_failure, detach_fields
 from dmr.state.progress import OpenResize
 from dmr.state.values import ValuesError, adopt, replaced_parts
 from dmr.system import libc
-from dmr.wire.channel import (
-    SEND_S,
-    Acknowledged,
-    Arrived,
-    Build,
-    ChannelError,
-    ControlChannel,
-    Header,
-)
-from dmr.world import World, decompositions_for, disconnect, widest_grid
+from dmr.wire.channel import SEND_S, Acknowledged, Arrived, Build, ChannelError, Header
+from dmr.world import World, decompositions_for, disconnect
 
-
-def merge(
-    app: Application,
-    run: Run,
-    plan: Plan,
-    wanted: NextWorld,
-    blocks: NewBlocks | None = None,
-) -> None:
-    """Grow or shrink the world of ``run`` in place (collective over the old world).
-
-    Args:
-        blocks: this rank's in the new world, if they are there already.
-
-    Raises:
-        Left: in ranks that a shrink lets go.
-        RolledBackError: it could not be; go on as before.
-    """
-    with contextlib.ExitStack() as stack:
-        if blocks is None:
-            with contextlib.suppress(MemoryError):  # there may be room when they are needed
-                blocks = NewBlocks(run.fields, wanted.ranks)
-        if blocks is not None:
-            stack.callback(blocks.drop)
-        old = MergeSide(app, run, plan, wanted, stack, blocks)
-        steps = grow if wanted.ranks > run.world.size else shrink
-        steps(old)
-
-
-@dataclass(frozen=True)
-class Membership:
-    """The new world, as one rank of the old one sees it.
-
-    Attributes:
-        comm: its ranks, or (in a rank that leaves) those that leave.
-        launches: that its ranks are of, and ranks of each.
-        on_host: whether blocks may go without packing.
-        stays: whether this rank is in it.
-    """
-
-    comm: MPI.Intracomm
-    launches: Sequence[tuple[int, int]]
-    on_host: bool
-    stays: bool = True
+Launches = Sequence[tuple[int, int]]
+"""Numbers of launches, and ranks of each."""
 
 
 class MergeSide(OldWorld):
-    """The old world's side of one try; ``blocks`` are this rank's in the new world, if any."""
+    """The old world's side of one attempt; ``blocks`` are this rank's in the new world, if any."""
 
     def __init__(
         self,
-        app: Application,
+        app: Program,
         run: Run,
         plan: Plan,
         wanted: NextWorld,
@@ -118,6 +70,46 @@ class MergeSide(OldWorld):
         self.app, self.blocks = app, blocks
 
 
+@dataclass(frozen=True)
+class Membership:
+    """The new world, as one rank of the old one sees it.
+
+    Attributes:
+        comm: its ranks, or (in a rank that leaves) the ranks that leave.
+        launches: of its ranks.
+        on_host: whether blocks may go without packing.
+        stays: whether this rank is in it.
+    """
+
+    comm: MPI.Intracomm
+    launches: Launches
+    on_host: bool
+    stays: bool = True
+
+
+def merge(
+    app: Program, run: Run, plan: Plan, wanted: NextWorld, blocks: NewBlocks | None = None
+) -> None:
+    """Grow or shrink the world of ``run`` in place (collective over the old world).
+
+    Args:
+        blocks: this rank's in the new world, if they exist already.
+
+    Raises:
+        Left: in ranks that a shrink lets go.
+        RolledBackError: the resize has failed; go on as before.
+    """
+    with contextlib.ExitStack() as stack:
+        if blocks is None:
+            with contextlib.suppress(MemoryError):  # there may be room at the move
+                blocks = NewBlocks(run.fields, wanted.ranks)
+        if blocks is not None:
+            stack.callback(blocks.drop)
+        old = MergeSide(app, run, plan, wanted, stack, blocks)
+        steps = grow if wanted.ranks > run.world.size else shrink
+        steps(old)
+
+
 # --- start to connect ---------------------------------------------------------------------------
 
 
@@ -125,7 +117,6 @@ def grow(old: MergeSide) -> None:
     """Join the launches that wait, or one that is spawned."""
     run = old.run
     replace.meet_old(old, replace.start_old(old))
-    met = run.runtime.clock()
     on_host = replace.header_old(old).on_host
     more = [(one.launch, one.ranks) for one in old.wanted.launches]
     comm = run.world.internal_comm
@@ -137,7 +128,7 @@ def grow(old: MergeSide) -> None:
             inter = replace.connect_old(old, comm, one.port)
             comm = merged(comm, inter, high=False, keep=at == 0)
     members = Membership(comm, [*run.progress.launches, *more], on_host)
-    go_over(old, members, replace.open_resize(old, met))
+    rebalance_and_commit(old, members)
 
 
 def shrink(old: MergeSide) -> None:
@@ -157,12 +148,11 @@ def shrink(old: MergeSide) -> None:
     stays = run.world.rank < ranks
     part = MPI.Intracomm(run.world.internal_comm.Split(0 if stays else 1, run.world.rank))
     on_host = all(block.on_host for block in run.fields.values())
-    cost = replace.open_resize(old, old.begun)
     try:
-        go_over(old, Membership(part, kept, on_host, stays), cost)
+        rebalance_and_commit(old, Membership(part, kept, on_host, stays))
     except RolledBackError:
         part.Free()
-        # Messages of this try may still be on the old one, which so cannot be freed.
+        # Messages of this attempt may be under way on the old one, so it cannot be freed.
         renewed = run.world.internal_comm.Dup()
         run.world = dataclasses.replace(run.world, internal_comm=renewed)
         for block in run.fields.values():
@@ -173,60 +163,55 @@ def shrink(old: MergeSide) -> None:
 # --- move, build, commit: both worlds -----------------------------------------------------------
 
 
-def go_over(old: MergeSide, members: Membership, cost: OpenResize) -> None:
+def rebalance_and_commit(old: MergeSide, members: Membership) -> None:
     """Rebalance, build, commit: ``members.comm`` is then the world of the ranks that stay."""
     run = old.run
     parts: dict[str, Any] = {}
     if run.internal.per_rank:
-        problem, values = attempt(lambda: _parts(old, members))
+        problem, values = catch_failure(lambda: _parts(old, members))
         old.agree(problem, old.check_reports)
         parts = values or parts
-    fields: dict[str, Distributed] = {}
-    sent: list[int] = []
     begun = run.runtime.clock()
-    problem, before = attempt(lambda: _rebalance(old, members, fields, sent))
-    moved_s = run.runtime.clock() - begun
+    problem, moved = catch_failure(lambda: _rebalance(old, members))
+    move_s = run.runtime.clock() - begun
 
-    def arrived(parts: list[int]) -> tuple[int, float]:
-        """Every cell is where it belongs; have the new ranks build."""
-        longest_s = max([moved_s, *(answer.move_s for answer in old.expect(Arrived))])
+    def order_build(parts: list[int]) -> tuple[int, float]:
+        """Every cell is where it belongs: have the new ranks build."""
+        longest_s = max([move_s, *(answer.move_s for answer in old.expect(Arrived))])
         old.say(Build())
         return sum(parts), longest_s
 
-    bytes_, moved_s = old.report_and_decide(problem, sum(sent), arrived, old.check_reports)
-    if before is None:
-        raise RuntimeError("expected what this rank was before")
+    sent = 0 if moved is None else moved[2]
+    sent, move_s = old.report_and_decide(problem, sent, order_build, old.check_reports)
+    if moved is None:
+        raise RuntimeError("expected the result of the move")
+    before, fields, _ = moved
     try:
         if members.stays:
-            grid = widest_grid(members.comm.size, old.decompositions)
-            enter(run, members.comm, grid, fields, members.launches)
-        done = _build_and_commit(
-            old,
-            members.stays,
-            lambda built_s, acks: replace.commit(old, cost, bytes_, (moved_s, built_s), acks),
-        )
+            enter_world(run, members.comm, old.decompositions, fields, members.launches)
+        cost = _build_and_commit(old, members.stays, sent, move_s)
     except RolledBackError:
         before.put_back(run)
         raise
     if not members.stays:
-        leave(run, before.world, members.comm)
+        leave_world(run, before.world, members.comm)
     for name, part in parts.items():
         value = run.state[name]
         replaced = replaced_parts(run.internal.parts[name], value)
         others = [other for key, other in run.state.items() if key != name]
         memory = [block.storage for block in fields.values()]
         run.state[name] = adopt(value, part, replaced, others=others, fields=memory)
-    stay(run, before.world, done)
+    leave_old_world(run, before.world, cost)
 
 
 def join_world(new: NewWorld, header: Header, port: str, on_host: bool) -> None:
-    """Become part of the running world, as :func:`go_over` does on its ranks."""
+    """Become part of the running world, as its ranks :func:`rebalance_and_commit`."""
     run, own = new.run, new.run.world
     comm = merged(own.internal_comm, replace.connect_new(new, port), high=True, keep=True)
     for _ in header.joined[header.place + 1 :]:
         comm = merged(comm, comm.Connect(""), high=False, keep=False)
     begun = time.perf_counter()
-    decompositions = replace.decompositions_over(new, header.ranks)
+    decompositions = replace.decompositions_over(run, header.ranks)
     fields: dict[str, Distributed] = {}
 
     def receive() -> None:
@@ -234,37 +219,36 @@ def join_world(new: NewWorld, header: Header, port: str, on_host: bool) -> None:
             fields[name] = block.moved_to(decompositions[name], comm.rank)
             replace.fill(new, comm, {name: fields[name]}, header.from_ranks, on_host)
 
-    def arrived(parts: list[float]) -> None:
-        """All is here; wait until it is everywhere."""
+    def await_build(parts: list[float]) -> None:
+        """Every cell is here: wait until every cell is everywhere."""
         new.say(Arrived(max(parts)))
         new.expect(Build)
 
-    problem, _ = attempt(receive)
-    moved_s = time.perf_counter() - begun
-    new.report_and_decide(problem, moved_s, arrived, new.check_alive)
+    problem, _ = catch_failure(receive)
+    move_s = time.perf_counter() - begun
+    new.report_and_decide(problem, move_s, await_build, new.check_alive)
     launches = [*run.progress.launches, *(header.joined or ((run.runtime.launch, own.size),))]
-    enter(run, comm, widest_grid(comm.size, decompositions), fields, launches)
+    enter_world(run, comm, decompositions, fields, launches)
     problem, build_s = replace.build_new(new)
-    cost = replace.commit_new(new, problem, moved_s, build_s, joins=True)
-    stay(run, own, cost)
+    cost = replace.commit_new(new, problem, move_s, build_s, joins=True)
+    leave_old_world(run, own, cost)
 
 
 def _parts(old: MergeSide, members: Membership) -> dict[str, Any]:
-    """Return this rank's part, in the new world, of what differs from rank to rank."""
+    """Return this rank's part, in the new world, of the state that differs from rank to rank."""
     if not members.stays:
         return {}
     specs, rank, ranks = old.run.internal.per_rank, members.comm.rank, old.wanted.ranks
     return {name: spec.part(name, old.merged[name], rank, ranks) for name, spec in specs.items()}
 
 
-def _rebalance(
-    old: MergeSide, members: Membership, fields: dict[str, Distributed], sent: list[int]
-) -> Snapshot:
-    """Send and take what moves into new ``fields``; return what this rank was before."""
+def _rebalance(old: MergeSide, members: Membership) -> tuple[Snapshot, dict[str, Distributed], int]:
+    """Move cells; return this rank's state before, its new fields, and the bytes it has sent."""
     run, grows = old.run, members.comm.size > old.run.world.size
     carrier = members.comm if grows else run.world.internal_comm
     before = Snapshot(run)
     blocks = (old.blocks or NewBlocks(run.fields, old.wanted.ranks)).take()
+    fields, sent = dict[str, Distributed](), 0
     for name, block in run.fields.items():
         decomposition = old.decompositions[name]
         transfers: list[Steps[int]] = [
@@ -275,32 +259,31 @@ def _rebalance(
             transfers.append(new.receiving(carrier, block.decomposition, on_host=members.on_host))
             new.keep(block)
         moved, *intact = streams.drive(transfers, old.check_alive)
-        sent.append(moved)
+        sent += moved
         if not all(intact):
             raise RolledBackError("data did not arrive whole")
-    return before
+    return before, fields, sent
 
 
-def _build_and_commit(
-    old: MergeSide, stays: bool, commit: Callable[[float, list[Acknowledged]], OpenResize]
-) -> OpenResize:
+def _build_and_commit(old: MergeSide, stays: bool, sent: int, move_s: float) -> OpenResize:
     """Build on the ranks that stay, as the new ones do meanwhile; then commit.
 
-    A rank that has failed by itself waits for the others: they may be in a collective of
-    ``build`` that it will never enter. Then only the end of all ranks helps.
+    A rank that has failed alone waits for the others: they may be in a collective of ``build``
+    that it will never enter. After the timeout it ends all ranks.
     """
     run, limit_s = old.run, old.deadlines.answer_s
     failed: Exception | None = None
     begun = run.runtime.clock()
-    with AckListener(old.channels, old.expect, limit_s) as acks:
-        old.stack.callback(acks.close)
-        try:
-            if stays:
-                old.app.build(run)
-                run.internal.built = True
-        except Exception as error:
-            failed = error
-    built_s = run.runtime.clock() - begun
+    acks = AckListener(old)
+    try:
+        if stays:
+            old.app.build(run)
+            run.internal.built = True
+    except Exception as error:
+        failed = error
+    finally:
+        acks.built.set()
+    build_s = run.runtime.clock() - begun
     alone = failed is not None and not isinstance(failed, CollectiveError)
     problem = None if failed is None else str(failed)
     if alone:
@@ -310,79 +293,58 @@ def _build_and_commit(
         if alone and waited_s > limit_s:
             raise failed  # type: ignore[misc]
 
+    def commit(parts: list[float]) -> OpenResize:
+        return replace.commit(old, sent, move_s, max(parts), acks.answers())
+
     try:
-        return old.report_and_decide(
-            problem,
-            built_s,
-            lambda parts: commit(max(parts), acks.answers()),
-            check,
-            everywhere=True,
-        )
+        return old.report_and_decide(problem, build_s, commit, check, everywhere=True)
     finally:
         failed = None  # its trace would keep the new blocks
 
 
 class AckListener:
-    """Rank 0: takes the new ranks' acknowledgements while it builds with them.
+    """Rank 0: a thread that receives the new ranks' acknowledgements while this rank builds.
 
-    If they fail in the middle of it, this rank may wait for them in a collective for good.
+    If the new ranks fail meanwhile, this rank may wait for them in a collective forever.
+
+    Attributes:
+        built: set once this rank has built.
     """
 
-    def __init__(
-        self,
-        channels: Sequence[ControlChannel],
-        expect: Callable[[type[Acknowledged]], list[Acknowledged]],
-        limit_s: float,
-    ) -> None:
-        self._expect, self._limit_s = expect, limit_s
-        self._found: list[Acknowledged] = []
+    def __init__(self, old: MergeSide) -> None:
+        self._old, self._limit_s = old, old.deadlines.answer_s
+        self._answers: list[Acknowledged] = []
         self._error: ChannelError | None = None
-        self._built = threading.Event()
-        self._thread = threading.Thread(target=self._listen, daemon=True) if channels else None
+        self.built = threading.Event()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+        old.stack.callback(self._thread.join, SEND_S)  # before the channels are closed
 
     def answers(self) -> list[Acknowledged]:
-        """Return them, once they are there.
-
-        Raises:
-            ChannelError: one is none.
-        """
-        if self._thread is not None:
-            self._thread.join()
+        """Return them once they have come."""
+        self._thread.join()
         if self._error is not None:
             raise self._error
-        return self._found
-
-    def close(self) -> None:
-        """Stop listening, before the channels are closed."""
-        if self._thread is not None:
-            self._thread.join(SEND_S)
+        return self._answers
 
     def _listen(self) -> None:
         try:
-            self._found = self._expect(Acknowledged)
+            self._answers = self._old.expect(Acknowledged)
         except ChannelError as error:
             self._error = error
-            if not self._built.wait(self._limit_s):
+            if not self.built.wait(self._limit_s):
                 spawn.end_all_ranks(
                     f"build did not return within {self._limit_s:g} s after: {error}"
                 )
 
-    def __enter__(self) -> AckListener:
-        if self._thread is not None:
-            self._thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._built.set()
-
-
-# --- how a rank becomes part of a merged world, goes back to the one before, or leaves ----------
+# --- a rank enters a merged world, goes back to the old one, or leaves --------------------------
 
 
 def merged(comm: MPI.Intracomm, inter: MPI.Intercomm, *, high: bool, keep: bool) -> MPI.Intracomm:
-    """Return both sides of ``inter`` as one communicator, and free what led to it.
+    """Return both sides of ``inter`` as one communicator; free ``inter``, and ``comm`` too.
 
-    ``keep`` spares ``comm``, where it is the world's own.
+    ``keep`` spares ``comm``, if it is the world's own.
     """
     both = inter.Merge(high=high)
     inter.Disconnect()
@@ -392,7 +354,7 @@ def merged(comm: MPI.Intracomm, inter: MPI.Intercomm, *, high: bool, keep: bool)
 
 
 class Snapshot:
-    """What a rank is before it enters a new world that may be taken back.
+    """The state of a rank before it enters a new world that may be rolled back.
 
     Raises:
         ValuesError: ``run.state`` cannot be copied.
@@ -404,18 +366,17 @@ class Snapshot:
         self._generation, self._launches = progress.generation, progress.launches
         try:
             self._values = copy.deepcopy(progress.values)
-        except Exception as error:  # whatever the values' own code raises
+        except Exception as error:  # of the values' own code
             raise ValuesError(
                 f"run.state cannot be copied: {type(error).__name__}: {error}"
             ) from None
 
     def put_back(self, run: Run) -> None:
-        """Be that again; ``build`` is to run again, on all ranks."""
+        """Restore it; ``build`` is to run again, on all ranks."""
         run.world, run.restored, run.internal.built = self.world, self._restored, False
         run.internal.free_carts()
         run.fields.clear()
-        run.fields.update(self._fields)
-        _join(run)
+        _set_fields(run, self._fields)
         progress = run.progress
         progress.generation, progress.launches = self._generation, self._launches
         # The program may hold references to the dictionary and to its values.
@@ -426,64 +387,60 @@ class Snapshot:
         progress.values.update(values)
 
 
-def enter(
+def enter_world(
     run: Run,
     comm: MPI.Intracomm,
-    grid: tuple[int, ...],
+    decompositions: Mapping[str, Decomposition],
     fields: dict[str, Distributed],
-    launches: Sequence[tuple[int, int]],
+    launches: Launches,
 ) -> None:
-    """Make a rank that goes on part of the new world, which is still to be built."""
+    """Make a rank part of the new world, which is still to be built."""
     progress = run.progress
     progress.generation += 1
     progress.launches = list(launches)
-    run.world = World(comm, comm.Dup(), progress.generation, grid)
+    run.world = World(comm, comm.Dup(), progress.generation, decompositions)
     detach_fields(run)
-    run.fields.update(fields)
-    _join(run)
+    _set_fields(run, fields)
     run.internal.built, run.restored = False, True
 
 
-def _join(run: Run) -> None:
-    for block in run.fields.values():
+def _set_fields(run: Run, fields: Mapping[str, Distributed]) -> None:
+    run.fields.update(fields)
+    for block in fields.values():
         block.join(run.world.internal_comm)
 
 
-def stay(run: Run, old: World, cost: OpenResize) -> None:
-    """The job is the new world's: let go of the old one."""
+def leave_old_world(run: Run, old: World, cost: OpenResize) -> None:
+    """Free the old world's communicators: the new world has the job."""
     progress = run.progress
     progress.open_resize = cost
     progress.answered_request = max(progress.answered_request, cost.request)
     cost.arrived_at = run.runtime.clock()
     run.internal.attempts = run.internal.polls = 0  # as in the ranks that have joined
     run.runtime.comm = run.world.comm
-    free(old)
+    disconnect(old.comm)
+    disconnect(old.internal_comm)
 
 
-def leave(run: Run, old: World, comm: MPI.Intracomm) -> NoReturn:
-    """Leave for good: nothing may connect this rank to those that stay."""
+def leave_world(run: Run, old: World, comm: MPI.Intracomm) -> NoReturn:
+    """Leave: no communicator may connect this rank to those that stay."""
     comm.Free()
     run.runtime.comm = run.internal.launch_comm
     detach_fields(run)
-    free(old)
+    disconnect(old.comm)
+    disconnect(old.internal_comm)
     raise Left(0)
-
-
-def free(world: World) -> None:
-    """Free a world's communicators, with all who are in it."""
-    disconnect(world.comm)
-    disconnect(world.internal_comm)
 
 
 # --- the blocks of a rank that stays, whose pages exist before anything stops -------------------
 
 
 class NewBlocks:
-    """A rank's zeroed blocks in a world of another size; a thread touches what is large.
+    """A rank's zeroed blocks in a world of another size; a thread touches the large ones.
 
     Args:
-        fields: of now.
-        ranks: of the world to come.
+        fields: of the present world.
+        ranks: of the next world.
         request: number of the resize request that it is for, 0 for none.
 
     Raises:
@@ -513,19 +470,18 @@ class NewBlocks:
 
     @property
     def ready(self) -> bool:
-        """Whether all pages are there."""
+        """Whether all pages exist."""
         return not self._thread.is_alive()
 
     def take(self) -> dict[str, Distributed]:
-        """Return the blocks, by name, once their pages are there."""
+        """Return the blocks by name, once their pages exist."""
         if self._large:
             self._thread.join()
-        self._large = []
-        found, self._blocks = self._blocks, {}
-        return found
+        blocks, self._blocks, self._large = self._blocks, {}, []
+        return blocks
 
     def drop(self) -> None:
-        """Let go of the blocks: the resize does not come."""
+        """Free the blocks: the resize does not come."""
         self._stop.set()
         self.take()
 

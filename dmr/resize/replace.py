@@ -1,14 +1,14 @@
-"""A resize into a world that is all new (strategies warm, spawn and restart), step by step.
+"""A resize into a world of new ranks (strategies warm, spawn and restart), step by step.
 
-The old world gives the job away, the new world takes it over. Rank 0 of each speaks for its world
-over a control channel that notices a death (:mod:`dmr.wire.channel`); only fields go by MPI. A
-section below is a step of the protocol: the old world's function, then the new world's::
+The old world gives the job away, the new world takes it over. Rank 0 of each communicates for its
+world over a control channel that notices a death (:mod:`dmr.wire.channel`); MPI carries fields
+only. A section below is a step of the protocol: the old world's function, then the new world's::
 
     step     old world                                      new world
 
     start    encodes the state; starts the new world        boots, makes constant fields, touches
              (the RMS has started it already)               its memory, loads kernels
-    meet     connects to the new world                      says that it is ready, sleeps
+    meet     connects to the new world                      reports that it is ready, sleeps
     header   Header: progress, fields, options        -->   compares them with its own
                                                       <--   Accepted
     connect  MPI_Comm_connect                               MPI_Comm_accept
@@ -25,12 +25,13 @@ A step that fails on one rank fails on all ranks of its world by
 TakenOver the old world still has everything: it goes on as it was, and the new world leaves. Every
 wait has a deadline.
 
-Strategy merge (:mod:`dmr.resize.merge`) shares the steps, but for move and leave.
+Strategy merge (:mod:`dmr.resize.merge`) shares the steps, except move and leave.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import secrets
 import shutil
@@ -44,18 +45,16 @@ from typing import Any
 import msgspec
 from mpi4py import MPI
 
-from dmr.application import Application, Run
+from dmr.application import Program, Run
 from dmr.boot import spawn
 from dmr.boot.environment import bind
-from dmr.checkpoint import store
-from dmr.checkpoint.format import BrokenCheckpointError, read_checkpoint
-from dmr.data import constant, streams
+from dmr.data import streams
 from dmr.data.decomposition import Decomposition
 from dmr.data.distributed import Distributed
 from dmr.data.field import Field
 from dmr.errors import CollectiveError, Left, RolledBackError
 from dmr.plan import NextWorld, Plan, Schedule
-from dmr.resize.side import Side, attempt, detach_fields, give_way
+from dmr.resize.side import Side, catch_failure, detach_fields, give_way
 from dmr.state.progress import OpenResize, decode, encode, merge_all, pack, with_merged
 from dmr.state.values import ValuesError
 from dmr.system.watch import WATCH
@@ -71,17 +70,17 @@ from dmr.wire.channel import (
     connect,
 )
 from dmr.wire.ranks import RankMessages
-from dmr.world import World, decompositions_for, sent_once_a_node
+from dmr.world import decompositions_for
 
 ERROR_LENGTH = 120
-"""MPI's own message is cut to so many characters."""
+"""Length to which an error message of MPI is cut."""
 
 IDLE_S = 1e-3
-"""Sleep between polls of ranks that wait for the old world: it needs their core."""
+"""Sleep between polls of ranks that wait for the old world, which needs their core."""
 
 
 class Phase(StrEnum):
-    """How far a resize is, as messages name it."""
+    """Progress of a resize, as messages name it."""
 
     BOOTING = "booting"
     READY = "ready"
@@ -90,15 +89,16 @@ class Phase(StrEnum):
 
 
 class OldWorld(Side):
-    """The old world's side of one try at a resize.
+    """The old world's side of one attempt at a resize.
 
     Args:
-        stack: frees handles at the end of the try.
+        stack: frees handles at the end of the attempt.
 
     Attributes:
         begun: the clock when the resize began.
+        meet_s, phases_s: seconds until the worlds had met, and of the phases of the stall.
         decompositions: of the fields in the new world.
-        inter: the inter-communicator to the new world, where MPI carries one.
+        inter: the inter-communicator to the new world, if MPI has one.
         merged: one value for each state that differs from rank to rank.
         encoded: the progress, which contains the state (rank 0).
     """
@@ -110,15 +110,15 @@ class OldWorld(Side):
         messages = RankMessages(run.world.internal_comm, run.internal.attempts)
         super().__init__(messages, plan.deadlines)
         self.run, self.plan, self.wanted, self.stack = run, plan, wanted, stack
-        specs = {name: block.spec for name, block in run.fields.items()}
-        self.decompositions = decompositions_for(wanted.ranks, specs)
+        self.decompositions = decompositions_over(run, wanted.ranks)
         self.inter: MPI.Intercomm | None = None
         self.merged: dict[str, Any] = {}
         self.encoded = b""
         self.begun = run.runtime.clock()
+        self.meet_s, self.phases_s = 0.0, dict[str, float]()
 
     def check_reports(self, waited_s: float) -> None:
-        """Give up waiting for the reports of this world's ranks."""
+        """Check a wait for the reports of this world's ranks."""
         self.check_other_world()
         if waited_s > self.deadlines.answer_s:
             raise ChannelError("ranks of the old world have not sent their part")
@@ -128,13 +128,13 @@ class NewWorld(Side):
     """The new world's side: it was booted beside a running world.
 
     Attributes:
-        inter: the inter-communicator to the old world, where that has spawned this one.
-        constants: hashes of the fields that never change, as this world has made them.
-        node: the ranks of this rank's node, where they share what is the same on every rank.
+        inter: the inter-communicator to the old world, if that has spawned this one.
+        constants: hashes of the constant fields, as this world has made them.
+        node: the ranks of this rank's node, if they share the fields that every rank has whole.
         receivers: the first rank of each node then.
     """
 
-    def __init__(self, app: Application, run: Run, plan: Plan) -> None:
+    def __init__(self, app: Program, run: Run, plan: Plan) -> None:
         super().__init__(RankMessages(run.world.internal_comm, 0), plan.deadlines)
         self.app, self.run, self.plan = app, run, plan
         self.stack = contextlib.ExitStack()
@@ -155,8 +155,8 @@ def replace_world(run: Run, plan: Plan, wanted: NextWorld) -> None:
     """Replace the whole world of ``run`` (collective over the old world).
 
     Raises:
-        Left: it is done; leave.
-        RolledBackError: it could not be; go on.
+        Left: the new world has the job; leave.
+        RolledBackError: the resize has failed; go on.
     """
     clock = run.runtime.clock
     with contextlib.ExitStack() as stack:
@@ -164,29 +164,28 @@ def replace_world(run: Run, plan: Plan, wanted: NextWorld) -> None:
         meet_old(old, start_old(old))
         met = clock()
         accepted = header_old(old)
-        old.decompositions = sent_once_a_node(old.decompositions, accepted.receivers)
+        old.decompositions = with_receivers(old.decompositions, accepted.receivers)
         introduced = clock()
         if old.inter is None and wanted.strategy != "restart":
             comm, port = run.world.internal_comm, wanted.launches[0].port
             old.inter = connect_old(old, comm, port)
         connected = clock()
         problem, sent = move_old(old, accepted)
-        cost = open_resize(old, met)
-        cost.phases_s = {
-            "meet": met - old.begun,
+        old.phases_s = {
+            "meet": old.meet_s,
             "introduce": introduced - met,
             "connect": connected - introduced,
             "send": clock() - connected,
         }
-        commit_old(old, cost, problem, sent)
+        commit_old(old, problem, sent)
     leave_old(run, wanted)
 
 
-def take_over(app: Application, run: Run, plan: Plan, join: Join) -> None:
-    """Wait for the old world and become the job (collective over the new world).
+def take_over(app: Program, run: Run, plan: Plan, join: Join) -> None:
+    """Wait for the old world and take over the job (collective over the new world).
 
     Args:
-        join: what takes over from the header on where ranks of the old world stay.
+        join: the steps after the header in strategy merge.
 
     Raises:
         Left: the old world has refused, or has not come. It goes on: MPI_Abort here might end it
@@ -210,11 +209,11 @@ def take_over(app: Application, run: Run, plan: Plan, join: Join) -> None:
 
 
 def _take_over(new: NewWorld, header: Header, port: str, on_host: bool) -> None:
-    """Go through the steps from the connection on, in place of the old world."""
-    run, own = new.run, new.run.world
+    """Do the steps from the connection on, in place of the old world."""
+    run = new.run
     run.progress.generation += 1
-    run.world = World(own.comm, own.internal_comm, run.progress.generation, own.grid)
-    run.progress.launches = [(run.runtime.launch, own.size)]
+    run.world = dataclasses.replace(run.world, generation=run.progress.generation)
+    run.progress.launches = [(run.runtime.launch, run.world.size)]
     inter = None
     if header.strategy == "restart":
         move_s = read_new(new)
@@ -231,46 +230,50 @@ def _take_over(new: NewWorld, header: Header, port: str, on_host: bool) -> None:
 
 
 def start_old(old: OldWorld) -> list[Callable[[], ControlChannel]]:
-    """Encode the state and start the new world; return the ways to a channel, one a launch.
+    """Encode the state and start the new world; return a function for each channel to it.
 
     The state comes first, so that an error of pickling is raised before anything is started.
-
-    Raises:
-        RolledBackError: the state cannot be encoded, or there is no way to the new world.
     """
-    run, launches, boot_s = old.run, old.wanted.launches, old.deadlines.boot_s
+    run, wanted, boot_s = old.run, old.wanted, old.deadlines.boot_s
     merge_state(old)
 
-    def encoded() -> None:
+    def encode_state() -> None:
         old.encoded = encode(with_merged(run.progress, old.merged))
 
-    old.on_root(encoded)
+    def start_mpiexec() -> ControlChannel:
+        started = spawn.start_mpiexec(run.runtime, wanted, old.stack, boot_s)
+        run.internal.mpiexec, channel = started
+        return channel
+
+    old.on_root(encode_state)
     old.phase = Phase.BOOTING
-    if launches:
-        if old.wanted.strategy != "restart" and not run.internal.can_connect:
-            # Open MPI 5.0 waits in MPI_Comm_connect for good; MPICH 5.0 dies in the next one
+    if wanted.launches:
+        if wanted.strategy != "restart" and not run.internal.can_connect:
+            # Open MPI 5.0 waits in MPI_Comm_connect forever; MPICH 5.0 crashes in the next one
             # of a process in which one has timed out.
             raise RolledBackError("MPI_Comm_connect does not work in this world, or no longer does")
-        return [partial(connect, one.address, old.deadlines.connect_s) for one in launches]
-    if old.wanted.strategy == "restart":
-        return [partial(_start_mpiexec, old)]
+        return [partial(connect, one.address, old.deadlines.connect_s) for one in wanted.launches]
+    if wanted.strategy == "restart":
+        return [start_mpiexec]
     comm = run.world.internal_comm
-    old.inter, wait = spawn.spawn(run.runtime, comm, old.wanted, old.stack, boot_s)
+    old.inter, wait = spawn.spawn(run.runtime, comm, wanted, old.stack, boot_s)
     return [wait]
 
 
 def start_new(new: NewWorld) -> str:
-    """Do what needs no data, while the old world steps on; return the MPI port, "" for none."""
+    """Prepare all that needs no data, while the old world steps; return the MPI port, or ""."""
     fields = new.run.fields
     constants = {name: block for name, block in fields.items() if block.spec.constant}
     for name, block in fields.items():
         if name in constants:
             block.initialise()
         else:
-            block.prefault()  # pages are there before the data is
+            block.prefault()  # pages exist before the data arrives
     _find_nodes(new)
     new.app.prepare(new.run)
     if constants:
+        from dmr.data import constant
+
         hashes = constant.hashes(constants)
         new.constants = new.report_and_decide(None, hashes, partial(constant.combined, constants))
     port = ""
@@ -282,34 +285,23 @@ def start_new(new: NewWorld) -> str:
 
 
 def merge_state(old: OldWorld) -> None:
-    """Make one value of each state that differs from rank to rank, and try to split it again.
-
-    Raises:
-        RolledBackError: a value cannot be pickled, merged or split.
-    """
+    """Make one value of each state that differs from rank to rank, and try to split it again."""
     specs = old.run.internal.per_rank
     if not specs:
         return
 
-    def merged(parts: Sequence[bytes]) -> dict[str, Any]:
+    def merge(parts: Sequence[bytes]) -> dict[str, Any]:
         values = merge_all(specs, parts)
         for name, spec in specs.items():
             spec.part(name, values[name], 0, old.wanted.ranks)
         return values
 
-    problem, packed = attempt(lambda: pack(specs, old.run.state))
-    old.merged = old.report_and_decide(problem, packed or b"", merged, old.check_reports)
-
-
-def _start_mpiexec(old: OldWorld) -> ControlChannel:
-    runtime, boot_s = old.run.runtime, old.deadlines.boot_s
-    process, channel = spawn.start_mpiexec(runtime, old.wanted, old.stack, boot_s)
-    old.run.internal.mpiexec = process
-    return channel
+    problem, packed = catch_failure(lambda: pack(specs, old.run.state))
+    old.merged = old.report_and_decide(problem, packed or b"", merge, old.check_reports)
 
 
 def _find_nodes(new: NewWorld) -> None:
-    """Find out which ranks share a node, if there is a field that every rank has whole."""
+    """Find the ranks that share a node, if there is a field that every rank has whole."""
     world, fields = new.run.world, moving(new.run.fields).values()
     if world.size == 1 or all(block.spec.split for block in fields):
         return
@@ -318,34 +310,30 @@ def _find_nodes(new: NewWorld) -> None:
     first = world.internal_comm.allgather(node.rank == 0)
     if not all(first):
         new.node = node
-        new.receivers = tuple(rank for rank, one in enumerate(first) if one)
+        new.receivers = tuple(rank for rank, is_first in enumerate(first) if is_first)
 
 
 # --- meet ---------------------------------------------------------------------------------------
 
 
-def meet_old(old: OldWorld, ways: Sequence[Callable[[], ControlChannel]]) -> None:
-    """Open a channel to every launch of the new world, on rank 0.
+def meet_old(old: OldWorld, connections: Sequence[Callable[[], ControlChannel]]) -> None:
+    """Open a channel to every launch of the new world, on rank 0."""
 
-    Raises:
-        RolledBackError: the new world does not come.
-    """
+    def open_channels() -> None:
+        for connection in connections:
+            old.channels.append(old.stack.enter_context(connection()))
 
-    def channels() -> None:
-        for way in ways:
-            old.channels.append(old.stack.enter_context(way()))
-
-    old.on_root(channels)
+    old.on_root(open_channels)
+    old.meet_s = old.run.runtime.clock() - old.begun
     old.phase = Phase.READY
 
 
 def meet_new(new: NewWorld, port: str) -> Header:
-    """Rank 0: say that this world is ready, wait for the old one, and return its header."""
-    runtime = new.run.runtime
-    if runtime.rendezvous is None:
+    """Rank 0: report that this world is ready, wait for the old one, and return its header."""
+    rendezvous = new.run.runtime.rendezvous
+    if rendezvous is None:
         raise RuntimeError("expected to meet a running world")
-    channel = runtime.rendezvous.meet(runtime.manager, port)
-    new.channels.append(new.stack.enter_context(channel))
+    new.channels.append(new.stack.enter_context(rendezvous.meet(port)))
     (header,) = new.expect(Header)
     return header
 
@@ -354,14 +342,10 @@ def meet_new(new: NewWorld, port: str) -> Header:
 
 
 def header_old(old: OldWorld) -> Accepted:
-    """Say what is to move; return whether blocks may go without packing, and to which ranks.
-
-    Raises:
-        RolledBackError: the new world has other fields or options.
-    """
+    """Send the header; return whether blocks may go without packing, and to which ranks."""
     run, wanted = old.run, old.wanted
 
-    def introduced() -> Accepted:
+    def introduce() -> Accepted:
         header = Header(
             ranks=wanted.ranks,
             from_ranks=run.world.size,
@@ -377,7 +361,7 @@ def header_old(old: OldWorld) -> Accepted:
         answers = old.expect(Accepted)
         return Accepted(all(answer.on_host for answer in answers), answers[0].receivers)
 
-    accepted = old.on_root(introduced)
+    accepted = old.on_root(introduce)
     old.phase = Phase.MOVING
     return accepted
 
@@ -389,7 +373,7 @@ def header_new(new: NewWorld, header: Header) -> bool:
         Whether blocks come without packing.
     """
     run, strategy = new.run, header.strategy
-    mine = all(block.on_host for block in run.fields.values())
+    on_host = all(block.on_host for block in run.fields.values())
     problem = differing("field", header.signature, signature(run.fields)) or differing(
         "option",
         _fixed(new, header.options, strategy),
@@ -402,26 +386,25 @@ def header_new(new: NewWorld, header: Header) -> bool:
         run.progress = decode(bytes(header.progress), trusted=True)
     except (msgspec.DecodeError, ValuesError) as error:
         problem = problem or str(error)
-    if new.constants and strategy not in (
-        "merge",
-        "restart",
-    ):  # these move constant fields as all others
+    if new.constants and strategy in ("warm", "spawn"):  # the others move constant fields, too
+        from dmr.data import constant
+
         problem = problem or constant.problem_with(run.progress.constants, new.constants)
-    new.report_and_decide(problem, None, lambda _: new.say(Accepted(mine, new.receivers)))
-    return mine and header.on_host
+    new.report_and_decide(problem, None, lambda _: new.say(Accepted(on_host, new.receivers)))
+    return on_host and header.on_host
 
 
 def signature(fields: Mapping[str, Distributed]) -> dict[str, Any]:
-    """Return what both worlds must agree on."""
+    """Return the properties of the fields that both worlds must have in common."""
     return {name: block.spec.signature() for name, block in fields.items()}
 
 
-def differing(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """Return a sentence if two worlds of one job do not state the same."""
+def differing(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    """Return a sentence on the first value that differs between two worlds, None for none."""
     old, new = json.loads(json.dumps(dict(old))), json.loads(json.dumps(dict(new)))
     for name in sorted({*old, *new}):
         if old.get(name) != new.get(name):
-            return f"{what} {name}: expected {old.get(name)}, got {new.get(name)}"
+            return f"{kind} {name}: expected {old.get(name)}, got {new.get(name)}"
     return None
 
 
@@ -435,11 +418,7 @@ def _fixed(new: NewWorld, options: Mapping[str, Any], strategy: str) -> dict[str
 
 
 def connect_old(old: OldWorld, comm: MPI.Intracomm, port: str) -> MPI.Intercomm:
-    """Return an inter-communicator to ranks that wait at a port (collective over ``comm``).
-
-    Raises:
-        RolledBackError: they are gone, or MPI finds no way to them.
-    """
+    """Return an inter-communicator to ranks that wait at a port (collective over ``comm``)."""
     old.on_root(old.check_other_world)
     info = MPI.Info.Create()
     try:
@@ -454,7 +433,7 @@ def connect_old(old: OldWorld, comm: MPI.Intracomm, port: str) -> MPI.Intercomm:
 
 
 def connect_new(new: NewWorld, port: str) -> MPI.Intercomm:
-    """Return the inter-communicator to the old world: MPI's own, or met at the port."""
+    """Return the inter-communicator to the old world: MPI's own, or one of the port."""
     return new.inter or new.run.world.internal_comm.Accept(port)
 
 
@@ -462,14 +441,29 @@ def connect_new(new: NewWorld, port: str) -> MPI.Intercomm:
 
 
 def moving(fields: Mapping[str, Distributed]) -> dict[str, Distributed]:
-    """Return the fields that a resize into an all new world sends."""
+    """Return the fields that a resize into a world of new ranks sends."""
     return {name: block for name, block in fields.items() if not block.spec.constant}
 
 
-def move_old(old: OldWorld, accepted: Accepted) -> tuple[str | None, int]:
-    """Send this rank's part, or store it; return what went wrong, and the bytes that were sent.
+def decompositions_over(run: Run, ranks: int) -> dict[str, Decomposition]:
+    """Return the decompositions of the fields over another number of ranks."""
+    return decompositions_for(ranks, {name: block.spec for name, block in run.fields.items()})
 
-    What went wrong is reported with the commit, by which time all ranks have tried.
+
+def with_receivers(
+    decompositions: Mapping[str, Decomposition], receivers: tuple[int, ...]
+) -> dict[str, Decomposition]:
+    """Return decompositions in which only these ranks receive fields that every rank has whole."""
+    return {
+        name: dataclasses.replace(one, receivers=receivers) if receivers and not one.split else one
+        for name, one in decompositions.items()
+    }
+
+
+def move_old(old: OldWorld, accepted: Accepted) -> tuple[str | None, int]:
+    """Send this rank's part, or store it; return the reason of a failure, and the bytes sent.
+
+    The failure is reported at the commit, when all ranks have tried.
     """
     inter = old.inter
     if inter is None:
@@ -483,34 +477,36 @@ def move_old(old: OldWorld, accepted: Accepted) -> tuple[str | None, int]:
             sent += sum(streams.drive([steps], old.check_alive))
         return sent
 
-    problem, sent = attempt(send)
+    problem, sent = catch_failure(send)
     return problem, sent or 0
 
 
 def move_new(new: NewWorld, inter: MPI.Intercomm, header: Header, on_host: bool) -> float:
-    """Receive this rank's part of every field; return the seconds that took."""
+    """Receive this rank's part of every field; return the time in seconds."""
     begun = time.perf_counter()
     fields = moving(new.run.fields)
     decompositions = {name: block.decomposition for name, block in fields.items()}
-    for name, decomposition in sent_once_a_node(decompositions, new.receivers).items():
+    for name, decomposition in with_receivers(decompositions, new.receivers).items():
         fields[name].decomposition = decomposition
-    problem, _ = attempt(lambda: fill(new, inter, fields, header.from_ranks, on_host))
+    problem, _ = catch_failure(lambda: fill(new, inter, fields, header.from_ranks, on_host))
     new.agree(problem, new.check_alive)
-    problem, _ = attempt(lambda: _share(new, fields))
-    taken_s = time.perf_counter() - begun
+
+    def share_on_node() -> None:
+        for block in fields.values():
+            if new.node is not None and isinstance(block, Field) and not block.spec.split:
+                streams.share(new.node, block.carried(), new.check_alive)
+
+    problem, _ = catch_failure(share_on_node)
+    move_s = time.perf_counter() - begun
     new.agree(problem, new.check_alive)
-    return taken_s
+    return move_s
 
 
 def fill(
     new: NewWorld, comm: MPI.Comm, fields: Mapping[str, Distributed], from_ranks: int, on_host: bool
 ) -> None:
-    """Receive fields from the ranks of the old world.
-
-    Raises:
-        RolledBackError: a hash does not agree.
-    """
-    intact, decompositions = True, decompositions_over(new, from_ranks)
+    """Receive fields from the ranks of the old world."""
+    intact, decompositions = True, decompositions_over(new.run, from_ranks)
     for name, block in fields.items():
         steps = block.receiving(comm, decompositions[name], on_host=on_host)
         intact &= all(streams.drive([steps], new.check_alive))
@@ -518,23 +514,13 @@ def fill(
         raise RolledBackError("data did not arrive whole")
 
 
-def decompositions_over(new: NewWorld, ranks: int) -> dict[str, Decomposition]:
-    """Return the decompositions of this world's fields over so many ranks."""
-    return decompositions_for(ranks, {name: block.spec for name, block in new.run.fields.items()})
-
-
-def _share(new: NewWorld, fields: Mapping[str, Distributed]) -> None:
-    """Give what one rank of a node was sent whole to the others there."""
-    for block in fields.values():
-        if new.node is not None and isinstance(block, Field) and not block.spec.split:
-            streams.share(new.node, block.carried(), new.check_alive)
-
-
 def store_old(old: OldWorld) -> None:
     """Restart: write a checkpoint for the new world to read (collective).
 
-    Without a folder for checkpoints it is one beside the program, gone when the resize is over.
+    If the plan has no folder for checkpoints, it is in a temporary one in the working folder.
     """
+    from dmr.checkpoint import store
+
     run, schedule = old.run, old.plan.checkpoint
     if schedule is None:
         name = run.world.internal_comm.bcast(f".dmr-{secrets.token_hex(4)}")
@@ -549,7 +535,10 @@ def store_old(old: OldWorld) -> None:
 
 
 def read_new(new: NewWorld) -> float:
-    """Restart: read the checkpoint of the old world; return the seconds that took."""
+    """Restart: read the checkpoint of the old world; return the time in seconds."""
+    from dmr.checkpoint import store
+    from dmr.checkpoint.format import BrokenCheckpointError, read_checkpoint
+
     begun = time.perf_counter()
     (stored,) = new.on_root(lambda: new.expect(Stored))
     path = store.path_of(Path(stored.folder), stored.step)
@@ -566,7 +555,7 @@ def read_new(new: NewWorld) -> float:
 
 
 def build_new(new: NewWorld) -> tuple[str | None, float]:
-    """Build for this world; return what all ranks find wrong, and the seconds that took."""
+    """Build for this world; return an error of all ranks, and the time in seconds."""
     begun = time.perf_counter()
     problem = None
     try:
@@ -580,42 +569,18 @@ def build_new(new: NewWorld) -> tuple[str | None, float]:
 # --- commit -------------------------------------------------------------------------------------
 
 
-def open_resize(old: OldWorld, met: float) -> OpenResize:
-    """Return the record that the commit completes.
-
-    Args:
-        met: the clock when the new world was there.
-    """
-    launches = old.wanted.launches
-    return OpenResize(
-        step=old.run.step,
-        from_ranks=old.run.world.size,
-        to_ranks=old.wanted.ranks,
-        strategy=old.wanted.strategy,
-        boot_s=max(one.boot_s for one in launches) if launches else met - old.begun,
-        move_s=0.0,
-        old_stall_s=0.0,
-        bytes=0,
-        sigterm_received=bool(old.run.internal.sigterm),
-        request=old.wanted.request,
-    )
-
-
-def commit_old(old: OldWorld, cost: OpenResize, problem: str | None, sent: int) -> None:
+def commit_old(old: OldWorld, problem: str | None, sent: int) -> None:
     """Give the job away, once every rank has done its part and the new world has all of it.
 
     Args:
-        problem, sent: what this rank has moved.
-
-    Raises:
-        RolledBackError: a rank of this world has failed, or the new one has.
+        problem, sent: this rank's result of the move.
     """
 
     def give_away(parts: list[int]) -> None:
         acks = old.expect(Acknowledged)
         restart = old.wanted.strategy == "restart"
         stored = sum(block.spec.nbytes for block in old.run.fields.values()) if restart else 0
-        commit(old, cost, sum(parts) + stored, (0.0, 0.0), acks)
+        commit(old, sum(parts) + stored, 0.0, 0.0, acks)
 
     old.report_and_decide(problem, sent, give_away, old.check_reports)
     if old.inter is not None:
@@ -623,31 +588,37 @@ def commit_old(old: OldWorld, cost: OpenResize, problem: str | None, sent: int) 
 
 
 def commit(
-    old: OldWorld,
-    cost: OpenResize,
-    sent: int,
-    own_s: tuple[float, float],
-    acks: Sequence[Acknowledged],
+    old: OldWorld, sent: int, move_s: float, build_s: float, acks: Sequence[Acknowledged]
 ) -> OpenResize:
-    """Rank 0: complete the record, say Committed, and wait for TakenOver.
+    """Rank 0: send Committed with the record of the resize, and wait for TakenOver.
+
+    If the new world is gone by then, this one still has the job.
 
     Args:
         sent: bytes that all ranks have sent.
-        own_s: seconds that ranks of this world have moved and built (merge).
+        move_s, build_s: seconds that ranks of this world have moved and built (merge).
         acks: of every new launch.
-
-    Raises:
-        ChannelError: the new world is gone; this one still has the job.
     """
-    run, (moved_s, built_s) = old.run, own_s
-    cost.bytes, cost.move_s = sent, max([moved_s, *(ack.move_s for ack in acks)])
-    built_s = max([built_s, *(ack.build_s for ack in acks)])
-    cost.phases_s |= {"move": cost.move_s, "build": built_s}
-    cost.old_stall_s = run.runtime.clock() - old.begun
+    run, wanted = old.run, old.wanted
+    move_s = max([move_s, *(ack.move_s for ack in acks)])
+    build_s = max([build_s, *(ack.build_s for ack in acks)])
+    cost = OpenResize(
+        step=run.step,
+        from_ranks=run.world.size,
+        to_ranks=wanted.ranks,
+        strategy=wanted.strategy,
+        boot_s=max((one.boot_s for one in wanted.launches), default=old.meet_s),
+        move_s=move_s,
+        old_stall_s=run.runtime.clock() - old.begun,
+        bytes=sent,
+        sigterm_received=bool(run.internal.sigterm),
+        request=wanted.request,
+        phases_s=old.phases_s | {"move": move_s, "build": build_s},
+    )
     old.phase = Phase.COMMITTED
-    lock = None if old.wanted.strategy == "merge" else run.internal.checkpoint_lock
+    lock = None if wanted.strategy == "merge" else run.internal.checkpoint_lock
     if lock is not None:
-        lock.release()  # the new world takes it
+        lock.release()  # for the new world
     try:
         old.say(Committed(cost))
         old.expect(TakenOver)
@@ -661,10 +632,10 @@ def commit(
 def commit_new(
     new: NewWorld, problem: str | None, move_s: float, build_s: float, *, joins: bool = False
 ) -> OpenResize:
-    """Say that all is here; the job is this world's once the old one has said so.
+    """Acknowledge the data; the job is this world's at the old world's Committed.
 
     Args:
-        problem: what is wrong with this rank, or None.
+        problem: why this rank has failed, or None.
         move_s, build_s: seconds that this rank has moved and built.
         joins: whether ranks of the old world stay in this one.
     """
@@ -675,6 +646,8 @@ def commit_new(
         new.say(Acknowledged(max(moved), max(built)))
         (committed,) = new.expect(Committed)
         if new.plan.checkpoint is not None and not joins:
+            from dmr.checkpoint import store
+
             run.internal.checkpoint_lock = store.Lock(new.plan.checkpoint.directory)
             run.internal.checkpoint_lock.acquire()
         new.say(TakenOver())
@@ -693,14 +666,10 @@ def commit_new(
 
 
 def leave_old(run: Run, wanted: NextWorld) -> None:
-    """End the old world.
-
-    Raises:
-        Left: always.
-    """
+    """End the old world."""
     detach_fields(run)
     if wanted.strategy == "restart" and run.runtime.manager is None:
-        # The parent of the new world's mpiexec waits for that, so that its status is the job's.
+        # This process, the parent of the new world's mpiexec, waits for it to pass on its status.
         WATCH.stop()  # the new world may take any time, and has a watchdog of its own
         with contextlib.suppress(MPI.Exception):
             MPI.Finalize()

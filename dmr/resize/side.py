@@ -1,4 +1,4 @@
-"""One world's side of a resize: how its ranks talk, wait and fail together.
+"""One world's side of a resize: its ranks communicate, wait and fail together.
 
 The messages between the two worlds are those of :mod:`dmr.resize.replace`.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 from dmr.application import Run
@@ -20,26 +20,23 @@ from dmr.wire.channel import ChannelError, ControlChannel, Message, Refused
 from dmr.wire.ranks import SLEEP_S, Check, RankMessages
 
 ALONE_S = 5.0
-"""How long a rank that fails waits for the others of its world to fail, or to hear of it."""
+"""Timeout for the other ranks after an error of one rank: to fail too, or to receive it."""
 
 T = TypeVar("T")
 P = TypeVar("P")
 M = TypeVar("M", bound=Message)
 
 FAILURES = (RolledBackError, ChannelError, TransferError, ValuesError, MemoryError)
-"""What may fail on one rank without the others being stuck in a collective call: a reason to roll
-back. Anything else ends the rank."""
-
-
-def reason(error: BaseException) -> str:
-    """Return why a resize failed; a MemoryError may have no words of its own."""
-    if isinstance(error, MemoryError):
-        return f"out of memory: {error}" if str(error) else "out of memory"
-    return str(error)
+"""Errors that a rank can report to rank 0 instead of raising, because no other rank waits for it
+in a collective call. They roll the resize back; any other error ends the rank."""
 
 
 class Side:
     """One world's side of a resize.
+
+    Methods of rank 0 raise :class:`~dmr.wire.channel.ChannelError` if the other world is gone, has
+    refused, sends another message, or does not answer in time. Methods of all ranks raise
+    :class:`~dmr.errors.RolledBackError` on all of them, and send the other world the reason.
 
     Args:
         messages: between rank 0 and the other ranks of this world.
@@ -47,63 +44,48 @@ class Side:
 
     Attributes:
         channels: rank 0's, one to each launch of the other world.
-        phase: how far the resize is, for what is said of a failure; "" to leave it out.
+        phase: progress of the resize, for messages of a failure; "" to leave it out.
     """
 
     def __init__(self, messages: RankMessages, deadlines: Deadlines) -> None:
         self.messages, self.deadlines = messages, deadlines
         self.channels: list[ControlChannel] = []
         self.phase = ""
-        self._early: dict[int, deque[Message]] = {}
-        """Messages that came before they were expected, by the place of their channel."""
+        self._early: dict[ControlChannel, deque[Message]] = {}
+        """Messages that came before they were expected."""
 
     # --- rank 0 and the other world ----------------------------------------------------------
 
     def say(self, message: Message) -> None:
-        """Rank 0: send a message to the other world.
-
-        Raises:
-            ChannelError: it is gone.
-        """
+        """Rank 0: send a message to the other world."""
         for channel in self.channels:
             channel.send(message)
 
     def expect(self, kind: type[M]) -> list[M]:
-        """Rank 0: return the message that must come now, one from each channel.
-
-        Raises:
-            ChannelError: something else came, a refusal, or nothing in time.
-        """
-        found: list[M] = []
-        for place, channel in enumerate(self.channels):
-            early = self._early.get(place)
-            message = early.popleft() if early else channel.receive(self.deadlines.answer_s)
-            if isinstance(message, Refused):
-                raise ChannelError(message.why)
+        """Rank 0: return the next message, of one kind, from each channel."""
+        messages: list[M] = []
+        for channel in self.channels:
+            early = self._early.get(channel)
+            message = early.popleft() if early else self._receive(channel)
             if not isinstance(message, kind):
                 raise ChannelError(f"expected {kind.__name__}, got {type(message).__name__}")
-            found.append(message)
-        return found
+            messages.append(message)
+        return messages
+
+    def _receive(self, channel: ControlChannel) -> Message:
+        message = channel.receive(self.deadlines.answer_s)
+        if isinstance(message, Refused):
+            raise ChannelError(message.why)
+        return message
 
     def check_other_world(self) -> None:
-        """Rank 0: notice that the other world is gone or has refused; keep what else it says.
-
-        Raises:
-            ChannelError: it is, or has.
-        """
-        for place, channel in enumerate(self.channels):
+        """Rank 0: raise an error if the other world is gone or has refused; keep its messages."""
+        for channel in self.channels:
             if channel.readable:
-                message = channel.receive(self.deadlines.answer_s)
-                if isinstance(message, Refused):
-                    raise ChannelError(message.why)
-                self._early.setdefault(place, deque()).append(message)
+                self._early.setdefault(channel, deque()).append(self._receive(channel))
 
     def check_alive(self, waited_s: float) -> None:
-        """Give up a wait for fields; called now and then with the seconds it has taken.
-
-        Raises:
-            RolledBackError: rank 0 has given up, the other world has, or nothing moves.
-        """
+        """Check a wait for fields; called at intervals with the seconds so far."""
         if not self.messages.is_root:
             if self.messages.pending():
                 raise RolledBackError("rank 0 has given up")
@@ -120,15 +102,11 @@ class Side:
     def on_root(
         self, work: Callable[[], T], check: Check | None = None, sleep_s: float = SLEEP_S
     ) -> T:
-        """Return on all ranks what ``work`` gives on rank 0 (collective).
-
-        Raises:
-            RolledBackError: it failed; the other world has been told.
-        """
+        """Return the result of ``work`` on rank 0 to all ranks (collective)."""
         if not self.messages.is_root:
             problem, result = self.messages.receive(check, sleep_s)
         else:
-            problem, result = attempt(work)
+            problem, result = catch_failure(work)
             if problem is not None:
                 problem = self.in_phase(problem)
                 for channel in self.channels:
@@ -137,8 +115,8 @@ class Side:
             self.messages.send_all((problem, result))
         if problem is not None:
             raise RolledBackError(problem)
-        found: T = result
-        return found
+        returned: T = result
+        return returned
 
     def report_and_decide(
         self,
@@ -149,78 +127,56 @@ class Side:
         *,
         everywhere: bool = False,
     ) -> T:
-        """Hear on rank 0 how every rank has done its part, and return what ``work`` makes of it.
+        """Report this rank's part to rank 0; return the result of ``work`` there (collective).
 
         Args:
-            problem: what this rank has found wrong, or None.
-            part: what it reports otherwise; ``work`` gets those of all ranks, in their order.
-            check: called on rank 0 while it waits for the others; without one, it notices the
-                end of the other world.
-            everywhere: have the others call ``check`` as well while they wait for rank 0.
-
-        Raises:
-            RolledBackError: a rank found something wrong, or ``work`` did; on all ranks, and the
-                other world has been told.
+            problem: why this rank has failed, or None.
+            part: argument of ``work``, which gets those of all ranks, in their order.
+            check: called on rank 0 while it waits for the others; by default
+                :meth:`check_other_world`.
+            everywhere: whether the others call ``check`` as well while they wait for rank 0.
         """
 
-        def gather(_: float) -> None:
-            self.check_other_world()
-
-        def hear() -> T:
+        def collect() -> T:
             if problem is not None:
                 raise ChannelError(problem)
             parts = [part]
-            for wrong, other in self.messages.collect(check or gather):
-                if wrong is not None:
-                    raise ChannelError(wrong)
-                parts.append(other)
+            reports = self.messages.collect(check or (lambda _: self.check_other_world()))
+            for other_problem, other_part in reports:
+                if other_problem is not None:
+                    raise ChannelError(other_problem)
+                parts.append(other_part)
             return work(parts)
 
         if not self.messages.is_root:
             self.messages.report((problem, part))
-        return self.on_root(hear, check if everywhere else None)
+        return self.on_root(collect, check if everywhere else None)
 
     def agree(self, problem: str | None, check: Check) -> None:
-        """Go on if every rank has done its part, as :meth:`report_and_decide` does.
-
-        Raises:
-            RolledBackError: one has not.
-        """
+        """Return if no rank has failed, as :meth:`report_and_decide` does."""
         self.report_and_decide(problem, None, lambda _: None, check)
 
     def in_phase(self, why: str) -> str:
-        """Return a failure with the phase in which it happened."""
+        """Return the reason of a failure with its phase."""
         return f"{why} (while {self.phase})" if self.phase else why
 
 
-def attempt(work: Callable[[], T]) -> tuple[str | None, T | None]:
-    """Return None and what ``work`` gives, or why it failed and None."""
+def catch_failure(work: Callable[[], T]) -> tuple[str | None, T | None]:
+    """Return None and the result of ``work``, or the reason of its failure and None."""
     try:
         return None, work()
+    except MemoryError as error:
+        return f"out of memory: {error}" if str(error) else "out of memory", None
     except FAILURES as error:
-        return reason(error), None
+        return str(error), None
 
 
 def detach_fields(run: Run) -> None:
-    """Let go of the fields, and of what they use of the world's communicator."""
+    """Drop the fields, and free their resources of the world's communicator."""
     for block in run.fields.values():
         block.join(None)
     run.fields.clear()
     run.internal.free_carts()
-
-
-# --- a new world that cannot take over ----------------------------------------------------------
-
-
-@contextlib.contextmanager
-def giving_way(runtime: Runtime, messages: RankMessages) -> Iterator[None]:
-    """Let no error of a world that is to take over end the running one."""
-    try:
-        yield
-    except Exception as error:
-        if runtime.rendezvous is None:
-            raise
-        give_way(runtime, messages, error)
 
 
 def give_way(
@@ -229,12 +185,12 @@ def give_way(
     error: Exception,
     channel: ControlChannel | None = None,
 ) -> NoReturn:
-    """Say why this world cannot take over, and leave it.
+    """Report why this new world cannot take over, and leave it.
 
     Raises:
         Left: all ranks leave; the old world goes on.
-        Exception: ``error``, which this rank alone has met: the others may wait for it in MPI, so
-            that only MPI_Abort ends them.
+        Exception: ``error``, if only this rank has it: the others may wait for it in MPI, so that
+            only MPI_Abort ends them.
     """
     why = str(error)
     if not isinstance(error, CollectiveError):

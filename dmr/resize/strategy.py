@@ -1,11 +1,9 @@
-"""The strategy of a resize: what MPI can do here, and whether two copies of the job fit.
-
-Strategy ``auto`` goes by both.
-"""
+"""The strategy of a resize, by the abilities of MPI here and the memory left."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -25,11 +23,10 @@ def choose(wanted: str, runtime: Runtime, *, scripted: bool) -> str:
     """Return the strategy to use for ``wanted``.
 
     Args:
-        scripted: whether the run itself plans resizes, so that it is refused at once where none
-            can be had.
+        scripted: whether the run itself plans resizes, which need an mpiexec.
 
     Raises:
-        UsageError: it does not exist, or cannot be had here.
+        UsageError: the strategy does not exist, or does not work here.
     """
     if wanted not in STRATEGIES:
         raise UsageError(f"expected a strategy of {', '.join(STRATEGIES)}, got {wanted!r}")
@@ -41,11 +38,22 @@ def choose(wanted: str, runtime: Runtime, *, scripted: bool) -> str:
             "no mpiexec found to start a new world with; expected one on PATH "
             "(pip install 'malleable-mpi[mpich]' brings it)"
         )
-    best = _best(runtime)
+    connects = accept_connect_works(runtime)
+    spawns = runtime.probed is None or bool(runtime.probed["spawn"])
+    if runtime.launches:
+        best = "merge"  # which lets go of whole launches without a new world
+    elif managed and connects:
+        best = "warm"
+    else:
+        best = "spawn" if spawns else "restart"
+    obstacles = {
+        "warm": "" if connects else "two launches of this MPI cannot meet by accept/connect",
+        "spawn": "" if spawns else "MPI_Comm_spawn does not work",
+    }
+    obstacle = obstacles.get({"merge": "warm" if managed else "spawn"}.get(wanted, wanted))
     if wanted == "auto":
         return best
-    obstacle = _obstacle(wanted, runtime)
-    if obstacle is None:
+    if not obstacle:
         return wanted
     if runtime.comm.rank == 0 and runtime.rendezvous is None and runtime.parent is None:
         words = f"strategy {wanted} cannot be had here ({obstacle}); using {best}"
@@ -55,50 +63,28 @@ def choose(wanted: str, runtime: Runtime, *, scripted: bool) -> str:
 
 def accept_connect_works(runtime: Runtime) -> bool:
     """Return whether two launches can meet by accept/connect here."""
-    if runtime.probed is not None:
-        return bool(runtime.probed["accept_connect"])
-    return MPI.get_vendor()[0] == "MPICH"
-
-
-def _best(runtime: Runtime) -> str:
-    managed = runtime.manager is not None
-    if runtime.launches:
-        return "merge"  # which lets go of whole launches without a new world
-    if runtime.probed is not None:
-        chosen: str = runtime.probed["strategies"]["rms" if managed else "mpirun"]["auto"]
-        return chosen
-    # Nobody has asked dmr probe: what the two libraries are known to do.
-    return "warm" if managed and accept_connect_works(runtime) else "spawn"
-
-
-def _obstacle(wanted: str, runtime: Runtime) -> str | None:
-    """Return what keeps a strategy from working here, None if nothing is known to."""
-    joins = "accept/connect" if runtime.manager is not None else "spawn"
-    needed = {"warm": "accept/connect", "spawn": "spawn", "merge": joins}.get(wanted)
-    if needed == "accept/connect" and not accept_connect_works(runtime):
-        return "two launches of this MPI cannot meet by accept/connect"
-    if needed == "spawn" and runtime.probed is not None and not runtime.probed["spawn"]:
-        return "MPI_Comm_spawn does not work"
-    return None
+    if runtime.probed is None:  # MPICH and Open MPI differ
+        return MPI.get_vendor()[0] == "MPICH"
+    return bool(runtime.probed["accept_connect"])
 
 
 # --- memory -------------------------------------------------------------------------------------
 #
-# A world that is replaced as a whole (warm, spawn, restart) is booted beside the running one, and
-# where they share nodes or devices both are there at once. With merge the ranks that stay have
-# their fields twice for a moment, but not their scratch, kernels and device contexts.
+# A new world (warm, spawn, restart) is booted beside the running one: on a shared node or device
+# both need memory at once. With merge the ranks that stay have two copies of their fields for a
+# moment, but not of scratch, kernels and device contexts.
 
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Memory of one kind at one place, as one rank sees it.
+    """Memory of one place, as one rank sees it.
 
     Attributes:
         place: a node, or a device of one.
         held: bytes that the rank holds there.
-        free: bytes that nobody does.
+        free: bytes that are free there.
     """
 
     place: str
@@ -107,7 +93,7 @@ class MemoryUse:
 
 
 def shortage(uses: Sequence[MemoryUse]) -> str | None:
-    """Return a sentence if what all ranks hold does not fit in once more somewhere."""
+    """Return a sentence if a second copy of all ranks' memory does not fit, else None."""
     for place in dict.fromkeys(use.place for use in uses):
         here = [use for use in uses if use.place == place]
         needed, free = sum(use.held for use in here), min(use.free for use in here)
@@ -122,11 +108,11 @@ def shortage(uses: Sequence[MemoryUse]) -> str | None:
 def merge_instead(
     strategy: str, ranks: int, launches: Sequence[tuple[int, int]], *, supports_merge: bool
 ) -> str:
-    """Return what to use in place of ``strategy`` where a second copy does not fit.
+    """Return the strategy to use in place of ``strategy`` if a second copy does not fit.
 
     Args:
-        ranks: how many are wanted, 0 where that is not known yet.
-        launches: numbers of the launches, and how many of the present ranks each holds, in order.
+        ranks: of the next world, 0 if not known yet.
+        launches: numbers of the launches, and present ranks of each, in order.
         supports_merge: whether the application's ranks can go on in another world.
     """
     merges = supports_merge and (not ranks or can_merge(ranks, launches))
@@ -143,17 +129,17 @@ def can_merge(ranks: int, launches: Sequence[tuple[int, int]]) -> bool:
 
 
 def usage(node: str, fields: Mapping[str, Distributed]) -> list[MemoryUse]:
-    """Return what this rank sees: its node's memory, and that of the device of its fields."""
-    found = []
+    """Return the memory of this rank's node, and of the device of its fields."""
+    uses = []
     held, free = held_on_host(), free_on_host()
     if held is not None and free is not None:
-        found.append(MemoryUse(f"node {node}", held, free))
+        uses.append(MemoryUse(f"node {node}", held, free))
     blocks = [block for block in fields.values() if isinstance(block, Field)]
     modules = {id(block.spec.xp): block.spec.xp for block in blocks}
     for xp in modules.values():
         if hasattr(xp, "cuda"):
-            found.append(_device(node, xp))
-    return found
+            uses.append(_device(node, xp))
+    return uses
 
 
 def _device(node: str, xp: ArrayModule) -> MemoryUse:
@@ -167,21 +153,19 @@ def _device(node: str, xp: ArrayModule) -> MemoryUse:
 
 
 def held_on_host() -> int | None:
-    """Return the bytes of this process that are no file's, None where nobody says."""
+    """Return the bytes of this process apart from mapped files, None if not known."""
     return _kib(Path("/proc/self/status"), "RssAnon")
 
 
 def free_on_host() -> int | None:
-    """Return the bytes of this node that can be had without swapping, None where nobody says."""
+    """Return the bytes that this node has free without swapping, None if not known."""
     return _kib(Path("/proc/meminfo"), "MemAvailable")
 
 
 def _kib(path: Path, name: str) -> int | None:
     try:
-        for line in path.read_text().splitlines():
-            key, _, rest = line.partition(":")
-            if key == name:
-                return int(rest.split()[0]) * 1024
-    except (OSError, ValueError):
-        pass
-    return None
+        text = path.read_text()
+    except OSError:
+        return None
+    match = re.search(rf"^{name}:\s*(\d+) kB$", text, re.MULTILINE)
+    return int(match[1]) * 1024 if match else None

@@ -1,4 +1,4 @@
-"""What travels with a job from world to world, and into checkpoints, besides its fields."""
+"""The data that travels with a job, and into checkpoints, besides its fields."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dmr.errors import raise_on_all
 from dmr.state.values import PICKLE_PROTOCOL, State, ValuesError, decode_values, encode_values
 from rms.wire.messages import ResizeReport
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class OpenResize(msgspec.Struct):
-    """A resize whose new world has not stepped yet: what the old world measured of it."""
+    """A resize whose new world has not stepped yet, as the old world measured it."""
 
     step: int
     from_ranks: int
@@ -30,12 +31,11 @@ class OpenResize(msgspec.Struct):
     sigterm_received: bool
     """Whether SIGTERM came while the old world was busy with the resize."""
     request: int
-    """Number of the RMS's request that this answers, 0 for a scripted resize."""
+    """Number of the RMS's request, 0 for a scripted resize."""
     phases_s: dict[str, float] = {}
-    """Where the time of the old world's stall went."""
+    """The phases of the old world's stall, in seconds."""
     arrived_at: float = 0.0
-    """The new world's clock when the old one gave the job away: clocks of two nodes are never
-    compared."""
+    """The new world's clock at the commit: clocks of two nodes are never compared."""
 
     def record(self, now: float) -> ResizeReport:
         """Return the record of this resize, with the stall time until now."""
@@ -61,47 +61,43 @@ class Progress(msgspec.Struct):
     saved_at: int = -1
     """Step of the newest checkpoint, so that a resize does not write it twice."""
     answered_request: int = 0
-    """Number of the newest resize request of the RMS that was answered."""
+    """Number of the newest resize request of the RMS that has an answer."""
     launches: list[tuple[int, int]] = []
-    """Launches that the ranks come from (0 the first, or the RMS's number) and ranks of each."""
+    """Launches of the ranks (0 the first, or the RMS's number) and ranks of each."""
     phases_s: dict[str, float] = {}
-    """Where the stall of the newest resize went, in seconds."""
+    """The phases of the stall of the newest resize, in seconds."""
     values: dict[str, Any] = {}
     resizes: list[ResizeReport] = []
     open_resize: OpenResize | None = None
     value_trees: dict[str, Any] = {}
-    """Where it is encoded: the values that plain JSON does not hold (:mod:`dmr.state.values`)."""
-    loops_done: list[int] = []
+    """Encoded: the values that are not plain JSON (:mod:`dmr.state.values`)."""
+    loops_ended: list[int] = []
     """Loops that have ended at each depth of open loops (:mod:`dmr.loop.driver`)."""
-    loops_at: list[int] = []
+    open_steps: list[int] = []
     """The step that each open loop is at, the outermost first."""
     digests: dict[str, str] = {}
-    """Hashes of the fields in the beginning, where somebody checks (:mod:`dmr.check.digests`)."""
-    at_point: bool = False
+    """Hashes of the initial fields, for ``dmr check`` (:mod:`dmr.check.digests`)."""
+    resumes_at_resize_point: bool = False
     """Whether the open resize came at a call of ``run.resize_point``, not in a loop."""
     replaced: dict[str, list[str]] = {}
     """Paths of replaced parts of each value (:func:`dmr.state.values.replaced_parts`)."""
     constants: dict[str, str] = {}
-    """Hashes of the fields that never change (:mod:`dmr.data.constant`)."""
+    """Hashes of the constant fields (:mod:`dmr.data.constant`)."""
 
     def close_resize(self, now: float) -> ResizeReport:
         """Turn the open resize into a record: the new world is about to step."""
-        begun = self.open_resize
-        if begun is None:
+        resize = self.open_resize
+        if resize is None:
             raise RuntimeError("expected an open resize, got none")
-        record = begun.record(now)
+        record = resize.record(now)
         self.resizes.append(record)
-        self.phases_s = begun.phases_s | {"settle": now - begun.arrived_at}
+        self.phases_s = resize.phases_s | {"settle": now - resize.arrived_at}
         self.open_resize = None
         return record
 
 
 def encode(progress: Progress) -> bytes:
-    """Return the progress as JSON.
-
-    Raises:
-        ValuesError: a value cannot be pickled.
-    """
+    """Return the progress as JSON."""
     plain, trees = encode_values(progress.values)
     return msgspec.json.encode(msgspec.structs.replace(progress, values=plain, value_trees=trees))
 
@@ -113,7 +109,7 @@ def decode(data: bytes | str, *, trusted: bool = False) -> Progress:
         trusted: whether values that are pickles may be read: they run code.
 
     Raises:
-        msgspec.DecodeError: it is something else.
+        msgspec.DecodeError: ``data`` is something else.
         ValuesError: a value cannot be read, or is a pickle and must not be.
     """
     progress = msgspec.json.decode(data, type=Progress)
@@ -124,18 +120,18 @@ def decode(data: bytes | str, *, trusted: bool = False) -> Progress:
 
 # --- state that differs from rank to rank -------------------------------------------------------
 #
-# It is merged where a world ends and split where the next begins. What travels is one value, so it
-# goes with ``run.state``; so does a checkpoint.
+# It is merged where a world ends and split where the next begins. The merged value travels in
+# ``run.state``, also into checkpoints.
 
 
 @dataclass(frozen=True)
 class PerRank:
-    """A value of ``run.state`` of which every rank has its own.
+    """A value of ``run.state`` that differs from rank to rank.
 
     Attributes:
-        value: this rank's in the beginning.
-        merge: ``merge(values)`` makes one value of those of all ranks, in their order.
-        split: ``split(value, ranks)`` returns the values of so many ranks.
+        value: this rank's initial value.
+        merge: ``merge(values)`` returns one value for those of all ranks, in their order.
+        split: ``split(value, ranks)`` returns a value for each of so many ranks.
     """
 
     value: Any
@@ -143,11 +139,7 @@ class PerRank:
     split: Callable[[Any, int], Sequence[Any]]
 
     def part(self, name: str, merged: Any, rank: int, ranks: int) -> Any:
-        """Return a rank's value of a merged one.
-
-        Raises:
-            ValuesError: ``split`` fails, or gives another number of values.
-        """
+        """Return a rank's value of a merged one."""
         try:
             parts = list(self.split(merged, ranks))
         except Exception as error:  # whatever the program's own code raises
@@ -166,28 +158,20 @@ Specs = Mapping[str, PerRank]
 
 
 def pack(specs: Specs, state: State) -> bytes:
-    """Return this rank's values.
-
-    Raises:
-        ValuesError: one cannot be pickled, or is gone.
-    """
-    found = {}
+    """Return this rank's values."""
+    pickles = {}
     for name in specs:
         try:
-            found[name] = pickle.dumps(state[name], PICKLE_PROTOCOL)
+            pickles[name] = pickle.dumps(state[name], PICKLE_PROTOCOL)
         except Exception as error:  # whatever the value's own code raises
             raise ValuesError(
                 f"run.state[{name!r}] cannot be pickled: {type(error).__name__}: {error}"
             ) from None
-    return msgspec.msgpack.encode(found)
+    return msgspec.msgpack.encode(pickles)
 
 
 def merge_all(specs: Specs, packed: Sequence[bytes]) -> dict[str, Any]:
-    """Return one value of what all ranks have packed, by name.
-
-    Raises:
-        ValuesError: a ``merge`` fails.
-    """
+    """Return the merged values of all ranks, by name."""
     parts = [msgspec.msgpack.decode(data, type=dict[str, bytes]) for data in packed]
     merged = {}
     for name, spec in specs.items():
@@ -201,30 +185,23 @@ def merge_all(specs: Specs, packed: Sequence[bytes]) -> dict[str, Any]:
 
 
 def merged_progress(comm: MPI.Intracomm, specs: Specs, progress: Progress) -> Progress:
-    """Return what a checkpoint holds, on rank 0; elsewhere the progress as it is (collective).
-
-    Raises:
-        ValuesError: on all ranks, if one cannot be packed or merged.
-    """
+    """Return the progress with merged values on rank 0, as it is on the others (collective)."""
     if not specs:
         return progress
-    packed, problem, merged = b"", None, None
+    packed, problem, merged = b"", None, dict[str, Any]()
     try:
         packed = pack(specs, State(progress.values))
     except ValuesError as error:
         problem = str(error)
-    parts = comm.gather((problem, packed))
+    raise_on_all(comm, problem)
+    parts = comm.gather(packed)
     if parts is not None:
-        problem = next((wrong for wrong, _ in parts if wrong is not None), None)
-        if problem is None:
-            try:
-                merged = merge_all(specs, [data for _, data in parts])
-            except ValuesError as error:
-                problem = str(error)
-    problem = comm.bcast(problem)
-    if problem is not None:
-        raise ValuesError(problem)
-    return progress if merged is None else with_merged(progress, merged)
+        try:
+            merged = merge_all(specs, parts)
+        except ValuesError as error:
+            problem = str(error)
+    raise_on_all(comm, problem)
+    return with_merged(progress, merged)
 
 
 def with_merged(progress: Progress, merged: Mapping[str, Any]) -> Progress:

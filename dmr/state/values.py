@@ -1,8 +1,9 @@
-"""How ``run.state`` travels: as JSON, whatever can be pickled.
+"""The values of ``run.state``: written as JSON, and filled in place in a new world.
 
-What JSON holds as it is (finite numbers, text, None, lists, dicts with keys of text) goes as such.
-NaN, infinities, tuples, and NumPy scalars and arrays go as tagged trees, everything else as a
-pickle in such a tree. Reading a pickle runs code, so the reader says whether it trusts the source.
+Finite numbers, text, None, lists, and dicts with keys of text are plain JSON. NaN, infinities,
+tuples, and NumPy scalars and arrays are tagged trees, all else is a pickle in such a tree. Reading
+a pickle runs code, so the reader states whether it trusts the source. Functions raise
+:class:`ValuesError` for a value that cannot be pickled, read or filled.
 
 A tree is None, a bool, an int, a float or a string for itself, or a dict of one tag:
 ``{"float": "nan"}``, ``{"int": "0x1f"}``, ``{"list": [...]}``, ``{"tuple": [...]}``,
@@ -34,7 +35,7 @@ import xxhash
 
 PICKLE_PROTOCOL = 5
 INT_LIMIT = 2**63
-"""JSON readers keep integers exactly up to here."""
+"""JSON readers keep smaller integers exactly."""
 
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 """Immutable types without parts."""
@@ -63,9 +64,9 @@ class State(dict[str, Any]):
         try:
             return self[name]
         except KeyError:
-            known = ", ".join(self) or "nothing"
+            names = ", ".join(self) or "nothing"
             raise AttributeError(
-                f"expected {name!r} in run.state, got {known}: give it to dmr.malleable as "
+                f"expected {name!r} in run.state, got {names}: give it to dmr.malleable as "
                 f"state={{{name!r}: ...}}"
             ) from None
 
@@ -272,7 +273,7 @@ def _is_fillable(
 
 
 def _why_unfillable(array: np.ndarray[Any, Any]) -> str:
-    """Return what an array is that cannot be filled in place, "" if it can."""
+    """Return the kind of an array that cannot be filled in place, "" if it can."""
     if not array.flags.writeable:
         return "read-only array"
     if array.dtype.hasobject and array.dtype != object:
@@ -293,16 +294,17 @@ def _fill_object(target: Any, current: Any, received: Any, path: str, filling: _
             return False
         state = new[2] if len(new) > 2 else None
         if hasattr(current, "__setstate__"):
-            adopted = _adopt_state(old[2], state, path, filling)
-            if not whole or any(map(operator.is_not, _values_of(adopted), _values_of(state))):
-                target.__setstate__(dict(adopted) if isinstance(adopted, dict) else adopted)
+            adopted, unchanged = _adopt_state(old[2], state, path, filling)
+            if not whole or not unchanged:
+                target.__setstate__(adopted)
             return True
     except RecursionError:
         raise
     except Exception:  # of the object's own methods
         return False
     own, slots = state if isinstance(state, tuple) else (state, None)
-    for name, value in _adopt_items(_slots_of(current, slots), slots or {}, path, filling).items():
+    current_slots = {name: getattr(current, name) for name in slots or () if hasattr(current, name)}
+    for name, value in _adopt_items(current_slots, slots or {}, path, filling).items():
         object.__setattr__(target, name, value)
     if hasattr(current, "__dict__"):  # works for frozen dataclasses, too
         items = _adopt_items(vars(current), own or {}, path, filling)
@@ -312,21 +314,15 @@ def _fill_object(target: Any, current: Any, received: Any, path: str, filling: _
     return True
 
 
-def _adopt_state(old: Any, state: Any, path: str, filling: _Filling) -> Any:
-    """Return the state for ``__setstate__``, its parts filled in place where possible."""
+def _adopt_state(old: Any, state: Any, path: str, filling: _Filling) -> tuple[Any, bool]:
+    """Fill the parts of a state for ``__setstate__``; return it and whether no part was filled."""
     if isinstance(state, list | tuple) and type(old) is type(state):
-        return type(state)(_adopt_each(old, state, path, filling))
-    return _adopt_items(old, state, path, filling) if isinstance(state, dict) else state
-
-
-def _values_of(state: Any) -> Iterable[Any]:
+        parts = _adopt_each(old, state, path, filling)
+        return type(state)(parts), all(map(operator.is_, parts, state))
     if isinstance(state, dict):
-        return state.values()
-    return state if isinstance(state, list | tuple) else ()
-
-
-def _slots_of(current: Any, names: Iterable[str] | None) -> dict[str, Any]:
-    return {name: getattr(current, name) for name in names or () if hasattr(current, name)}
+        items = _adopt_items(old, state, path, filling)
+        return items, all(map(operator.is_, items.values(), state.values()))
+    return state, True
 
 
 def parts_of(value: Any) -> dict[str, Any]:
@@ -389,7 +385,7 @@ def _state_of(part: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(state, list | tuple) and hasattr(part, "__setstate__"):
         return enumerate(state)
     own, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
-    return [item for each in (own, slots) if isinstance(each, dict) for item in each.items()]
+    return [item for names in (own, slots) if isinstance(names, dict) for item in names.items()]
 
 
 def replaced_parts(original: Mapping[str, Any], value: Any) -> list[str]:
@@ -445,8 +441,7 @@ def unfillable_types(value: Any) -> list[str]:
     visited: dict[int, Any] = {}
 
     def visit(part: Any) -> None:
-        kind = type(part)
-        if kind in ATOMS or isinstance(part, np.generic | type) or id(part) in visited:
+        if type(part) in ATOMS or isinstance(part, np.generic | type) or id(part) in visited:
             return
         visited[id(part)] = part
         children: Iterable[Any] = ()
@@ -487,12 +482,7 @@ def unfillable_types(value: Any) -> list[str]:
 
 
 def pickle_digest(name: str, value: Any) -> str:
-    """Return a hash of the pickle of a value, which may differ for equal values (:func:`digest`).
-
-    Raises:
-        ValuesError: it cannot be pickled or unpickled, it is nested too deep for :func:`adopt`, or
-            its name is not text.
-    """
+    """Return a hash of a pickle, which may differ for equal values (:func:`digest`)."""
     encode_values({name: None})
     buffers: list[pickle.PickleBuffer] = []  # arrays are hashed where they are, without a copy
     problem = "cannot be pickled"
@@ -521,11 +511,7 @@ def _deeper(frames: int, call: Callable[[], Any]) -> None:
 
 
 def digest(name: str, value: Any) -> str:
-    """Return a hash of a value, which is the same for equal values.
-
-    Raises:
-        ValuesError: it cannot be pickled, or its name is not text.
-    """
+    """Return a hash of a value, which is the same for equal values."""
     encode_values({name: None})
     try:
         _check_size(value)
@@ -540,9 +526,6 @@ def round_trip(name: str, value: Any) -> Any:
     """Return a value pickled and unpickled, as a resize transfers it.
 
     Pickles of equal objects may differ, e.g. where two equal strings are one object in one of them.
-
-    Raises:
-        ValuesError: it cannot be pickled, or unpickled.
     """
     return decode_values(*encode_values({name: value}), trusted=True)[name]
 
@@ -560,10 +543,8 @@ def _digest(value: Any) -> str:
     elif kind is dict:
         parts = sorted(_digest(key) + _digest(one) for key, one in value.items())
     elif kind in (np.ndarray, np.void) and value.dtype.names:
-        parts = [
-            value.dtype.str,
-            *value.dtype.names,
-        ]  # without padding bytes, whose values are undefined
+        # without padding bytes, whose values are undefined
+        parts = [value.dtype.str, *value.dtype.names]
         parts += (_digest(np.asarray(value[field])) for field in value.dtype.names)
     elif kind is np.ndarray and not value.dtype.hasobject:
         parts = [value.dtype.str, str(value.shape)]
@@ -576,13 +557,10 @@ def _digest(value: Any) -> str:
 
 
 def refuse_memmap(array: Any) -> None:
-    """Refuse an array that is mapped from a file.
+    """Refuse an array that is mapped from a file, or a view of one.
 
-    The ranks of before and of after a resize would both write the file; one that is rolled back
-    could not be undone.
-
-    Raises:
-        ValuesError: it is, or is a view of one that is.
+    The old and the new ranks of a resize would both write the file, and a rollback could not undo
+    that.
     """
     base = array
     while base is not None:
@@ -595,11 +573,7 @@ def refuse_memmap(array: Any) -> None:
 
 
 def encode_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values that are plain JSON, and the trees of all others.
-
-    Raises:
-        ValuesError: a value cannot be pickled, or a name is not text.
-    """
+    """Return the values that are plain JSON, and the trees of all others."""
     plain: dict[str, Any] = {}
     trees: dict[str, Any] = {}
     for name, value in values.items():
@@ -649,7 +623,7 @@ def _is_plain(value: Any) -> bool:
     if kind is str:
         return value.isascii() or _is_unicode(value)
     if kind is list:
-        if set(map(type, value)) == {float}:  # a history may be long, and a resize waits for this
+        if set(map(type, value)) == {float}:  # faster, for a long history
             return all(map(math.isfinite, value))
         return all(map(_is_plain, value))
     if kind is dict:
@@ -660,11 +634,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _check_size(value: Any) -> None:
-    """Refuse a value whose tree is exponentially large because containers are shared.
-
-    Raises:
-        RecursionError: the tree has more than :data:`MAX_CONTAINERS`, most of them copies.
-    """
+    """Refuse a value whose tree is exponentially large because containers are shared."""
     counts: dict[int, int] = {}
 
     def count(part: Any) -> int:
@@ -716,12 +686,7 @@ def _pickled(name: str, value: Any) -> dict[str, str]:
 
 
 def _dumps(value: Any, take: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
-    """Return the pickle of a value; ``take`` gets the memory of its arrays.
-
-    Raises:
-        ValuesError: it cannot be pickled, or has an array that is mapped from a file.
-        RecursionError: it is nested too deep.
-    """
+    """Return the pickle of a value; ``take`` gets the memory of its arrays."""
     file = io.BytesIO()
     pickler = pickle.Pickler(file, PICKLE_PROTOCOL, buffer_callback=take)
     pickler.dispatch_table = {
@@ -749,7 +714,7 @@ def _words_of(error: Exception) -> str:
 
 
 def _has_npy(dtype: np.dtype[Any]) -> bool:
-    """Return whether the NPY format brings this type back, without a pickle."""
+    """Return whether the NPY format restores this type, without a pickle."""
     if dtype.hasobject:
         return False
     try:

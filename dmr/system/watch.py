@@ -1,4 +1,4 @@
-"""A watchdog thread that ends a program which hangs in MPI.
+"""A watchdog thread that ends a program that hangs in MPI.
 
 It ends the program if other ranks do not enter a collective call of the library within a timeout,
 and if the program does not reach a resize point within a timeout after SIGTERM: Python runs no
@@ -53,10 +53,7 @@ class Call:
     """A collective call of the library: the main thread is in it within a ``with`` block.
 
     A call within a patient one is part of it. A call can be entered again once it has been left.
-
-    Attributes:
-        place: its name in messages.
-        peers, patient, alone: as in :meth:`Watch.within`.
+    The arguments are those of :meth:`Watch.within`.
     """
 
     __slots__ = ("_outer", "_watch", "alone", "patient", "peers", "place")
@@ -122,9 +119,10 @@ class Watch:
         patient: bool = False,
         alone: bool = False,
     ) -> Call:
-        """Return a collective call, to be in within a ``with`` block.
+        """Return a collective call, for a ``with`` block.
 
         Args:
+            place: its name in messages.
             peers: the ranks that this rank exchanges messages with; all, if empty.
             patient: whether the timeout applies only until all ranks have entered the call, and
                 the one after SIGTERM not at all.
@@ -160,7 +158,7 @@ class Watch:
 
     @contextlib.contextmanager
     def running(self, limit_s: float, sigterm_s: float, received: list[int]) -> Iterator[None]:
-        """Run the thread within the ``with`` block; do nothing if it runs already.
+        """Run the thread within the ``with`` block, if it does not run already.
 
         Args:
             limit_s: timeout of collective calls.
@@ -264,12 +262,12 @@ class Watch:
             places = self._query(call.place)
         if self.serial != serial:
             return
-        absent = [rank for rank, place in enumerate(places) if place is None]
+        absent = [rank for rank, other in enumerate(places) if other is None]
         absent = [rank for rank in absent if rank in call.peers] or absent
         who = [f"rank {rank}, which has not entered it" for rank in absent] + [
-            f"rank {rank}, which is in {place}"
-            for rank, place in enumerate(places)
-            if place not in (None, call.place)
+            f"rank {rank}, which is in {other}"
+            for rank, other in enumerate(places)
+            if other not in (None, call.place)
         ]
         if not places:
             who = ["a rank that has not entered it"]

@@ -1,17 +1,15 @@
-"""The control channel between rank 0 of two worlds, and the messages of a resize that go over it.
+"""The control channel between rank 0 of two worlds, and the messages of a resize.
 
-It is TCP, so that a death is noticed at once: MPI cannot say that the other world has died; a
-socket can. What decides over a resize (header, acceptance, acknowledgement, commit) goes over this
-channel with deadlines; MPI carries the fields.
+It is TCP with deadlines, which reports the death of the other world at once; MPI does not. MPI
+carries the fields.
 
 Both sides authenticate each other by the listener's token, which is not sent: the listener sends
 a nonce; the connector a nonce of its own and an HMAC of both nonces and of the listener's address;
 the listener another HMAC of these. The address prevents relay attacks. Unauthenticated connections
 do not delay others.
 
-The standard library's ``multiprocessing.connection`` is not used: its accept, its authentication
-and its send have no deadline, and its handshake is slowed down by Nagle's algorithm and delayed
-acknowledgements.
+The standard library's ``multiprocessing.connection`` has no deadline for accept, authentication
+and send, and Nagle's algorithm and delayed acknowledgements slow its handshake.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -35,17 +32,17 @@ from dmr.state.progress import OpenResize
 
 
 class Header(msgspec.Struct, tag=True):
-    """Old to new: what is to move, before anything does."""
+    """Old to new: the job, before any of its data moves."""
 
     ranks: int
     from_ranks: int
     strategy: str
     progress: msgspec.Raw
-    """As :func:`dmr.state.progress.encode` writes it."""
+    """A result of :func:`dmr.state.progress.encode`."""
     signature: dict[str, Any]
     options: dict[str, Any]
     on_host: bool
-    """Whether all fields lie in host memory, so that blocks of one shape need no packing."""
+    """Whether all fields are in host memory, so that blocks of one shape need no packing."""
     joined: tuple[tuple[int, int], ...] = ()
     """Launches that are to join (merge) and ranks of each, in order; none if spawned."""
     place: int = 0
@@ -53,11 +50,11 @@ class Header(msgspec.Struct, tag=True):
 
 
 class Accepted(msgspec.Struct, tag=True):
-    """New to old: the fields and options are those it would have.
+    """New to old: it has the same fields and options.
 
     Attributes:
-        on_host: whether its blocks lie in host memory.
-        receivers: one rank of each of its nodes, which share what is the same on every rank.
+        on_host: whether its blocks are in host memory.
+        receivers: one rank of each of its nodes, which share fields that every rank has whole.
     """
 
     on_host: bool
@@ -84,7 +81,7 @@ class Arrived(msgspec.Struct, tag=True):
 
 
 class Build(msgspec.Struct, tag=True):
-    """Old to new (merge): every cell is where it belongs, on all ranks; build with us."""
+    """Old to new (merge): every cell is on its rank; build with the old world."""
 
 
 class Acknowledged(msgspec.Struct, tag=True):
@@ -110,17 +107,6 @@ Message = (
 _decoder = msgspec.json.Decoder(Message)
 
 
-def encode(message: Message) -> bytes:
-    """Return a message as JSON."""
-    return msgspec.json.encode(message)
-
-
-def decode(data: bytes) -> Message:
-    """Read what :func:`encode` wrote; raises msgspec.DecodeError for anything else."""
-    found: Message = _decoder.decode(data)
-    return found
-
-
 # --- the channel that carries them --------------------------------------------------------------
 
 LENGTH = struct.Struct("!Q")
@@ -133,19 +119,19 @@ MAX_UNAUTHENTICATED = 64
 """Maximum number of open unauthenticated connections; a further one replaces the oldest."""
 
 SEND_S = 5.0
-"""Time for a message to be taken by the other side's socket."""
+"""Timeout of sending a message."""
 
 
 class ChannelError(Exception):
-    """The other side is gone, or does not answer in time; one sentence."""
+    """The other side is gone, or does not answer in time; the message is one sentence."""
 
 
 class PeerGoneError(ChannelError):
-    """The other side is gone for certain: it has closed its end of the channel, or died."""
+    """The other side has closed its end of the channel, or died."""
 
 
 class ControlChannel:
-    """One connection; closed by whoever opened it, in a ``with``."""
+    """One connection, a context manager that closes it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -155,12 +141,8 @@ class ControlChannel:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, message: Message) -> None:
-        """Send a message.
-
-        Raises:
-            PeerGoneError: the other side is gone.
-        """
-        body = encode(message)
+        """Send a message."""
+        body = msgspec.json.encode(message)
         self.write(LENGTH.pack(len(body)) + body)
 
     def write(self, data: bytes) -> None:
@@ -175,12 +157,13 @@ class ControlChannel:
         """Return the next message of the other side.
 
         Raises:
-            PeerGoneError: it is gone.
+            PeerGoneError: the other side is gone.
             ChannelError: it sends nothing within ``deadline_s``.
         """
         until = time.monotonic() + deadline_s
         (length,) = LENGTH.unpack(self.read(LENGTH.size, until, deadline_s))
-        return decode(self.read(length, until, deadline_s))
+        message: Message = _decoder.decode(self.read(length, until, deadline_s))
+        return message
 
     @property
     def readable(self) -> bool:
@@ -194,32 +177,27 @@ class ControlChannel:
     def __enter__(self) -> ControlChannel:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def read(self, count: int, until: float, deadline_s: float) -> bytes:
         """Return ``count`` bytes, received before the time ``until`` of the monotonic clock."""
-        found = bytearray()
-        while len(found) < count:
+        received = bytearray()
+        while len(received) < count:
             left = until - time.monotonic()
             if left <= 0:
                 raise ChannelError(f"the other world did not answer within {deadline_s:g} s")
             try:
                 self._sock.settimeout(left)
-                part = self._sock.recv(count - len(found))
+                part = self._sock.recv(count - len(received))
             except TimeoutError:
                 continue
             except OSError as error:
                 raise PeerGoneError(f"the other world is gone ({error})") from None
             if not part:
                 raise PeerGoneError("the other world is gone")
-            found += part
-        return bytes(found)
+            received += part
+        return bytes(received)
 
 
 def _proof(token: str, side: str, address: Sequence[Any], nonces: bytes) -> bytes:
@@ -243,11 +221,7 @@ class Listener:
         self.address = f"{host}:{port}:{self._token}"
 
     def accept(self, deadline_s: float) -> ControlChannel:
-        """Return the channel to the first process that has the token; sleeps meanwhile.
-
-        Raises:
-            ChannelError: none connected within ``deadline_s``.
-        """
+        """Return the channel to the first process that has the token; sleeps meanwhile."""
         until = time.monotonic() + deadline_s
         while (left := until - time.monotonic()) > 0:
             poller = select.poll()
@@ -261,7 +235,6 @@ class Listener:
         raise ChannelError(f"nobody connected within {deadline_s:g} s")
 
     def _greet(self) -> None:
-        """Accept a connection and send a nonce."""
         with contextlib.suppress(OSError):
             sock, _ = self._sock.accept()
             nonce = secrets.token_bytes(NONCE_BYTES)

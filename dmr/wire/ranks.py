@@ -1,7 +1,7 @@
-"""Messages between rank 0 and the other ranks of one world, waited for without spinning.
+"""Messages between rank 0 and the other ranks of one world, with waits that do not spin.
 
-While a resize is under way two worlds may share the cores: a rank that spins in a collective
-takes them from the very ranks it waits for. So waiting here polls, yields, then sleeps.
+During a resize two worlds may share the cores, and a rank that spins in a collective call takes
+them from the ranks that it waits for. A wait here polls, yields, then sleeps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mpi4py import MPI
 from dmr.wire import tags
 
 YIELDS = 200
-"""Polls that yield the core; from then on a wait sleeps between them."""
+"""Number of polls that yield the core; a wait sleeps between further ones."""
 
 SLEEP_S = 1e-4
 
@@ -26,7 +26,7 @@ BULK_BYTES = 1 << 16
 """A longer message of rank 0 goes by MPI_Ibcast, which implementations send to a node once."""
 
 Check = Callable[[float], None]
-"""Called now and then with the seconds waited so far; it may raise."""
+"""Called at intervals with the seconds waited so far; it may raise."""
 
 
 def wait_until(
@@ -48,7 +48,7 @@ def wait_until(
 
 @dataclass(frozen=True)
 class Bulk:
-    """Rank 0's next message comes by MPI_Ibcast, so many bytes."""
+    """Announces a message of rank 0 by MPI_Ibcast, of ``size`` bytes."""
 
     size: int
 
@@ -58,8 +58,8 @@ class RankMessages:
 
     Args:
         comm: the library's own communicator over its ranks.
-        conversation: number of this conversation, the same on all ranks: messages of an earlier
-            one, which came too late to be received, are thrown away.
+        conversation: number of this conversation, the same on all ranks: late messages of an
+            earlier one are dropped.
 
     Attributes:
         is_root: whether this is rank 0.
@@ -73,16 +73,13 @@ class RankMessages:
         """Rank 0: send a message to all others."""
         if self._comm.size == 1:
             return
-        words = MPI.pickle.dumps((self._conversation, message))
-        if len(words) <= BULK_BYTES:
-            self._send_words(words)
-            return
-        self._send_words(MPI.pickle.dumps((self._conversation, Bulk(len(words)))))
-        wait_until(self._comm.Ibcast(np.frombuffer(words, np.uint8)).Test)
-
-    def _send_words(self, words: bytes) -> None:
+        data = MPI.pickle.dumps((self._conversation, message))
+        is_bulk = len(data) > BULK_BYTES
+        first = MPI.pickle.dumps((self._conversation, Bulk(len(data)))) if is_bulk else data
         for rank in range(1, self._comm.size):
-            self._comm.Send(words, rank, tags.FROM_ROOT)
+            self._comm.Send(first, rank, tags.FROM_ROOT)
+        if is_bulk:
+            wait_until(self._comm.Ibcast(np.frombuffer(data, np.uint8)).Test)
 
     def receive(self, check: Check | None = None, sleep_s: float = SLEEP_S) -> Any:
         """Others: return the next message of rank 0."""
@@ -105,8 +102,8 @@ class RankMessages:
             wait_until(lambda: bool(self._comm.Iprobe(rank, tag)), check, sleep_s)
             conversation, message = self._comm.recv(source=rank, tag=tag)
             if isinstance(message, Bulk):
-                words = np.empty(message.size, np.uint8)
-                wait_until(self._comm.Ibcast(words).Test, None, sleep_s)
-                conversation, message = MPI.pickle.loads(words)
+                data = np.empty(message.size, np.uint8)
+                wait_until(self._comm.Ibcast(data).Test, None, sleep_s)
+                conversation, message = MPI.pickle.loads(data)
             if conversation == self._conversation:
                 return message

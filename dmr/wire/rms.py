@@ -1,8 +1,7 @@
-"""The job's side of the RMS: threads of rank 0 that never hold up a step.
+"""The job's side of the RMS: threads of rank 0 that never delay a step.
 
-One thread keeps polling the daemon and keeps its newest resize request; the loop reads that once at
-each resize point. Reports are queued and sent by another thread, in order. A daemon that is away is
-asked again until it is back: the job goes on meanwhile.
+One thread polls the daemon and keeps its newest resize request, which the loop reads at each resize
+point. Another one sends the queued reports, in order. Both try again while the daemon is away.
 """
 
 from __future__ import annotations
@@ -10,17 +9,12 @@ from __future__ import annotations
 import socket
 import threading
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from rms.wire.http import Connection, UnreachableError
 from rms.wire.messages import (
-    JOB_VARIABLE,
-    SERVER_VARIABLE,
-    SLOTS_VARIABLE,
-    TOKEN_VARIABLE,
     ApplicationResizeRequest,
     Poll,
     PollAnswer,
@@ -35,18 +29,11 @@ FLUSH_S = 2.0
 
 @dataclass(frozen=True)
 class Manager:
-    """Where the RMS of this job is."""
+    """The address of this job's RMS."""
 
     server: str
     job: str
     token: str
-
-    @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> Manager | None:
-        """Return the RMS that launched this world, or None under bare mpirun."""
-        if SLOTS_VARIABLE not in env or SERVER_VARIABLE not in env or JOB_VARIABLE not in env:
-            return None
-        return cls(env[SERVER_VARIABLE], env[JOB_VARIABLE], env.get(TOKEN_VARIABLE, ""))
 
     @property
     def host(self) -> str:
@@ -54,21 +41,21 @@ class Manager:
         return "127.0.0.1" if self.server.startswith("unix:") else socket.gethostname()
 
     def connection(self) -> Connection:
-        """Return what :meth:`post` sends over: one for each thread."""
+        """Return a connection for :meth:`post`, of one thread."""
         return Connection(self.server, TIMEOUT_S)
 
-    def post(self, what: str, body: bytes, connection: Connection | None = None) -> bytes:
-        """Send something to the RMS; return its answer.
+    def post(self, path: str, body: bytes, connection: Connection | None = None) -> bytes:
+        """Send a message to the RMS; return its answer.
 
         Args:
-            connection: one that is kept, for what may arrive twice; None for one of its own.
+            connection: one that is kept, for messages that may arrive twice; None for a new one.
 
         Raises:
-            UnreachableError: it is not there, or refuses.
+            UnreachableError: the RMS is not there, or refuses.
         """
         over = connection or self.connection()
         try:
-            status, answer = over.request("POST", f"/jobs/{self.job}/{what}", body, self.token)
+            status, answer = over.request("POST", f"/jobs/{self.job}/{path}", body, self.token)
         finally:
             if connection is None:
                 over.close()
@@ -80,17 +67,20 @@ class Manager:
 class RmsClient:
     """Rank 0's client of the RMS, for the life of one world.
 
+    Args:
+        answered: number of the newest request that has an answer.
+        restarts: whether the job can continue from a checkpoint.
+
     Attributes:
-        request: the newest resize request not yet answered, or None. Reading it costs nothing.
-        step, steps: how far the job is, for the daemon to know; set by the loop.
-        strategy, launches: how the job wants to be resized; number and ranks of each launch that
-            it consists of.
+        request: the newest resize request without an answer, or None.
+        step, steps: progress of the job, for the daemon; set by the loop.
+        strategy, launches: of the next resize; number and ranks of each present launch.
     """
 
     def __init__(
         self,
         manager: Manager,
-        known: int,
+        answered: int,
         strategy: str,
         launches: tuple[tuple[int, int], ...],
         cooldown_s: float = 0.0,
@@ -100,15 +90,15 @@ class RmsClient:
         self.step = self.steps = 0
         self.strategy, self.launches = strategy, launches
         self._cooldown_s, self._restarts = cooldown_s, restarts
-        self._manager, self._known = manager, known
+        self._manager, self._newest = manager, answered
         self._reports: deque[Report] = deque()
         self._wake, self._closing = threading.Event(), threading.Event()
         self._sender = threading.Thread(target=self._send, name="rms-send", daemon=True)
         self._sender.start()
-        threading.Thread(target=self._poll_daemon, name="rms-poll", daemon=True).start()
+        threading.Thread(target=self._poll, name="rms-poll", daemon=True).start()
 
     def report(self, report: Report) -> None:
-        """Have a report sent; the request that it answers is gone."""
+        """Queue a report, and drop the request that it answers."""
         answers = 0 if isinstance(report, ApplicationResizeRequest) else report.number
         if self.request is not None and self.request.number == answers:
             self.request = None
@@ -116,24 +106,12 @@ class RmsClient:
         self._wake.set()
 
     def close(self) -> None:
-        """Send what is queued, within ``FLUSH_S`` at most, and stop."""
+        """Send the queued reports, within ``FLUSH_S`` at most, and stop."""
         self._closing.set()
         self._wake.set()
         self._sender.join(FLUSH_S)
 
-    def _poll(self) -> Poll:
-        return Poll(
-            self.step,
-            self.steps,
-            self._known,
-            self.strategy,
-            self.launches,
-            self._cooldown_s,
-            self._restarts,
-        )
-
     def _send(self) -> None:
-        """Send reports, in order."""
         while True:
             pause = None
             try:
@@ -147,19 +125,28 @@ class RmsClient:
             self._wake.wait(pause)
             self._wake.clear()
 
-    def _poll_daemon(self) -> None:
-        """Poll for resize requests; the daemon holds a poll until it has one, or for a while."""
+    def _poll(self) -> None:
+        """Poll for resize requests; the daemon delays its answer until it has one, or a timeout."""
         connection = self._manager.connection()
         while not self._closing.is_set():
+            poll = Poll(
+                self.step,
+                self.steps,
+                self._newest,
+                self.strategy,
+                self.launches,
+                self._cooldown_s,
+                self._restarts,
+            )
             try:
-                said = self._manager.post("poll", msgspec.json.encode(self._poll()), connection)
-                answer = msgspec.json.decode(said, type=PollAnswer)
-                if answer.request is not None and answer.request.number > self._known:
-                    self.request, self._known = answer.request, answer.request.number
+                body = self._manager.post("poll", msgspec.json.encode(poll), connection)
+                answer = msgspec.json.decode(body, type=PollAnswer)
+                if answer.request is not None and answer.request.number > self._newest:
+                    self.request, self._newest = answer.request, answer.request.number
                 pause = answer.pause_s
             except (UnreachableError, msgspec.DecodeError):
                 pause = RETRY_S
             if pause:
-                connection.close()  # whoever waits for a turn keeps no connection from others
+                connection.close()  # leaves the daemon's connections to other jobs
             self._closing.wait(pause)
         connection.close()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from mpdata.cases import analytic, rotation
 from mpdata.cases.arrays import array_case
-from mpdata.cases.random_flow import random_case, random_field
 from mpdata.cases.setup import CellFunction, Setup, TimeLevels, fingerprint
 from mpdata.cases.velocityfile import with_velocities
 from mpdata.errors import InputError
@@ -73,6 +72,12 @@ def _winds(request: Request, grid: tuple[int, int, int], boundaries: Boundaries)
         courant=request.courant or 0.9,
         days=10.0 if request.days is None else request.days,
     )
+
+
+def _random(request: Request, grid: tuple[int, int, int], boundaries: Boundaries) -> Setup:
+    from mpdata.cases.random_flow import random_case
+
+    return random_case(grid, boundaries, request.seed, request.courant or 0.9)
 
 
 JARUGA = "Jaruga et al. 2015, Geosci. Model Dev. 8, 1005"
@@ -166,7 +171,7 @@ CASES = {
             "periodic",
             "rough fields, divergence-free flow, from a seed",
             "for tests",
-            lambda r, g, b: random_case(g, b, r.seed, r.courant or 0.9),
+            _random,
             free_courant=True,
         ),
     )
@@ -217,6 +222,8 @@ def _further_tracers(request: Request, setup: Setup) -> tuple[CellFunction, ...]
     """Return tracers 2, 3, ...: of further seeds in case random, else multiples of the first."""
     numbers = range(2, request.tracers + 1)
     if setup.case == "random":
+        from mpdata.cases.random_flow import random_field
+
         return tuple(random_field(setup.grid, request.seed + t - 1) for t in numbers)
     return tuple(_times(t, setup.initial) for t in numbers)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpdata.errors import InputError
+from rms.wire.mpiexec import find_mpiexec
 from rms.wire.terminal import (
     Parser,
     add_common,
@@ -145,10 +146,6 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.set_defaults(call=_run)
 
 
-def _silent(line: str) -> None:
-    """Say nothing: standard output belongs to JSON."""
-
-
 def _add_bench(bench: argparse.ArgumentParser) -> None:
     add = bench.add_argument
     add("--grid", type=int, nargs=3, default=[128, 128, 128], metavar=("N", "M", "L"), help="cells")
@@ -156,7 +153,6 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=1, metavar="T", help="CPU threads (default 1)")
     add("--rounds", type=int, default=10, metavar="R", help="default 10")
     add("--ranks", type=int, default=1, metavar="P", help="also 1 and P ranks under mpiexec")
-    add("--start", action="store_true", help="also a process of one step, cold and warm")
     add("--no-peer", action="store_true", help="leave out PyMPDATA where it is installed")
     bench.set_defaults(call=_bench)
 
@@ -164,7 +160,7 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
 def _bench(arguments: argparse.Namespace) -> int:
     from mpdata.backends import choose_backend
     from mpdata.cases import check_grid
-    from mpdata.study.bench import BenchRequest, bench
+    from mpdata.study.bench import bench
 
     for value, option in (
         (arguments.threads, "--threads"),
@@ -175,21 +171,17 @@ def _bench(arguments: argparse.Namespace) -> int:
             raise InputError(f"expected at least 1 in {option}, got {value}")
     n, m, el = arguments.grid
     check_grid((n, m, el))
-    asked = BenchRequest(
+    silent = arguments.json == "-"
+    result = bench(
         (n, m, el),
         choose_backend(arguments.backend),
+        os.environ,
+        say=(lambda line: None) if silent else (lambda line: print(line, flush=True)),
         threads=arguments.threads,
         rounds=arguments.rounds,
         ranks=arguments.ranks,
+        mpiexec=find_mpiexec(None),
         peer=not arguments.no_peer,
-        start=arguments.start,
-    )
-    result = bench(
-        asked,
-        env=os.environ,
-        say=(lambda line: None)
-        if arguments.json == "-"
-        else (lambda line: print(line, flush=True)),
     )
     if arguments.json is not None:
         emit_json(arguments.json, result)

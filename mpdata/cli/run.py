@@ -15,9 +15,7 @@ import numpy as np
 
 from mpdata.backends import BACKENDS, choose_backend
 from mpdata.cases import Request, Setup, array_case, make_setup, with_velocities
-from mpdata.cli.report import summary
 from mpdata.errors import InputError
-from mpdata.numerics.cuda.tuning import store_path
 from mpdata.options import Scheme, parse_boundaries
 from mpdata.parallel.config import OVERLAP, RunConfig
 from rms.wire.terminal import check_writable, emit_json
@@ -87,7 +85,6 @@ def _run(arguments: argparse.Namespace, runtime: Any, terminal: IO[str] | None) 
             overlap=_overlap(arguments.overlap),
             every=plan.every,
             resizes=frozenset(plan.resizes),
-            tuned=store_path(os.environ),
         )
     except InputError as error:
         problem = str(error)
@@ -95,11 +92,13 @@ def _run(arguments: argparse.Namespace, runtime: Any, terminal: IO[str] | None) 
     if config is None:
         raise RuntimeError("expected a configuration or an error")
     config = replace(config, backend=_common_backend(runtime.comm, config.backend))
+    if config.backend == "cupy":
+        from mpdata.numerics.cuda.tuning import store_path
+
+        config = replace(config, tuned=store_path(os.environ))
     if arguments.backend == "auto" and runtime.manager is None:
         # The next world computes as this one does; where an RMS places it, its slots decide.
-        chosen = ("--backend", config.backend)
-        runtime.command += chosen
-        runtime.respawn += chosen
+        runtime.command += ("--backend", config.backend)
     app = Advection(config)
     if config.backend == "cupy":
         _take_device(app, runtime.comm, share=arguments.share_gpu)
@@ -110,8 +109,37 @@ def _run(arguments: argparse.Namespace, runtime: Any, terminal: IO[str] | None) 
         else:
             if not (arguments.case or arguments.winds or arguments.input):
                 print("using the default case sphere; mpdata cases lists all cases")
-            print(summary(app.result), flush=True)
+            print(_summary(app.result), flush=True)
     return 0
+
+
+def _summary(result: Mapping[str, Any]) -> str:
+    """Return the lines of a result for a terminal."""
+    mass = result["mass_initial"]
+    change = (result["mass_final"] - mass) / mass if mass else result["mass_final"]
+    speed = result["ns_per_cell_step"]
+    tracers = result.get("tracers", [])
+    of_tracer = ", tracer" if tracers else ""
+    lines = [
+        f"case {result['case']}, grid {' x '.join(map(str, result['grid']))}, "
+        f"{result['steps']} steps, {result['dtype']}, {result['backend']}, "
+        f"{result['ranks']} ranks at the end",
+        f"loop {result['seconds']:.3f} s"
+        + (f", {speed:.2f} ns per cell{of_tracer} and step" if speed else "")
+        + f", {result['bytes_per_cell']:.0f} bytes per cell",
+        f"min {result['min']:.9g}, max {result['max']:.9g}, mass {result['mass_final']:.12g} "
+        f"(relative change {change:.2e})",
+    ]
+    if result["errors"]:
+        norms = ", ".join(f"{name} {value:.6g}" for name, value in result["errors"].items())
+        lines.append(f"error {norms}")
+    lines.append(f"sha256 {result['sha256']}")
+    for tracer in tracers[1:]:
+        lines.append(
+            f"{tracer['name']}: min {tracer['min']:.9g}, max {tracer['max']:.9g}, "
+            f"mass {tracer['mass_final']:.12g}, sha256 {tracer['sha256']}"
+        )
+    return "\n".join(lines)
 
 
 def _wanted_backend(text: str, runtime: Any) -> str:

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpdata.grid import Geometry, fill_edges
-from mpdata.numerics import formulas, reference
 from mpdata.options import Scheme
 
 Array = Any
@@ -80,10 +79,14 @@ class ReferenceStepper:
 
     def warm(self) -> None:
         """Load the one operation that NumPy lacks."""
+        from mpdata.numerics import formulas
+
         formulas.fma(*np.zeros((3, 1), self.r.dtype))
 
     def advance(self, psi: Array, out: Array, C: list[Array], layers: Layers | None = None) -> None:
         """Set the interior of ``out`` to psi, its halo filled, advanced by one step."""
+        from mpdata.numerics import reference
+
         depth = self.geo.halo - 1
         now = [*self._iterate, out]
         reference.donor_cell(now[0], psi, C, self.r, self.geo, self.axes, depth)
@@ -100,6 +103,8 @@ class ReferenceStepper:
         ``psi`` is valid on ``depth`` cells around the interior: velocities then on the faces of
         one cell less (two with third-order terms), and limited ones on one less again.
         """
+        from mpdata.numerics import reference
+
         scheme, r, geo, axes, V = self.scheme, self.r, self.geo, self.axes, self._velocity[number]
         terms = reference.Terms(
             scheme.infinite_gauge,

@@ -14,7 +14,6 @@ from dmr.checkpoint.files import WriteBehindFile
 from dmr.data.gather import slabs
 from dmr.errors import words_of
 from mpdata.errors import InputError
-from mpdata.parallel import output
 from mpdata.parallel.config import RunConfig
 from mpdata.parallel.diagnostics import Diagnostics, FinalWriter
 from rms.wire.files import OutputError
@@ -151,6 +150,8 @@ def write_frame(config: RunConfig, run: dmr.Run, step: int, *, first: bool = Fal
     named = config.output
     if named is None or not config.output_every:
         return
+    from mpdata.parallel import output
+
     path = named.resolve()  # a link stays
     frame, sink, problem, new = None, None, None, False
     if run.world.rank == 0:
@@ -189,6 +190,8 @@ def write_frame(config: RunConfig, run: dmr.Run, step: int, *, first: bool = Fal
 def _describe(path: Path) -> str | None:
     """Write what is in the output file for ParaView; return what is wrong."""
     try:
+        from mpdata.parallel import output
+
         output.write_xdmf(path)
     except OSError as error:
         return f"cannot write {path.with_suffix('.xmf')}: {words_of(error)}"
@@ -210,6 +213,7 @@ def result(
         "backend": config.backend,
         "options": {
             **config.options,
+            "backend": config.backend,
             "threads": config.threads,
             "halo": config.scheme.halo,
             "overlap": config.overlap,

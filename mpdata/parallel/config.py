@@ -55,7 +55,10 @@ class RunConfig:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options that decide the answer, for reports and for checkpoints."""
+        """The options that decide the answer, for reports and for checkpoints.
+
+        Not the backend: all have the same bits.
+        """
         return {
             "case": self.setup.case,
             "iterations": self.scheme.iterations,
@@ -64,7 +67,6 @@ class RunConfig:
             "third_order": self.scheme.third_order,
             "divergent_flow": self.scheme.divergent_flow,
             "boundary": ",".join(str(b) for b in self.setup.boundaries),
-            "backend": self.backend,
             "tracers": len(self.setup.tracers),
             "velocities": None,
             **dict(self.setup.identity),

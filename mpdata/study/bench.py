@@ -1,46 +1,53 @@
-"""``mpdata bench``: time per cell and step beside this machine's limits, all in one run.
+"""``mpdata bench``: time per cell and step, beside the limits of this machine.
 
-Machines are shared: the rounds of all variants, PyMPDATA's among them, take turns, so that a busy
-minute falls on all of them. Medians compare with ``mpdata run``; the best is told as well.
+All variants and PyMPDATA take turns in each round, so that a busy minute of a shared machine slows
+all of them. Medians compare with ``mpdata run``; the shortest round is printed as well.
 """
 
 from __future__ import annotations
 
-import os
+import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mpdata.cases import Request, Setup, make_setup
+from mpdata.backends import array_module
+from mpdata.cases import Request, make_setup
 from mpdata.cases.setup import unit_density
 from mpdata.errors import InputError
 from mpdata.numerics.cuda.tuning import store_path
 from mpdata.options import Scheme
 from mpdata.solver import Solver
-from mpdata.study import roofline
-from mpdata.study.scaling import expected, expected_line, measured, over_ranks
 
-Clock = Callable[[], float]
+Array = npt.NDArray[Any]
+Grid = tuple[int, int, int]
+Say = Callable[[str], None]
 
 PEER = "PyMPDATA"
+DTYPES = ("f8", "f4")
 AT_ONCE = {"numpy": 1, "numba": 1, "cupy": 20, PEER: 3}
-"""Steps timed together: on a device one by itself would be timed with the wait for it."""
+"""Steps in one measurement: the wait for a device takes longer than a step."""
 
 COPY_ITEMS = 1 << 24
-"""128 MiB in float64: more than any cache here."""
+"""128 MiB in float64, which is more than the caches of one core."""
+
+CACHED_ITEMS, REPEATS = 1024, 1000
+"""Items in the first-level cache, and repeats of a loop over them."""
 
 SIX_ARRAYS = 6
-"""What a step must move: psi, three face values and the (inverse) density read, psi written."""
+"""Least traffic of a step: it reads psi, three face values and the density, and writes psi."""
+
+RUN_CELL_STEPS, LEAST_STEPS, RUN_ROUNDS = 60_000_000, 20, 3
+"""Length and number of the runs under mpiexec."""
 
 VARIANTS: dict[str, tuple[Scheme, bool]] = {
     "limiter, density": (Scheme(2, True), True),
@@ -57,12 +64,11 @@ VARIANTS: dict[str, tuple[Scheme, bool]] = {
 
 @dataclass
 class Row:
-    """One variant's times.
+    """A variant and its times, in ns per cell and step, one a round.
 
     Attributes:
-        ns: per cell and step, one a round.
-        in_cache_ns: the same arithmetic in memory that stays in a core's caches; empty where
-            there is no such way to compute it (Solver.in_cache).
+        steps: the steps that a round times, and then the same arithmetic in memory that stays in
+            the caches of a core (None where there is no such sweep, see Solver.in_cache).
         bytes_per_cell: held by fields, flow and scratch.
     """
 
@@ -70,14 +76,10 @@ class Row:
     dtype: str
     variant: str
     cells: int
+    steps: tuple[Callable[[], Any], Callable[[], Any] | None]
     bytes_per_cell: float | None = None
     ns: list[float] = field(default_factory=list)
     in_cache_ns: list[float] = field(default_factory=list)
-
-    @property
-    def median_ns(self) -> float:
-        """Return the median of its rounds."""
-        return float(np.median(self.ns))
 
     def summary(self) -> dict[str, Any]:
         """Return the row for JSON."""
@@ -85,80 +87,149 @@ class Row:
             "backend": self.backend,
             "dtype": self.dtype,
             "variant": self.variant,
-            "ns_per_cell_step": self.median_ns,
+            "ns_per_cell_step": median(self.ns),
             "best_ns": min(self.ns),
             "in_cache_ns": min(self.in_cache_ns, default=None),
             "bytes_per_cell": self.bytes_per_cell,
         }
 
     def line(self) -> str:
-        """Return the row as it is printed."""
+        """Return the row of the printed table."""
         digits = 4 if self.backend == "cupy" else 2
         cached = f"{min(self.in_cache_ns):.{digits}f}" if self.in_cache_ns else "-"
         return (
-            f"{self.dtype}  {self.variant:26s} {self.median_ns:19.{digits}f} "
+            f"{self.dtype}  {self.variant:26s} {median(self.ns):19.{digits}f} "
             f"{min(self.ns):8.{digits}f} {cached:>9s} {self.bytes_per_cell:15.1f}"
         )
 
 
-Timed = tuple[Row, Callable[[], Any], Callable[[], Any] | None]
-"""A row, what advances it, and what does the same arithmetic in cache where there is that."""
+def bench(
+    grid: Grid,
+    backend: str,
+    env: Mapping[str, str],
+    say: Say,
+    *,
+    threads: int = 1,
+    rounds: int = 10,
+    ranks: int = 1,
+    mpiexec: str | None = None,
+    peer: bool = True,
+) -> dict[str, Any]:
+    """Measure; print line by line and return the figures for JSON.
+
+    Args:
+        ranks: from 2 on, ``mpdata run`` is timed on 1 and on so many ranks, started by mpiexec.
+        peer: PyMPDATA is timed, too, if it is installed.
+
+    Raises:
+        InputError: ``mpdata run`` failed, or there is no mpiexec for ``ranks``.
+    """
+    say(f"{backend}, random {' x '.join(map(str, grid))} periodic, {threads} thread(s)")
+    limits = machine_limits(backend, say)
+    rows = list(variants(grid, backend, threads, env))
+    peers = list(peer_variants(grid)) if peer else []
+    measure([*rows, *peers], rounds)
+    heads = f"{'best':>8s} {'in cache':>9s} {'bytes per cell':>15s}"
+    say(f"{'':28s} {'ns per cell and step':>21s} {heads}")
+    for row in rows:
+        say(row.line())
+    result: dict[str, Any] = {"grid": list(grid), "backend": backend, "threads": threads}
+    result |= {"limits": limits, "rows": [row.summary() for row in rows]}
+    if peer:
+        result["pympdata"] = compare(rows, peers, say) if peers else None
+    if peer and not peers:
+        say("PyMPDATA is not installed; expected it for a comparison (pip install PyMPDATA)")
+    del rows, peers
+    if ranks > 1:
+        if mpiexec is None:
+            raise InputError("expected mpiexec for --ranks, got none on PATH")
+        result["ranks"] = time_ranks(grid, ranks, mpiexec, env, say)
+    return result
 
 
-def copy_bandwidth(dtype: npt.DTypeLike, clock: Clock) -> float:
-    """Return bytes read and written per second by copying an array on one core."""
-    source = np.ones(COPY_ITEMS, dtype)
-    target = np.zeros_like(source)
-    best = min(_timed(lambda: np.copyto(target, source), clock) for _ in range(7))
-    return 2 * source.nbytes / best
+def machine_limits(backend: str, say: Say) -> dict[str, dict[str, Any]]:
+    """Measure and print the limits of a step, on a CPU those of one core."""
+    limits: dict[str, dict[str, Any]] = {}
+    for dtype in DTYPES:
+        copy = copy_bandwidth(backend, dtype) / 1e9
+        six_ns = SIX_ARRAYS * int(dtype[1]) / copy
+        limits[dtype] = {"copy_gb_per_s": copy, "six_arrays_ns": six_ns}
+        if backend == "cupy":
+            from mpdata.numerics.cuda.device import device_name
+
+            limits[dtype]["device"] = device_name()
+            words = f"on {device_name()}, so six arrays in {six_ns:.4f} ns a cell"
+        else:
+            division_ns = limits[dtype]["division_ns"] = division_s(dtype) * 1e9
+            words = (
+                f"on one core, so six arrays in {six_ns:.2f} ns a cell; a division "
+                f"{division_ns:.3f} ns, four of them {4 * division_ns:.2f} ns"
+            )
+        say(f"limits {dtype}: copy {copy:.1f} GB/s {words}")
+    return limits
 
 
-def variants(
-    grid: tuple[int, int, int], backend: str, threads: int, tuned: Path | None = None
-) -> Iterator[Timed]:
-    """Yield every variant's row, what advances it by ``AT_ONCE`` steps, what does so in cache."""
+def copy_bandwidth(backend: str, dtype: npt.DTypeLike) -> float:
+    """Return bytes read and written per second by copies of an array."""
+    xp, copies = array_module(backend), AT_ONCE[backend]
+    source, target = xp.zeros(COPY_ITEMS, dtype), xp.zeros(COPY_ITEMS, dtype)
+    source[...] = 1
+
+    def copy() -> None:
+        for _ in range(copies):
+            xp.copyto(target, source)
+        if xp is not np:
+            xp.cuda.Device().synchronize()
+
+    return copies * 2 * int(source.nbytes) / min(timed(copy) for _ in range(7))
+
+
+def division_s(dtype: npt.DTypeLike) -> float:
+    """Return seconds of one division in a long loop over items in the first-level cache."""
+
+    def divide(out: Array, upper: Array, lower: Array, times: int) -> None:
+        for _ in range(times):
+            for i in range(out.size):
+                out[i] = upper[i] / lower[i]
+            upper[0] += out[0]
+
+    return item_s(divide, (0.0, 1.5, 1.1), dtype)
+
+
+def item_s(loop: Callable[..., None], values: tuple[float, ...], dtype: npt.DTypeLike) -> float:
+    """Return the seconds of one item of a loop that is compiled as the kernels are.
+
+    Args:
+        loop: its arguments are an array for each of the values, and the number of repeats.
+    """
+    from mpdata.numerics.numba.inlined import entry
+
+    compiled = entry(loop)
+    arguments = (*(np.full(CACHED_ITEMS, value, dtype) for value in values), REPEATS)
+    compiled(*arguments)
+    return min(timed(lambda: compiled(*arguments)) for _ in range(7)) / REPEATS / CACHED_ITEMS
+
+
+def variants(grid: Grid, backend: str, threads: int, env: Mapping[str, str]) -> Iterator[Row]:
+    """Yield all variants in both types."""
     setup = make_setup("random", Request(grid=grid))
     cells = grid[0] * grid[1] * grid[2]
-    for dtype in ("f8", "f4"):
+    for dtype in DTYPES:
         for name, (scheme, density) in VARIANTS.items():
-            varied = _with_density(setup, density)
-            solver = Solver(varied, scheme, dtype, backend, threads, tuned)
+            varied = setup if density else replace(setup, density=unit_density)
+            solver = Solver(varied, scheme, dtype, backend, threads, store_path(env))
             solver.advance(1)
-            advance = partial(_steps, solver, AT_ONCE[backend])
-            row = Row(backend, dtype, name, cells, solver.nbytes / cells)
-            yield row, advance, solver.in_cache()
+            steps = partial(_advance, solver, AT_ONCE[backend]), solver.in_cache()
+            yield Row(backend, dtype, name, cells, steps, solver.nbytes / cells)
 
 
-def _steps(solver: Solver, steps: int) -> None:
-    """Advance by some steps, halos filled as in a run; wait for those that are under way."""
+def _advance(solver: Solver, steps: int) -> None:
     solver.advance(steps)
     solver.wait()
 
 
-def measure(rows: list[Timed], rounds: int, clock: Clock) -> Iterator[None]:
-    """Time every row once a round; yields after each round."""
-    for _, step, _ in rows:
-        step()
-    for _ in range(rounds):
-        for row, step, in_cache in rows:
-            row.ns.append(_timed(step, clock) * 1e9 / row.cells / AT_ONCE[row.backend])
-            if in_cache is not None:
-                row.in_cache_ns.append(_timed(in_cache, clock) * 1e9 / row.cells)
-        yield
-
-
-def _with_density(setup: Setup, density: bool) -> Setup:
-    return setup if density else replace(setup, density=unit_density)
-
-
-def _timed(work: Callable[[], Any], clock: Clock) -> float:
-    begun = clock()
-    work()
-    return clock() - begun
-
-
-def pympdata(grid: tuple[int, int, int]) -> Iterator[Timed]:
-    """Yield PyMPDATA's rows with limiter, unit density and with one, and what advances them.
+def peer_variants(grid: Grid) -> Iterator[Row]:
+    """Yield PyMPDATA with limiter, without and with a density; nothing if it is not installed.
 
     Its scheme in 3D has one of the two cross terms only, so it does less.
     """
@@ -187,192 +258,66 @@ def pympdata(grid: tuple[int, int, int]) -> Iterator[Timed]:
         )
         peer.advance(1)
         name = "limiter, density" if density else "limiter"
-        row = Row(PEER, "f8", name, grid[0] * grid[1] * grid[2])
-        yield row, partial(peer.advance, AT_ONCE[PEER]), None
+        steps = partial(peer.advance, AT_ONCE[PEER]), None
+        yield Row(PEER, "f8", name, grid[0] * grid[1] * grid[2], steps)
 
 
-def first_steps(env: Mapping[str, str], clock: Clock) -> dict[str, float]:
-    """Return the wall time of a process that makes one step, cold and warm compile cache."""
-    command = [sys.executable, "-P", "-m", "mpdata", "run", "--case", "random", "--steps", "1"]
-    with tempfile.TemporaryDirectory() as folder:
-        fresh = {**env, "NUMBA_CACHE_DIR": folder}
-        return {
-            name: _timed(lambda: _run([*command, "--json", os.devnull], fresh), clock)
-            for name in ("cold_s", "warm_s")
-        }
-
-
-def _run(command: list[str], env: Mapping[str, str]) -> str:
-    done = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise InputError(f"expected {' '.join(command[1:5])} to run, got: {done.stderr.strip()}")
-    return done.stdout
-
-
-def host_limits(clock: Clock, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
-    """Measure what bounds a step on one core, and say it."""
-    limits, timed = {}, partial(_timed, clock=clock)
-    for dtype in ("f8", "f4"):
-        copy = copy_bandwidth(dtype, clock) / 1e9
-        traffic = SIX_ARRAYS * int(dtype[1]) / copy
-        limits[dtype] = {
-            "copy_gb_per_s": copy,
-            "division_ns": roofline.division_s(dtype, timed) * 1e9,
-            "operation_ns": roofline.operation_s(dtype, timed) * 1e9,
-            "six_arrays_ns": traffic,
-        }
-    for dtype, limit in limits.items():
-        say(
-            f"limits {dtype}: copy {limit['copy_gb_per_s']:.1f} GB/s on one core, so six arrays in "
-            f"{limit['six_arrays_ns']:.2f} ns a cell; a division {limit['division_ns']:.3f} ns, "
-            f"four of them {4 * limit['division_ns']:.2f} ns; another operation "
-            f"{limit['operation_ns']:.4f} ns"
-        )
-    return limits
-
-
-def device_limits(say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
-    """Measure what bounds a step on the GPU in use, and say it."""
-    from mpdata.numerics.cuda.device import device_name, load_cupy
-    from mpdata.study.gpu import copy_gb_s
-
-    copy, limits = copy_gb_s(load_cupy()), {}
-    for dtype in ("f8", "f4"):
-        traffic = SIX_ARRAYS * int(dtype[1]) / copy
-        limits[dtype] = {
-            "device": device_name(),
-            "copy_gb_per_s": copy,
-            "six_arrays_ns": traffic,
-        }
-        say(
-            f"limits {dtype}: copy {copy:.1f} GB/s on {device_name()}, so six arrays in "
-            f"{traffic:.4f} ns a cell"
-        )
-    return limits
-
-
-@dataclass(frozen=True)
-class BenchRequest:
-    """What ``mpdata bench`` was asked for.
-
-    Attributes:
-        rounds: the best of so many counts.
-        ranks: also ``mpdata run`` on so many, if more than 1.
-        peer: also PyMPDATA where it is installed.
-        start: also a process of one step, with a cold and with a warm compile cache.
-    """
-
-    grid: tuple[int, int, int]
-    backend: str
-    threads: int = 1
-    rounds: int = 10
-    ranks: int = 1
-    peer: bool = True
-    start: bool = False
-
-
-def bench(
-    asked: BenchRequest,
-    env: Mapping[str, str],
-    say: Callable[[str], None],
-    clock: Clock = time.perf_counter,
-) -> dict[str, Any]:
-    """Run everything; say it line by line and return it for JSON."""
-    grid, backend, threads = asked.grid, asked.backend, asked.threads
-    say(f"{backend}, random {' x '.join(map(str, grid))} periodic, {threads} thread(s)")
-    limits = device_limits(say) if backend == "cupy" else host_limits(clock, say)
-    found = list(variants(grid, backend, threads, store_path(env)))
-    peers = list(pympdata(grid)) if asked.peer else []
-    for _ in measure([*found, *peers], asked.rounds, clock):
-        pass
-    heads = f"{'best':>8s} {'in cache':>9s} {'bytes per cell':>15s}"
-    say(f"{'':28s} {'ns per cell and step':>21s} {heads}")
-    for row, _, _ in found:
-        say(row.line())
-    result: dict[str, Any] = {
-        "grid": list(grid),
-        "backend": backend,
-        "threads": threads,
-        "limits": limits,
-        "rows": [row.summary() for row, _, _ in found],
-    }
-    if asked.peer:
-        result["pympdata"] = _compared(
-            [row for row, _, _ in found], [row for row, *_ in peers], say
-        )
-    rows = [row for row, *_ in found]
-    del found, peers
-    if backend == "numba":
-        result["roofline"] = _under_roofline(rows, grid, limits, env, say)
-    _bench_processes(asked, result, env, say, clock)
-    return result
-
-
-def _compared(
-    rows: list[Row], peers: list[Row], say: Callable[[str], None]
-) -> list[dict[str, Any]] | None:
-    """Return PyMPDATA's rows beside ours, and say them; None where it is not installed."""
-    if not peers:
-        say("PyMPDATA is not installed; expected it for a comparison (pip install PyMPDATA)")
-        return None
-    ours = {row.variant: row.median_ns for row in rows if row.dtype == "f8"}
-    found = []
-    for row in peers:
-        times = row.median_ns / ours[row.variant]
-        found.append({**row.summary(), "times": times})
-        say(
-            f"PyMPDATA f8 {row.variant}: {row.median_ns:.1f} ns per cell and step by turns with "
-            f"ours, {times:.1f} times as much"
-        )
-    return found
-
-
-def _under_roofline(
-    rows: list[Row],
-    grid: tuple[int, int, int],
-    limits: Mapping[str, Mapping[str, float]],
-    env: Mapping[str, str],
-    say: Callable[[str], None],
-) -> dict[str, Any]:
-    """Return what bounds the variants whose operations are counted, and say it."""
-    operations, found = roofline.counted(env), []
+def measure(rows: list[Row], rounds: int) -> None:
+    """Time all variants by turns, once a round, after a round that does not count."""
     for row in rows:
-        if row.variant in operations and row.in_cache_ns:
-            bound = roofline.bound(
-                row.dtype, row.variant, operations[row.variant], limits[row.dtype]
-            )
-            found.append(bound)
-            say(roofline.line(bound, min(row.ns), min(row.in_cache_ns)))
-    measured = roofline.measured(grid, env)
-    say(roofline.measured_line(measured))
-    return {"rows": found, "measured": measured}
+        row.steps[0]()
+    for _ in range(rounds):
+        for row in rows:
+            steps, in_cache = row.steps
+            row.ns.append(timed(steps) * 1e9 / row.cells / AT_ONCE[row.backend])
+            if in_cache is not None:
+                row.in_cache_ns.append(timed(in_cache) * 1e9 / row.cells)
 
 
-def _bench_processes(
-    asked: BenchRequest,
-    result: dict[str, Any],
-    env: Mapping[str, str],
-    say: Callable[[str], None],
-    clock: Clock,
-) -> None:
-    """Add what is measured on other programs and processes."""
-    grid, ranks = asked.grid, asked.ranks
-    if ranks > 1:
-        result["ranks"] = over_ranks(grid, ranks, env)
-        for dtype in ("f8", "f4"):
-            one, more = (r["ns_per_cell_step"] for r in result["ranks"] if r["dtype"] == dtype)
-            say(
-                f"mpdata run {dtype}: {one:.2f} ns on 1 rank, {more:.2f} on {ranks}: "
-                f"{one / more:.2f} times"
-            )
-        costs = measured(grid, env)
-        say("too few cells to tell what to expect of ranks" if costs is None else costs.line())
-        result["expected"] = [] if costs is None else expected(grid, costs)
-        for row in result["expected"]:
-            say("expected, not measured, of f8: " + expected_line(row))
-    if asked.start:
-        result["first_step"] = first_steps(env, clock)
+def timed(work: Callable[[], Any]) -> float:
+    """Return the seconds of a call."""
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def compare(rows: list[Row], peers: list[Row], say: Say) -> list[dict[str, Any]]:
+    """Print and return PyMPDATA's rows beside ours."""
+    ours = {row.variant: median(row.ns) for row in rows if row.dtype == "f8"}
+    summaries = []
+    for row in peers:
+        ns = median(row.ns)
+        summaries.append({**row.summary(), "times": ns / ours[row.variant]})
         say(
-            "a process that makes one step: {cold_s:.1f} s with an empty compile cache, "
-            "{warm_s:.1f} s with a full one".format(**result["first_step"])
+            f"PyMPDATA f8 {row.variant}: {ns:.1f} ns per cell and step by turns with ours, "
+            f"{ns / ours[row.variant]:.1f} times as much"
         )
+    return summaries
+
+
+def time_ranks(
+    grid: Grid, ranks: int, mpiexec: str, env: Mapping[str, str], say: Say
+) -> list[dict[str, Any]]:
+    """Print and return ns per cell and step of ``mpdata run`` on 1 and on more ranks, by turns."""
+    steps = max(LEAST_STEPS, RUN_CELL_STEPS // (grid[0] * grid[1] * grid[2]))
+    options = ["--grid", *map(str, grid), "--steps", str(steps), "--json", "-"]
+    ways = [(dtype, count) for dtype in DTYPES for count in (1, ranks)]
+    ns: dict[tuple[str, int], list[float]] = {way: [] for way in ways}
+    for _ in range(RUN_ROUNDS):
+        for dtype, count in ways:
+            command = [mpiexec, "-n", str(count), sys.executable, "-P", "-m", "mpdata", "run"]
+            command += ["--case", "random", *options, "--dtype", dtype]
+            done = subprocess.run(command, env=dict(env), capture_output=True, text=True)
+            if done.returncode:
+                raise InputError(f"expected mpdata run to run, got: {done.stderr.strip()}")
+            ns[dtype, count].append(float(json.loads(done.stdout)["ns_per_cell_step"]))
+    for dtype in DTYPES:
+        one, more = median(ns[dtype, 1]), median(ns[dtype, ranks])
+        say(
+            f"mpdata run {dtype}: {one:.2f} ns on 1 rank, {more:.2f} on {ranks}: "
+            f"{one / more:.2f} times"
+        )
+    return [
+        {"dtype": dtype, "ranks": count, "ns_per_cell_step": median(values)}
+        for (dtype, count), values in ns.items()
+    ]

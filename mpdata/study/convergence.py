@@ -1,17 +1,17 @@
 """Orders of convergence of every combination of options, measured over three resolutions.
 
-Four problems of which the answer is known. In each, psi = (b + prod_a f(X_a(x_a) - s_a t)) / (h
+Four problems with an exact solution. In each, psi = (b + prod_a f(X_a(x_a) - s_a t)) / (h
 prod_a u_a / s_a) is exact for the separable velocities u_a = s_a / (dX_a / dx_a): with the
 product q = h psi prod_a u_a the transport equation becomes dq/dt + sum_a u_a dq/dx_a = 0, and
 X_a - s_a t is constant along its characteristics. X_a = x_a is the constant flow.
 
-What is required: 0.9 of the donor-cell scheme and 1.9 of a corrected one (S84, SM98); with
+Required are 0.9 of the donor-cell scheme and 1.9 of a corrected one (S84, SM98); with
 third-order terms (MS98, W18) 2.8 in a constant flow, in the infinite gauge or with three passes:
 two passes of the standard gauge leave an error of second order, that of their one corrective
-donor-cell flux. In a divergent flow 1.9 is asked for with the term of such flows; the runs without
+donor-cell flux. In a divergent flow 1.9 is required with the term of such flows; the runs without
 it are controls, which must stay near the first order, or the problem would not tell.
 
-The limiter cuts off smooth extrema too. So of a limited scheme 1.9 is asked for in the mean error
+The limiter cuts off smooth extrema too. So of a limited scheme 1.9 is required in the mean error
 (L1) where there are extrema, and the whole order of the unlimited one, in L2, on fronts that have
 none. Known limit, not seen in 3D on these cells: what the term of divergent flows corrects is a
 difference of two fluxes that are each of the order of psi dx, and the limiter bounds each by the
@@ -39,7 +39,7 @@ from mpdata.solver import Solver
 
 @dataclass(frozen=True)
 class Problem:
-    """A flow and a profile with a known answer, for any number of cells.
+    """A flow and a profile with an exact solution, for any number of cells.
 
     Attributes:
         name, statement: for the report.
@@ -294,15 +294,13 @@ def describe(scheme: Scheme) -> str:
         return "upwind"
     # In the infinite gauge a third pass vanishes (Scheme.passes).
     words = ["2 or 3 iterations" if scheme.infinite_gauge else f"{scheme.iterations} iterations"]
-    for said, word in (
-        (scheme.limiter, "limiter"),
-        (scheme.infinite_gauge, "infinite"),
-        (scheme.third_order, "third"),
-        (scheme.divergent_flow, "divergent"),
-    ):
-        if said:
-            words.append(word)
-    return ", ".join(words)
+    options = {
+        "limiter": scheme.limiter,
+        "infinite": scheme.infinite_gauge,
+        "third": scheme.third_order,
+        "divergent": scheme.divergent_flow,
+    }
+    return ", ".join([*words, *(word for word, on in options.items() if on)])
 
 
 def schemes(*, divergent_flow: bool) -> Iterator[Scheme]:
@@ -325,7 +323,7 @@ def full_order(scheme: Scheme) -> float:
 
 def measure(problem: Problem, scheme: Scheme, norm: str, backend: str) -> tuple[float, ...]:
     """Return the errors at the end of the problem's runs, at each resolution."""
-    found = []
+    errors = []
     for cells in problem.cells:
         setup = problem.setup(cells)
         solver = Solver(setup, scheme, backend=backend)
@@ -334,14 +332,14 @@ def measure(problem: Problem, scheme: Scheme, norm: str, backend: str) -> tuple[
             raise RuntimeError(f"problem {problem.name} has no answer")
         places = (np.arange(n) for n in setup.grid)
         gap = np.abs(solver.psi - setup.exact(*open_mesh(*places)))
-        found.append(float(gap.mean()) if norm == "l1" else sqrt(float((gap * gap).mean())))
-    return tuple(found)
+        errors.append(float(gap.mean()) if norm == "l1" else sqrt(float((gap * gap).mean())))
+    return tuple(errors)
 
 
 def orders(backend: str = "auto") -> Iterator[Order]:
     """Measure every combination of options (the third order is one of constant flows only)."""
 
-    def measured(
+    def order(
         problem: Problem, scheme: Scheme, norm: str, required: float, *, at_most: bool = False
     ) -> Order:
         errors = measure(problem, scheme, norm, backend)
@@ -351,17 +349,17 @@ def orders(backend: str = "auto") -> Iterator[Order]:
     for scheme in constant:
         limited = scheme.limiter
         required = 1.9 if limited else full_order(scheme)
-        yield measured(TRANSLATION, scheme, "l1" if limited else "l2", required)
+        yield order(TRANSLATION, scheme, "l1" if limited else "l2", required)
     for scheme in constant:
         if scheme.limiter:
-            yield measured(FRONT, scheme, "l2", full_order(scheme))
+            yield order(FRONT, scheme, "l2", full_order(scheme))
     for scheme in diverging:
         required = min(1.9, full_order(scheme))
-        yield measured(DIVERGENT, scheme, "l1" if scheme.limiter else "l2", required)
+        yield order(DIVERGENT, scheme, "l1" if scheme.limiter else "l2", required)
     for scheme in constant:
         if scheme.passes > 1:
             norm = "l1" if scheme.limiter else "l2"
-            yield measured(DIVERGENT, scheme, norm, 1.5, at_most=True)
+            yield order(DIVERGENT, scheme, norm, 1.5, at_most=True)
     for scheme in diverging:
         if scheme.limiter:
-            yield measured(PILE, scheme, "l2", 1.9)
+            yield order(PILE, scheme, "l2", 1.9)

@@ -12,8 +12,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from rms.wire.files import write_output
-
 Count = Annotated[int, Meta(ge=0, le=10**9)]  # ranks, nodes, launches, resizes
 Nodes = Annotated[int, Meta(ge=1, le=100_000)]  # nodes of a job
 Priority = Annotated[int, Meta(ge=-2_147_483_645, le=2_147_483_645)]
@@ -101,6 +99,8 @@ class CompletionRecord(Strict, frozen=True):
 
 def write_completion(path: Path, record: CompletionRecord) -> None:
     """Write the record so that a reader sees all of it or none."""
+    from rms.wire.files import write_output  # few processes write one
+
     path.parent.mkdir(parents=True, exist_ok=True)
     text = record.message.encode("utf-8", "backslashreplace").decode()
     record = msgspec.structs.replace(record, message=text)

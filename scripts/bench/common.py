@@ -20,6 +20,7 @@ if str(ROOT) not in sys.path[:1]:
 BIN = Path(sys.executable).parent
 """The folder of mpiexec and of this project's commands."""
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every rank compiles all that it imports
 TRACES = Path(os.environ.get("RMS_TRACES", ROOT.parent / "shared" / "data" / "traces"))
 DEADLINE_S = 60.0
 

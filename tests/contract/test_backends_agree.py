@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import pytest
+from selection import all_wide_but
 
 from mpdata.backends import make_stepper
 from mpdata.cases import Request, Setup, make_setup
@@ -12,6 +19,9 @@ from mpdata.flow.faces import Flow
 from mpdata.numerics.numba import fused_stepper
 from mpdata.options import Scheme, parse_boundaries
 from mpdata.solver import Solver
+
+WITHOUT_FMA = {"NUMBA_CPU_NAME": "x86-64-v2", "NUMBA_CPU_FEATURES": ""}
+"""Numba compiles for a processor that has no fused multiply-add."""
 
 Array = npt.NDArray[np.floating]
 Triple = tuple[int, int, int]
@@ -32,6 +42,8 @@ SOME = [Scheme(1), Scheme(2), Scheme(2, False, True, True), Scheme(3, True, Fals
 BOUNDARIES = ["periodic", "open", "wall", "fixed:1.5", "periodic,wall,open"]
 GRIDS: list[Triple] = [(9, 1, 1), (1, 9, 1), (1, 1, 9)]
 """Lines: test_combinations has planes and cubes."""
+
+LINE: Triple = (9, 1, 1)
 
 STEPS = 3
 
@@ -59,6 +71,60 @@ def test_numba_has_the_bits_of_numpy_on_lines(
     setup = random_setup(grid, boundaries)
     a, b = (answer(setup, scheme, backend, dtype) for backend in ("numpy", "numba"))
     assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("grid", [(7, 6, 5), (2, 3, 2), (4, 40, 32)], ids=str)
+@pytest.mark.parametrize("boundaries", BOUNDARIES)
+@pytest.mark.parametrize(
+    ("scheme", "dtype"),
+    all_wide_but(
+        [
+            (Scheme(3), "f8"),
+            (Scheme(3, False), "f8"),
+            (Scheme(3, False), "f4"),
+            (Scheme(3, True, False, True, True), "f8"),
+            (Scheme(3, True, False, True, True), "f4"),
+        ],
+        (Scheme(3), "f8"),
+    ),
+    ids=str,
+)
+def test_three_fused_passes_have_the_bits_of_numpy(
+    scheme: Scheme, dtype: str, boundaries: str, grid: Triple
+) -> None:
+    setup = random_setup(grid, boundaries)
+    expected = answer(setup, scheme, "numpy", dtype)
+    for threads in (1, 2):
+        assert answer(setup, scheme, "numba", dtype, threads).tobytes() == expected.tobytes()
+
+
+PROGRAM = """
+from sys import argv
+from test_backends_agree import Scheme, answer, random_setup
+grid, passes, dtype = tuple(map(int, argv[1].split(","))), int(argv[2]), argv[3]
+print(answer(random_setup(grid), Scheme(passes), "numba", dtype).tobytes().hex())
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="not an x86 processor")
+@pytest.mark.parametrize(
+    ("grid", "passes", "dtype"),
+    all_wide_but([(LINE, 2, "f8"), (LINE, 2, "f4"), ((5, 4, 3), 3, "f8")], (LINE, 2, "f8")),
+    ids=str,
+)
+def test_a_processor_without_fma_computes_the_same_bits(
+    grid: Triple, passes: int, dtype: str, tmp_path: Path
+) -> None:
+    env = {**os.environ, **WITHOUT_FMA, "NUMBA_CACHE_DIR": str(tmp_path)}
+    env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    words = [",".join(map(str, grid)), str(passes), dtype]
+    command = [sys.executable, "-c", PROGRAM, *words]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = answer(random_setup(grid), Scheme(passes), "numpy", dtype)
+    assert done.stdout.strip() == expected.tobytes().hex()
+    name = b"\0fma\0" if dtype == "f8" else b"\0fmaf\0"
+    assert any(name in path.read_bytes() for path in tmp_path.glob("*.o")), "no call of libm"
 
 
 @pytest.mark.parametrize("threads", [2, 3, 16])

@@ -31,7 +31,7 @@ from mpdata.errors import InputError
 from mpdata.grid import Geometry, copy_layers, wrap_copies
 from mpdata.numerics.cuda import device, tuning
 from mpdata.numerics.cuda.job import GpuTile, Macros, job_type, macros, source
-from mpdata.numerics.cuda.stepper import Build, CudaStepper, scratch_of, streams
+from mpdata.numerics.cuda.stepper import Build, CudaStepper, is_streamable, scratch_of
 from mpdata.options import Scheme, parse_boundaries
 
 Triple = tuple[int, int, int]
@@ -108,7 +108,7 @@ def test_every_variant_has_the_bits_of_the_reference(
                 continue
             block = block_of(grid, scheme, boundaries, dtype)
             expected = check.after(block, check.reference(block))
-            fast = streams(scheme, len(block.geo.active))
+            fast = is_streamable(scheme, len(block.geo.active))
             variants = ("four", "fused") if fast else ("four",)
             for name in variants:
                 answer = check.after(block, stepper_on(block, build, name))

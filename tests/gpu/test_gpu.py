@@ -17,7 +17,7 @@ from processes import program
 from mpdata.errors import InputError
 from mpdata.numerics.cuda.device import CupyStepper, load_cupy
 from mpdata.numerics.cuda.job import GpuTile
-from mpdata.numerics.cuda.stepper import CudaStepper, streams
+from mpdata.numerics.cuda.stepper import CudaStepper, is_streamable
 from mpdata.options import Scheme, parse_boundaries
 
 try:
@@ -65,7 +65,7 @@ def test_every_variant_has_the_bits_of_the_reference(scheme: Scheme, dtype: str)
             host = block_of(np, grid, scheme, boundaries, dtype)
             expected = check.after(host, check.reference(host))
             device = block_of(cupy, grid, scheme, boundaries, dtype)
-            fast = streams(scheme, len(host.geo.active))
+            fast = is_streamable(scheme, len(host.geo.active))
             variants = ("four", "fused") if fast else ("four",)
             for variant in variants:
                 answer = on_device(device, variant)

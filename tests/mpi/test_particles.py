@@ -23,7 +23,7 @@ from dmr.data.decomposition import Decomposition
 from dmr.data.field import Field
 from dmr.data.particles import Items, ListSpec
 from dmr.state.progress import Progress
-from dmr.world import World
+from dmr.world import World, decompositions_for
 
 Together = Callable[..., None]
 pytestmark = [pytest.mark.mpi(min_size=3)]
@@ -117,7 +117,7 @@ def test_items_come_back_from_a_checkpoint_on_other_ranks(
 
     def block(size: int) -> tuple[World, dict[str, Field], MPI.Intracomm]:
         comm = world.Split(0 if world.rank < size else 1, world.rank)
-        here = World(comm, comm, 0, (comm.size,))
+        here = World(comm, comm, 0, {})
         return here, {"list": spec.block(spec.decompose((comm.size,)), comm.rank)}, comm
 
     here, fields, comm = block(2)
@@ -162,9 +162,10 @@ def test_a_part_that_cannot_be_written_leaves_the_checkpoint_of_before(
     shared_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    here, log = World(world, world, 0, (world.size,)), io.StringIO()
+    specs = {"list": list_spec()}
+    here, log = World(world, world, 0, decompositions_for(world.size, specs)), io.StringIO()
     schedule = store.Schedule(shared_folder)
-    fields = here.allocate({"list": list_spec()})
+    fields = here.allocate(specs)
     fields["list"].initialise()
     first = store.write(schedule, here, fields, Progress(step=3), {}, log)
     kept = sorted(shared_folder.iterdir()) if world.rank == 0 else []
@@ -188,18 +189,19 @@ def test_a_checkpoint_leaves_the_messages_of_the_application_alone(
     world: MPI.Intracomm, together: Together, shared_folder: Path
 ) -> None:
     """A pending receive of any tag on the application's communicator gets its own message."""
-    here = World(world.Dup(), world.Dup(), 0, (world.size,))
     spec, whole = list_spec(), np.arange(CELLS * 3.0).reshape(CELLS, 3)
     field_spec = dmr.FieldSpec((CELLS, 3), "f8", lambda box: whole[box.slices()], split=(0,))
     schedule, log = store.Schedule(shared_folder), io.StringIO()
-    fields = here.allocate({"list": spec, "field": field_spec})
+    specs = {"list": spec, "field": field_spec}
+    here = World(world.Dup(), world.Dup(), 0, decompositions_for(world.size, specs))
+    fields = here.allocate(specs)
     for block in fields.values():
         block.initialise()
     found = np.zeros(1 << 22, "u1")
     pending = here.comm.Irecv(found, MPI.ANY_SOURCE, MPI.ANY_TAG)
     path = store.write(schedule, here, fields, Progress(step=3), {}, log)
     parts = list(gather.slabs(here.internal_comm, fields["field"]))
-    again = here.allocate({"list": spec, "field": field_spec})
+    again = here.allocate(specs)
     progress = store.restore(schedule, here, again, {}, log)
     early = pending.Test()
     world.Barrier()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,25 @@ from mpdata.numerics.cuda.memory import allocator
 from mpdata.numerics.cuda.stepper import Triple
 from mpdata.numerics.step import ReferenceStepper, Stepper
 from mpdata.options import Boundaries, Scheme
-from mpdata.study.gpu import Block
 
 Array = Any
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block with all that a step needs; the halo of psi is filled."""
+
+    geo: Geometry
+    scheme: Scheme
+    psi: Array
+    h: Array
+    C: list[Array]
+    allocate: Callable[[], Array]
+
+    @property
+    def inside(self) -> Array:
+        """The interior of psi."""
+        return self.psi[self.geo.cells(0)]
 
 
 def random_block(

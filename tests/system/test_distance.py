@@ -1,7 +1,7 @@
 """How many of the project's files a change of one behaviour may concern: files entered by a run.
 
-A file is entered if one of its functions is called, in any process of the run. In the daemon, and
-in the processes that it starts, it is entered as well if one of its classes is made.
+A file is entered if one of its functions is called or one of its classes is made, in any process
+of the run.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ HEAT_FILES, MPDATA_FILES = 30, 50
 """Files of a heat program with one resize, and of ``mpdata run`` on one rank."""
 
 PROFILER = """
-import atexit, inspect, os, sys, threading
+import atexit, os, sys, threading
 
 ROOT, FOLDER, FILES = os.environ["PROFILED_ROOT"], os.environ["PROFILED_FOLDER"], set()
-KIND = inspect.CO_OPTIMIZED if "PROFILED_FUNCTIONS" in os.environ else -1
 
 
 def enter(frame, event, argument):
-    if event == "call" and frame.f_code.co_name[0] != "<" and frame.f_code.co_flags & KIND:
+    if event == "call" and frame.f_code.co_name[0] != "<":
         FILES.add(frame.f_code.co_filename)
 
 
@@ -138,7 +137,7 @@ def test_files_that_a_resize_enters_beside_those_of_its_job() -> None:
 
 
 def entered(run: Run, folder: Path, *command: str, **variables: str) -> set[str]:
-    """Return the files of the project of which one rank, and those it becomes, enter functions."""
+    """Return the files of the project that one rank, and the ranks that replace it, enter."""
     site, files = folder / "site", folder / "files"
     site.mkdir()
     files.mkdir()
@@ -148,7 +147,6 @@ def entered(run: Run, folder: Path, *command: str, **variables: str) -> set[str]
         "PYTHONPATH": os.pathsep.join([str(site), *([before] if before else [])]),
         "PROFILED_ROOT": os.pathsep.join(f"{ROOT}/{name}/" for name in ("dmr", "mpdata", "rms")),
         "PROFILED_FOLDER": str(files),
-        "PROFILED_FUNCTIONS": "1",
     }
     done = run(MPIEXEC, "-n", "1", *command, env=env)
     assert done.returncode == 0, done.stderr

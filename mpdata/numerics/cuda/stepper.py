@@ -73,7 +73,7 @@ class Launcher(Protocol):
 Build = Callable[[Macros, npt.DTypeLike], Launcher]
 
 
-def streams(scheme: Scheme, active: int) -> bool:
+def is_streamable(scheme: Scheme, active: int) -> bool:
     """Return whether the kernels that stream along z serve a scheme on so many active axes."""
     return active == 3 and scheme.passes == 2 and not scheme.third_order
 
@@ -101,7 +101,7 @@ class Scratch:
 
 def scratch_of(scheme: Scheme, active: int, variant: str = "auto") -> Scratch:
     """Return the scratch of a variant on a grid with so many axes of more than one cell."""
-    if active == 0 or (variant != "four" and streams(scheme, active)):
+    if active == 0 or (variant != "four" and is_streamable(scheme, active)):
         return Scratch(0, 0, (0, 0))
     corrective = scheme.passes - 1
     return Scratch(corrective, 2 if scheme.limiter and corrective else 0, (corrective, active))
@@ -140,7 +140,7 @@ class CudaStepper:
             raise ValueError(f"expected a variant of {', '.join(VARIANTS)}, got {variant!r}")
         self.geo, self.scheme, self.h, self.tile = geometry, scheme, h, tile or GpuTile()
         self.variant = "fused" if variant == "auto" else variant
-        if not streams(scheme, len(geometry.active)):
+        if not is_streamable(scheme, len(geometry.active)):
             self.variant = "four"
         self.reach = 2 if scheme.limiter else 1
         if min(self.tile.x, self.tile.y) <= 2 * self.reach:

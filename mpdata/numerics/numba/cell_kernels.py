@@ -1,8 +1,8 @@
-"""A pass of a step each: loops over cells that read and write whole arrays.
+"""Kernels of one pass: loops over cells that read and write whole arrays.
 
 They serve all options and any number of axes; an axis of one cell has the stride None.
-:mod:`mpdata.numerics.numba.fused_kernel` has the same formulas in one sweep over memory, for the
-options that are worth it. Arguments: see kernel_arguments.py.
+:mod:`mpdata.numerics.numba.fused_kernel` has the same formulas in one sweep over memory, for two
+and three passes in three axes. Arguments: see kernel_arguments.py.
 """
 
 from __future__ import annotations
@@ -47,57 +47,57 @@ def along(n: Any, stride: Any) -> Any:
 @inline
 def first_item(strides: Any, plane: int, row: int, item: int) -> Any:
     """Return the index of a cell, counted from the interior's first."""
-    return strides.base + along(plane, strides.s) + along(row, strides.m) + u(item)
+    return strides.base + along(plane, strides.dz) + along(row, strides.dy) + u(item)
 
 
 @optional
-def item_of(A: Any, x: Any) -> Any:
+def item_of(A: Any, i: Any) -> Any:
     """Return an item of an array that may be left out."""
-    return A[x]
+    return A[i]
 
 
 # --- Donor cell -------------------------------------------------------------------------------
 
 
 @inline
-def outflow_along(net: Any, C: Array, psi: Array, x: Any, s: Any) -> Any:
+def outflow_along(net: Any, C: Array, psi: Array, i: Any, s: Any) -> Any:
     """Return a net outflow and that along a further axis."""
     if s is None:
         return net
-    return donor_cell_outflow(net, psi[x - s], psi[x], psi[x + s], C[x], C[x + s])
+    return donor_cell_outflow(net, psi[i - s], psi[i], psi[i + s], C[i], C[i + s])
 
 
 @inline
 def donor_cell(
-    psi: Array, x: Any, cc: Array, cm: Array, cs: Array, sm: Any, ss: Any, r: Any
+    psi: Array, i: Any, cx: Array, cy: Array, cz: Array, dy: Any, dz: Any, r: Any
 ) -> Any:
     """Return psi of a cell after one donor-cell pass."""
     net = psi.dtype.type(0)
-    net = outflow_along(net, cc, psi, x, ONE)
-    net = outflow_along(net, cm, psi, x, sm)
-    net = outflow_along(net, cs, psi, x, ss)
-    return updated(psi[x], net, item_of(r, x))
+    net = outflow_along(net, cx, psi, i, ONE)
+    net = outflow_along(net, cy, psi, i, dy)
+    net = outflow_along(net, cz, psi, i, dz)
+    return updated(psi[i], net, item_of(r, i))
 
 
 @entry
 def donor_cell_pass(out: Array, psi: Array, C: Any, r: Array, strides: Any, region: Any) -> None:
     """Set ``out`` to psi after a donor-cell pass."""
-    cc, cm, cs = C
+    cx, cy, cz = C
     for plane in range(region.plane, region.planes):
         for row in range(region.row, region.rows):
             start = first_item(strides, plane, row, region.item)
             for q in range(u(region.items - region.item)):
-                x = start + q
-                out[x] = donor_cell(psi, x, cc, cm, cs, strides.m, strides.s, r)
+                i = start + q
+                out[i] = donor_cell(psi, i, cx, cy, cz, strides.dy, strides.dz, r)
 
 
 # --- Faces ------------------------------------------------------------------------------------
 
 
 @optional
-def cross_of(C: Array, P: Array, w: Any, x: Any, s: Any) -> Any:
-    """Return the neighbours of the face between cells w and x along an axis of stride s."""
-    return Cross(C[w] + C[x], C[w + s] + C[x + s], P[w - s], P[x - s], P[w + s], P[x + s])
+def cross_of(C: Array, P: Array, i0: Any, i: Any, s: Any) -> Any:
+    """Return the neighbours of the face between cells i0 and i along an axis."""
+    return Cross(C[i0] + C[i], C[i0 + s] + C[i + s], P[i0 - s], P[i - s], P[i0 + s], P[i + s])
 
 
 @optional
@@ -107,17 +107,17 @@ def line_of(P: Array, left: Any, right: Any, third: Any) -> Any:
 
 
 @optional
-def corner_of(P: Array, w: Any, x: Any, se: Any, sf: Any, third: Any) -> Any:
+def corner_of(P: Array, i0: Any, i: Any, se: Any, sf: Any, third: Any) -> Any:
     """Return psi of the eight cells around a face, on its diagonals, for third-order terms."""
-    rising = (P[w + se + sf] + P[x + se + sf]) + (P[w - se - sf] + P[x - se - sf])
-    falling = (P[w + se - sf] + P[x + se - sf]) + (P[w - se + sf] + P[x - se + sf])
+    rising = (P[i0 + se + sf] + P[i + se + sf]) + (P[i0 - se - sf] + P[i - se - sf])
+    falling = (P[i0 + se - sf] + P[i + se - sf]) + (P[i0 - se + sf] + P[i - se + sf])
     return Corner(rising, falling)
 
 
 @optional
-def ends_of(C: Array, w: Any, x: Any, a: Any, divergent: Any) -> Any:
+def ends_of(C: Array, i0: Any, i: Any, a: Any, divergent: Any) -> Any:
     """Return the face values of the faces before and behind, for divergent flows."""
-    return Ends(C[w], C[x + a])
+    return Ends(C[i0], C[i + a])
 
 
 def first_of(e: Any, f: Any) -> Any:
@@ -139,34 +139,34 @@ def second_of(e: Any, f: Any) -> Any:
 
 @inline
 def velocity(
-    P: Array, Ca: Array, Ce: Array, Cf: Array, r: Any, x: Any, a: Any, se: Any, sf: Any, terms: Any
+    P: Array, Ca: Array, Ce: Array, Cf: Array, r: Any, i: Any, a: Any, se: Any, sf: Any, terms: Any
 ) -> Any:
-    """Return the pseudo-velocity at the face below cell x along an axis of stride ``a``.
+    """Return the pseudo-velocity at the face below cell i along an axis of stride ``a``.
 
     Ca are the face values normal to it; Ce, se and Cf, sf are those of the other axes.
     """
-    w = x - a
-    e, f = cross_of(Ce, P, w, x, se), cross_of(Cf, P, w, x, sf)
+    i0 = i - a
+    e, f = cross_of(Ce, P, i0, i, se), cross_of(Cf, P, i0, i, sf)
     return pseudo_velocity(
-        Ca[x], density_at_face(item_of(r, w), item_of(r, x)), P[w], P[x],
-        first_of(e, f), second_of(e, f), line_of(P, w - a, x + a, terms.third),
-        corner_of(P, w, x, se, sf, terms.third), ends_of(Ca, w, x, a, terms.divergent),
+        Ca[i], density_at_face(item_of(r, i0), item_of(r, i)), P[i0], P[i],
+        first_of(e, f), second_of(e, f), line_of(P, i0 - a, i + a, terms.third),
+        corner_of(P, i0, i, se, sf, terms.third), ends_of(Ca, i0, i, a, terms.divergent),
         terms.eps, terms.infinite,
     )
 
 
 @inline
 def held(v: Any, left: Any, right: Any, terms: Any) -> Any:
-    """Return what a face holds: a flux, or a velocity where that is kept."""
-    if terms.keep is None:
+    """Return what a face holds: a flux, or a velocity for a further pass."""
+    if terms.holds_velocity is None:
         return advective_flux(left, right, v, terms.infinite)
     return v
 
 
 @inline
-def flux_of(value: Any, left: Any, right: Any, keep: Any) -> Any:
+def flux_of(value: Any, left: Any, right: Any, holds_velocity: Any) -> Any:
     """Return the flux of what a face holds."""
-    if keep is None:
+    if holds_velocity is None:
         return value
     return advective_flux(left, right, value, None)
 
@@ -175,146 +175,147 @@ def flux_of(value: Any, left: Any, right: Any, keep: Any) -> Any:
 def slow_face_pass(
     V: Array, P: Array, C: Any, r: Array, strides: Any, region: Any, terms: Any
 ) -> None:
-    """Set V to what the faces along s hold."""
-    sm, ss = strides.m, strides.s
-    cc, cm, cs = C
+    """Set V to what the z faces hold."""
+    dy, dz = strides.dy, strides.dz
+    cx, cy, cz = C
     for plane in range(region.plane, region.planes):
         for row in range(region.row, region.rows):
             start = first_item(strides, plane, row, region.item)
             for q in range(u(region.items - region.item)):
-                x = start + q
-                v = velocity(P, cs, cc, cm, r, x, ss, ONE, sm, terms)
-                V[x] = held(v, P[x - ss], P[x], terms)
+                i = start + q
+                v = velocity(P, cz, cx, cy, r, i, dz, ONE, dy, terms)
+                V[i] = held(v, P[i - dz], P[i], terms)
 
 
 @inline
 def middle_face(
-    V: Array, P: Array, cc: Array, cm: Array, cs: Array, r: Any, x: Any, sm: Any, ss: Any,
+    V: Array, P: Array, cx: Array, cy: Array, cz: Array, r: Any, i: Any, dy: Any, dz: Any,
     terms: Any,
 ) -> None:
-    """Set V of a cell to what the face along m holds, if the grid has that axis."""
-    if sm is not None:
-        v = velocity(P, cm, cc, cs, r, x, sm, ONE, ss, terms)
-        V[x] = held(v, P[x - sm], P[x], terms)
+    """Set V of a cell to what its y face holds, if the grid has that axis."""
+    if dy is not None:
+        v = velocity(P, cy, cx, cz, r, i, dy, ONE, dz, terms)
+        V[i] = held(v, P[i - dy], P[i], terms)
 
 
 @entry
 def plane_face_pass(
-    Vc: Array, Vm: Array, P: Array, C: Any, r: Array, strides: Any, region: Any, terms: Any
+    Vx: Array, Vy: Array, P: Array, C: Any, r: Array, strides: Any, region: Any, terms: Any
 ) -> None:
-    """Set Vc and Vm to what the faces along c and m hold."""
-    sm, ss = strides.m, strides.s
-    cc, cm, cs = C
+    """Set Vx and Vy to what the x and y faces hold."""
+    dy, dz = strides.dy, strides.dz
+    cx, cy, cz = C
     for plane in range(region.plane, region.planes):
         for row in range(region.row, region.rows):
             start = first_item(strides, plane, row, region.item)
             for q in range(u(region.items - region.item)):
-                x = start + q
-                middle_face(Vm, P, cc, cm, cs, r, x, sm, ss, terms)
-                v = velocity(P, cc, cm, cs, r, x, ONE, sm, ss, terms)
-                Vc[x] = held(v, P[x - ONE], P[x], terms)
+                i = start + q
+                middle_face(Vy, P, cx, cy, cz, r, i, dy, dz, terms)
+                v = velocity(P, cx, cy, cz, r, i, ONE, dy, dz, terms)
+                Vx[i] = held(v, P[i - ONE], P[i], terms)
 
 
 # --- Limiter and update -----------------------------------------------------------------------
 
 
 @inline
-def higher(high: Any, A: Array, x: Any, s: Any) -> Any:
+def higher(high: Any, A: Array, i: Any, step: Any) -> Any:
     """Return the larger of a value and an array's beside an item."""
-    if s is None:
+    if step is None:
         return high
-    return largest(high, largest(A[x - s], A[x + s]))
+    return largest(high, largest(A[i - step], A[i + step]))
 
 
 @inline
-def lower(low: Any, A: Array, x: Any, s: Any) -> Any:
+def lower(low: Any, A: Array, i: Any, step: Any) -> Any:
     """Return the smaller of a value and an array's beside an item."""
-    if s is None:
+    if step is None:
         return low
-    return least(low, least(A[x - s], A[x + s]))
+    return least(low, least(A[i - step], A[i + step]))
 
 
 @inline
 def flows(
-    inflow: Any, outflow: Any, V: Array, P: Array, x: Any, s: Any, keep: Any
+    inflow: Any, outflow: Any, V: Array, P: Array, i: Any, step: Any, holds_velocity: Any
 ) -> Any:
     """Return what flows into and out of a cell, and that along a further axis."""
-    if s is None:
+    if step is None:
         return inflow, outflow
-    entering = flux_of(V[x], P[x - s], P[x], keep)
-    leaving = flux_of(V[x + s], P[x], P[x + s], keep)
+    entering = flux_of(V[i], P[i - step], P[i], holds_velocity)
+    leaving = flux_of(V[i + step], P[i], P[i + step], holds_velocity)
     return inflow + into(entering, leaving), outflow + out_of(entering, leaving)
 
 
 @entry
 def betas_pass(
     U: Array, D: Array, psi: Array, P: Array, V: Any, r: Array, strides: Any, region: Any,
-    eps: Any, keep: Any,
+    eps: Any, holds_velocity: Any,
 ) -> None:
     """Set both betas of the limiter."""
-    sm, ss, zero = strides.m, strides.s, P.dtype.type(0)
-    vc, vm, vs = V
+    dy, dz, zero = strides.dy, strides.dz, P.dtype.type(0)
+    vx, vy, vz = V
     for plane in range(region.plane, region.planes):
         for row in range(region.row, region.rows):
             start = first_item(strides, plane, row, region.item)
             for q in range(u(region.items - region.item)):
-                x = start + q
-                high, low = largest(psi[x], P[x]), least(psi[x], P[x])
-                high = higher(higher(higher(high, P, x, ONE), P, x, sm), P, x, ss)
-                high = higher(higher(higher(high, psi, x, ONE), psi, x, sm), psi, x, ss)
-                low = lower(lower(lower(low, P, x, ONE), P, x, sm), P, x, ss)
-                low = lower(lower(lower(low, psi, x, ONE), psi, x, sm), psi, x, ss)
-                enters, leaves = flows(zero, zero, vc, P, x, ONE, keep)
-                enters, leaves = flows(enters, leaves, vm, P, x, sm, keep)
-                enters, leaves = flows(enters, leaves, vs, P, x, ss, keep)
-                U[x], D[x] = betas(high, low, P[x], enters, leaves, item_of(r, x), eps)
+                i = start + q
+                high, low = largest(psi[i], P[i]), least(psi[i], P[i])
+                high = higher(higher(higher(high, P, i, ONE), P, i, dy), P, i, dz)
+                high = higher(higher(higher(high, psi, i, ONE), psi, i, dy), psi, i, dz)
+                low = lower(lower(lower(low, P, i, ONE), P, i, dy), P, i, dz)
+                low = lower(lower(lower(low, psi, i, ONE), psi, i, dy), psi, i, dz)
+                enters, leaves = flows(zero, zero, vx, P, i, ONE, holds_velocity)
+                enters, leaves = flows(enters, leaves, vy, P, i, dy, holds_velocity)
+                enters, leaves = flows(enters, leaves, vz, P, i, dz, holds_velocity)
+                U[i], D[i] = betas(high, low, P[i], enters, leaves, item_of(r, i), eps)
 
 
 @inline
-def share_of(flux: Any, U: Array, D: Array, w: Any, x: Any, limiter: Any) -> Any:
-    """Return the part of a flux that the limiter lets through between cells w and x."""
+def share_of(flux: Any, U: Array, D: Array, i0: Any, i: Any, limiter: Any) -> Any:
+    """Return the part of a flux that the limiter lets through between cells i0 and i."""
     if limiter is None:
         return U.dtype.type(1)
-    return allowed(flux, U[w], D[w], U[x], D[x])
+    return allowed(flux, U[i0], D[i0], U[i], D[i])
 
 
 @inline
 def limited_flux(
-    V: Array, P: Array, w: Any, x: Any, U: Array, D: Array, limiter: Any, keep: Any
+    V: Array, P: Array, i0: Any, i: Any, U: Array, D: Array, limiter: Any, holds_velocity: Any
 ) -> Any:
-    """Return the flux between cells w and x that the limiter lets through."""
-    flux = flux_of(V[x], P[w], P[x], keep)
-    return flux * share_of(flux, U, D, w, x, limiter)
+    """Return the flux between cells i0 and i that the limiter lets through."""
+    flux = flux_of(V[i], P[i0], P[i], holds_velocity)
+    return flux * share_of(flux, U, D, i0, i, limiter)
 
 
 @inline
 def limited_outflow(
-    net: Any, V: Array, P: Array, x: Any, s: Any, U: Array, D: Array, limiter: Any, keep: Any
+    net: Any, V: Array, P: Array, i: Any, step: Any, U: Array, D: Array, limiter: Any,
+    holds_velocity: Any,
 ) -> Any:
     """Return a net outflow and that of the limited fluxes along a further axis."""
-    if s is None:
+    if step is None:
         return net
-    below = limited_flux(V, P, x - s, x, U, D, limiter, keep)
-    return outflow(net, below, limited_flux(V, P, x, x + s, U, D, limiter, keep))
+    below = limited_flux(V, P, i - step, i, U, D, limiter, holds_velocity)
+    return outflow(net, below, limited_flux(V, P, i, i + step, U, D, limiter, holds_velocity))
 
 
 @entry
 def correct_pass(
     out: Array, P: Array, V: Any, U: Array, D: Array, r: Array, strides: Any, region: Any,
-    limiter: Any, keep: Any,
+    limiter: Any, holds_velocity: Any,
 ) -> None:
     """Set ``out`` to P after the limited corrective fluxes."""
-    vc, vm, vs = V
+    vx, vy, vz = V
     for plane in range(region.plane, region.planes):
         for row in range(region.row, region.rows):
             start = first_item(strides, plane, row, region.item)
             for q in range(u(region.items - region.item)):
-                x = start + q
+                i = start + q
                 net = P.dtype.type(0)
-                net = limited_outflow(net, vc, P, x, ONE, U, D, limiter, keep)
-                net = limited_outflow(net, vm, P, x, strides.m, U, D, limiter, keep)
-                net = limited_outflow(net, vs, P, x, strides.s, U, D, limiter, keep)
-                out[x] = updated(P[x], net, item_of(r, x))
+                net = limited_outflow(net, vx, P, i, ONE, U, D, limiter, holds_velocity)
+                net = limited_outflow(net, vy, P, i, strides.dy, U, D, limiter, holds_velocity)
+                net = limited_outflow(net, vz, P, i, strides.dz, U, D, limiter, holds_velocity)
+                out[i] = updated(P[i], net, item_of(r, i))
 
 
 @entry
@@ -326,6 +327,6 @@ def limit_pass(
         for row in range(region.row, region.rows):
             start = first_item(strides, plane, row, region.item)
             for q in range(u(region.items - region.item)):
-                x = start + q
-                w = x - step
-                V[x] = V[x] * share_of(advective_flux(P[w], P[x], V[x], None), U, D, w, x, 0)
+                i = start + q
+                i0 = i - step
+                V[i] = V[i] * share_of(advective_flux(P[i0], P[i], V[i], None), U, D, i0, i, 0)

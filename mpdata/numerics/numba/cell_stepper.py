@@ -14,7 +14,7 @@ from mpdata.numerics.numba.kernel_arguments import (
     FaceArrays,
     KernelTerms,
     Region,
-    compiled_in,
+    flag,
     flat,
     terms_of,
 )
@@ -44,7 +44,7 @@ class CellPasses:
         dtype: np.dtype[Any],
         allocate: Callable[[], Array],
     ) -> None:
-        self._layout, self._scheme, self._r = memory, scheme, r
+        self._memory, self._scheme, self._r = memory, scheme, r
         active, corrective = memory.geometry.active, scheme.passes - 1
         self._none = np.empty(0, dtype)
         self._iterates = [allocate() for _ in range(corrective)]
@@ -63,8 +63,8 @@ class CellPasses:
 
     def advance(self, psi: Array, out: Array, C: list[Array], planes: Layers, workers: Any) -> None:
         """Advance the planes of the slowest axis from first to last."""
-        geometry, now = self._layout.geometry, [*self._iterates, out]
-        step = Step(self._layout, self._r, self._none, planes, workers)
+        geometry, now = self._memory.geometry, [*self._iterates, out]
+        step = Step(self._memory, self._r, self._none, planes, workers)
         depth = self._scheme.halo - 1
         step.donor_cell(now[0], psi, C, depth)
         for number, V in enumerate(self._velocities):
@@ -78,7 +78,7 @@ class CellPasses:
                 depth -= 1
             betas = self._betas if limited else None
             step.correct(now[number + 1], now[number], V, betas, depth, terms)
-            if terms.keep is not None and limited:
+            if terms.holds_velocity is not None and limited:
                 step.limit(V, now[number], self._betas, depth)
             C = V
 
@@ -90,7 +90,7 @@ class CellPasses:
             self._none.dtype,
             divergent=scheme.divergent_flow and first,
             third=scheme.third_order and first,
-            keep=number + 1 < len(self._velocities),
+            holds_velocity=number + 1 < len(self._velocities),
         )
 
 
@@ -103,7 +103,7 @@ class Step:
     def __init__(
         self, memory: BlockMemory, r: Array | None, none: Array, planes: Layers, workers: Any
     ) -> None:
-        self._layout, self._none, self._workers = memory, none, workers
+        self._memory, self._none, self._workers = memory, none, workers
         self._r = None if r is None else flat(r)
         self._planes = planes
 
@@ -115,12 +115,12 @@ class Step:
     def faces(
         self, V: FaceVelocities, psi: Array, C: list[Array], depth: int, terms: KernelTerms
     ) -> None:
-        """Set what the faces hold: fluxes, or velocities that are kept."""
-        s = self._layout.axes[2]
+        """Set what the faces hold: fluxes, or velocities for a further pass."""
+        z = self._memory.axes[2]
         through, given = self._flow(V), (flat(psi), self._flow(C), self._r)
-        if s is not None:
-            self._run("slow_face_pass", (through.s, *given), depth, (terms,), (0, 0, 1))
-        both = (through.c, through.m, *given)
+        if z is not None:
+            self._run("slow_face_pass", (through.z, *given), depth, (terms,), (0, 0, 1))
+        both = (through.x, through.y, *given)
         self._run("plane_face_pass", both, depth, (terms,), (1, 1, 0))
 
     def betas(
@@ -135,7 +135,7 @@ class Step:
         """Set the limiter's betas."""
         up, down = map(flat, betas)
         given = (up, down, flat(before), flat(psi), self._flow(V), self._r)
-        self._run("betas_pass", given, depth, (terms.eps, terms.keep))
+        self._run("betas_pass", given, depth, (terms.eps, terms.holds_velocity))
 
     def correct(
         self,
@@ -147,23 +147,23 @@ class Step:
         terms: KernelTerms,
     ) -> None:
         """Set ``out`` to psi after the corrective fluxes, limited if there are betas."""
-        limiter = compiled_in(betas is not None)
+        limiter = flag(betas is not None)
         up, down = map(flat, betas or [self._none, self._none])
         given = (flat(out), flat(psi), self._flow(V), up, down, self._r)
-        self._run("correct_pass", given, depth, (limiter, terms.keep))
+        self._run("correct_pass", given, depth, (limiter, terms.holds_velocity))
 
     def limit(self, V: FaceVelocities, psi: Array, betas: list[Array], depth: int) -> None:
         """Limit velocities in place."""
-        steps = (np.uint64(1), *self._layout.strides[1:])
+        steps = (np.uint64(1), *self._memory.strides[1:])
         up, down = map(flat, betas)
-        for place, axis in enumerate(self._layout.axes):
+        for place, axis in enumerate(self._memory.axes):
             if axis is not None:
                 given = (flat(V[axis]), flat(psi), up, down, steps[place])
                 more = [int(at == place) for at in range(3)]
                 self._run("limit_pass", given, depth, (), (more[0], more[1], more[2]))
 
     def _flow(self, C: list[Array]) -> FaceArrays:
-        return self._layout.flow(C, self._none)
+        return self._memory.flow(C, self._none)
 
     def _run(
         self,
@@ -175,18 +175,18 @@ class Step:
     ) -> None:
         """Run a pass on the interior's planes and ``depth`` cells around them.
 
-        ``extra``: further layers along c, m and s, for the last faces.
+        ``extra``: further layers along x, y and z, for the last faces.
         """
-        c, m, s = self._layout.axes
-        around = [0 if axis is None else depth for axis in (c, m, s)]
-        more = [0 if axis is None else n for axis, n in zip((c, m, s), extra, strict=True)]
-        rows = (-around[1], self._layout.cells(m) + around[1] + more[1])
-        items = (-around[0], self._layout.cells(c) + around[0] + more[0])
+        x, y, z = self._memory.axes
+        around = [0 if axis is None else depth for axis in (x, y, z)]
+        more = [0 if axis is None else n for axis, n in zip((x, y, z), extra, strict=True)]
+        rows = (-around[1], self._memory.cells(y) + around[1] + more[1])
+        items = (-around[0], self._memory.cells(x) + around[0] + more[0])
         first, last = self._planes
         planes = (first - around[2], last + around[2] + more[2]) if first < last else (0, 0)
 
         def arguments(worker: int, low: int, high: int) -> tuple[Any, ...]:
             region = Region(low, high, *rows, *items)
-            return (*given, self._layout.strides, region, *options)
+            return (*given, self._memory.strides, region, *options)
 
         self._workers.run(f"cell_kernels.{name}", planes, arguments)

@@ -1,4 +1,8 @@
-"""What kernels are given: a block's flat memory, grouped. No Numba here: see kernel_cache.py."""
+"""The arguments of kernels: a block's flat memory, grouped. No Numba here: see kernel_cache.py.
+
+Kernels name the axes of a block by their stride: x is the contiguous one, y the middle one, z the
+slowest one. A plane is one of constant z, a row one of constant y and z.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ Array = npt.NDArray[Any]
 LINE_BYTES = 64
 
 SEGMENT = 32
-"""Items that a stage of the fused sweep takes between two handfuls of prefetches, where rows are
+"""Items that a stage of the fused sweep computes between two groups of prefetches, where rows are
 multiples of it.
 
 A constant: the loop over them is unrolled and has no remainder. A core drops prefetches while some
@@ -26,11 +30,11 @@ twenty lines are on their way: of those for a whole row at once most were lost.
 
 
 class FaceArrays(NamedTuple):
-    """Face values normal to the contiguous, the middle and the slowest axis."""
+    """Face values normal to the axes x, y and z."""
 
-    c: Any
-    m: Any
-    s: Any
+    x: Any
+    y: Any
+    z: Any
 
 
 class Strides(NamedTuple):
@@ -40,8 +44,8 @@ class Strides(NamedTuple):
     """
 
     base: Any
-    m: Any
-    s: Any
+    dy: Any
+    dz: Any
 
 
 class Region(NamedTuple):
@@ -55,25 +59,32 @@ class Region(NamedTuple):
     items: int
 
 
-def compiled_in(wanted: bool) -> int | None:
-    """Return what a kernel is given for an option: 0 or, where it is left out, None."""
-    return 0 if wanted else None
+ON = 0
+"""An option that is compiled into a kernel."""
+
+OFF = None
+"""An option that is left out: Numba drops the branches of None."""
+
+
+def flag(on: bool) -> int | None:
+    """Return the argument of a kernel for an option."""
+    return ON if on else OFF
 
 
 class KernelTerms(NamedTuple):
-    """What the velocities at faces are made of; options are compiled in or None.
+    """The terms of the velocities at faces; options are flags.
 
     Attributes:
-        eps: what is added to denominators.
+        eps: added to denominators.
         infinite, third, divergent: see :class:`mpdata.options.Scheme`.
-        keep: faces hold velocities and not fluxes: a further pass takes them for its flow.
+        holds_velocity: faces hold velocities and not fluxes: they are the flow of a further pass.
     """
 
     eps: Any
     infinite: Any
     third: Any
     divergent: Any
-    keep: Any
+    holds_velocity: Any
 
 
 def terms_of(
@@ -82,15 +93,15 @@ def terms_of(
     divergent: bool,
     *,
     third: bool = False,
-    keep: bool = False,
+    holds_velocity: bool = False,
 ) -> KernelTerms:
     """Return the terms of a corrective pass."""
-    wanted = (scheme.infinite_gauge, third, divergent, keep)
-    return KernelTerms(epsilon(dtype), *map(compiled_in, wanted))
+    options = (scheme.infinite_gauge, third, divergent, holds_velocity)
+    return KernelTerms(epsilon(dtype), *map(flag, options))
 
 
 class Edges(NamedTuple):
-    """What lies outside the domain, of the axes s, m, c: all but extents for both edges of an axis.
+    """What lies outside the domain, of the axes z, y, x: all but extents for both ends of an axis.
 
     Attributes:
         extents: the interior's cells.
@@ -114,23 +125,33 @@ class CpuTile(NamedTuple):
         count: items of a row that are computed.
         pitch: items from one row of a buffer to the next.
         height: rows of the result.
-        cut: whether rows are taken in segments (0) or whole (None).
+        segmented: whether rows are computed in segments (0) or whole (None).
+        around_x, around_y: items and rows around the interior that a further pass needs.
     """
 
     lead: Any
     count: Any
     pitch: Any
     height: int
-    cut: int | None
+    segmented: int | None
+    around_x: Any
+    around_y: int
 
 
 class Buffers(NamedTuple):
-    """Rolling planes of a tile: psi, fluxes through faces, betas, the result under way."""
+    """Rolling planes of a tile.
+
+    Psi, fluxes through faces, velocities (None: no further pass needs them), betas, the result
+    under way.
+    """
 
     P: Any
-    Fc: Any
-    Fm: Any
-    Fs: Any
+    Fx: Any
+    Fy: Any
+    Fz: Any
+    Vx: Any
+    Vy: Any
+    Vz: Any
     U: Any
     D: Any
     Q: Any
@@ -143,8 +164,7 @@ class BlockMemory:
 
     Attributes:
         geometry: the block.
-        axes: its contiguous, its middle and its slowest axis; without some of them a plane is a
-            row, or all is one row (None).
+        axes: its axes x, y and z; without some of them a plane is a row, or all is one row (None).
         strides: of the kernels.
     """
 
@@ -166,8 +186,8 @@ class BlockMemory:
         slowest = order[-1] if len(order) > 1 else None
         middle = order[1] if len(order) == 3 else None
         base = sum(geometry.halo * items[axis] for axis in geometry.active)
-        m, s = (None if axis is None else np.uint64(items[axis]) for axis in (middle, slowest))
-        strides = Strides(np.uint64(base), m, s)
+        dy, dz = (None if axis is None else np.uint64(items[axis]) for axis in (middle, slowest))
+        strides = Strides(np.uint64(base), dy, dz)
         return BlockMemory(geometry, (order[0], middle, slowest), strides)
 
     def flow(self, C: list[Array], none: Array) -> FaceArrays:

@@ -33,7 +33,7 @@ HERE = Path(__file__).parent
 SOURCES = (
     *(
         HERE / f"{name}.py"
-        for name in ("kernel_arguments", "inlined", "cell_kernels", "fused_kernel", "limits")
+        for name in ("kernel_arguments", "inlined", "cell_kernels", "fused_kernel")
     ),
     HERE.parent / "formulas.py",
 )

@@ -9,8 +9,6 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from mpdata.grid import Geometry
-from mpdata.numerics.numba.cell_stepper import CellPasses
-from mpdata.numerics.numba.fused_stepper import FusedSweep
 from mpdata.numerics.numba.kernel_arguments import Array, BlockMemory
 from mpdata.numerics.numba.kernel_cache import kernel
 from mpdata.numerics.step import Layers, inverse
@@ -20,9 +18,9 @@ Call = Callable[[int, int, int], tuple[Any, ...]]
 """Returns a kernel's arguments for a worker and its planes, first and last + 1."""
 
 
-def fuses(scheme: Scheme, active: int) -> bool:
-    """Return whether one sweep serves a scheme on so many axes."""
-    return active == 3 and scheme.passes == 2
+def is_fusable(scheme: Scheme, axes: int) -> bool:
+    """Return whether the fused sweep serves a scheme on so many axes."""
+    return axes == 3 and scheme.passes > 1
 
 
 class Workers:
@@ -86,9 +84,15 @@ class NumbaStepper:
         self._layout, self._passes = BlockMemory.of(geometry, h), scheme.passes
         self._allocate, self._workers = allocate, Workers(threads)
         self._r = None if (h == 1).all() else inverse(h, allocate)
-        if fuses(scheme, len(geometry.active)):
-            self._method: StepMethod = FusedSweep(self._layout, scheme, self._r, h.dtype, threads)
+        if is_fusable(scheme, len(geometry.active)):
+            from mpdata.numerics.numba.fused_stepper import FusedSteps
+
+            self._method: StepMethod = FusedSteps(
+                self._layout, scheme, self._r, h.dtype, allocate, threads
+            )
         else:
+            from mpdata.numerics.numba.cell_stepper import CellPasses
+
             self._method = CellPasses(self._layout, scheme, self._r, h.dtype, allocate)
 
     @property
@@ -110,7 +114,9 @@ class NumbaStepper:
 
     def in_cache(self) -> NumbaStepper | None:
         """Return what does the same arithmetic in little memory, for timing; None without it."""
-        if not isinstance(self._method, FusedSweep):
+        from mpdata.numerics.numba.fused_stepper import FusedSteps
+
+        if not isinstance(self._method, FusedSteps):
             return None
         twin = copy(self)
         twin._method = self._method.in_cache()

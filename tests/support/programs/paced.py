@@ -17,11 +17,11 @@ from dmr.loop.driver import Driver
 
 LATE_S = float(os.environ.get("PACE_LATE_S", "1"))
 
-true_loop, true_point = Driver.loop, Driver.point
+true_loop, true_point = Driver.loop, Driver.resize_point
 
 
-def slow_loop(driver: Driver, count: Callable[[], int], *, only: bool = False) -> Iterator[int]:
-    for step in true_loop(driver, count, only=only):
+def slow_loop(driver: Driver, count: Callable[[], int], *, single: bool = False) -> Iterator[int]:
+    for step in true_loop(driver, count, single=single):
         yield step
         pause(late=step >= count() // 2)
 
@@ -38,7 +38,7 @@ def pause(*, late: bool = False) -> None:
 
 
 Driver.loop = slow_loop  # type: ignore[method-assign]
-Driver.point = slow_point  # type: ignore[method-assign]
+Driver.resize_point = slow_point  # type: ignore[method-assign]
 sys.argv = sys.argv[1:]
 sys.path.insert(0, str(Path(sys.argv[0]).parent))  # as Python does for a program
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -127,7 +127,7 @@ class Slow(NewBlocks):
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Slow]]:
     Slow.made = []
-    monkeypatch.setattr("dmr.loop.driver.NewBlocks", Slow)
+    monkeypatch.setattr("dmr.resize.merge.NewBlocks", Slow)
     yield Slow.made
 
 
@@ -186,5 +186,5 @@ def test_what_does_not_fit_is_left_to_the_resize(
         def fails(*_: Any, error: Exception = error) -> NewBlocks:
             raise error
 
-        monkeypatch.setattr("dmr.loop.driver.NewBlocks", fails)
+        monkeypatch.setattr("dmr.resize.merge.NewBlocks", fails)
         assert not driver()._waits_for_memory(wanted())

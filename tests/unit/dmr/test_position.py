@@ -28,19 +28,18 @@ class Interrupted(Exception):  # noqa: N818 - an event, as SystemExit is
 
 def loop(progress: Progress, position: Position, steps: int, stop: int | None) -> Iterator[int]:
     """Yield the steps of a loop as the driver does; stop where so many are done in all."""
-    entered = position.enter()
-    if entered is None:
+    depth = position.open_loop()
+    if depth is None:
         return
-    depth, _ = entered
     while True:
         if progress.step == stop:
             raise Interrupted
-        if position.at[depth] >= steps:
+        if position.open_steps[depth] >= steps:
             break
-        yield position.at[depth]
+        yield position.open_steps[depth]
         progress.step += 1
-        position.passed()
-    position.leave(depth)
+        position.count_step()
+    position.close_loop(depth)
 
 
 def go(progress: Progress, loops: Loops, stop: int | None) -> list[str]:
@@ -51,7 +50,7 @@ def go(progress: Progress, loops: Loops, stop: int | None) -> list[str]:
         for number, (steps, leave_at, more) in enumerate(inner):
             for step in loop(progress, position, steps, stop):
                 if step == leave_at:
-                    position.leave(path.count("/"))
+                    position.close_loop(path.count("/"))
                     break
                 where = f"{path}/{number}:{step}"
                 if not more:

@@ -10,7 +10,7 @@ import pytest
 
 from dmr.errors import RolledBackError, TransferError
 from dmr.plan import Deadlines
-from dmr.resize.side import Side, attempt
+from dmr.resize.side import Side, catch_failure
 from dmr.state.values import ValuesError
 from dmr.wire.channel import (
     Accepted,
@@ -135,8 +135,8 @@ def test_only_what_leaves_no_rank_in_a_collective_is_a_reason_to_roll_back() -> 
         return work
 
     for error in (TransferError("t"), ValuesError("v"), RolledBackError("r"), MemoryError("m")):
-        problem, result = attempt(failing(error))
+        problem, result = catch_failure(failing(error))
         assert problem is not None and problem.endswith(str(error)) and result is None
-    assert attempt(failing(MemoryError()))[0] == "out of memory"
+    assert catch_failure(failing(MemoryError()))[0] == "out of memory"
     with pytest.raises(KeyError):
-        attempt(failing(KeyError("k")))
+        catch_failure(failing(KeyError("k")))
