@@ -116,12 +116,16 @@ class Step:
         self, V: FaceVelocities, psi: Array, C: list[Array], depth: int, terms: KernelTerms
     ) -> None:
         """Set what the faces hold: fluxes, or velocities for a further pass."""
-        z = self._memory.axes[2]
-        through, given = self._flow(V), (flat(psi), self._flow(C), self._r)
-        if z is not None:
-            self._run("slow_face_pass", (through.z, *given), depth, (terms,), (0, 0, 1))
-        both = (through.x, through.y, *given)
-        self._run("plane_face_pass", both, depth, (terms,), (1, 1, 0))
+        x, _, z = self._memory.axes
+        one, dz = np.uint64(1), self._memory.strides.dz
+        for axis, a, other, e, extra in (
+            (x, one, z, dz, (1, 0, 0)),
+            (z, dz, x, one, (0, 0, 1)),
+        ):
+            if axis is not None:
+                beside = self._none if other is None else C[other]
+                given = (flat(V[axis]), flat(psi), flat(C[axis]), flat(beside), self._r, a, e)
+                self._run("face_pass", given, depth, (terms,), extra)
 
     def betas(
         self,
@@ -154,11 +158,11 @@ class Step:
 
     def limit(self, V: FaceVelocities, psi: Array, betas: list[Array], depth: int) -> None:
         """Limit velocities in place."""
-        steps = (np.uint64(1), *self._memory.strides[1:])
+        strides = (np.uint64(1), *self._memory.strides[1:])
         up, down = map(flat, betas)
         for place, axis in enumerate(self._memory.axes):
             if axis is not None:
-                given = (flat(V[axis]), flat(psi), up, down, steps[place])
+                given = (flat(V[axis]), flat(psi), up, down, strides[place])
                 more = [int(at == place) for at in range(3)]
                 self._run("limit_pass", given, depth, (), (more[0], more[1], more[2]))
 
