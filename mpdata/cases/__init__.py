@@ -74,6 +74,11 @@ def _winds(request: Request, grid: tuple[int, int, int], boundaries: Boundaries)
     )
 
 
+def _angle(request: Request) -> float:
+    """Return the tilt of a rotation, in degrees: by default over the poles."""
+    return 90.0 if request.angle is None else request.angle
+
+
 def _random(request: Request, grid: tuple[int, int, int], boundaries: Boundaries) -> Setup:
     from mpdata.cases.random_flow import random_case
 
@@ -143,9 +148,7 @@ CASES = {
             "periodic,pole,wall",
             "a cosine bell once around the sphere in 2D, over the poles or along the equator",
             WILLIAMSON,
-            lambda r, g, b: rotation.bell(
-                g, b, 90.0 if r.angle is None else r.angle, r.courant or 0.9
-            ),
+            lambda r, g, b: rotation.bell(g, b, _angle(r), r.courant or 0.9),
             free_courant=True,
         ),
         Case(
@@ -237,8 +240,8 @@ def _identity(request: Request, setup: Setup) -> tuple[tuple[str, str], ...]:
     found = [("courant", repr(setup.courant if setup.courant is not None else request.courant))]
     if setup.case == "random":
         found.append(("seed", str(request.seed)))
-    if request.angle is not None:
-        found.append(("angle", repr(request.angle)))
+    if setup.case == "bell":
+        found.append(("angle", repr(_angle(request))))
     if setup.case == "winds" and request.winds is not None:
         found.append(("month", str(request.month)))
         found += [(name, fingerprint(path)) for name, path in zip("uv", request.winds, strict=True)]
