@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from said import Said
+from specs import job_spec
 
 from rms.core.books.measured import ReplacedAgentError
 from rms.core.books.spans import IDLE, MODEL
@@ -49,9 +50,8 @@ ONE, TWO = JobId("1"), JobId("2")
 
 
 def job(name: JobId = ONE, low: int = 1, high: int = 3, size: int = 1) -> JobSpec:
-    return JobSpec(
-        name, 0.0, low, high, size, Mode.FLEXIBLE, Speedup(law=(100.0, 5.0)), resize_every_s=None
-    )
+    law = Speedup(law=(100.0, 5.0))
+    return job_spec(name, (low, size, high), Mode.FLEXIBLE, speedup=law, resize_every_s=None)
 
 
 @dataclass

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentences import one_sentence
+from specs import job_spec
 from submissions import filler
 
 from rms.core.model.cluster import Cluster
@@ -96,18 +97,8 @@ def structs(kind: type) -> st.SearchStrategy[Any]:
 
 
 def job(number: int, submit_s: float = 0.0, mode: Mode = Mode.FLEXIBLE) -> JobSpec:
-    return JobSpec(
-        JobId(str(number)),
-        submit_s,
-        1,
-        4,
-        4,
-        mode,
-        Speedup(law=(100.0, 5.0)),
-        resize_every_s=5.0,
-        resize_price_s=1.0,
-        array="a",
-    )
+    more = {"array": "a", "resize_every_s": 5.0, "resize_price_s": 1.0}
+    return job_spec(number, (1, 4, 4), mode, submit_s, speedup=Speedup(law=(100.0, 5.0)), **more)
 
 
 def begun(path: Path, policy: str = "fifo") -> Journal:
