@@ -186,6 +186,19 @@ def test_a_measurement_takes_the_place_of_the_model(daemon: Daemon) -> None:
     daemon.rows_add_up()
 
 
+def test_a_lost_report_loses_nothing_and_a_repeated_one_counts_once(daemon: Daemon) -> None:
+    daemon.happen(Submitted(0.0, (job(),)), Started(0.0, ONE))
+    daemon.report("n1", 0)
+    daemon.now_s = 2.0  # the first report, which brought 0 J, is lost
+    daemon.report("n1", 2, rapl(300.0))
+    daemon.now_s = 5.0
+    for number in (4, 4, 2, 1):
+        daemon.report("n1", number, rapl(500.0))
+    daemon.report("n1", 3, rapl(400.0))
+    assert daemon.owners()["1"] == 500.0
+    daemon.rows_add_up()
+
+
 def test_two_jobs_share_a_report_by_what_the_model_says_of_each(daemon: Daemon) -> None:
     daemon.happen(Submitted(0.0, (job(),)), Started(0.0, ONE))
     daemon.report("n1", 1, rapl(0.0))

@@ -257,6 +257,28 @@ def test_what_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("whole") / "journal"
+    with begun(path) as journal:
+        journal._db.execute("BEGIN")
+        for n in range(300):
+            journal.append(Submitted(float(n), (job(n),)))
+        journal._db.execute("COMMIT")
+    return path
+
+
+@pytest.mark.parametrize("page", [0, 1, 2, 3, 4, 9])
+def test_an_overwritten_page_is_refused(whole: Path, tmp_path: Path, page: int) -> None:
+    data = bytearray(whole.read_bytes())
+    data[4096 * page : 4096 * (page + 1)] = b"\xa5" * 4096
+    path = tmp_path / "journal"
+    path.write_bytes(data)
+    with one_sentence(JournalError, str(path)), Journal.open(path) as journal:
+        list(journal.read())
+        journal.notes(ScriptNote)
+
+
 def harmed(path: Path, statement: str, *values: object) -> None:
     """Change a journal's file behind its back."""
     with sqlite3.connect(path) as db:
