@@ -93,7 +93,8 @@ def write_part(
     folder: Path, rank: int, fields: Mapping[str, Distributed], piece_bytes: int = SLAB_BYTES
 ) -> tuple[str | None, dict[str, Part]]:
     """Write the part of this rank; return why that failed, or None, and its data by field."""
-    name, parts = f"{rank}.h5", dict[str, Part]()
+    name = f"{rank}.h5"
+    parts: dict[str, Part] = {}
     try:
         with new_hdf5(folder / name) as (file, disk):
             for field, block in fields.items():
@@ -102,7 +103,8 @@ def write_part(
                     continue
                 stored = stored_type(block.dtype)
                 dataset = file.create_dataset(f"fields/{field}", box.shape, stored)
-                digests, at, rows = list[bytes](), 0, 0
+                digests: list[bytes] = []
+                at, rows = 0, 0
                 for values in block.stored_pieces(piece_bytes):
                     if disk.problem is not None:
                         break
@@ -184,7 +186,7 @@ def _link(file: h5py.File, index: Index, name: str, block: Distributed) -> None:
         return
     whole = h5py.VirtualLayout(shape, dtype)
     for part in parts:
-        target = part.box.slices((0,) * len(shape))
+        target = part.box.slices()
         source = f"{index.folder}/{part.file}", f"fields/{name}"
         whole[target] = h5py.VirtualSource(*source, part.box.shape, dtype)
     file.create_virtual_dataset(f"fields/{name}", whole)

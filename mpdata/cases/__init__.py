@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mpdata.cases import analytic, rotation
+from mpdata.cases import analytic
 from mpdata.cases.arrays import array_case
 from mpdata.cases.setup import CellFunction, Setup, TimeLevels, fingerprint
 from mpdata.cases.velocityfile import with_velocities
@@ -79,6 +79,18 @@ def _angle(request: Request) -> float:
     return 90.0 if request.angle is None else request.angle
 
 
+def _bell(request: Request, grid: tuple[int, int, int], boundaries: Boundaries) -> Setup:
+    from mpdata.cases.rotation import bell
+
+    return bell(grid, boundaries, _angle(request), request.courant or 0.9)
+
+
+def _cone_over_poles(request: Request, grid: tuple[int, int, int], boundaries: Boundaries) -> Setup:
+    from mpdata.cases.rotation import cone_over_poles
+
+    return cone_over_poles(grid, boundaries)
+
+
 def _random(request: Request, grid: tuple[int, int, int], boundaries: Boundaries) -> Setup:
     from mpdata.cases.random_flow import random_case
 
@@ -148,7 +160,7 @@ CASES = {
             "periodic,pole,wall",
             "a cosine bell once around the sphere in 2D, over the poles or along the equator",
             WILLIAMSON,
-            lambda r, g, b: rotation.bell(g, b, _angle(r), r.courant or 0.9),
+            _bell,
             free_courant=True,
         ),
         Case(
@@ -157,7 +169,7 @@ CASES = {
             "periodic,pole,wall",
             "a cone once around the sphere in 2D, over both poles",
             JARUGA,
-            lambda r, g, b: rotation.cone_over_poles(g, b),
+            _cone_over_poles,
         ),
         Case(
             "winds",
