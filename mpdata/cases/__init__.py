@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mpdata.cases import analytic, rotation
+from mpdata.cases import analytic
 from mpdata.cases.arrays import array_case
 from mpdata.cases.setup import CellFunction, Setup, TimeLevels, fingerprint
 from mpdata.cases.velocityfile import with_velocities
@@ -72,6 +72,23 @@ def _winds(request: Request, grid: tuple[int, int, int], boundaries: Boundaries)
         courant=request.courant or 0.9,
         days=10.0 if request.days is None else request.days,
     )
+
+
+def _angle(request: Request) -> float:
+    """Return the tilt of a rotation, in degrees: by default over the poles."""
+    return 90.0 if request.angle is None else request.angle
+
+
+def _bell(request: Request, grid: tuple[int, int, int], boundaries: Boundaries) -> Setup:
+    from mpdata.cases.rotation import bell
+
+    return bell(grid, boundaries, _angle(request), request.courant or 0.9)
+
+
+def _cone_over_poles(request: Request, grid: tuple[int, int, int], boundaries: Boundaries) -> Setup:
+    from mpdata.cases.rotation import cone_over_poles
+
+    return cone_over_poles(grid, boundaries)
 
 
 def _random(request: Request, grid: tuple[int, int, int], boundaries: Boundaries) -> Setup:
@@ -143,9 +160,7 @@ CASES = {
             "periodic,pole,wall",
             "a cosine bell once around the sphere in 2D, over the poles or along the equator",
             WILLIAMSON,
-            lambda r, g, b: rotation.bell(
-                g, b, 90.0 if r.angle is None else r.angle, r.courant or 0.9
-            ),
+            _bell,
             free_courant=True,
         ),
         Case(
@@ -154,7 +169,7 @@ CASES = {
             "periodic,pole,wall",
             "a cone once around the sphere in 2D, over both poles",
             JARUGA,
-            lambda r, g, b: rotation.cone_over_poles(g, b),
+            _cone_over_poles,
         ),
         Case(
             "winds",
@@ -237,8 +252,8 @@ def _identity(request: Request, setup: Setup) -> tuple[tuple[str, str], ...]:
     found = [("courant", repr(setup.courant if setup.courant is not None else request.courant))]
     if setup.case == "random":
         found.append(("seed", str(request.seed)))
-    if request.angle is not None:
-        found.append(("angle", repr(request.angle)))
+    if setup.case == "bell":
+        found.append(("angle", repr(_angle(request))))
     if setup.case == "winds" and request.winds is not None:
         found.append(("month", str(request.month)))
         found += [(name, fingerprint(path)) for name, path in zip("uv", request.winds, strict=True)]

@@ -5,12 +5,11 @@ from __future__ import annotations
 from math import isfinite
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 import dmr
-from dmr.checkpoint.files import WriteBehindFile
 from dmr.data.gather import slabs
 from dmr.errors import words_of
 from mpdata.errors import InputError
@@ -18,6 +17,9 @@ from mpdata.parallel.config import RunConfig
 from mpdata.parallel.diagnostics import Diagnostics, FinalWriter
 from rms.wire.files import OutputError
 from rms.wire.terminal import emit_json
+
+if TYPE_CHECKING:
+    from dmr.checkpoint.files import WriteBehindFile
 
 DURATIONS = 1000
 """Durations of steps that are kept: the last so many."""
@@ -92,6 +94,8 @@ def _opened(run: dmr.Run, path: Path) -> WriteBehindFile | None:
     Raises:
         dmr.CollectiveError: it cannot be had.
     """
+    from dmr.checkpoint.files import WriteBehindFile
+
     sink, problem = None, None
     if run.world.rank == 0:
         try:
@@ -150,6 +154,7 @@ def write_frame(config: RunConfig, run: dmr.Run, step: int, *, first: bool = Fal
     named = config.output
     if named is None or not config.output_every:
         return
+    from dmr.checkpoint.files import WriteBehindFile
     from mpdata.parallel import output
 
     path = named.resolve()  # a link stays
