@@ -38,16 +38,30 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libc, "LEAST_BYTES", 1)
 
 
+@pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("new", [(2, 1), (3, 3), (2, 2)])
-def test_a_block_moves_to_another_decomposition(new: tuple[int, int]) -> None:
+def test_a_block_moves_to_another_decomposition(new: tuple[int, int], keeps: bool) -> None:
     field = spec()
     decomposition = field.decompose(new)
     for rank in range(decomposition.size):
         block, fresh = field.block(field.decompose((1, 1)), 0), field.block(decomposition, rank)
         block.initialise()
+        held = block.interior if keeps else None
         moved = block.moved_to(decomposition, rank)
+        assert held is None or held.shape == SHAPE  # a view of the program's stays readable
+        assert np.array_equal(moved.spare, fresh.padded)
+        assert moved.interior.ctypes.data % moved.memory_layout.alignment == 0
         assert (moved.box, moved.decomposition, moved.rank) == (fresh.box, decomposition, rank)
         assert np.array_equal(moved.padded, fresh.padded) and not moved.storage.any()
+
+
+def test_a_block_that_needs_more_has_new_memory() -> None:
+    field = spec()
+    block = field.block(field.decompose((3, 1)), 1)
+    block.initialise()
+    moved = block.moved_to(field.decompose((2, 1)), 1)
+    assert not np.shares_memory(moved.storage, block.storage) and not moved.storage.any()
+    assert moved.box.start == (30, 0, 0)
 
 
 def test_memory_of_the_application_is_left_alone() -> None:
