@@ -48,7 +48,7 @@ u = np.uint64
 
 @intrinsic
 def prefetch(context: Any, array: Any, index: Any) -> Any:
-    """Ask for the cache line of one item, to be read prefetch_from."""
+    """Prefetch the cache line of one item."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -110,7 +110,7 @@ def donor_row(
     P: Array, to: Any, psi: Array, start: Any, n: Any, cx: Array, cy: Array, cz: Array, r: Array,
     dy: Any, dz: Any, prefetch_from: Any, segmented: int | None,
 ) -> None:
-    """Psi after the donor cell."""
+    """Set a row of P to psi after the donor cell."""
     part = segment_length(n, segmented)
     for first in range(u(0), n, part):
         prefetch_segment(psi, prefetch_from, first + dz, part)
@@ -136,7 +136,7 @@ def corner(
 ) -> Any:
     """Return psi of the eight cells around a face along e and f.
 
-    Four are given by their right cell, from which the left one is ``z`` items away.
+    The arguments are their four right cells; the left ones are ``step`` items away.
     """
     return Corner(
         (P[above_above - step] + P[above_above]) + (P[below_below - step] + P[below_below]),
@@ -149,7 +149,7 @@ def copy_row(
     P: Array, to: Any, now: Array, start: Any, n: Any, psi: Array, prefetch_from: Any,
     segmented: int | None,
 ) -> None:
-    """Copy psi after earlier passes; prefetch it and psi before the step."""
+    """Set a row of P to psi after earlier passes; prefetch it and psi before the step."""
     part = segment_length(n, segmented)
     for first in range(u(0), n, part):
         prefetch_segment(now, prefetch_from, first, part)
@@ -161,7 +161,7 @@ def copy_row(
 
 @inline
 def hold(V: Any, at: Any, value: Any) -> None:
-    """Set an item of an array that may be left out."""
+    """Set an item of an array, unless that is left out."""
     if V is not None:
         V[at] = value
 
