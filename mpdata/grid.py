@@ -212,16 +212,20 @@ def wrap_copies(geometry: Geometry, axis: int) -> Iterator[LayerCopy]:
     Of any halo and any extent: each layer once, neighbouring layers together.
     """
     halo, cells = geometry.halo, geometry.interior[axis]
-    run: list[int] = []  # first layer, the one it comes from, number of layers
+    outside = (*range(halo), *range(halo + cells, 2 * halo + cells))
+    return _copies((layer, halo + (layer - halo) % cells) for layer in outside)
 
-    for layer in (*range(halo), *range(halo + cells, 2 * halo + cells)):
-        of = halo + (layer - halo) % cells
-        if run and (layer, of) == (run[0] + run[2], run[1] + run[2]):
+
+def _copies(layers: Iterable[tuple[int, int]]) -> Iterator[LayerCopy]:
+    """Yield copies of single layers, (to, of), neighbouring layers together."""
+    run: list[int] = []  # first layer, the one it comes from, number of layers
+    for to, of in layers:
+        if run and (to, of) == (run[0] + run[2], run[1] + run[2]):
             run[2] += 1
             continue
         if run:
             yield _copy(*run)
-        run = [layer, of, 1]
+        run = [to, of, 1]
     if run:
         yield _copy(*run)
 
@@ -250,28 +254,24 @@ def fill_edges(array: Any, geometry: Geometry) -> None:
 def fill_pole(array: Any, geometry: Geometry) -> None:
     """Fill the halo beyond the poles (in place) of a block that spans the longitudes whole.
 
-    From the cells of the same latitude half a circle away, as deep as the halo is. All other halos
-    are filled before. The values of a step in the halo
-    follow from psi, C and h there as anywhere: they are not copied again before further passes.
+    From the cells of the same latitude half a circle away, over the whole extent of the longitude:
+    done when the halos of all axes have been filled. What a step computes in the halo follows from
+    psi, C and h there, as anywhere; so nothing is filled again before further passes.
     """
-    halo, rows = geometry.halo, geometry.interior[LATITUDE]
-    around = geometry.interior[LONGITUDE]
-    one = slice(halo, halo + around // 2)
-    other = slice(halo + around // 2, halo + around)
+    if not any(geometry.poles):
+        return
+    halo, rows, around = geometry.halo, geometry.interior[LATITUDE], geometry.interior[LONGITUDE]
+    meridians = range(2 * halo + around)
+    opposite = list(_copies((x, halo + (x - halo + around // 2) % around) for x in meridians))
     # A part is no wider than the grid: what it copies is there already.
     for near in range(0, halo, rows):
         far = min(near + rows, halo)
-        for side, there in enumerate(geometry.poles):
-            if not there:
-                continue
-            if side == 0:
-                outside, inside = slice(halo - far, halo - near), slice(halo + near, halo + far)
-            else:
-                outside = slice(halo + rows + near, halo + rows + far)
-                inside = slice(halo + rows - far, halo + rows - near)
-            for to, of in ((one, other), (other, one)):
-                array[to, outside] = array[of, inside][:, ::-1]
-            copy_layers(array[:, outside], LONGITUDE, wrap_copies(geometry, LONGITUDE))
+        below = slice(halo - far, halo - near), slice(halo + near, halo + far)
+        end = halo + rows
+        above = slice(end + near, end + far), slice(end - far, end - near)
+        for (outside, inside), pole in zip((below, above), geometry.poles, strict=True):
+            for copy in opposite if pole else ():
+                array[copy.to, outside] = array[copy.of, inside][:, ::-1]
 
 
 def fill_halo(array: Any, geometry: Geometry) -> None:

@@ -184,7 +184,7 @@ def _link(file: h5py.File, index: Index, name: str, block: Distributed) -> None:
         return
     whole = h5py.VirtualLayout(shape, dtype)
     for part in parts:
-        target = part.box.slices((0,) * len(shape))
+        target = part.box.slices()
         source = f"{index.folder}/{part.file}", f"fields/{name}"
         whole[target] = h5py.VirtualSource(*source, part.box.shape, dtype)
     file.create_virtual_dataset(f"fields/{name}", whole)

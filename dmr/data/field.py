@@ -385,8 +385,9 @@ class Field:
 
     def pack(self, box: Box) -> npt.NDArray[Any]:
         """Return a contiguous host copy of the cells of ``box``, in axis order."""
-        view = self.padded[box.slices(self._origin)]
-        return to_host(self.spec.xp, self.spec.xp.ascontiguousarray(view))
+        xp: Any = self.spec.xp
+        values = xp.ascontiguousarray(self.padded[box.slices(self._origin)])
+        return xp.asnumpy(values) if hasattr(xp, "asnumpy") else np.asarray(values)
 
     def unpack(self, box: Box, values: npt.NDArray[Any]) -> None:
         """Set the cells of ``box`` from a contiguous host array of shape ``box.shape``."""
@@ -496,12 +497,6 @@ def logical_view(storage: Array, memory_layout: MemoryLayout) -> Array:
     return storage[..., :row].transpose(inverse)
 
 
-def to_host(xp: ArrayModule, array: Array) -> npt.NDArray[Any]:
-    """Return the array in host memory (itself where it is there already)."""
-    asnumpy = getattr(xp, "asnumpy", None)
-    return asnumpy(array) if asnumpy is not None else np.asarray(array)
-
-
 # --- fields over arrays that the application owns: wrapped, not copied ---------------------------
 
 
@@ -527,15 +522,9 @@ def adapt(
         array: this rank's padded array, interior and halo, in C or Fortran order (or any other
             order of the axes without gaps).
         shape: global extents, without halo.
-        halo: cells of halo: one number for all sides, or ``(below, above)`` for each axis.
-        split: the axes that are cut over the ranks, into blocks of which the first are one cell
-            longer where they cannot all be equal (:func:`dmr.split_range`); () where every rank
-            has the whole array.
-        ranges: ``ranges(cells, parts)`` returns where the parts of an axis begin instead, then
-            ``cells``.
-        grid: ``grid(size)`` returns the process grid of so many ranks, one number a split axis;
-            by default near a square, rows first.
-        row_major: whether ranks run along the last split axis first (MPI_Cart_create, mpi4py-fft).
+        halo, split, grid, row_major: as of :class:`FieldSpec`.
+        ranges: ``ranges(cells, parts)`` returns where the parts of an axis begin, then ``cells``;
+            by default those of :func:`dmr.split_range`.
         constant: whether the program sets it before the block in every set of ranks, to the same,
             and never again: then a resize does not send it, but compares.
 
@@ -547,7 +536,10 @@ def adapt(
     refuse_masked(array)
     if array.ndim != len(shape):
         raise ValueError(f"expected an array of {len(shape)} axes, got {array.ndim}")
-    order = next((o for o in _orders(array) if array.transpose(o).flags.c_contiguous), None)
+    axes = tuple(range(array.ndim))
+    falling = np.argsort([-abs(step) for step in array.strides], kind="stable")
+    orders = (axes, axes[::-1], tuple(falling.tolist()))
+    order = next((one for one in orders if array.transpose(one).flags.c_contiguous), None)
     if order is None:
         raise ValueError(
             f"expected an array in C or Fortran order, without gaps, got strides {array.strides}"
@@ -594,10 +586,3 @@ class WrappedSpec(FieldSpec):
                 f"{box.stop} and their halo, got {array.shape}"
             )
         return array.transpose(memory_layout.order)
-
-
-def _orders(array: npt.NDArray[Any]) -> list[tuple[int, ...]]:
-    """Return orders of the axes in which an array may be without gaps, slowest first."""
-    falling = np.argsort([-abs(step) for step in array.strides], kind="stable")
-    axes = tuple(range(array.ndim))
-    return [axes, axes[::-1], tuple(int(axis) for axis in falling)]

@@ -294,8 +294,8 @@ def adapt_list(
     """State a list of items, of which every rank has its own and not always as many.
 
     Args:
-        items: those of this rank in the beginning, along the first axis (a structured type, or
-            numbers with further axes). Read and set those of now as ``run.fields[name].items``.
+        items: those of this rank in the beginning, along axis 0 (a structured type, or numbers
+            with further axes). Read and set those of now as ``run.fields[name].items``.
         shape: global extents of the grid that the items live on.
         owner: ``owner(items, decomposition)`` returns the rank of each item in a decomposition of
             that grid over ``decomposition.size`` ranks; :func:`dmr.rank_of` has the rank of a cell.

@@ -74,11 +74,15 @@ def _winds(request: Request, grid: tuple[int, int, int], boundaries: Boundaries)
     )
 
 
+def _angle(request: Request) -> float:
+    """Return the tilt of a rotation, in degrees: by default over the poles."""
+    return 90.0 if request.angle is None else request.angle
+
+
 def _bell(request: Request, grid: tuple[int, int, int], boundaries: Boundaries) -> Setup:
     from mpdata.cases.rotation import bell
 
-    angle = 90.0 if request.angle is None else request.angle
-    return bell(grid, boundaries, angle, request.courant or 0.9)
+    return bell(grid, boundaries, _angle(request), request.courant or 0.9)
 
 
 def _cone_over_poles(request: Request, grid: tuple[int, int, int], boundaries: Boundaries) -> Setup:
@@ -248,8 +252,8 @@ def _identity(request: Request, setup: Setup) -> tuple[tuple[str, str], ...]:
     found = [("courant", repr(setup.courant if setup.courant is not None else request.courant))]
     if setup.case == "random":
         found.append(("seed", str(request.seed)))
-    if request.angle is not None:
-        found.append(("angle", repr(request.angle)))
+    if setup.case == "bell":
+        found.append(("angle", repr(_angle(request))))
     if setup.case == "winds" and request.winds is not None:
         found.append(("month", str(request.month)))
         found += [(name, fingerprint(path)) for name, path in zip("uv", request.winds, strict=True)]

@@ -204,8 +204,7 @@ class Advection(dmr.Application):
         with np.errstate(over="ignore", invalid="ignore"):
             if not self.overlaps:
                 psi.exchange(self.ends)
-                if any(self.geometry.poles):
-                    fill_pole(before, self.geometry)
+                fill_pole(before, self.geometry)
                 self.stepper.advance(before, after, C)
             else:
                 low, high = self.ready

@@ -124,6 +124,8 @@ def bench(
     Raises:
         InputError: ``mpdata run`` failed, or there is no mpiexec for ``ranks``.
     """
+    if ranks > 1 and mpiexec is None:
+        raise InputError("expected mpiexec for --ranks, got none on PATH")
     say(f"{backend}, random {' x '.join(map(str, grid))} periodic, {threads} thread(s)")
     limits = machine_limits(backend, say)
     rows = list(variants(grid, backend, threads, env))
@@ -140,9 +142,7 @@ def bench(
     if peer and not peers:
         say("PyMPDATA is not installed; expected it for a comparison (pip install PyMPDATA)")
     del rows, peers
-    if ranks > 1:
-        if mpiexec is None:
-            raise InputError("expected mpiexec for --ranks, got none on PATH")
+    if mpiexec is not None and ranks > 1:
         result["ranks"] = time_ranks(grid, ranks, mpiexec, env, say)
     return result
 

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 from msgspec import structs
+from specs import job_spec
 from submissions import hand_in
 
 from rms.core.model.cluster import Cluster
@@ -22,7 +23,7 @@ from rms.core.model.events import (
     Started,
     Submitted,
 )
-from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Speedup
+from rms.core.model.jobs import JobSpec, Mode, NodePower, Speedup
 from rms.core.policies import POLICIES, adjusted, named
 from rms.daemon.heart import Daemon
 from rms.daemon.restart.recover import replay, resume
@@ -46,18 +47,9 @@ class NoProcesses(LocalLauncher):
 
 
 def spec(number: int, at: float, size: int, array: str | None) -> JobSpec:
-    return JobSpec(
-        JobId(str(number)),
-        at,
-        1,
-        size,
-        size,
-        Mode.FLEXIBLE,
-        Speedup(law=(60.0 + number, 2.0)),
-        resize_every_s=3.0,
-        resize_price_s=1.0,
-        array=array,
-    )
+    law = Speedup(law=(60.0 + number, 2.0))
+    more = {"array": array, "resize_every_s": 3.0, "resize_price_s": 1.0}
+    return job_spec(number, (1, size, size), Mode.FLEXIBLE, at, speedup=law, **more)
 
 
 def stream(jobs: int = 32) -> list[JobSpec]:
@@ -67,14 +59,12 @@ def stream(jobs: int = 32) -> list[JobSpec]:
         low, mode = 1 + number % 3, Mode(list(Mode)[number * 7 % 4])
         law = Speedup(law=(30.0 + 11.0 * (number % 5), 2.0)) if number % 6 else None
         found.append(
-            JobSpec(
-                JobId(str(number)),
-                4.0 * (number - number % 3),
-                low,
-                low + number % 4,
-                low + number % 4 // 2,
+            job_spec(
+                number,
+                (low, low + number % 4 // 2, low + number % 4),
                 mode,
-                law,
+                4.0 * (number - number % 3),
+                speedup=law,
                 limit_s=60.0 + number if number % 4 else None,
                 resize_every_s=3.0 if number % 5 else None,
                 resize_price_s=0.5 * (number % 2),

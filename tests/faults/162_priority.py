@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from routed import SCRIPT, routed
+from specs import job_spec
 
 from rms.core.model.events import Ended, Submitted, Ticked
 from rms.core.model.jobs import JobId, JobSpec, Mode, Site
@@ -23,10 +24,9 @@ PLAIN = sorted(
 
 
 def spec(number: int, priority: int = 0, **options: Any) -> JobSpec:
-    mode = options.pop("mode", Mode.FIXED)
     nodes = options.pop("nodes", 2)
-    least = options.pop("least", nodes)
-    return JobSpec(JobId(str(number)), 0.0, least, nodes, nodes, mode, priority=priority, **options)
+    sizes = (options.pop("least", nodes), nodes, nodes)
+    return job_spec(number, sizes, priority=priority, **options)
 
 
 def order(engine: Engine, first: str, jobs: list[JobSpec]) -> list[str]:

@@ -83,10 +83,10 @@ class Whole:
         self.spec = dmr.FieldSpec(
             self.shape,
             "f8",
-            lambda box: self.cells[box.slices((0,) * len(self.shape))],
+            lambda box: self.cells[box.slices()],
             self.halo,
-            split,
-            self.xp,
+            split=split,
+            xp=self.xp,
             row_major=row % 2 == 1,
             extra=self.extra,
         )

@@ -30,9 +30,7 @@ def test_any_size_to_any_other_in_place(
 ) -> None:
     monkeypatch.setattr(streams, "CHUNK_BYTES", 64)
     whole = np.arange(np.prod(shape), dtype="f8").reshape(shape)
-    spec = FieldSpec(
-        shape, "f8", lambda box: whole[box.slices((0,) * len(shape))], halo=1, split=split
-    )
+    spec = FieldSpec(shape, "f8", lambda box: whole[box.slices()], halo=1, split=split)
     extents, ones = [shape[axis] for axis in spec.split], [1] * len(spec.split)
     for old_size in range(1, world.size + 1):
         for new_size in range(1, world.size + 1):
@@ -51,9 +49,7 @@ def test_any_size_to_any_other_in_place(
                     kept = here.keep(before)
             results = streams.drive([*sends, *takes])
             sent, intact = sum(results[: len(sends)]), all(results[len(sends) :])
-            right = here is None or np.array_equal(
-                here.interior, whole[here.box.slices((0,) * len(shape))]
-            )
+            right = here is None or np.array_equal(here.interior, whole[here.box.slices()])
             together(right and intact, f"{old_size} to {new_size}")
             moved = world.allreduce(sent) + world.allreduce(kept)
             together(moved == whole.nbytes, "every cell is sent or kept, once")

@@ -190,7 +190,7 @@ def test_a_checkpoint_leaves_the_messages_of_the_application_alone(
 ) -> None:
     """A pending receive of any tag on the application's communicator gets its own message."""
     spec, whole = list_spec(), np.arange(CELLS * 3.0).reshape(CELLS, 3)
-    field_spec = dmr.FieldSpec((CELLS, 3), "f8", lambda box: whole[box.slices((0, 0))], split=(0,))
+    field_spec = dmr.FieldSpec((CELLS, 3), "f8", lambda box: whole[box.slices()], split=(0,))
     schedule, log = store.Schedule(shared_folder), io.StringIO()
     specs = {"list": spec, "field": field_spec}
     here = World(world.Dup(), world.Dup(), 0, decompositions_for(world.size, specs))
@@ -235,7 +235,7 @@ def test_arrays_of_ones_own_are_filled_in_place(
         array = padded(tuple(n + sum(side) for n, side in zip(box.shape, halo, strict=True)), order)
         array[...] = -1
         spec = dmr.adapt(array, shape, halo=halo, split=split)
-        here = whole[box.slices((0, 0, 0))]
+        here = whole[box.slices()]
         if worlds.is_old:
             array[inside] = here
             field = spec.block(decomposition, rank)

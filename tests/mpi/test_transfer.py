@@ -30,9 +30,7 @@ def values(shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
 
 def spec_of(shape: tuple[int, ...], dtype: str, split: tuple[int, ...]) -> FieldSpec:
     whole = values(shape, dtype)
-    return FieldSpec(
-        shape, dtype, lambda box: whole[box.slices((0,) * len(shape))], halo=2, split=split
-    )
+    return FieldSpec(shape, dtype, lambda box: whole[box.slices()], halo=2, split=split)
 
 
 def decompositions(spec: FieldSpec, sizes: tuple[int, int]) -> list[Any]:
@@ -73,7 +71,7 @@ def test_interiors_arrive_bitwise_for_every_cut_of_the_ranks(
         else:
             field = Field(spec, new, worlds.local.rank)
             intact = worlds.receive(field, old, on_host=on_host)
-            here = whole[field.box.slices((0,) * len(shape))]
+            here = whole[field.box.slices()]
             good = intact and np.array_equal(field.interior, here)
         worlds.free()
         together(good, f"{old_size} old ranks")

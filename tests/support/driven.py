@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from specs import job_spec
 
 from rms.core.model.events import (
     Decision,
@@ -35,24 +37,20 @@ def job(
     limit_s: float | None = None,
     every_s: float | None = 10.0,
     price_s: float = 0.0,
-    array: str | None = None,
-    array_limit: int | None = None,
+    **array: Any,
 ) -> JobSpec:
     """A job of ``(min, preferred, max)`` nodes, or of one size; ``run_s`` at the preferred one."""
     low, preferred, high = sizes if len(sizes) == 3 else sizes * 3
-    return JobSpec(
-        JobId(str(number)),
-        at_s,
-        low,
-        high,
-        preferred,
+    return job_spec(
+        number,
+        (low, preferred, high),
         mode,
-        Speedup(law=(run_s * preferred, 0.0)),
+        at_s,
+        speedup=Speedup(law=(run_s * preferred, 0.0)),
         limit_s=limit_s,
         resize_every_s=every_s,
         resize_price_s=price_s,
-        array=array,
-        array_limit=array_limit,
+        **array,
     )
 
 
@@ -159,15 +157,8 @@ def rigid(spec: JobSpec) -> JobSpec:
     """Return a job as EASY has it: at its preferred size, with its run time and request there."""
     size = spec.preferred
     limit_s, run_s = spec.expected_s(size), spec.time_s(size)
-    return replace(
-        spec,
-        nodes_min=size,
-        nodes_max=size,
-        mode=FIXED,
-        speedup=None,
-        run_s=run_s,
-        limit_s=limit_s,
-    )
+    times = {"run_s": run_s, "limit_s": limit_s}
+    return replace(spec, nodes_min=size, nodes_max=size, mode=FIXED, speedup=None, **times)
 
 
 def starts(simulation: Simulation) -> dict[str, float | None]:

@@ -170,26 +170,10 @@ def test_a_command_that_cannot_be_measured_leaves_no_profile(
 @pytest.mark.promise("profile-malleable")
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core leaves nothing to resize")
 def test_one_malleable_run_gives_the_same_matrix(run: Run, tmp_path: Path) -> None:
-    command = ["mpdata", "run", "--case", "gaussian", "--grid", "48", "48", "32", "--every", "5"]
+    command = "mpdata run --case gaussian --grid 48 48 32 --every 5 --steps 100000"
     kept = {"RMS_PROFILES": str(tmp_path / "kept")}
-    words = [*command, "--steps", "100000"]
-    done = run(
-        *RMS,
-        "profile",
-        "--mode",
-        "malleable",
-        "--nodes",
-        "1,2",
-        "--repeat",
-        "2",
-        "--window",
-        "1",
-        "--json",
-        "out.json",
-        "--",
-        *words,
-        env=kept,
-    )
+    words = "profile --mode malleable --nodes 1,2 --repeat 2 --window 1 --json out.json --"
+    done = run(*RMS, *words.split(), *command.split(), env=kept)
     assert done.returncode == 0, done.stderr + done.stdout
     found = json.loads((tmp_path / "out.json").read_text())
     assert [p["nodes"] for p in found["points"]] == [1, 2] and found["steps"] == 100000

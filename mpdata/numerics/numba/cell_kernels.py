@@ -1,8 +1,9 @@
 """Kernels of one pass: loops over cells that read and write whole arrays.
 
-They serve all options and any number of axes; an axis of one cell has the stride None.
-:mod:`mpdata.numerics.numba.fused_kernel` has the same formulas in one sweep over memory, for two
-and three passes in three axes. Arguments: see kernel_arguments.py.
+The donor cell serves any number of axes, the others one or two: x and, if there is another, z. An
+axis of one cell has the stride None. :mod:`mpdata.numerics.numba.fused_kernel` has the same
+formulas in one sweep over memory, for corrective passes in three axes. Arguments: see
+kernel_arguments.py.
 """
 
 from __future__ import annotations
@@ -10,10 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba.core import types
-from numba.extending import overload
 
-from mpdata.numerics.formulas import Corner, Cross, Ends, Line
+from mpdata.numerics.formulas import Cross, Ends, Line
 from mpdata.numerics.numba.inlined import (
     Array,
     advective_flux,
@@ -32,6 +31,7 @@ from mpdata.numerics.numba.inlined import (
     pseudo_velocity,
     updated,
 )
+from mpdata.numerics.numba.kernel_arguments import ON
 
 u = np.uint64
 ONE = np.uint64(1)
@@ -107,52 +107,9 @@ def line_of(P: Array, left: Any, right: Any, third: Any) -> Any:
 
 
 @optional
-def corner_of(P: Array, i0: Any, i: Any, se: Any, sf: Any, third: Any) -> Any:
-    """Return psi of the eight cells around a face, on its diagonals, for third-order terms."""
-    rising = (P[i0 + se + sf] + P[i + se + sf]) + (P[i0 - se - sf] + P[i - se - sf])
-    falling = (P[i0 + se - sf] + P[i + se - sf]) + (P[i0 - se + sf] + P[i - se + sf])
-    return Corner(rising, falling)
-
-
-@optional
 def ends_of(C: Array, i0: Any, i: Any, a: Any, divergent: Any) -> Any:
     """Return the face values of the faces before and behind, for divergent flows."""
     return Ends(C[i0], C[i + a])
-
-
-def first_of(e: Any, f: Any) -> Any:
-    """Return the first of two axes that the grid has."""
-    return f if e is None else e
-
-
-@overload(first_of, jit_options={"forceinline": True}, strict=False)
-def _first_of(e: Any, f: Any) -> Any:
-    absent = isinstance(e, types.NoneType)
-    return (lambda e, f: f) if absent else (lambda e, f: e)
-
-
-@optional
-def second_of(e: Any, f: Any) -> Any:
-    """Return the second of two axes where the grid has both."""
-    return f
-
-
-@inline
-def velocity(
-    P: Array, Ca: Array, Ce: Array, Cf: Array, r: Any, i: Any, a: Any, se: Any, sf: Any, terms: Any
-) -> Any:
-    """Return the pseudo-velocity at the face below cell i along an axis of stride ``a``.
-
-    Ca are the face values normal to it; Ce, se and Cf, sf are those of the other axes.
-    """
-    i0 = i - a
-    e, f = cross_of(Ce, P, i0, i, se), cross_of(Cf, P, i0, i, sf)
-    return pseudo_velocity(
-        Ca[i], density_at_face(item_of(r, i0), item_of(r, i)), P[i0], P[i],
-        first_of(e, f), second_of(e, f), line_of(P, i0 - a, i + a, terms.third),
-        corner_of(P, i0, i, se, sf, terms.third), ends_of(Ca, i0, i, a, terms.divergent),
-        terms.eps, terms.infinite,
-    )
 
 
 @inline
@@ -172,47 +129,25 @@ def flux_of(value: Any, left: Any, right: Any, holds_velocity: Any) -> Any:
 
 
 @entry
-def slow_face_pass(
-    V: Array, P: Array, C: Any, r: Array, strides: Any, region: Any, terms: Any
-) -> None:
-    """Set V to what the z faces hold."""
-    dy, dz = strides.dy, strides.dz
-    cx, cy, cz = C
-    for plane in range(region.plane, region.planes):
-        for row in range(region.row, region.rows):
-            start = first_item(strides, plane, row, region.item)
-            for q in range(u(region.items - region.item)):
-                i = start + q
-                v = velocity(P, cz, cx, cy, r, i, dz, ONE, dy, terms)
-                V[i] = held(v, P[i - dz], P[i], terms)
-
-
-@inline
-def middle_face(
-    V: Array, P: Array, cx: Array, cy: Array, cz: Array, r: Any, i: Any, dy: Any, dz: Any,
+def face_pass(
+    V: Array, P: Array, Ca: Array, Ce: Array, r: Array, a: Any, e: Any, strides: Any, region: Any,
     terms: Any,
 ) -> None:
-    """Set V of a cell to what its y face holds, if the grid has that axis."""
-    if dy is not None:
-        v = velocity(P, cy, cx, cz, r, i, dy, ONE, dz, terms)
-        V[i] = held(v, P[i - dy], P[i], terms)
+    """Set V to what the faces along an axis hold.
 
-
-@entry
-def plane_face_pass(
-    Vx: Array, Vy: Array, P: Array, C: Any, r: Array, strides: Any, region: Any, terms: Any
-) -> None:
-    """Set Vx and Vy to what the x and y faces hold."""
-    dy, dz = strides.dy, strides.dz
-    cx, cy, cz = C
+    Ca are the face values along it, ``a`` is its stride; Ce and ``e`` are those of the other axis.
+    """
     for plane in range(region.plane, region.planes):
-        for row in range(region.row, region.rows):
-            start = first_item(strides, plane, row, region.item)
-            for q in range(u(region.items - region.item)):
-                i = start + q
-                middle_face(Vy, P, cx, cy, cz, r, i, dy, dz, terms)
-                v = velocity(P, cx, cy, cz, r, i, ONE, dy, dz, terms)
-                Vx[i] = held(v, P[i - ONE], P[i], terms)
+        start = first_item(strides, plane, 0, region.item)
+        for q in range(u(region.items - region.item)):
+            i = start + q
+            i0 = i - a
+            v = pseudo_velocity(
+                Ca[i], density_at_face(item_of(r, i0), item_of(r, i)), P[i0], P[i],
+                cross_of(Ce, P, i0, i, e), None, line_of(P, i0 - a, i + a, terms.third), None,
+                ends_of(Ca, i0, i, a, terms.divergent), terms.eps, terms.infinite,
+            )
+            V[i] = held(v, P[i0], P[i], terms)
 
 
 # --- Limiter and update -----------------------------------------------------------------------
@@ -252,22 +187,20 @@ def betas_pass(
     eps: Any, holds_velocity: Any,
 ) -> None:
     """Set both betas of the limiter."""
-    dy, dz, zero = strides.dy, strides.dz, P.dtype.type(0)
-    vx, vy, vz = V
+    dz, zero = strides.dz, P.dtype.type(0)
+    vx, _, vz = V
     for plane in range(region.plane, region.planes):
-        for row in range(region.row, region.rows):
-            start = first_item(strides, plane, row, region.item)
-            for q in range(u(region.items - region.item)):
-                i = start + q
-                high, low = largest(psi[i], P[i]), least(psi[i], P[i])
-                high = higher(higher(higher(high, P, i, ONE), P, i, dy), P, i, dz)
-                high = higher(higher(higher(high, psi, i, ONE), psi, i, dy), psi, i, dz)
-                low = lower(lower(lower(low, P, i, ONE), P, i, dy), P, i, dz)
-                low = lower(lower(lower(low, psi, i, ONE), psi, i, dy), psi, i, dz)
-                enters, leaves = flows(zero, zero, vx, P, i, ONE, holds_velocity)
-                enters, leaves = flows(enters, leaves, vy, P, i, dy, holds_velocity)
-                enters, leaves = flows(enters, leaves, vz, P, i, dz, holds_velocity)
-                U[i], D[i] = betas(high, low, P[i], enters, leaves, item_of(r, i), eps)
+        start = first_item(strides, plane, 0, region.item)
+        for q in range(u(region.items - region.item)):
+            i = start + q
+            high, low = largest(psi[i], P[i]), least(psi[i], P[i])
+            high = higher(higher(high, P, i, ONE), P, i, dz)
+            high = higher(higher(high, psi, i, ONE), psi, i, dz)
+            low = lower(lower(low, P, i, ONE), P, i, dz)
+            low = lower(lower(low, psi, i, ONE), psi, i, dz)
+            enters, leaves = flows(zero, zero, vx, P, i, ONE, holds_velocity)
+            enters, leaves = flows(enters, leaves, vz, P, i, dz, holds_velocity)
+            U[i], D[i] = betas(high, low, P[i], enters, leaves, item_of(r, i), eps)
 
 
 @inline
@@ -305,28 +238,25 @@ def correct_pass(
     limiter: Any, holds_velocity: Any,
 ) -> None:
     """Set ``out`` to P after the limited corrective fluxes."""
-    vx, vy, vz = V
+    vx, _, vz = V
     for plane in range(region.plane, region.planes):
-        for row in range(region.row, region.rows):
-            start = first_item(strides, plane, row, region.item)
-            for q in range(u(region.items - region.item)):
-                i = start + q
-                net = P.dtype.type(0)
-                net = limited_outflow(net, vx, P, i, ONE, U, D, limiter, holds_velocity)
-                net = limited_outflow(net, vy, P, i, strides.dy, U, D, limiter, holds_velocity)
-                net = limited_outflow(net, vz, P, i, strides.dz, U, D, limiter, holds_velocity)
-                out[i] = updated(P[i], net, item_of(r, i))
+        start = first_item(strides, plane, 0, region.item)
+        for q in range(u(region.items - region.item)):
+            i = start + q
+            net = P.dtype.type(0)
+            net = limited_outflow(net, vx, P, i, ONE, U, D, limiter, holds_velocity)
+            net = limited_outflow(net, vz, P, i, strides.dz, U, D, limiter, holds_velocity)
+            out[i] = updated(P[i], net, item_of(r, i))
 
 
 @entry
 def limit_pass(
-    V: Array, P: Array, U: Array, D: Array, step: Any, strides: Any, region: Any
+    V: Array, P: Array, U: Array, D: Array, a: Any, strides: Any, region: Any
 ) -> None:
     """Limit the velocities along one axis in place: a further pass takes them for its flow."""
     for plane in range(region.plane, region.planes):
-        for row in range(region.row, region.rows):
-            start = first_item(strides, plane, row, region.item)
-            for q in range(u(region.items - region.item)):
-                i = start + q
-                i0 = i - step
-                V[i] = V[i] * share_of(advective_flux(P[i0], P[i], V[i], None), U, D, i0, i, 0)
+        start = first_item(strides, plane, 0, region.item)
+        for q in range(u(region.items - region.item)):
+            i = start + q
+            i0 = i - a
+            V[i] = V[i] * share_of(advective_flux(P[i0], P[i], V[i], None), U, D, i0, i, ON)

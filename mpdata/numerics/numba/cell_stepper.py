@@ -1,8 +1,9 @@
-"""A step as one loop over cells after the other, for every option and any number of axes."""
+"""A step as one loop over cells after the other: one pass, or grids of one or two axes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ from mpdata.grid import fill_edges
 from mpdata.numerics.numba.kernel_arguments import (
     Array,
     BlockMemory,
-    FaceArrays,
     KernelTerms,
     Region,
     flag,
@@ -22,7 +22,7 @@ from mpdata.numerics.step import Layers
 from mpdata.options import Scheme
 
 FaceVelocities = list[Array]
-"""What the faces normal to each axis of the grid hold; nothing for an axis of one cell."""
+"""Values at the faces normal to each axis of the grid; nothing for an axis of one cell."""
 
 
 class CellPasses:
@@ -44,7 +44,8 @@ class CellPasses:
         dtype: np.dtype[Any],
         allocate: Callable[[], Array],
     ) -> None:
-        self._memory, self._scheme, self._r = memory, scheme, r
+        self._memory, self._scheme = memory, scheme
+        self._r = None if r is None else flat(r)
         active, corrective = memory.geometry.active, scheme.passes - 1
         self._none = np.empty(0, dtype)
         self._iterates = [allocate() for _ in range(corrective)]
@@ -63,24 +64,34 @@ class CellPasses:
 
     def advance(self, psi: Array, out: Array, C: list[Array], planes: Layers, workers: Any) -> None:
         """Advance the planes of the slowest axis from first to last."""
-        geometry, now = self._memory.geometry, [*self._iterates, out]
-        step = Step(self._memory, self._r, self._none, planes, workers)
+        run = partial(self._run, planes, workers)
+        iterates, limited, r = [*self._iterates, out], self._scheme.limiter, self._r
+        before, flow = flat(psi), self._memory.flow(C, self._none)
+        up, down = map(flat, self._betas or [self._none, self._none])
+        strides = (np.uint64(1), *self._memory.strides[1:])
+        # The axes x and z: place in memory, and that of the other.
+        axes = [(a, e) for a, e in ((0, 2), (2, 0)) if self._memory.axes[a] is not None]
         depth = self._scheme.halo - 1
-        step.donor_cell(now[0], psi, C, depth)
-        for number, V in enumerate(self._velocities):
-            fill_edges(now[number], geometry)
-            terms, limited = self._terms(number), self._scheme.limiter
+        run("donor_cell_pass", (flat(iterates[0]), before, flow, r), depth)
+        for number, velocities in enumerate(self._velocities):
+            fill_edges(iterates[number], self._memory.geometry)
+            now, V = flat(iterates[number]), self._memory.flow(velocities, self._none)
+            terms = self._terms(number)
             # As far around the block as the next pass looks (see ReferenceStepper).
             depth -= 1 if terms.third is None else 2
-            step.faces(V, now[number], C, depth, terms)
+            for a, e in axes:
+                faces = (V[a], now, flow[a], flow[e], r, strides[a], strides[e])
+                run("face_pass", faces, depth, (terms,), last_face=a)
             if limited:
-                step.betas(self._betas, psi, now[number], V, depth, terms)
+                options = (terms.eps, terms.holds_velocity)
+                run("betas_pass", (up, down, before, now, V, r), depth, options)
                 depth -= 1
-            betas = self._betas if limited else None
-            step.correct(now[number + 1], now[number], V, betas, depth, terms)
-            if terms.holds_velocity is not None and limited:
-                step.limit(V, now[number], self._betas, depth)
-            C = V
+            update = (flat(iterates[number + 1]), now, V, up, down, r)
+            run("correct_pass", update, depth, (flag(limited), terms.holds_velocity))
+            if limited and terms.holds_velocity is not None:
+                for a, _ in axes:
+                    run("limit_pass", (V[a], now, up, down, strides[a]), depth, last_face=a)
+            flow = V
 
     def _terms(self, number: int) -> KernelTerms:
         """Return the terms of a corrective pass: further terms are of the first alone."""
@@ -93,100 +104,32 @@ class CellPasses:
             holds_velocity=number + 1 < len(self._velocities),
         )
 
-
-class Step:
-    """The passes of one step on some planes; threads share the planes of each.
-
-    ``depth`` is how far around the interior a result is wanted.
-    """
-
-    def __init__(
-        self, memory: BlockMemory, r: Array | None, none: Array, planes: Layers, workers: Any
-    ) -> None:
-        self._memory, self._none, self._workers = memory, none, workers
-        self._r = None if r is None else flat(r)
-        self._planes = planes
-
-    def donor_cell(self, out: Array, psi: Array, C: list[Array], depth: int) -> None:
-        """Set ``out`` to psi after a donor-cell pass."""
-        given = (flat(out), flat(psi), self._flow(C), self._r)
-        self._run("donor_cell_pass", given, depth)
-
-    def faces(
-        self, V: FaceVelocities, psi: Array, C: list[Array], depth: int, terms: KernelTerms
-    ) -> None:
-        """Set what the faces hold: fluxes, or velocities for a further pass."""
-        z = self._memory.axes[2]
-        through, given = self._flow(V), (flat(psi), self._flow(C), self._r)
-        if z is not None:
-            self._run("slow_face_pass", (through.z, *given), depth, (terms,), (0, 0, 1))
-        both = (through.x, through.y, *given)
-        self._run("plane_face_pass", both, depth, (terms,), (1, 1, 0))
-
-    def betas(
-        self,
-        betas: list[Array],
-        before: Array,
-        psi: Array,
-        V: FaceVelocities,
-        depth: int,
-        terms: KernelTerms,
-    ) -> None:
-        """Set the limiter's betas."""
-        up, down = map(flat, betas)
-        given = (up, down, flat(before), flat(psi), self._flow(V), self._r)
-        self._run("betas_pass", given, depth, (terms.eps, terms.holds_velocity))
-
-    def correct(
-        self,
-        out: Array,
-        psi: Array,
-        V: FaceVelocities,
-        betas: list[Array] | None,
-        depth: int,
-        terms: KernelTerms,
-    ) -> None:
-        """Set ``out`` to psi after the corrective fluxes, limited if there are betas."""
-        limiter = flag(betas is not None)
-        up, down = map(flat, betas or [self._none, self._none])
-        given = (flat(out), flat(psi), self._flow(V), up, down, self._r)
-        self._run("correct_pass", given, depth, (limiter, terms.holds_velocity))
-
-    def limit(self, V: FaceVelocities, psi: Array, betas: list[Array], depth: int) -> None:
-        """Limit velocities in place."""
-        steps = (np.uint64(1), *self._memory.strides[1:])
-        up, down = map(flat, betas)
-        for place, axis in enumerate(self._memory.axes):
-            if axis is not None:
-                given = (flat(V[axis]), flat(psi), up, down, steps[place])
-                more = [int(at == place) for at in range(3)]
-                self._run("limit_pass", given, depth, (), (more[0], more[1], more[2]))
-
-    def _flow(self, C: list[Array]) -> FaceArrays:
-        return self._memory.flow(C, self._none)
-
     def _run(
         self,
+        planes: Layers,
+        workers: Any,
         name: str,
         given: tuple[Any, ...],
         depth: int,
         options: tuple[Any, ...] = (),
-        extra: tuple[int, int, int] = (0, 0, 0),
+        last_face: int | None = None,
     ) -> None:
         """Run a pass on the interior's planes and ``depth`` cells around them.
 
-        ``extra``: further layers along x, y and z, for the last faces.
+        ``last_face``: the axis, by its place in memory, along which there is one layer more.
         """
-        x, y, z = self._memory.axes
-        around = [0 if axis is None else depth for axis in (x, y, z)]
-        more = [0 if axis is None else n for axis, n in zip((x, y, z), extra, strict=True)]
-        rows = (-around[1], self._memory.cells(y) + around[1] + more[1])
-        items = (-around[0], self._memory.cells(x) + around[0] + more[0])
-        first, last = self._planes
-        planes = (first - around[2], last + around[2] + more[2]) if first < last else (0, 0)
+        axes = self._memory.axes
+        below = [0 if axis is None else -depth for axis in axes]
+        above = [
+            self._memory.cells(axis) - low + (place == last_face)
+            for place, (axis, low) in enumerate(zip(axes, below, strict=True))
+        ]
+        first, last = planes
+        if first < last:
+            first, last = first + below[2], last - below[2] + (last_face == 2)
 
         def arguments(worker: int, low: int, high: int) -> tuple[Any, ...]:
-            region = Region(low, high, *rows, *items)
+            region = Region(low, high, below[1], above[1], below[0], above[0])
             return (*given, self._memory.strides, region, *options)
 
-        self._workers.run(f"cell_kernels.{name}", planes, arguments)
+        workers.run(f"cell_kernels.{name}", (first, last), arguments)

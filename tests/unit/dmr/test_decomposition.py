@@ -61,7 +61,7 @@ def test_a_cell_is_in_the_part_whose_range_holds_it(cells: int, parts: int) -> N
 def test_boxes_own_every_cell_exactly_once(decomposition: Decomposition) -> None:
     owners = np.zeros(decomposition.shape, int)
     for rank in range(decomposition.size):
-        owners[decomposition.box(rank).slices((0,) * len(decomposition.shape))] += 1
+        owners[decomposition.box(rank).slices()] += 1
     assert (owners == 1).all()
 
 

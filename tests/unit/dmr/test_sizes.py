@@ -60,7 +60,7 @@ def test_every_cell_belongs_to_the_rank_whose_box_it_is_in(
     cells = np.indices(shape)
     owners = rank_of(decomposition, *(cells[axis] for axis in split))
     for rank in range(decomposition.size):
-        inside = decomposition.box(rank).slices((0, 0))
+        inside = decomposition.box(rank).slices()
         assert (owners[inside] == rank).all()
         assert (owners == rank).sum() == decomposition.box(rank).size
 

@@ -9,6 +9,7 @@ from statistics import fmean
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specs import job_spec
 
 from rms.core.model.jobs import JobId, JobSpec, Mode, Site, Speedup
 from rms.core.policies import DEFAULT, named
@@ -24,7 +25,7 @@ from rms.studies.bounds import (
 
 
 def rigid(name: str, submit_s: float, nodes: int, run_s: float) -> JobSpec:
-    return JobSpec(JobId(name), submit_s, nodes, nodes, nodes, Mode.FIXED, run_s=run_s)
+    return job_spec(name, nodes, at_s=submit_s, run_s=run_s)
 
 
 @st.composite
@@ -38,14 +39,12 @@ def streams(draw: st.DrawFn, most: int = 10, modes: Sequence[Mode] = tuple(Mode)
         mode = draw(st.sampled_from(modes))
         whole_s = draw(st.integers(0 if mode is Mode.FIXED else 1, 60))
         specs.append(
-            JobSpec(
-                JobId(str(number)),
-                float(draw(st.integers(0, 30))),
-                low,
-                draw(st.integers(preferred, 9)),
-                preferred,
+            job_spec(
+                number,
+                (low, preferred, draw(st.integers(preferred, 9))),
                 mode,
-                Speedup(law=((1.0 - serial) * whole_s, serial * whole_s)),
+                float(draw(st.integers(0, 30))),
+                speedup=Speedup(law=((1.0 - serial) * whole_s, serial * whole_s)),
                 resize_every_s=float(draw(st.integers(1, 9))) if mode.resizable else None,
                 resize_price_s=float(draw(st.integers(0, 2))) if mode.resizable else 0.0,
             )

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from specs import job_spec
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import Start
-from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site
+from rms.core.model.jobs import Job, JobId, JobSpec, Node, NodePower, Site
 from rms.core.model.speedup import OperatingPoint, at_frequency
 from rms.core.policies import Policy, PolicyError, adjusted, named
 from rms.core.policies.node_power import OptimalOperatingPoint
@@ -38,17 +39,8 @@ def policy(slowdown: float = 10.0, **parts: dict[str, object]) -> Policy:
 def job(
     number: int, points: tuple[OperatingPoint, ...], run_s: float = 100.0, at_s: float = 0.0
 ) -> JobSpec:
-    return JobSpec(
-        JobId(str(number)),
-        at_s,
-        1,
-        1,
-        1,
-        Mode.FIXED,
-        limit_s=2 * run_s,
-        run_s=run_s,
-        operating_points=points,
-    )
+    times = {"limit_s": 2 * run_s, "run_s": run_s}
+    return job_spec(number, at_s=at_s, operating_points=points, **times)
 
 
 def run(where: Site, made: Policy, *specs: JobSpec) -> Simulation:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from specs import job_spec
 
 from rms.core.model.contention import Processors, SharedNode
 from rms.core.model.events import Decision, PowerOff, PowerOn, Reason, Resize, Start, Started
@@ -41,18 +42,9 @@ def job(
     number: int, size: int, run_s: float = 1000.0, at_s: float = 0.0, price_s: float = 1.0
 ) -> JobSpec:
     """A malleable job of one size: one that may only be moved."""
-    return JobSpec(
-        JobId(str(number)),
-        at_s,
-        size,
-        size,
-        size,
-        Mode.MALLEABLE,
-        Speedup(law=(run_s * size, 0.0)),
-        limit_s=run_s,
-        resize_every_s=5.0,
-        resize_price_s=price_s,
-    )
+    law = Speedup(law=(run_s * size, 0.0))
+    resizes = {"resize_every_s": 5.0, "resize_price_s": price_s}
+    return job_spec(number, size, Mode.MALLEABLE, at_s, speedup=law, limit_s=run_s, **resizes)
 
 
 def placed(where: Site, *jobs: tuple[JobSpec, tuple[int, ...]]) -> State:

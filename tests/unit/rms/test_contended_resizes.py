@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specs import job_spec
 
 from rms.core.model.contention import Processors, SharedNode
 from rms.core.model.events import Ended, Started, Stepped, Submitted
@@ -27,19 +28,9 @@ def site(*nodes: SharedNode) -> Site:
 
 def job(number: int, sizes: tuple[int, int, int], gb_s: float, **given: Any) -> JobSpec:
     """Return a job that takes 120 s on one processor, half as long on two, ..."""
-    known: dict[str, Any] = {
-        "mode": Mode.FLEXIBLE,
-        "at_s": 0.0,
-        "resize_every_s": 5.0,
-        "resize_price_s": 1.0,
-        "limit_s": 500.0,
-    } | given
-    mode, at_s = known.pop("mode"), known.pop("at_s")
+    more = {"mode": Mode.FLEXIBLE, "resize_every_s": 5.0, "resize_price_s": 1.0, "limit_s": 500.0}
     law = Speedup(law=(120.0, 0.0))
-    low, preferred, high = sizes
-    return JobSpec(
-        JobId(str(number)), at_s, low, high, preferred, mode, law, bandwidth_gb_s=gb_s, **known
-    )
+    return job_spec(number, sizes, speedup=law, bandwidth_gb_s=gb_s, **more | given)
 
 
 class Reckoned:

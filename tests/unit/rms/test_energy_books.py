@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from said import Said
+from specs import job_spec
 
 from rms.core.books.measured import ReplacedAgentError
 from rms.core.books.spans import IDLE, MODEL
@@ -49,9 +50,8 @@ ONE, TWO = JobId("1"), JobId("2")
 
 
 def job(name: JobId = ONE, low: int = 1, high: int = 3, size: int = 1) -> JobSpec:
-    return JobSpec(
-        name, 0.0, low, high, size, Mode.FLEXIBLE, Speedup(law=(100.0, 5.0)), resize_every_s=None
-    )
+    law = Speedup(law=(100.0, 5.0))
+    return job_spec(name, (low, size, high), Mode.FLEXIBLE, speedup=law, resize_every_s=None)
 
 
 @dataclass
@@ -183,6 +183,19 @@ def test_a_measurement_takes_the_place_of_the_model(daemon: Daemon) -> None:
     )
     assert daemon.context.scheduler.energy.power_w == 50.0 + 20.0
     daemon.balances()
+    daemon.rows_add_up()
+
+
+def test_a_lost_report_loses_nothing_and_a_repeated_one_counts_once(daemon: Daemon) -> None:
+    daemon.happen(Submitted(0.0, (job(),)), Started(0.0, ONE))
+    daemon.report("n1", 0)
+    daemon.now_s = 2.0  # the first report, which brought 0 J, is lost
+    daemon.report("n1", 2, rapl(300.0))
+    daemon.now_s = 5.0
+    for number in (4, 4, 2, 1):
+        daemon.report("n1", number, rapl(500.0))
+    daemon.report("n1", 3, rapl(400.0))
+    assert daemon.owners()["1"] == 500.0
     daemon.rows_add_up()
 
 

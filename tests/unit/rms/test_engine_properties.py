@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
+from specs import job_spec
 
 from rms.core.books.ledger import Ledger
 from rms.core.model.events import (
@@ -56,14 +57,12 @@ def specs_of(draw: st.DrawFn, number: int, at_s: float, *, nodes: int = NODES) -
     low = draw(st.integers(1, nodes))
     high = draw(st.integers(low, nodes + 1))
     known = draw(st.booleans())
-    return JobSpec(
-        JobId(str(number)),
-        at_s,
-        low,
-        high,
-        draw(st.integers(low, high)),
+    return job_spec(
+        number,
+        (low, draw(st.integers(low, high)), high),
         draw(st.sampled_from(Mode)),
-        Speedup(law=(draw(st.floats(1, 99)), 1.0)) if known else None,
+        at_s,
+        speedup=Speedup(law=(draw(st.floats(1, 99)), 1.0)) if known else None,
         limit_s=draw(st.sampled_from([None, 10.0, 50.0])),
         resize_every_s=draw(st.sampled_from([None, 3.0])),
         resize_price_s=draw(st.sampled_from([0.0, 2.0])),
@@ -395,18 +394,7 @@ def rigid(draw: st.DrawFn) -> list[JobSpec]:
     for number in range(draw(st.integers(2, 25))):
         size, run_s = draw(st.integers(1, 10)), float(draw(st.integers(1, 60)))
         submit_s = float(draw(st.integers(0, 80)))
-        found.append(
-            JobSpec(
-                JobId(str(number)),
-                submit_s,
-                size,
-                size,
-                size,
-                Mode.FIXED,
-                limit_s=run_s,
-                run_s=run_s,
-            )
-        )
+        found.append(job_spec(number, size, at_s=submit_s, limit_s=run_s, run_s=run_s))
     return found
 
 

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from specs import job_spec
 
 from rms.cli.main import main
 from rms.core.model.events import PowerCapSet, Started, Submitted, TasksHold
-from rms.core.model.jobs import JobId, JobSpec, Mode, Node, NodePower, Site
+from rms.core.model.jobs import JobId, Node, NodePower, Site
 from rms.core.policies import named
 from rms.core.rules.powercap import expected_w, tasks_in_the_way, under_cap
 from rms.core.scheduler.engine import Engine
@@ -24,10 +25,6 @@ HIGH, LOW = Governor.HIGH, Governor.LOW
 POWER = NodePower(idle_w=10.0, static_w=30.0)
 PRICES = Prices("p.csv", "EUR", price=Series((0.1, 0.3, None, 0.2), (0.0, 10.0, 20.0, 30.0, 40.0)))
 MINE = "task:mine.py[7]"
-
-
-def job(name: str, nodes: int = 1) -> JobSpec:
-    return JobSpec(JobId(name), 0.0, nodes, nodes, nodes, Mode.FIXED)
 
 
 def engine(cap_w: float | None) -> Engine:
@@ -99,10 +96,10 @@ def test_a_power_cap_sets_the_governor_and_leaves_nodes_to_tasks() -> None:
     run.handle(TasksHold(1.0, (Node(2), Node(3)), (MINE, "")))
     assert expected_w(state) == 60.0
     assert under_cap(state, able) == {0, 2}  # what runs is paid for
-    run.handle(Submitted(2.0, (job("1"),)))
+    run.handle(Submitted(2.0, (job_spec("1"),)))
     run.handle(Started(2.0, JobId("1")))
     assert expected_w(state) == 80.0 and under_cap(state, [1, 2, 3]) == {2}
-    run.handle(Submitted(3.0, (job("2"),)))  # lacks power, which a task has
+    run.handle(Submitted(3.0, (job_spec("2"),)))  # lacks power, which a task has
     assert list(state.pending) == ["2"] and tasks_in_the_way(state, state.pending.values())
     run.handle(TasksHold(4.0, ()))
     assert not state.pending and not tasks_in_the_way(state, state.pending.values())
@@ -114,5 +111,5 @@ def test_nodes_of_tasks_are_in_the_way_of_jobs_that_they_would_let_start() -> No
     for nodes, in_the_way in ((3, True), (2, False)):
         run = engine(None)
         run.handle(TasksHold(0.0, (Node(0), Node(1)), (MINE, MINE)))
-        run.handle(Submitted(1.0, (job("1", nodes),)))
+        run.handle(Submitted(1.0, (job_spec("1", nodes),)))
         assert tasks_in_the_way(run.state, run.state.pending.values()) is in_the_way

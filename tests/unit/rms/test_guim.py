@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from specs import job_spec
 from stated import assert_statements
 from traces import trace
 
@@ -48,10 +49,7 @@ def jobs(number: int, widest: int, seed: int = 3) -> list[JobSpec]:
         at_s += draw.expovariate(1 / 200.0)
         size, run_s = draw.randint(1, widest), float(draw.randint(1, 3000))
         limit_s = run_s * draw.choice((1.0, 2.0, 5.0))
-        name = JobId(str(each))
-        found.append(
-            JobSpec(name, at_s, size, size, size, Mode.FIXED, limit_s=limit_s, run_s=run_s)
-        )
+        found.append(job_spec(each, size, at_s=at_s, limit_s=limit_s, run_s=run_s))
     return found
 
 

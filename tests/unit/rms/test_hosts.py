@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specs import job_spec
 
 from rms.core.books.ledger import Ledger
 from rms.core.model.contention import Processors, SharedNode
@@ -18,7 +19,7 @@ from rms.core.model.events import (
     Started,
     Submitted,
 )
-from rms.core.model.jobs import JobId, JobSpec, Mode, Node, NodePower, Site
+from rms.core.model.jobs import JobId, JobSpec, Node, NodePower, Site
 from rms.core.policies import Policy, adjusted, named
 from rms.core.rules.checks import RuleError, check
 from rms.core.rules.powercap import added_w, expected_w, within_limit
@@ -43,16 +44,8 @@ def off_when_idle(name: str = "easy", part: str = "first-fit", **parameters: flo
 
 
 def fixed(number: int, at_s: float, size: int, run_s: float, gb_s: float = 0.0) -> JobSpec:
-    sizes = (size, size, size)
-    return JobSpec(
-        JobId(str(number)),
-        at_s,
-        *sizes,
-        Mode.FIXED,
-        limit_s=run_s,
-        run_s=run_s,
-        bandwidth_gb_s=gb_s,
-    )
+    times = {"limit_s": run_s, "run_s": run_s}
+    return job_spec(number, size, at_s=at_s, bandwidth_gb_s=gb_s, **times)
 
 
 def test_a_site_says_once_whose_slots_there_are() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from specs import job_spec
 from stated import assert_statements
 
 from rms.core.model.events import Resize
@@ -231,14 +232,12 @@ def workloads(draw: st.DrawFn) -> list[JobSpec]:
     for number in range(1, draw(st.integers(3, 8)) + 1):
         high = draw(st.integers(4, 12))
         specs.append(
-            JobSpec(
-                JobId(str(number)),
-                draw(st.sampled_from([0.0, 5.0, 40.0])),
-                draw(st.integers(1, 3)),
-                high,
-                draw(st.integers(4, high)),
+            job_spec(
+                number,
+                (draw(st.integers(1, 3)), draw(st.integers(4, high)), high),
                 draw(st.sampled_from([Mode.FLEXIBLE, Mode.MALLEABLE, Mode.MOLDABLE])),
-                Speedup(law=(draw(st.floats(100.0, 900.0)), draw(st.floats(0.0, 5.0)))),
+                draw(st.sampled_from([0.0, 5.0, 40.0])),
+                speedup=Speedup(law=(draw(st.floats(100.0, 900.0)), draw(st.floats(0.0, 5.0)))),
                 resize_every_s=draw(st.sampled_from([None, 4.0])),
                 resize_price_s=draw(st.sampled_from([0.0, 1.0])),
                 array=draw(st.sampled_from([None, "a"])),

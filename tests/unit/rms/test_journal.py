@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentences import one_sentence
+from specs import job_spec
 from submissions import filler
 
 from rms.core.model.cluster import Cluster
@@ -96,18 +97,8 @@ def structs(kind: type) -> st.SearchStrategy[Any]:
 
 
 def job(number: int, submit_s: float = 0.0, mode: Mode = Mode.FLEXIBLE) -> JobSpec:
-    return JobSpec(
-        JobId(str(number)),
-        submit_s,
-        1,
-        4,
-        4,
-        mode,
-        Speedup(law=(100.0, 5.0)),
-        resize_every_s=5.0,
-        resize_price_s=1.0,
-        array="a",
-    )
+    more = {"array": "a", "resize_every_s": 5.0, "resize_price_s": 1.0}
+    return job_spec(number, (1, 4, 4), mode, submit_s, speedup=Speedup(law=(100.0, 5.0)), **more)
 
 
 def begun(path: Path, policy: str = "fifo") -> Journal:
@@ -264,6 +255,28 @@ def test_what_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:
         with one_sentence(JournalError, str(wrong)):
             Journal.open(wrong)
     assert path.read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("whole") / "journal"
+    with begun(path) as journal:
+        journal._db.execute("BEGIN")
+        for n in range(300):
+            journal.append(Submitted(float(n), (job(n),)))
+        journal._db.execute("COMMIT")
+    return path
+
+
+@pytest.mark.parametrize("page", [0, 1, 2, 3, 4, 9])
+def test_an_overwritten_page_is_refused(whole: Path, tmp_path: Path, page: int) -> None:
+    data = bytearray(whole.read_bytes())
+    data[4096 * page : 4096 * (page + 1)] = b"\xa5" * 4096
+    path = tmp_path / "journal"
+    path.write_bytes(data)
+    with one_sentence(JournalError, str(path)), Journal.open(path) as journal:
+        list(journal.read())
+        journal.notes(ScriptNote)
 
 
 def harmed(path: Path, statement: str, *values: object) -> None:

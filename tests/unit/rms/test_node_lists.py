@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from routed import SCRIPT, routed
+from specs import job_spec
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import Decision, Ended, Event, NodeDown, Resize, Start, Submitted
@@ -37,10 +38,12 @@ def specs_of(draw: st.DrawFn, number: int, *, rigid: bool = False) -> JobSpec:
     low = draw(st.integers(1, len(own)))
     high = low if rigid else draw(st.integers(low, len(own)))
     run_s = draw(st.integers(1, 30))
-    return JobSpec(
-        *(JobId(str(number)), float(draw(st.integers(0, 40))), low, high, high),
+    return job_spec(
+        number,
+        (low, high, high),
         Mode.FIXED if rigid else draw(st.sampled_from(Mode)),
-        None if rigid else Speedup(law=(float(run_s), 1.0)),
+        float(draw(st.integers(0, 40))),
+        speedup=None if rigid else Speedup(law=(float(run_s), 1.0)),
         limit_s=draw(st.sampled_from([None, 40.0])) if not rigid else run_s + 5.0,
         run_s=float(run_s) if rigid else None,
         resize_every_s=draw(st.sampled_from([None, 3.0])),
@@ -107,7 +110,7 @@ def test_a_first_job_is_not_delayed_by_those_with_lists(specs: list[JobSpec]) ->
 
 def listed(name: str, nodes: int, nodelist: str = "", exclude: str = "") -> JobSpec:
     lists = {"nodelist": tuple(nodelist.split()), "exclude": tuple(exclude.split())}
-    return JobSpec(JobId(name), 0.0, nodes, nodes, nodes, Mode.FIXED, limit_s=10.0, **lists)
+    return job_spec(name, nodes, limit_s=10.0, **lists)
 
 
 def scheduler(policy: str = "easy") -> Scheduler:

@@ -10,6 +10,7 @@ import pytest
 from driven import FLEXIBLE, MOLDABLE, Driven, job
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specs import job_spec
 
 from rms.cli.main import main
 from rms.core.model.events import (
@@ -62,8 +63,7 @@ def switches(simulation: Simulation) -> list[tuple[float, str, tuple[int, ...]]]
 
 
 def fixed(number: int, at_s: float, size: int, run_s: float, limit_s: float | None) -> JobSpec:
-    sizes = (size, size, size)
-    return JobSpec(JobId(str(number)), at_s, *sizes, Mode.FIXED, limit_s=limit_s, run_s=run_s)
+    return job_spec(number, size, at_s=at_s, limit_s=limit_s, run_s=run_s)
 
 
 @pytest.mark.parametrize(

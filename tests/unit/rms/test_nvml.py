@@ -190,6 +190,20 @@ def test_a_gpu_keeps_its_energy_where_its_number_changes(machine: Machine) -> No
     assert found == pytest.approx({"gpu-0": 4000.0, "gpu-1": 1000.0}, abs=1.0)
 
 
+KNOWN = DeviceEnergy("gpu-0", "nvml-counter", 700.0, 3.0, 40.0, 5e6 + 200.0 * 980.0)
+
+
+def test_a_later_agent_goes_on_by_the_counter(machine: Machine) -> None:
+    machine.gpu()
+    meter = Nvml()
+    meter.resume([KNOWN], 20.0, True)
+    (found,) = meter.read(machine.now_s)
+    assert found.joules == pytest.approx(700.0 + 200.0 * 20.0) and found.unseen_s == 3.0
+    assert found.uncertainty_j > 40.0
+    (found,) = machine.read(meter, 10.0)
+    assert found.joules == pytest.approx(700.0 + 200.0 * 30.0)
+
+
 def test_the_instantaneous_field_may_be_wide_or_missing(machine: Machine) -> None:
     gpu = machine.gpu(watts=123.0)
     nvml = load()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specs import job_spec
 
 from rms.core.model.events import Resize, Start, Submitted
 from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Speedup
@@ -32,18 +33,8 @@ def spec(
     law: tuple[float, float] = (100.0, 5.0),
     submit_s: float = 0.0,
 ) -> JobSpec:
-    return JobSpec(
-        JobId(str(number)),
-        submit_s,
-        low,
-        high,
-        high,
-        mode,
-        Speedup(law=law),
-        resize_every_s=5.0,
-        resize_price_s=1.0,
-        array=array,
-    )
+    more = {"array": array, "resize_every_s": 5.0, "resize_price_s": 1.0}
+    return job_spec(number, (low, high, high), mode, submit_s, speedup=Speedup(law=law), **more)
 
 
 def starts(nodes: int, specs: list[JobSpec], policy: str) -> dict[str, int]:
@@ -153,14 +144,12 @@ def workloads(draw: st.DrawFn) -> tuple[int, list[JobSpec]]:
         low = draw(st.integers(1, nodes))
         high = draw(st.integers(low, nodes))
         specs.append(
-            JobSpec(
-                JobId(str(number)),
-                float(draw(st.integers(0, 40))),
-                low,
-                high,
-                draw(st.integers(low, high)),
+            job_spec(
+                number,
+                (low, draw(st.integers(low, high)), high),
                 draw(st.sampled_from(Mode)),
-                Speedup(law=(draw(st.floats(1, 200)), draw(st.floats(0, 20)))),
+                float(draw(st.integers(0, 40))),
+                speedup=Speedup(law=(draw(st.floats(1, 200)), draw(st.floats(0, 20)))),
                 resize_every_s=draw(st.sampled_from([None, 3.0, 7.5])),
                 resize_price_s=draw(st.sampled_from([0.0, 2.0])),
                 array=draw(st.sampled_from([None, "a", "b"])),

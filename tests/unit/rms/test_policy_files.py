@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from specs import job_spec
 
 from rms.core.model.events import Later, Resize, ResizeAsked, ResizePoint, Start, Started, Submitted
 from rms.core.model.jobs import Job, JobId, JobSpec, JobState, Mode, Node, NodePower, Site, Speedup
@@ -37,9 +38,7 @@ SLOT = {"part": "rms.studies.chiesi:PowerSlot", "per": "node"}
 
 
 def job(number: int, size: int = 1, power_w: float | None = None) -> JobSpec:
-    return JobSpec(
-        JobId(str(number)), 0.0, size, size, size, Mode.FIXED, run_s=10.0, power_w=power_w
-    )
+    return job_spec(number, size, run_s=10.0, power_w=power_w)
 
 
 def started(engine: Engine, *specs: JobSpec) -> list[str]:
@@ -213,7 +212,7 @@ def test_the_cap_holds_and_the_reason_says_so() -> None:
 
 
 def unstated(number: int, size: int = 1, speedup: Speedup | None = None) -> JobSpec:
-    return JobSpec(JobId(str(number)), 0.0, size, size, size, Mode.FIXED, speedup, run_s=10.0)
+    return job_spec(number, size, speedup=speedup, run_s=10.0)
 
 
 def test_a_job_without_power_counts_as_what_its_slots_draw_when_busy() -> None:

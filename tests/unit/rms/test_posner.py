@@ -15,6 +15,7 @@ from external import external
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from selection import all_wide_but
+from specs import job_spec
 from stated import assert_statements
 
 from rms.cli.main import main
@@ -202,14 +203,12 @@ def workloads(draw: st.DrawFn) -> list[JobSpec]:
         high = draw(st.integers(preferred, 8))
         malleable = draw(st.booleans())
         specs.append(
-            JobSpec(
-                JobId(str(number)),
-                float(draw(st.integers(0, 400))),
-                low if malleable else preferred,
-                high if malleable else preferred,
-                preferred,
+            job_spec(
+                number,
+                (low, preferred, high) if malleable else preferred,
                 Mode.FLEXIBLE if malleable else Mode.FIXED,
-                Speedup(law=(draw(st.floats(1.0, 900.0)), draw(st.floats(0.1, 30.0)))),
+                float(draw(st.integers(0, 400))),
+                speedup=Speedup(law=(draw(st.floats(1.0, 900.0)), draw(st.floats(0.1, 30.0)))),
                 resize_parts=draw(st.integers(1, 6)) if malleable else None,
             )
         )

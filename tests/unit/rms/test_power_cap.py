@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from msgspec import structs
+from specs import job_spec
 from test_engine_properties import Cluster
 
 from rms.core.books.ledger import Ledger
@@ -66,9 +67,8 @@ def job(
     number: int, nodes: tuple[int, ...], mode: Mode = FIXED, at_s: float = 0.0, **more: Any
 ) -> JobSpec:
     """A job of one size, or of (min, preferred, max); it runs 100 s unless it says otherwise."""
-    low, preferred, high = nodes if len(nodes) == 3 else nodes * 3
-    known = {"limit_s": 100.0, "run_s": 100.0} | more
-    return JobSpec(JobId(str(number)), at_s, low, high, preferred, mode, **known)
+    sizes = nodes if len(nodes) == 3 else nodes[0]
+    return job_spec(number, sizes, mode, at_s, **{"limit_s": 100.0, "run_s": 100.0} | more)
 
 
 class Driven:
@@ -463,14 +463,12 @@ def specs_of(draw: st.DrawFn, number: int, at_s: float) -> JobSpec:
         Speedup(law=(draw(st.floats(1, 99)), 1.0)),
         Speedup(sizes, tuple(90.0 / n for n in sizes), watts),
     )
-    spec = JobSpec(
-        JobId(str(number)),
-        at_s,
-        low,
-        high,
-        preferred,
+    spec = job_spec(
+        number,
+        (low, preferred, high),
         draw(st.sampled_from(Mode)),
-        draw(st.sampled_from(speedups)),
+        at_s,
+        speedup=draw(st.sampled_from(speedups)),
         limit_s=draw(st.sampled_from([None, 10.0, 50.0])),
         resize_every_s=draw(st.sampled_from([None, 3.0])),
         power_w=draw(st.sampled_from([None, 0.0, 35.0, 120.0])),

@@ -129,35 +129,22 @@ def test_unknown_formats_are_refused(tmp_path: Path, version: int) -> None:
         read_completion(path)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        encoded(state="DONE"),
-        encoded(step="twelve"),
-        encoded(exit_code=None),
-        encoded(colour="blue"),
-        b'{"state": "COMPLETED"}',
-        b"[]",
-        b"null",
-        b"COMPLETED\n",
-        b"\x00" * 64,
-        b"\xff\xfe not text",
-        encoded(message="?").replace(b"?", b"\xff"),
-    ],
-    ids=[
-        "state",
-        "text-step",
-        "null",
-        "unknown-key",
-        "missing-keys",
-        "list",
-        "nothing",
-        "text",
-        "zeros",
-        "binary",
-        "not-utf-8",
-    ],
-)
+WRONG = {
+    "state": encoded(state="DONE"),
+    "text-step": encoded(step="twelve"),
+    "null": encoded(exit_code=None),
+    "unknown-key": encoded(colour="blue"),
+    "missing-keys": b'{"state": "COMPLETED"}',
+    "list": b"[]",
+    "nothing": b"null",
+    "text": b"COMPLETED\n",
+    "zeros": b"\x00" * 64,
+    "binary": b"\xff\xfe not text",
+    "not-utf-8": encoded(message="?").replace(b"?", b"\xff"),
+}
+
+
+@pytest.mark.parametrize("content", WRONG.values(), ids=list(WRONG))
 def test_what_is_not_a_record_is_refused_in_one_sentence(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "record.json"
     path.write_bytes(content)
@@ -165,28 +152,10 @@ def test_what_is_not_a_record_is_refused_in_one_sentence(tmp_path: Path, content
         read_completion(path)
 
 
-RESIZE = ResizeReport(
-    step=5,
-    from_ranks=2,
-    to_ranks=4,
-    strategy="spawn",
-    boot_s=0.2,
-    stall_s=0.3,
-    move_s=0.1,
-    bytes=10,
-    gb_per_s=1.0,
-)
+TIMES = {"boot_s": 0.2, "stall_s": 0.3, "move_s": 0.1}
+RESIZE = ResizeReport(5, 2, 4, "spawn", **TIMES, bytes=10, gb_per_s=1.0)
 
 
 def test_a_resize_is_reported_by_the_names_of_the_command_line() -> None:
-    assert list(msgspec.to_builtins(RESIZE)) == [
-        "step",
-        "from",
-        "to",
-        "strategy",
-        "boot_s",
-        "stall_s",
-        "move_s",
-        "bytes",
-        "gb_per_s",
-    ]
+    names = "step from to strategy boot_s stall_s move_s bytes gb_per_s"
+    assert " ".join(msgspec.to_builtins(RESIZE)) == names

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from specs import job_spec
 
 from rms.core.model.events import FrequenciesSettable, Start, Started, Submitted
-from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Site
+from rms.core.model.jobs import JobId, JobSpec, NodePower, Site
 from rms.core.model.speedup import OperatingPoint
 from rms.core.policies import named
 from rms.core.scheduler.engine import Engine
@@ -22,8 +23,7 @@ def engine() -> Engine:
 
 
 def spec(number: int, at_s: float) -> JobSpec:
-    name = JobId(str(number))
-    return JobSpec(name, at_s, 1, 1, 1, Mode.FIXED, run_s=100.0, operating_points=POINTS)
+    return job_spec(number, at_s=at_s, run_s=100.0, operating_points=POINTS)
 
 
 def started(engine: Engine, number: int, at_s: float) -> Start:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from specs import job_spec
 
 from rms.core.model.contention import Processors, SharedNode
-from rms.core.model.jobs import JobId, JobSpec, Mode, Site
+from rms.core.model.jobs import JobId, JobSpec, Site
 from rms.core.policies import Policy, PolicyError, adjusted, named
 from rms.sim.simulator import Simulation
 
@@ -26,17 +27,8 @@ def easy(part: str, **parameters: Any) -> Policy:
 
 
 def job(number: int, size: int, gb_s: float, run_s: float = 100.0, at_s: float = 0.0) -> JobSpec:
-    return JobSpec(
-        JobId(str(number)),
-        at_s,
-        size,
-        size,
-        size,
-        Mode.FIXED,
-        limit_s=run_s,
-        run_s=run_s,
-        bandwidth_gb_s=gb_s,
-    )
+    times = {"limit_s": run_s, "run_s": run_s}
+    return job_spec(number, size, at_s=at_s, bandwidth_gb_s=gb_s, **times)
 
 
 def run(where: Site, policy: Policy, *specs: JobSpec) -> Simulation:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from processes import called
+from specs import job_spec
 
 from rms.cli.main import main
-from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Site
+from rms.core.model.jobs import JobSpec, NodePower, Site
 from rms.core.policies import POLICIES
 from rms.sim.run import failing
 from rms.sim.simulator import Simulation
@@ -29,16 +30,7 @@ NINE = ["--workload", str(JOBS / "nine-k80.toml"), "--cluster", str(JOBS / "k80.
 
 def rigid(count: int, processors: int) -> list[JobSpec]:
     return [
-        JobSpec(
-            JobId(str(n)),
-            40.0 * n,
-            1 + n % processors,
-            1 + n % processors,
-            1 + n % processors,
-            Mode.FIXED,
-            limit_s=900.0,
-            run_s=100.0 + 7.0 * (n % 50),
-        )
+        job_spec(n, 1 + n % processors, at_s=40.0 * n, limit_s=900.0, run_s=100.0 + 7.0 * (n % 50))
         for n in range(count)
     ]
 

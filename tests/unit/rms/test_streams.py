@@ -17,8 +17,9 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from specs import job_spec
 
-from rms.core.model.jobs import JobId, JobSpec, Mode
+from rms.core.model.jobs import JobSpec
 from rms.formats.config import FileError
 from rms.studies.malleability import MalleableChange, malleable
 from rms.studies.streams import (
@@ -45,16 +46,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def job(name: int, submit_s: float, nodes: int, run_s: float) -> JobSpec:
-    return JobSpec(
-        JobId(str(name)),
-        submit_s,
-        nodes,
-        nodes,
-        nodes,
-        Mode.FIXED,
-        run_s=run_s,
-        limit_s=2 * run_s,
-    )
+    return job_spec(name, nodes, at_s=submit_s, run_s=run_s, limit_s=2 * run_s)
 
 
 def made_up(count: int = 40, nodes: int = 16) -> Stream:
