@@ -95,7 +95,7 @@ class OldWorld(Side):
         stack: frees handles at the end of the attempt.
 
     Attributes:
-        begun: the clock when the resize began.
+        from_ranks, begun: size of the old world, and the clock when the resize began.
         meet_s, phases_s: seconds until the worlds had met, and of the phases of the stall.
         decompositions: of the fields in the new world.
         inter: the inter-communicator to the new world, if MPI has one.
@@ -114,7 +114,7 @@ class OldWorld(Side):
         self.inter: MPI.Intercomm | None = None
         self.merged: dict[str, Any] = {}
         self.encoded = b""
-        self.begun = run.runtime.clock()
+        self.from_ranks, self.begun = run.world.size, run.runtime.clock()
         self.meet_s, self.phases_s = 0.0, dict[str, float]()
 
     def check_reports(self, waited_s: float) -> None:
@@ -604,7 +604,7 @@ def commit(
     build_s = max([build_s, *(ack.build_s for ack in acks)])
     cost = OpenResize(
         step=run.step,
-        from_ranks=run.world.size,
+        from_ranks=old.from_ranks,
         to_ranks=wanted.ranks,
         strategy=wanted.strategy,
         boot_s=max((one.boot_s for one in wanted.launches), default=old.meet_s),
