@@ -14,6 +14,9 @@ from slurm_bed import Slurm as Bed
 from rms.launch.slurm import site
 from rms.launch.slurm.commands import Meaning, Slurm, SlurmError
 
+one_select = pytest.mark.parametrize("session_slurm", ["linear"], indirect=True)
+"""For what does not depend on the way of selecting nodes."""
+
 
 def commands(bed: Bed) -> Slurm:
     return Slurm(bed.environment, getpass.getuser())
@@ -48,6 +51,7 @@ def test_trying_it_leaves_nothing(slurm: Bed) -> None:
     assert donors(commands(slurm)) == []
 
 
+@one_select
 def test_an_array_in_the_queue_and_in_accounting(slurm: Bed) -> None:
     read = commands(slurm)
     job = read.submit(
@@ -96,6 +100,7 @@ def test_growing_where_no_node_is_free(slurm: Bed) -> None:
         read.submit("--nodes=1", "--exclusive", "--wrap", "true")
 
 
+@one_select
 def test_a_job_that_has_ended(slurm: Bed) -> None:
     read = commands(slurm)
     job = int(slurm.submit("--nodes=2"))
@@ -113,6 +118,7 @@ def test_a_job_that_has_ended(slurm: Bed) -> None:
     assert donors(read) == []
 
 
+@one_select
 def test_shrinking_to_nodes_it_has_not(slurm: Bed) -> None:
     read = commands(slurm)
     job = int(slurm.submit("--nodes=2"))

@@ -11,7 +11,8 @@ from faults import Fault
 from killed import Bench, KilledError
 from killed import bench as opened
 
-from rms.core.model.jobs import JobId, Mode
+from rms.core.model.jobs import JobId, JobState, Mode
+from rms.core.rules.transition import ANY, NOT_OK, OK, is_met
 from rms.daemon.ask import views
 from rms.daemon.ask.views import archived, past, selected
 from rms.daemon.restart.recover import replayed
@@ -135,6 +136,22 @@ def test_without_room_for_their_rows_they_stay(retired: Bench) -> None:
         assert len(lives_on.state.ended) == 2 == len(lives_on.jobs)
     retired.daemon.tick()
     assert len(lives_on.state.ended) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "states", "met"),
+    [
+        (OK, ["COMPLETED", "COMPLETED"], True),
+        (OK, ["COMPLETED", "FAILED"], False),
+        (NOT_OK, ["COMPLETED", "TIMEOUT"], True),
+        (NOT_OK, ["COMPLETED"], False),
+        (ANY, ["CANCELLED"], True),
+    ],
+)
+def test_what_waits_for_them_is_decided_by_how_they_ended(
+    kind: str, states: list[str], met: bool
+) -> None:
+    assert is_met(kind, [JobState(state) for state in states]) is met
 
 
 class Walked(dict[Any, Any]):
