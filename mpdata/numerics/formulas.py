@@ -18,7 +18,7 @@ Sources: S84 Smolarkiewicz 1984 (J. Comput. Phys. 54, 325), S06 Smolarkiewicz 20
 Numer. Meth. Fluids 50, 1123), SG90 Smolarkiewicz & Grabowski 1990 (J. Comput. Phys. 86, 355),
 SM98 Smolarkiewicz & Margolin 1998 (J. Comput. Phys. 140, 459), MS98 Margolin & Smolarkiewicz 1998
 (SIAM J. Sci. Comput. 20, 907), J15 Jaruga et al. 2015 (Geosci. Model Dev. 8, 1005), W18
-Waruszewski et al. 2018 (J. Comput. Phys. 356, 253).
+Waruszewski et al. 2018 (J. Comput. Phys. 359, 361).
 """
 
 from __future__ import annotations
