@@ -58,7 +58,7 @@ def test_no_option_accepts_a_number_that_is_not_finite() -> None:
 
 def test_no_option_of_seconds_or_watts_accepts_less_than_nothing() -> None:
     for name, action, command in number_options():
-        if isinstance(value_of(action, command, "1"), float):
+        if name != "mpdata run --angle" and isinstance(value_of(action, command, "1"), float):
             assert value_of(action, command, "-1") is None, name
 
 
