@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -40,7 +41,7 @@ def choose_backend(name: str) -> str:
 
 def _gpu_available() -> bool:
     """Return whether there is CuPy with a GPU to use."""
-    if find_spec("cupy") is None:
+    if "cupy" not in sys.modules and find_spec("cupy") is None:
         return False
     from mpdata.numerics.cuda.device import answers
 
