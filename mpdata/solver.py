@@ -173,7 +173,7 @@ class Solver:
         return self._step
 
     def resume(self, psi: Array, step: int) -> None:
-        """Go on from a field as :attr:`psi` was after so many steps, whoever made them."""
+        """Continue from a field as :attr:`psi` was after so many steps of any run."""
         self._psi[self.geometry.cells(0)] = self._xp.asarray(psi).reshape(self.setup.grid)
         self._step = step
 

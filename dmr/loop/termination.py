@@ -90,7 +90,7 @@ class Ending:
         with WATCH.within("the end of the block"):
             spawned = self.comm.allreduce(self._runtime.parent is not None, MPI.LOR)
         if spawned:
-            # A spawned rank's exit status reaches nobody, so its world must end by MPI_Abort.
+            # No process receives a spawned rank's exit status, so its world must end by MPI_Abort.
             if self.comm.rank == 0:
                 print(f"error: {error}", file=sys.stderr, flush=True)
             abort(self.comm, error.exit_code)

@@ -249,15 +249,17 @@ def _times(factor: int, field: CellFunction) -> CellFunction:
 
 def _identity(request: Request, setup: Setup) -> tuple[tuple[str, str], ...]:
     """Return what decides the answer beside case, grid, boundaries and scheme."""
-    found = [("courant", repr(setup.courant if setup.courant is not None else request.courant))]
+    options = [("courant", repr(setup.courant if setup.courant is not None else request.courant))]
     if setup.case == "random":
-        found.append(("seed", str(request.seed)))
+        options.append(("seed", str(request.seed)))
     if setup.case == "bell":
-        found.append(("angle", repr(_angle(request))))
+        options.append(("angle", repr(_angle(request))))
     if setup.case == "winds" and request.winds is not None:
-        found.append(("month", str(request.month)))
-        found += [(name, fingerprint(path)) for name, path in zip("uv", request.winds, strict=True)]
-    return tuple(found)
+        options.append(("month", str(request.month)))
+        options += [
+            (name, fingerprint(path)) for name, path in zip("uv", request.winds, strict=True)
+        ]
+    return tuple(options)
 
 
 def check_grid(grid: tuple[int, int, int]) -> None:

@@ -147,8 +147,8 @@ def fill_faces(
 
 def on_host(xp: Any, array: Array) -> npt.NDArray[Any]:
     """Return an array of the module ``xp`` in host memory (itself where it is there already)."""
-    found: npt.NDArray[Any] = xp.asnumpy(array) if hasattr(xp, "asnumpy") else array
-    return found
+    values: npt.NDArray[Any] = xp.asnumpy(array) if hasattr(xp, "asnumpy") else array
+    return values
 
 
 def _put(xp: Any, target: Array, region: Region, values: npt.NDArray[Any]) -> None:
@@ -168,10 +168,10 @@ def unstable(highest: MaxCourant, scale: float, allowance: float = ROUND_OFF) ->
     )
 
 
-def largest(found: list[MaxCourant]) -> MaxCourant:
+def largest(highest: list[MaxCourant]) -> MaxCourant:
     """Return the largest of some, the first of equals; one that is not a number wins."""
-    best = found[0]
-    for other in found[1:]:
+    best = highest[0]
+    for other in highest[1:]:
         best = _larger(best, other)
     return best
 
@@ -286,7 +286,7 @@ def _slab_max(
     ``pairs`` are the face values below and above the slab's cells along each active axis.
     """
     total = np.zeros(tuple(part.stop - part.start for part in region))
-    with np.errstate(over="ignore", invalid="ignore"):  # found in the sum, and said
+    with np.errstate(over="ignore", invalid="ignore"):  # the check of the sum reports it
         for below, above in pairs:
             total += np.maximum(above, 0) - np.minimum(below, 0)
         total /= density

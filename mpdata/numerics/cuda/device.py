@@ -187,10 +187,10 @@ class DeviceStopwatch:
         if self._spans:
             self._spans[-1][1].synchronize()
         elapsed = self._cupy.cuda.get_elapsed_time
-        found = [float(elapsed(start, stop)) / 1e3 for start, stop in self._spans]
+        seconds = [float(elapsed(start, stop)) / 1e3 for start, stop in self._spans]
         self._spare += self._spans
         self._spans = []
-        return found
+        return seconds
 
     def settle(self) -> None:
         """Wait for all that is under way, and give back memory that nothing holds."""

@@ -81,11 +81,11 @@ def best(
     Raises:
         RuntimeError: none of them runs.
     """
-    found: tuple[GpuTile, float] | None = None
+    fastest: tuple[GpuTile, float] | None = None
     for tile in tiles:
         taken = seconds(tile)
-        if taken is not None and (found is None or taken < found[1]):
-            found = tile, taken
-    if found is None:
+        if taken is not None and (fastest is None or taken < fastest[1]):
+            fastest = tile, taken
+    if fastest is None:
         raise RuntimeError("expected a tile that runs on this device, got none")
-    return found
+    return fastest
