@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
         print_blob=True,
         suppress_health_check=[HealthCheck.too_slow],
     )
-    if not config.getoption("--hypothesis-profile"):
+    if not config.getoption("--hypothesis-profile", default=None):  # with or without its plugin
         settings.load_profile("chosen")
 
 
