@@ -68,7 +68,8 @@ def gain(ran: Ran, *, limit_s: float = LIMIT_S) -> Gain:
     ``SERIAL + (1 - SERIAL) / n``. ``k`` is such that the job, at the sizes at which it really ran,
     ends when it really ended. A job that still runs counts as over at the time of the record. With
     resizes, a resize costs a job the mean stall of its own resizes (of all resizes where it has
-    none), and it can be resized as often as a new world boots on average.
+    none), and it comes to a resize point every two boots of a world, so that a resize waits for one
+    boot on average.
 
     *Lent.* A node is lent from the time at which a job gives it up by a resize until the job ends
     or holds as many nodes as it ever did; of that time, the part counts in which another job held
@@ -162,20 +163,23 @@ def _given_up(job: JobRan, now_s: float) -> list[tuple[int, float, float]]:
     """Return the nodes that a job gave up, with the times from which and until which they count."""
     over: list[tuple[int, float, float]] = []
     given: dict[int, float] = {}  # by node, in the order of time
-    held = _held(job, job.start_s)
+    end_s = now_s if job.end_s is None else job.end_s
+    # The report of a resize comes before the old world has left: sizes count half-way to the next.
+    ends = [job.start_s, *(resize.at_s for resize in job.resizes)]
+    begins = [*(resize.at_s - resize.stall_s for resize in job.resizes), end_s]
+    rests = [(begin_s + until_s) / 2.0 for begin_s, until_s in zip(ends, begins, strict=True)]
+    held = _held(job, rests[0])
     most = len(held)
-    for resize in job.resizes:
-        before, held = held, _held(job, resize.at_s)
+    for resize, rest_s in zip(job.resizes, rests[1:], strict=True):
+        before, held = held, _held(job, rest_s)
         most = max(most, len(held))
         for node in sorted(before - held):
-            given[node] = resize.at_s
-        back = [node for node in given if node in held]
-        back += [node for node in given if node not in held]
-        for node in back:
-            if node not in held and len(given) <= most - len(held):
-                break
+            given[node] = max(until for at, _, until in job.spans if at == node and until <= rest_s)
+        for node in [node for node in given if node in held]:
+            back_s = max(begin for at, begin, _ in job.spans if at == node and begin <= rest_s)
+            over.append((node, given.pop(node), back_s))
+        for node in list(given)[: max(0, len(given) - (most - len(held)))]:
             over.append((node, given.pop(node), resize.at_s))
-    end_s = now_s if job.end_s is None else job.end_s
     return over + [(node, since_s, end_s) for node, since_s in given.items()]
 
 
@@ -203,7 +207,7 @@ class _Model:
         self.known = frozenset({job.spec.id for job in self.jobs} | arrays)
         resizes = [resize for job in self.jobs for resize in job.resizes]
         self.stall_s = fmean(r.stall_s for r in resizes) if resizes else 0.0
-        self.boot_s = fmean(r.boot_s for r in resizes) if resizes else 1.0
+        self.boot_s = fmean(r.boot_s for r in resizes) if resizes else 0.5
 
     def end_s(self, job: JobRan) -> float:
         """Return the end of a job, the time of the record while it runs."""
@@ -223,7 +227,9 @@ class _Model:
             mode=mode,
             speedup=None if rigid else speedup,
             run_s=max(LEAST_RUN_S, speedup.time(spec.preferred)) if rigid else None,
-            resize_every_s=max(self.boot_s, run_s / POINTS, LEAST_RUN_S) if can_resize else None,
+            resize_every_s=max(2.0 * self.boot_s, run_s / POINTS, LEAST_RUN_S)
+            if can_resize
+            else None,
             resize_price_s=(fmean(stalls) if stalls else self.stall_s) if can_resize else 0.0,
             resize_parts=None,
             hold=False,

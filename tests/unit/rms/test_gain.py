@@ -24,7 +24,7 @@ def lender() -> JobRan:
         start_s=0.0,
         end_s=25.0,
         spans=((0, 0.0, 25.0), (1, 0.0, 10.0), (1, 20.0, 25.0)),
-        resizes=(ResizeRan(10.0, 0.0, 1.0), ResizeRan(20.0, 0.0, 1.0)),
+        resizes=(ResizeRan(10.0, 0.0, 0.5), ResizeRan(20.0, 0.0, 0.5)),
     )
 
 
