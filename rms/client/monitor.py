@@ -17,6 +17,8 @@ from rms.client.status import (
     gain_cells,
     gain_words,
     lent_words,
+    pending_words,
+    sizes_words,
     state_look,
 )
 from rms.core.books.spans import BALANCE, BalanceError
@@ -37,7 +39,7 @@ from rms.wire.users import (
     Snapshot,
 )
 
-JOB_HEADS = "JOBID NAME STATE MODE NODES STEP ENERGY_J SOURCE NODELIST(REASON)"
+JOB_HEADS = "JOBID NAME STATE MODE NODES DONE TIME RESIZES ENERGY NODELIST(REASON)"
 MODE_HEADS = (
     *("Mode", "Jobs", "Completed", "Mean wait", "95 % wait", "Slowdown", "Mean run", "Resizes"),
     *("Energy", "Energy a job"),
@@ -72,9 +74,6 @@ USER_TITLES = (
 )
 MOST_SIZED = 24
 """Most jobs whose sizes over time a report draws."""
-
-MOST_STEPS = 6
-"""With more sizes, a cell has the first and the last ones."""
 
 GAIN_TITLES = ("", "Real run", "Replay", "Replay without resizes")
 
@@ -116,11 +115,11 @@ def summary(now: Snapshot) -> str:
     """Return one line about the cluster."""
     status, energy = ClusterStatus.of_snapshot(now), now.books.energy
     shared = ", an estimate" if any(part.estimate for part in energy.sources) else ""
-    tasks = f", tasks {energy.tasks_j:.0f} J" if energy.tasks_j else ""
+    tasks = f", tasks {energy_words(energy.tasks_j)}" if energy.tasks_j else ""
     return (
         f"Policy {status.policy}, nodes {status.nodes_words} allocated, {status.jobs_words}, "
-        f"power {status.power_w:.0f} W, energy {energy.cluster_j:.0f} J, "
-        f"of which jobs {energy.busy_j:.0f} J{tasks}{shared} ({_source(now)})"
+        f"power {status.power_w:.0f} W, energy {energy_words(energy.cluster_j)}, "
+        f"of which jobs {energy_words(energy.busy_j)}{tasks}{shared} ({_source(now)})"
     )
 
 
@@ -134,17 +133,19 @@ def present_jobs(now: Snapshot) -> list[list[str]]:
     """Return the rows of unfinished jobs under :data:`JOB_HEADS`, running ones first."""
     alive = [job for job in now.jobs if job.state not in OVER]
     alive.sort(key=lambda job: job.state == "PENDING")
+    now_s = now.books.now_s
     return [
         [
             job.id,
             job.name,
-            job.state,
+            state_look(job).word,
             job.mode,
             job.nodes_words,
-            f"{job.step}/{job.steps}" if job.steps else "",
-            f"{job.energy_j:.0f}",
-            OwnerEnergy.of(job.energy).cells[1],
-            fold_slots(job.nodes) or f"({job.reason})",
+            f"{job.step / job.steps:.0%}" if job.steps else "",
+            hms(now_s - (job.submit_s if job.start_s is None else job.start_s)),
+            sizes_words(job),
+            energy_words(job.energy_j) if job.energy_j else "",
+            fold_slots(job.nodes) or f"({pending_words(job, now_s)})",
         ]
         for job in alive
     ]
@@ -347,10 +348,8 @@ def _size(job: JobRow, sizes: Sizes) -> Cell:
     ranks = " ".join(f"{r.from_ranks}→{r.to_ranks}" for r in job.resizes) or "0"
     if not job.resizes:
         return Cell(job.nodes_words, ranks, kind="nowrap", key=str(job.size))
-    steps = [str(job.resizes[0].from_ranks), *(str(row.to_ranks) for row in job.resizes)]
-    text = "→".join(steps if len(steps) <= MOST_STEPS else [*steps[:2], "…", *steps[-2:]])
     mark = SizedJob(job.id, job.name, job.submit_s, sizes).spark() if len(sizes) > 1 else ""
-    return Cell(text, ranks, f"ranks: {ranks}", "nowrap", str(job.size), mark)
+    return Cell(sizes_words(job), ranks, f"ranks: {ranks}", "nowrap", str(job.size), mark)
 
 
 def _node_seconds(now: Snapshot) -> Mapping[str, float]:

@@ -65,6 +65,22 @@ def state_look(job: JobRow) -> StateLook:
     return STATES.get(state_key(job), StateLook(job.state.capitalize(), "?", "white"))
 
 
+def pending_words(job: JobRow, now_s: float) -> str:
+    """Return why a job is pending, with its expected start: ``in 0:02:50 Resources: ...``."""
+    if job.expected_start_s is None:
+        return job.reason
+    forecast = f"in {hms(job.expected_start_s - now_s)}"
+    return f"{forecast} {job.reason}" if job.reason else forecast
+
+
+def sizes_words(job: JobRow, most: int = 6) -> str:
+    """Return the sizes of a resized job one after the other, in ranks: ``8→3→…→4→2``."""
+    if not job.resizes:
+        return ""
+    steps = [str(job.resizes[0].from_ranks), *(str(row.to_ranks) for row in job.resizes)]
+    return "→".join(steps if len(steps) <= most else [*steps[:2], "…", *steps[-2:]])
+
+
 @dataclass(frozen=True)
 class ClusterStatus:
     """Numbers of nodes and jobs, as the page, ``rms top`` and ``rms report`` show them.
