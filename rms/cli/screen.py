@@ -407,7 +407,7 @@ class Top(App[None]):
         self._wake = asyncio.Event()
         self._sort = self._find = ""
         self._unfold: set[str] = set()
-        self._list, self._now_s = "active", 0.0
+        self._list, self._now_s, self._next = "active", 0.0, ""
         self._summary, self._heads = Static(id="summary"), Static(id="heads")
         self.table, self._details = JobTable(), Static(id="details")
         self._field = Input(placeholder="text in an id or a name", id="find")
@@ -460,7 +460,9 @@ class Top(App[None]):
                 await asyncio.wait_for(self._wake.wait(), REFRESH_S)
 
     def _show(self, live: Live) -> None:
-        text = Text(summary(live), no_wrap=True, overflow="ellipsis")
+        if self._list == "active":
+            self._next = forecast(live)
+        text = Text(summary(live, self._next), no_wrap=True, overflow="ellipsis")
         text.highlight_regex(f"[█░]{{{NODE_BAR}}}", "green")
         text.highlight_regex(f"[{BARS}]{{{POWER_BAR}}}", "cyan")
         self._summary.update(text)
@@ -613,13 +615,13 @@ class Top(App[None]):
         self.push_screen(Reader(f"{line.job.output}", lines, end=True))
 
 
-def summary(live: Live) -> str:
+def summary(live: Live, forecast: str) -> str:
     """Return three lines about the cluster: nodes and jobs, power and energy, the next starts."""
     filled = round(NODE_BAR * live.held / max(1, live.nodes))
     bar = "█" * filled + "░" * (NODE_BAR - filled)
     status = ClusterStatus.of_live(live)
     first = f"Nodes {bar} {status.nodes_words} allocated   {status.jobs_words}"
-    third = f"Policy {status.policy}   Next {forecast(live)}"
+    third = f"Policy {status.policy}   Next start: {forecast}"
     power = live.power
     if power is None:
         return printable(first)
@@ -638,9 +640,9 @@ def forecast(live: Live) -> str:
     lines = [] if live.jobs is None else live.jobs.lines
     starts = [(at_s, line) for line in lines if (at_s := line.job.expected_start_s) is not None]
     if not starts:
-        return "start: unknown"
+        return "unknown"
     starts.sort(key=lambda pair: pair[0])
-    return "start: " + ", ".join(
+    return ", ".join(
         f"{line.job.id} {line.job.name} in {hms(at_s - live.now_s)}" for at_s, line in starts[:4]
     )
 

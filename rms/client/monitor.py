@@ -17,7 +17,6 @@ from rms.client.status import (
     gain_cells,
     gain_words,
     lent_words,
-    pending_words,
     sizes_words,
     state_look,
 )
@@ -145,10 +144,15 @@ def present_jobs(now: Snapshot) -> list[list[str]]:
             hms(now_s - (job.submit_s if job.start_s is None else job.start_s)),
             sizes_words(job),
             energy_words(job.energy_j) if job.energy_j else "",
-            fold_slots(job.nodes) or f"({pending_words(job, now_s)})",
+            fold_slots(job.nodes) or f"({job.reason}{_starts_in(job, now_s)})",
         ]
         for job in alive
     ]
+
+
+def _starts_in(job: JobRow, now_s: float) -> str:
+    at_s = job.expected_start_s
+    return "" if at_s is None else f"; starts in {hms(at_s - now_s)}"
 
 
 # --- the report ---------------------------------------------------------------------------------

@@ -244,8 +244,8 @@ def gain_words(gain: Gain) -> list[str]:
     sentences = [
         f"{lent_words(gain.lent_node_s)} lent by {_jobs(lenders)} to other jobs.",
         f"Without resizes the mean wait is {hms(abs(saved))} "
-        f"{'longer' if saved >= 0.0 else 'shorter'}: {_jobs(gain.later)} start later, "
-        f"{gain.earlier} earlier.",
+        f"{'longer' if saved >= 0.0 else 'shorter'}: {_jobs(gain.later)} "
+        f"start{'s' if gain.later == 1 else ''} later, {gain.earlier:,} earlier.",
         f"{_jobs(gain.jobs)} from {clock(gain.from_s, day=True)} to "
         f"{clock(gain.until_s, day=True)}, policy {gain.policy}, {gain.nodes} nodes{left_out}.",
         f"Error of the model: starts in the replay are {hms(gain.start_error_s)} from the real "

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
+from routed import routed
 from specs import job_spec
 
+from rms.client.status import gain_cells, gain_words
 from rms.core.model.jobs import JobId, Mode, NodePower, Site
 from rms.core.model.ran import JobRan, Ran, ResizeRan
 from rms.core.model.speedup import Speedup
+from rms.daemon.ask.views import past_ran
 from rms.sim.gain import GainCache, GainError, gain, lent_node_s, run_times
 from rms.wire.users import Gain
 
@@ -144,6 +149,46 @@ def test_over_the_wire() -> None:
     assert msgspec.json.decode(msgspec.json.encode(record), type=Ran) == record
     brought = gain(record)
     assert msgspec.json.decode(msgspec.json.encode(brought), type=Gain) == brought
+
+
+def test_the_record_of_a_daemon(tmp_path: Path) -> None:
+    with routed(tmp_path) as server:
+        server.submit(nodes=[2, 2], job_name="first", time_s=60.0)
+        server.clock[0] += 10.0
+        server.submit(nodes=[1, 1], job_name="second")
+        server.clock[0] += 20.0
+        server.daemon.scripts.end(server.daemon.jobs[JobId("1")], 0)
+        server.clock[0] += 5.0
+        server.submit(nodes=[2, 2], job_name="pending")
+        status, answer = server.ask("GET", "/ran")
+        assert status == 200
+        record = msgspec.convert(answer, Ran)
+        assert record.seq == server.daemon.journal.last and record.now_s == 1035.0
+        first, second = record.jobs  # what has not started is not in it
+        assert (first.start_s, first.end_s, first.state) == (1000.0, 1030.0, "COMPLETED")
+        assert first.spans == ((0, 1000.0, 1030.0), (1, 1000.0, 1030.0))
+        assert (second.start_s, second.end_s, second.state) == (1030.0, None, "RUNNING")
+        assert second.spans == ((0, 1030.0, 1035.0),) and second.spec.submit_s == 1010.0
+        live = gain(record)
+        assert live.with_resizes.makespan_s == live.without.makespan_s == 35.0
+        errors = live.start_error_s, live.makespan_error, live.lent_node_s
+        assert errors == pytest.approx((0.0, 0.0, 0.0))
+    past = gain(past_ran(tmp_path / "journal"))
+    assert past.rows == live.rows and past.real == live.real
+
+
+def test_words() -> None:
+    brought = gain(ran(lender(), borrower(), policy="array-share"))
+    cells = gain_cells(brought)
+    assert [row[0] for row in cells[:3]] == ["Makespan", "Mean wait", "Resizes"]
+    assert cells[0][1:] == ["0:00:25", "0:00:25", "0:00:30"] and cells[3][1] == ""
+    lent, waits, _, error = gain_words(brought)
+    assert lent == "0.00278 node hours lent by 1 job to other jobs."
+    expected = "Without resizes the mean wait is 0:00:05 longer: 1 job starts later, 0 earlier."
+    assert waits == expected
+    assert "starts in the replay are 0:00:00 from the real ones" in error and "+0.0%" in error
+    unsure = msgspec.structs.replace(brought, start_error_s=6.0)
+    assert gain_words(unsure)[-1] == "The difference of the waits is within that error."
 
 
 def test_the_cache_computes_elsewhere_and_once() -> None:
