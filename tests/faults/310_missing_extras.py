@@ -14,7 +14,6 @@ from dmr.cli import main as dmr
 from mpdata.cli.main import main as mpdata
 from rms.cli.main import main as rms
 
-
 Without = Callable[[str], None]
 
 START = """
