@@ -20,6 +20,8 @@ from pathlib import Path
 import pytest
 from processes import DEADLINE_S, ROOT, started, until
 
+pytestmark = pytest.mark.promise("package")
+
 PACKAGES = ("dmr", "mpdata", "rms")
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 VARIABLES = ("PYTHONPATH", "DMR_", "RMS_", "SLURM_", "MPDATA_", "VIRTUAL_ENV")
