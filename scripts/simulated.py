@@ -108,7 +108,7 @@ def nine_jobs(folder: Path, say: Say) -> bool:
     )
     say.detail = "drawing"
     picture = folder / "nine-jobs.png"
-    draw([runs[mode] for mode in Mode], picture, "Nine jobs on 20 nodes, simulated")
+    draw([runs[mode] for mode in Mode], picture, "Nine jobs on 20 nodes, simulated", 60.0, "min")
     say(f"   Picture of all four modes: {picture}")
     return resized < fixed and both <= either
 
@@ -202,6 +202,8 @@ WAYS = {
 def stream(folder: Path, say: Say) -> bool:
     """Show streams with and without resizes; return whether resizes shorten waits in all."""
     site = powered(Site(NODES))
+    say(f"   {JOBS} jobs at a load of {LOAD:.0%}; resizable ones have a serial part of 5 %, resize")
+    say("   points 300 s apart, and a resize costs them 10 s.")
     means: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     first: dict[str, Run] = {}
     for seed in SEEDS:
@@ -244,7 +246,8 @@ def stream(folder: Path, say: Say) -> bool:
     )
     say.detail = "drawing"
     picture = folder / "stream.png"
-    draw(list(first.values()), picture, f"{JOBS} jobs on {NODES} nodes, simulated")
+    title = f"{JOBS} jobs on {NODES} nodes, simulated"
+    draw(list(first.values()), picture, title, 3600.0, "h")
     say(f"   Picture: {picture}")
     return min(better) > 0
 
@@ -302,7 +305,7 @@ def blocks(history: History) -> Iterable[tuple[str, float, float, list[int]]]:
             yield job, start_s, length_s, [row for _, row in run]
 
 
-def draw(runs: Sequence[Run], path: Path, title: str) -> None:
+def draw(runs: Sequence[Run], path: Path, title: str, unit_s: float, unit: str) -> None:
     """Draw the jobs on the nodes over time, runs one below the other on one scale."""
     import matplotlib
 
@@ -318,17 +321,17 @@ def draw(runs: Sequence[Run], path: Path, title: str) -> None:
         order = {job: at for at, job in enumerate(run.history.jobs)}
         for job, start_s, length_s, rows in blocks(run.history):
             axes.broken_barh(
-                [(start_s / 3600.0, length_s / 3600.0)],
+                [(start_s / unit_s, length_s / unit_s)],
                 (rows[0] - 0.5, rows[-1] - rows[0] + 1),
                 color=shades(order[job] % shades.N),
                 linewidth=0,
             )
-        end = f"ends after {run.history.end_s / 3600.0:.1f} h"
+        end = f"ends after {run.history.end_s / unit_s:.1f} {unit}"
         axes.set_title(f"{run.title}: {end}, {run.resizes} resizes", fontsize=9, loc="left")
         axes.set(
-            ylabel="node", xlim=(0, longest_s / 3600.0), ylim=(-0.5, len(run.history.rows) - 0.5)
+            ylabel="node", xlim=(0, longest_s / unit_s), ylim=(-0.5, len(run.history.rows) - 0.5)
         )
-    charts[-1].set_xlabel("hours since the first submission")
+    charts[-1].set_xlabel(f"time since the first submission ({unit})")
     figure.suptitle(title, fontsize=11)
     part = path.with_suffix(".part.png")
     figure.savefig(part, dpi=110)

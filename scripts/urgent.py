@@ -102,7 +102,7 @@ def shown(rows, say, folder):
 
 
 def _run(folder, way, plan, progress, listen):
-    """Run both jobs one way; return the urgent one's wait (s), the other's resizes, and answers."""
+    """Run both jobs one way; return the urgent one's wait (s), and what came of the other."""
     from rms.studies.embedded import embedded_daemon
 
     shutil.rmtree(folder, ignore_errors=True)
@@ -124,6 +124,7 @@ def _run(folder, way, plan, progress, listen):
         _, urgent, last = let_in(server, folder, lengths, sizes, more, report=report)
     return {
         "wait_s": urgent.start_s - urgent.submit_s,
+        "during": urgent.start_s < last.end_s,
         "resizes": len(last.resizes),
         "answers": {
             name: json.loads((folder / f"{name}.json").read_text())["sha256"]
