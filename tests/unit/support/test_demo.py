@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import importlib.machinery
-import importlib.util
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import ROOT
+from loaded import SCRIPTS, script
 
-SCRIPTS = ROOT / "scripts"
 STEPS = {(360, 150, 32): 454, (240, 100, 24): 303, (180, 75, 16): 227, (120, 50, 10): 152}
 """Of the plume, about as the month's stability limit has them."""
-
-
-def script(name: str) -> Any:
-    """Import a script without the ending ``.py``."""
-    loader = importlib.machinery.SourceFileLoader(f"script_{name}", str(SCRIPTS / name))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[loader.name] = module
-    loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
