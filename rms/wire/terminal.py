@@ -397,6 +397,13 @@ def duration(seconds: float, units: int = 2) -> str:
     return f"{whole // unit} {name} {whole % unit // small} {rest}"
 
 
+def hms(seconds: float) -> str:
+    """Return a length of time as ``h:mm:ss``, to the second: ``0:04:05``, ``27:04:05``."""
+    minutes, seconds = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"
+
+
 def slurm_duration(seconds: float) -> str:
     """Return a length of time in the format of squeue: ``2-03:04:05``, ``3:04:05``, ``4:05``."""
     minutes, seconds = divmod(max(0, int(seconds)), 60)
