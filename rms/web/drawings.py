@@ -11,6 +11,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rms import plots
 from rms.core.books.spans import BOOT, OFF
@@ -56,7 +57,7 @@ def segments(spans: Iterable[tuple[int, float, float | None]]) -> list[Segment]:
     far = float("inf")
     edges = sorted({at for _, begin_s, end_s in spans for at in (begin_s, end_s or far)})
     made: list[Segment] = []
-    for begin_s, end_s in zip(edges, edges[1:], strict=False):
+    for begin_s, end_s in pairwise(edges):
         rows = sorted({row for row, low, high in spans if low <= begin_s < (high or far)})
         if not rows:
             continue
@@ -208,9 +209,7 @@ def _shares(row: int, lane: Lane, rows: int, window: TimeWindow, *, still: bool)
 STRIP_PX = 56
 
 
-def strip(
-    steps: Sequence[tuple[float, float]], window: TimeWindow, top: float, kind: str
-) -> str:
+def strip(steps: Sequence[tuple[float, float]], window: TimeWindow, top: float, kind: str) -> str:
     """Return an area under ``(time, value from then on)``, from 0 to ``top``."""
     span_s = window.end_s - window.begin_s
     corners = []
@@ -267,9 +266,10 @@ def width_bar(job: JobRow, now_s: float, height: int, *, labels: bool = False) -
         if labels and wide > 4.0:
             parts.append(f'<text x="{x + wide / 2:.1f}%" y="{height / 2 + 4:.0f}">{nodes:g}</text>')
     sizes = [f"{nodes:g}" for _, nodes in steps][-8:]
-    said = f"{'nodes over time: ' if len(sizes) > 1 else 'nodes: '}{', '.join(sizes)}"
+    sizes_words = f"{'nodes over time: ' if len(sizes) > 1 else 'nodes: '}{', '.join(sizes)}"
     kind = f"width {plots.colour(job.id)}{' labelled' if labels else ''}"
-    return f'<svg class="{kind}" height="{height}" role="img" aria-label="{said}">{"".join(parts)}</svg>'
+    head = f'<svg class="{kind}" height="{height}" role="img" aria-label="{sizes_words}">'
+    return f"{head}{''.join(parts)}</svg>"
 
 
 def share_bar(share: float, kind: str = "") -> str:

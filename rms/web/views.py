@@ -25,10 +25,18 @@ from rms.client.commands import actions
 from rms.client.report import environment
 from rms.client.status import (
     DECISION_HEADS,
+    GAIN_HEADS,
+    HELD,
     RESIZE_HEADS,
+    STATES,
     decision_cells,
+    gain_cells,
+    gain_words,
     job_facts,
+    lent_words,
     resize_cells,
+    state_key,
+    state_look,
 )
 from rms.core.policies import POLICIES
 from rms.formats.energy import energy_words
@@ -37,7 +45,7 @@ from rms.plots import TimeWindow
 from rms.web import drawings
 from rms.wire.files import tail
 from rms.wire.live import JobLine, Lane, Live, LiveQuery, Mark, StartForecast, UsageRow
-from rms.wire.terminal import clock, duration, printable
+from rms.wire.terminal import clock, duration, hms, printable
 from rms.wire.users import OVER, Gain, JobRow
 
 MOST_BYTES = 10_000
@@ -55,16 +63,6 @@ def words(text: object, most: int = LONGEST_WORD) -> str:
 # --- times ---------------------------------------------------------------------------------------
 
 
-def hms(seconds: float) -> str:
-    """Return a length of time as ``h:mm:ss``, with days as ``d-hh:mm:ss``."""
-    minutes, seconds = divmod(max(0, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    return f"{days}-{hours:02d}:{minutes:02d}:{seconds:02d}" if days else (
-        f"{hours}:{minutes:02d}:{seconds:02d}"
-    )
-
-
 def when(at_s: float) -> Markup:
     """Return a time: relative to now by the page's script, and the exact one on hover."""
     exact, iso = clock(at_s, day=True), time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at_s))
@@ -75,9 +73,9 @@ def when(at_s: float) -> Markup:
 
 def since(at_s: float) -> Markup:
     """Return the time since a start, which the page's script counts on."""
-    return Markup('<span class="num" title="since {0}" data-since="{1:.0f}">since {0}</span>').format(
-        clock(at_s, day=True), at_s
-    )
+    return Markup(
+        '<span class="num" title="since {0}" data-since="{1:.0f}">since {0}</span>'
+    ).format(clock(at_s, day=True), at_s)
 
 
 def relative(at_s: float, now_s: float) -> str:
@@ -86,9 +84,8 @@ def relative(at_s: float, now_s: float) -> str:
     seconds = abs(ahead_s)
     if seconds < 5.0:
         return "now"
-    for unit_s, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s")):
-        if seconds >= unit_s:
-            break
+    units = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+    unit_s, name = next(unit for unit in units if seconds >= unit[0])
     text = f"{seconds // unit_s:.0f} {name}"
     return f"in {text}" if ahead_s > 0 else f"{text} ago"
 
@@ -168,7 +165,9 @@ class PageQuery:
 
     def to(self, view: str, of: str = "") -> str:
         """Return the address of another view, perhaps of a job or an array."""
-        return ("read?" if self.still else "#") + urlencode({"view": view, **({"id": of} if of else {})})
+        return ("read?" if self.still else "#") + urlencode(
+            {"view": view, **({"id": of} if of else {})}
+        )
 
     def moved(self, spans: float) -> str:
         """Return the link to an earlier time, by a number of spans, or to a later one."""
@@ -245,16 +244,15 @@ NODE_SLUGS: Mapping[str, str] = {
 """The same for states of nodes."""
 
 
-def label(state: str) -> str:
-    """Return the name of a state as a word: ``Out of memory``."""
-    return state.replace("_", " ").capitalize()
-
-
 def state_of(job: JobRow) -> tuple[str, str]:
-    """Return the class and the name of a job's state; a job that a user holds is ``Held``."""
-    if job.state == "PENDING" and job.reason.startswith("JobHeldUser"):
-        return "held", "Held"
-    return SLUGS.get(job.state, "pending"), label(job.state)
+    """Return the class and the word of a job's state; a job that a user holds is ``Held``."""
+    key = state_key(job)
+    return "held" if key == HELD else SLUGS.get(key, "pending"), state_look(job).word
+
+
+def word(state: str) -> str:
+    """Return the word for a state without its job."""
+    return STATES[state].word if state in STATES else state.replace("_", " ").capitalize()
 
 
 def _size(job: JobRow) -> str:
@@ -272,6 +270,9 @@ def _templates() -> Any:
         "owners": plots.OWNERS,
         "resize_heads": [head.capitalize() for head in RESIZE_HEADS],
         "decision_heads": [head.capitalize() for head in DECISION_HEADS],
+        "gain_heads": [head.capitalize() for head in GAIN_HEADS],
+        "gain_cells": gain_cells,
+        "gain_words": gain_words,
         "share_bar": drawings.share_bar,
     }
     templates.filters |= {
@@ -282,8 +283,9 @@ def _templates() -> Any:
         "when": when,
         "since": since,
         "energy": energy_words,
+        "lent": lent_words,
         "slug": lambda state: SLUGS.get(state, "pending"),
-        "label": label,
+        "word": word,
         "state_of": state_of,
         "size": _size,
     }
@@ -339,7 +341,9 @@ def content(page: PageQuery, live: Live, gain: Gain | str = "") -> Content:
     Args:
         gain: what resizes have brought, or why that is unknown.
     """
-    view = _malleability(page, gain) if page.view == "malleability" else VIEWS[page.view](page, live)
+    view = (
+        _malleability(page, gain) if page.view == "malleability" else VIEWS[page.view](page, live)
+    )
     view.parts["summary"] = PIECES.tiles(page, live)
     parts = {key: str(part) for key, part in view.parts.items()}  # text instead of markup objects
     return replace(view, frame=str(view.frame), parts=parts)
@@ -376,7 +380,10 @@ def _show_lanes(view: Content, page: PageQuery, live: Live) -> None:
         marks.setdefault(mark.job, []).append(mark)
     view.fill("names", [(lane.name, PIECES.lane_name(lane, _slug(lane))) for lane in lanes.lanes])
     view.fill("lanes", drawings.blocks(lanes.lanes, marks, window, still=page.still))
-    view.fill("held", [(lane.name, PIECES.node_row(lane, _slug(lane), _held(lane))) for lane in lanes.lanes])
+    view.fill(
+        "held",
+        [(lane.name, PIECES.node_row(lane, _slug(lane), _held(lane))) for lane in lanes.lanes],
+    )
     view.fill(
         "marks",
         [
@@ -427,7 +434,9 @@ def _show_forecast(view: Content, page: PageQuery, live: Live) -> None:
     rows = live.forecast
     last_s = max([row.at_s for row in rows], default=live.now_s)
     pieces = [(row.job, _forecast_row(page, row, live.now_s, last_s)) for row in rows]
-    view.fill("forecast", pieces or [("none", PIECES.none("No pending job has an expected start.", 4))])
+    view.fill(
+        "forecast", pieces or [("none", PIECES.nothing("No pending job has an expected start.", 4))]
+    )
 
 
 def _forecast_row(page: PageQuery, row: StartForecast, now_s: float, last_s: float) -> str:
@@ -449,7 +458,12 @@ def _nodes(page: PageQuery, live: Live) -> Content:
     view.fill(
         "nodes",
         [
-            (lane.name, PIECES.node_row(lane, _slug(lane), _node_jobs(page, lane), _node_button(page, lane)))
+            (
+                lane.name,
+                PIECES.node_row(
+                    lane, _slug(lane), _node_jobs(page, lane), _node_button(page, lane)
+                ),
+            )
             for lane in lanes
         ],
     )
@@ -460,7 +474,11 @@ def _node_jobs(page: PageQuery, lane: Lane) -> Markup | str:
     """Return the jobs on a node now, or the share of several nodes that jobs hold."""
     if lane.nodes != 1 or lane.held:
         return _held(lane)
-    jobs = [span.job for span in lane.spans if span.end_s is None and span.job.partition("_")[0].isdigit()]
+    jobs = [
+        span.job
+        for span in lane.spans
+        if span.end_s is None and span.job.partition("_")[0].isdigit()
+    ]
     return Markup(PIECES.job_links(page, jobs))
 
 
@@ -534,13 +552,15 @@ def _job(page: PageQuery, live: Live) -> Content:
         (str(n), PIECES.cells([when(at.at_s), *resize_cells(at)[1:]]))
         for n, at in enumerate(row.resizes)
     ]
-    view.fill("resizes", resizes[-50:] or [("none", PIECES.none("Not resized.", 8))])
+    view.fill("resizes", resizes[-50:] or [("none", PIECES.nothing("Not resized.", 8))])
     view.fill(
         "history",
         [
             (
                 f"{n}-{entry.at_s:.3f}",
-                PIECES.cells([when(entry.at_s), *(words(c, 200) for c in decision_cells(entry)[1:])]),
+                PIECES.cells(
+                    [when(entry.at_s), *(words(c, 200) for c in decision_cells(entry)[1:])]
+                ),
             )
             for n, entry in enumerate(live.history)
         ],
@@ -559,6 +579,7 @@ def _facts(job: JobRow) -> Iterator[tuple[str, object]]:
         times["started"] = Markup("{}, after {}").format(when(job.start_s), waited)
     if job.end_s is not None:
         times["ended"] = when(job.end_s)
+    yield "Name", words(job.name)
     for name, value in job_facts(job):
         if name != "state" or job.exit_code is not None or job.resize_to is not None:
             yield name.capitalize(), times.get(name, words(value, 400))
@@ -641,13 +662,22 @@ def _power(page: PageQuery, live: Live) -> Content:
     whole_j = energy.cluster_j
     rows = [("jobs", energy.busy_j), ("tasks", energy.tasks_j), ("idle", energy.idle_j)]
     rows += [("off", energy.off_j), ("boot", energy.boot_j)]
-    pieces = [(name, PIECES.energy_row(label(name), j, j / whole_j if whole_j else 0.0)) for name, j in rows if j or name in ("jobs", "idle")]
+    pieces = [
+        (name, PIECES.energy_row(name.capitalize(), j, j / whole_j if whole_j else 0.0))
+        for name, j in rows
+        if j or name in ("jobs", "idle")
+    ]
     pieces.append(("cluster", PIECES.energy_row("Cluster", whole_j, None)))
     view.fill("energy", pieces)
     view.fill(
         "sources",
         [
-            (part.source, PIECES.energy_row(part.source, part.joules, part.joules / whole_j if whole_j else 0.0))
+            (
+                part.source,
+                PIECES.energy_row(
+                    part.source, part.joules, part.joules / whole_j if whole_j else 0.0
+                ),
+            )
             for part in energy.sources
         ],
     )
@@ -684,10 +714,17 @@ def _users(page: PageQuery, live: Live) -> Content:
         view.fill(
             name,
             [
-                (who, PIECES.usage_row(who or ("(none)" if name == "accounts" else "(unknown)"), row,
-                    row.node_s / whole_s if whole_s else 0.0))
+                (
+                    who,
+                    PIECES.usage_row(
+                        who or ("(none)" if name == "accounts" else "(unknown)"),
+                        row,
+                        row.node_s / whole_s if whole_s else 0.0,
+                    ),
+                )
                 for who, row in sorted(sums.items(), key=lambda item: -item[1].node_s)
-            ] or [("none", PIECES.none("No jobs yet.", 7))],
+            ]
+            or [("none", PIECES.nothing("No jobs yet.", 7))],
         )
     return view
 
@@ -706,7 +743,7 @@ def _malleability(page: PageQuery, gain: Gain | str) -> Content:
     view.fill(
         "gains",
         [(row.id, PIECES.gain_row(page, row)) for row in rows[:GAIN_ROWS]]
-        or [("none", PIECES.none("No job has lent nodes or starts at another time.", 6))],
+        or [("none", PIECES.nothing("No job has lent nodes or starts at another time.", 6))],
     )
     return view
 

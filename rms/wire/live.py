@@ -219,9 +219,7 @@ def size_steps(
     ]
 
 
-def node_seconds(
-    start_s: float, end_s: float, size: int, resizes: Sequence[ResizeRow]
-) -> float:
+def node_seconds(start_s: float, end_s: float, size: int, resizes: Sequence[ResizeRow]) -> float:
     """Return the node seconds of a job from its last start to a time (see :func:`size_steps`)."""
     steps = size_steps(start_s, size, resizes)
     ends = [at_s for at_s, _ in steps[1:]] + [end_s]
