@@ -129,14 +129,15 @@ def _block(
     parts = [_frame(kind, link, title, shapes, rows, window, still=still)]
     height = row_px(rows)
     for segment in made:
-        low, high = max(segment.runs, key=lambda run: run[1] - run[0])
-        words = job if asleep else f"{job} ×{segment.size}"
         end = "" if segment.end_s is None else f' data-b="{segment.end_s - window.origin_s:.1f}"'
         x = window.place(max(segment.begin_s, window.begin_s)) if still else "0"
-        parts.append(
-            f'<text data-a="{segment.begin_s - window.origin_s:.1f}"{end} x="{x}" dx="5" '
-            f'y="{(low + high) / 2 * height + 4:.1f}">{html.escape(printable(words))}</text>'
-        )
+        widest = max(segment.runs, key=lambda run: run[1] - run[0])
+        for low, high in segment.runs:
+            words = f"{job} ×{segment.size}" if (low, high) == widest and not asleep else job
+            parts.append(
+                f'<text data-a="{segment.begin_s - window.origin_s:.1f}"{end} x="{x}" dx="5" '
+                f'y="{(low + high) / 2 * height + 4:.1f}">{html.escape(printable(words))}</text>'
+            )
     for mark in marks:
         at = min(made, key=lambda segment: abs(segment.begin_s - mark.at_s))
         y = at.runs[0][0] * height
@@ -264,7 +265,9 @@ def width_bar(job: JobRow, now_s: float, height: int, *, labels: bool = False) -
             f'height="{tall:.1f}"/>'
         )
         if labels and wide > 4.0:
-            parts.append(f'<text x="{x + wide / 2:.1f}%" y="{height / 2 + 4:.0f}">{nodes:g}</text>')
+            unit = f" node{'s' if nodes != 1 else ''}" if wide > 15.0 else ""
+            place = f'x="{x + wide / 2:.1f}%" y="{height / 2 + 4:.0f}"'
+            parts.append(f"<text {place}>{nodes:g}{unit}</text>")
     sizes = [f"{nodes:g}" for _, nodes in steps][-8:]
     sizes_words = f"{'nodes over time: ' if len(sizes) > 1 else 'nodes: '}{', '.join(sizes)}"
     kind = f"width {plots.colour(job.id)}{' labelled' if labels else ''}"

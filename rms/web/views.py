@@ -33,7 +33,6 @@ from rms.client.status import (
     gain_cells,
     gain_words,
     job_facts,
-    lent_words,
     resize_cells,
     state_key,
     state_look,
@@ -204,7 +203,7 @@ def query(page: PageQuery, after: int, hold_s: float, now_s: float) -> LiveQuery
         span_s=page.span_s,
         power=page.view in ("overview", "power"),
         forecast=FORECASTS if page.view == "overview" else 0,
-        usage=page.view == "users",
+        usage=page.view in ("overview", "users"),
         array=page.id if page.view == "array" else "",
         job=page.id if page.view == "job" else "",
     )
@@ -232,7 +231,7 @@ SLUGS: Mapping[str, str] = {
 """Classes and signs of states; others are as pending."""
 
 NODE_SLUGS: Mapping[str, str] = {
-    "idle": "pending",
+    "idle": "vacant",
     "allocated": "running",
     "mixed": "running",
     "draining": "suspended",
@@ -253,6 +252,13 @@ def state_of(job: JobRow) -> tuple[str, str]:
 def word(state: str) -> str:
     """Return the word for a state without its job."""
     return STATES[state].word if state in STATES else state.replace("_", " ").capitalize()
+
+
+def node_time(node_s: float) -> tuple[str, str]:
+    """Return an amount of node seconds as a number and a unit that fits."""
+    if node_s >= 360.0:
+        return f"{node_s / 3600.0:,.3g}", "node hours"
+    return f"{node_s:.0f}", "node seconds"
 
 
 def _size(job: JobRow) -> str:
@@ -283,7 +289,7 @@ def _templates() -> Any:
         "when": when,
         "since": since,
         "energy": energy_words,
-        "lent": lent_words,
+        "node_time": node_time,
         "slug": lambda state: SLUGS.get(state, "pending"),
         "word": word,
         "state_of": state_of,
@@ -361,11 +367,18 @@ def window_of(begin_s: float, end_s: float) -> TimeWindow:
 def _overview(page: PageQuery, live: Live) -> Content:
     lanes = 0 if live.lanes is None else len(live.lanes.lanes)
     view = Content(
-        PIECES.over_time(page, drawings.row_px(lanes)) + PIECES.forecast() + PIECES.jobs(page)
+        PIECES.over_time(page, drawings.row_px(lanes))
+        + PIECES.forecast()
+        + PIECES.usage_now(page)
+        + PIECES.jobs(page)
     )
     _show_lanes(view, page, live)
     _show_strips(view, live)
     _show_forecast(view, page, live)
+    usage = [] if live.usage is None else live.usage.rows
+    busy = sorted(usage, key=lambda row: (-row.nodes, -row.node_s))[:FORECASTS]
+    rows = [(f"{row.user}/{row.account}", PIECES.who_row(row, live.nodes)) for row in busy]
+    view.fill("who", rows or [("none", PIECES.nothing("No jobs yet.", 5))])
     _show_jobs(view, page, live)
     return view
 

@@ -17,7 +17,7 @@ JOB = f"""PACE_S=0.05 mpirun {PACED} run --case random --grid 24 20 8 --backend 
 --steps 100000"""
 VIEWS = (
     *("view=overview", "view=jobs", "view=jobs&jobs=over", "view=power", "view=nodes"),
-    *("view=job&id=1", "view=array&id=2"),
+    *("view=job&id=1", "view=array&id=2", "view=users", "view=malleability"),
 )
 
 
@@ -37,7 +37,7 @@ def test_jobs_are_seen_resized_and_cancelled_and_nothing_is_missed(browser: Any)
                          "--job-name", NAME)  # fmt: skip
         array = rms.submit("sleep 600", "--array", "1-4")
         row = page.locator(f"tr[data-job='{job}']")
-        row.get_by_text("RUNNING").wait_for()
+        row.get_by_text("Running").wait_for()
         assert row.locator("td").first.text_content() == NAME
         rms.running(job)
 

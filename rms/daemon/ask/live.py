@@ -456,6 +456,10 @@ def _resized(context: Context, event: Resized) -> str:
     return f"job {event.job} resized {sizes}, stopped for {row.stall_s:.3f} s"
 
 
+def _state_words(state: str) -> str:
+    return state.replace("_", " ").lower()
+
+
 _WORDS: Mapping[type[Event], Callable[[Context, Any], str]] = {
     Submitted: lambda _, event: f"job {_folded(spec.id for spec in event.specs)} submitted",
     Started: lambda context, event: f"job {event.job} started",
@@ -466,7 +470,7 @@ _WORDS: Mapping[type[Event], Callable[[Context, Any], str]] = {
     HeldByUser: lambda _, event: (
         f"job {_folded(event.jobs)} {'held' if event.held else 'released'}"
     ),
-    Ended: lambda context, event: f"job {event.job} {event.state}",
+    Ended: lambda context, event: f"job {event.job} {_state_words(event.state)}",
     NodeDown: lambda context, event: f"node {_node(context, event.node)} unavailable",
     NodeUp: lambda context, event: f"node {_node(context, event.node)} available",
     NodeBooted: lambda context, event: f"node {_node(context, event.node)} booted",
