@@ -333,7 +333,7 @@ def axis(window: TimeWindow) -> str:
         words = clock(at_s, day=step_s >= 86400)
         words = words[:10] if step_s >= 86400 else words[:5] if step_s >= 60 else words
         place = window.place(at_s)
-        late = at_s > window.begin_s + 0.95 * span_s
+        late = at_s > window.begin_s + 0.92 * span_s
         side = ' text-anchor="end" dx="-3"' if late else ' dx="3"'
         parts.append(
             f'<line x1="{place}" x2="{place}" y1="0" y2="5"/>'
@@ -358,7 +358,7 @@ def power(
         points: ``(time, watts by OWNERS until then)``, rising.
         cap_w: the power cap, drawn as a line, or None.
     """
-    highest = max([sum(watts) for _, watts in points] + [cap_w or 0.0, 1e-9])
+    highest = max([sum(watts) for _, watts in points] + [cap_w or 0.0]) or 1.0
     top = round_up(highest)
     scale = (POWER_PX - 10) / top
     part_s = points[1][0] - points[0][0] if len(points) > 1 else 0.0

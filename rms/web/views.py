@@ -216,7 +216,7 @@ SPANS_S = (60, 600, 3600, 6 * 3600, 86400, 7 * 86400)
 
 TAIL_BYTES, TAIL_LINES = 4096, 20
 ROWS_OF_TASKS = 40
-GAIN_ROWS = 25
+GAIN_ROWS = 15
 
 SLUGS: Mapping[str, str] = {
     "CONFIGURING": "configuring",
@@ -437,10 +437,11 @@ def _show_strips(view: Content, live: Live) -> None:
     view.parts["use-words"] = f"mean {share:.0%} of {live.nodes:,} nodes"
     part_s = (power.end_s - power.begin_s) / 120
     watts = [(at_s - part_s, point_w) for at_s, point_w, *_ in power.points]
-    top = plots.round_up(max([1e-9, power.cap_w or 0.0, *(value for _, value in watts)]))
+    top = plots.round_up(max([power.cap_w or 0.0, *(value for _, value in watts)]) or 1.0)
     view.parts["power-curve"] = drawings.strip(watts, window, top, "jobs")
     mean_w = drawings.mean(watts, power.end_s)
-    view.parts["power-words"] = f"mean {mean_w:.0f} W, scale {top:g} W"
+    text = f"mean {mean_w:.0f} W, scale {top:g} W" if watts else "no readings yet"
+    view.parts["power-words"] = text
 
 
 def _show_forecast(view: Content, page: PageQuery, live: Live) -> None:
@@ -749,6 +750,7 @@ def _malleability(page: PageQuery, gain: Gain | str) -> Content:
     view = Content(PIECES.malleability())
     if isinstance(gain, str):
         view.parts["gain"] = PIECES.text(gain or "The replay is being computed.")
+        view.fill("gains", [("none", PIECES.nothing("Nothing yet.", 7))])
         return view
     view.parts["gain"] = PIECES.gain(gain)
     rows = sorted(gain.rows, key=lambda row: (-(row.lent_node_s), row.with_s - row.without_s))
@@ -756,7 +758,7 @@ def _malleability(page: PageQuery, gain: Gain | str) -> Content:
     view.fill(
         "gains",
         [(row.id, PIECES.gain_row(page, row)) for row in rows[:GAIN_ROWS]]
-        or [("none", PIECES.nothing("No job has lent nodes or starts at another time.", 6))],
+        or [("none", PIECES.nothing("No job has lent nodes or starts at another time.", 7))],
     )
     return view
 
