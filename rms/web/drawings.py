@@ -26,8 +26,8 @@ ORIGIN_S = 100_000.0
 BEFORE_S, AFTER_S = -1_000.0, 2_000_000.0
 """Times of shapes are limited to these, s after the origin."""
 
-MOST_SEGMENTS = 60
-"""Times of constant size in a piece of HTML; a job with more has several pieces."""
+MOST_RUNS = 16
+"""Rectangles in a piece of HTML, unless one time of constant size has more; other pieces follow."""
 
 TITLE_SEGMENTS = 6
 
@@ -88,12 +88,27 @@ def blocks(
         if lane.held:
             yield f"lane {lane.name}", _shares(row, lane, len(lanes), window, still=still)
     for job, spans in of_job.items():
-        made = segments(spans)
-        for first in range(0, len(made), MOST_SEGMENTS):
-            part = made[first : first + MOST_SEGMENTS]
-            key = job if first == 0 else f"{job}/{first}"
-            own = marks.get(job, ())
+        for number, part in enumerate(_divided(segments(spans))):
+            first_s, last_s = part[0].begin_s, part[-1].end_s
+            own = [
+                mark
+                for mark in marks.get(job, ())
+                if (number == 0 or mark.at_s >= first_s) and (last_s is None or mark.at_s < last_s)
+            ]
+            key = f"{job}/{number}" if number else job
             yield key, _block(job, part, own, lanes, window, still=still)
+
+
+def _divided(made: Sequence[Segment]) -> Iterator[list[Segment]]:
+    """Yield parts of segments, of :data:`MOST_RUNS` runs at most, but of one segment at least."""
+    part: list[Segment] = []
+    for segment in made:
+        if part and sum(len(own.runs) for own in (*part, segment)) > MOST_RUNS:
+            yield part
+            part = []
+        part.append(segment)
+    if part:
+        yield part
 
 
 def _frame(
