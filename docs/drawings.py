@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from html import escape
+from pathlib import Path
 
 FONT = "Helvetica, Arial, sans-serif"
 INK, PALE, BLUE = "#1f2933", "#52606d", "#0b69a3"
@@ -242,3 +243,17 @@ def sheet_page() -> str:
         lines += [f"| `{code.strip()}` | {meaning} |" for code, meaning in rows]
         lines.append("")
     return "\n".join(lines)
+
+
+def write(docs: Path) -> None:
+    """Write the drawings and the page of the cheat sheet, where their text changed."""
+    texts = {
+        "_static/resize.svg": resize(),
+        "_static/cheatsheet.svg": cheatsheet(),
+        "project/cheatsheet.md": sheet_page(),
+    }
+    for name, text in texts.items():
+        path = docs / name
+        path.parent.mkdir(exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")

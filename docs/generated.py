@@ -1,4 +1,4 @@
-"""Pages and drawings of the site that are made of the code and of tables, at each build."""
+"""Pages of the site that are made of the code: the commands and their options."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-
-import drawings
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = {"dmr": "dmr", "mpdata": "mpdata", "rms": "rms"}
@@ -29,20 +27,9 @@ def commands() -> str:
     return "\n".join(lines)
 
 
-def drawn() -> dict[str, str]:
-    """Return the drawings and the page of the cheat sheet, by their paths in docs/."""
-    return {
-        "_static/resize.svg": drawings.resize(),
-        "_static/cheatsheet.svg": drawings.cheatsheet(),
-        "project/cheatsheet.md": drawings.sheet_page(),
-    }
-
-
 def write(folder: Path) -> None:
     """Write each page whose text changed; Sphinx reads again only these."""
-    texts = {folder / "commands.md": commands()}
-    texts |= {folder.parent / name: text for name, text in drawn().items()}
-    for path, text in texts.items():
-        path.parent.mkdir(exist_ok=True)
+    for name, text in {"commands.md": commands()}.items():
+        path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
