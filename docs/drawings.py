@@ -13,7 +13,13 @@ PHASES = [
     ("booting", 60, 170, "#e3f2fd", "A failure: the new ranks are ended."),
     ("ready", 170, 275, "#e8f5e9", "A refusal or failure: the new ranks leave."),
     ("moving", 275, 475, "#fff8e1", "A failure: the old ranks still have every field."),
-    ("committed", 475, 630, "#fce4ec", "No answer: the old world goes on. After it the job is the new world's."),
+    (
+        "committed",
+        475,
+        630,
+        "#fce4ec",
+        "No answer: the old world goes on. After it the job is the new world's.",
+    ),
 ]
 """Name of a phase, top and bottom, colour, and what a failure does in it."""
 
