@@ -24,6 +24,3 @@ with dmr.malleable(comm, {"u": dmr.adapt(u, (cells, 500), halo=((1, 1), (0, 0)))
             run.fields["u"].exchange("periodic")
             u[1:-1] = 0.5 * u[1:-1] + 0.25 * (u[:-2] + u[2:])
             writer.writerow([step, comm.rank, comm.size, begun, time.time()])
-    if comm.rank == 0:
-        for record in run.resizes:
-            print(record)
