@@ -7,7 +7,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import generated  # noqa: E402 - it lies beside this file
-import policy_pages  # noqa: E402
+import rms_pages  # noqa: E402
 
 from rms._version import __version__  # noqa: E402
 
@@ -51,4 +51,4 @@ html_copy_source = False
 linkcheck_ignore = [r"https?://.*"]
 
 generated.write(ROOT / "docs" / "reference")
-policy_pages.write(ROOT / "docs" / "rms")
+rms_pages.write(ROOT / "docs")

@@ -1,4 +1,8 @@
-"""Pages of the site that are made of the policies: one for each, and one of all parameters."""
+"""Pages of the site that are made of the code of rms.
+
+A page for each policy and one of all parameters; for each published study the statements of its
+paper, as recorded.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ import msgspec
 
 from rms.core.policies.compose import DEFAULT, FOLDER, PARTS
 from rms.kernels.admission import ByStrategy
+from rms.studies import experiment
 from rms.studies.chiesi import PowerSlot
 from rms.studies.iserte_rojek import PaperShare
 
@@ -165,6 +170,26 @@ def policy(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def statements(study: str) -> str:
+    """Return the page of all statements of a study's paper with their recorded values."""
+    rows = experiment.statements(study)
+    number = ", ".join(f"{count} {status}" for status, count in experiment.counts(rows).items())
+    lines = [
+        f"# Statements: {study}",
+        "",
+        f"All {len(rows)} statements of the paper in its order ({number}), as",
+        f"`rms reproduce {study}` prints them and [{study}](../{study}.md) explains them.",
+        "",
+        "| where | statement | paper | ours | status | note |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        ours = experiment.value_text(row.ours, row.unit)
+        cells = [row.where, row.says, experiment.value_text(row.paper, row.unit), ours]
+        lines.append(f"| {' | '.join([*cells, row.status, row.note])} |".replace("*", "\\*"))
+    return "\n".join(lines) + "\n"
+
+
 def names() -> list[str]:
     """Return the names of the shipped policies, the default first."""
     others = sorted(path.stem for path in FOLDER.glob("*.toml"))
@@ -172,9 +197,10 @@ def names() -> list[str]:
 
 
 def pages() -> dict[str, str]:
-    """Return all pages by their paths below ``docs/rms``."""
-    one_each = {f"policies/{name}.md": policy(name) for name in names()}
-    return {"parameters.md": parameters(), **one_each}
+    """Return all pages by their paths below ``docs``."""
+    studies = {f"experiments/statements/{name}.md": statements(name) for name in experiment.studies()}
+    policies = {f"rms/policies/{name}.md": policy(name) for name in names()}
+    return {"rms/parameters.md": parameters(), **policies, **studies}
 
 
 def write(folder: Path) -> None:
