@@ -198,7 +198,9 @@ def names() -> list[str]:
 
 def pages() -> dict[str, str]:
     """Return all pages by their paths below ``docs``."""
-    studies = {f"experiments/statements/{name}.md": statements(name) for name in experiment.studies()}
+    studies = {
+        f"experiments/statements/{name}.md": statements(name) for name in experiment.studies()
+    }
     policies = {f"rms/policies/{name}.md": policy(name) for name in names()}
     return {"rms/parameters.md": parameters(), **policies, **studies}
 
