@@ -34,7 +34,7 @@ PROMISES = {
 }
 """What each kind of part decides."""
 
-STUDIED = {
+STUDIED: dict[str, dict[str, type[msgspec.Struct]]] = {
     "admission": {"rms.kernels.admission:ByStrategy": ByStrategy},
     "sizing": {"rms.studies.iserte_rojek:PaperShare": PaperShare},
     "placement": {"rms.studies.chiesi:PowerSlot": PowerSlot},
