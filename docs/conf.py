@@ -8,6 +8,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import drawings  # noqa: E402 - they lie beside this file
 import generated  # noqa: E402
+import rms_pages  # noqa: E402
 
 from rms._version import __version__  # noqa: E402
 
@@ -52,3 +53,4 @@ linkcheck_ignore = [r"https?://.*"]
 
 generated.write(ROOT / "docs" / "reference")
 drawings.write(ROOT / "docs")
+rms_pages.write(ROOT / "docs")
