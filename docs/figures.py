@@ -14,8 +14,8 @@ from typing import Any
 INTRODUCTION = """\
 # Performance
 
-Times, rates and energies, each with its command, machine and date. The tables are made from the JSON
-files of `scripts/bench/results` when the site is built; `scripts/bench/NAME --json
+Times, rates and energies, each with its command, machine and date. The tables are made from the
+JSON files of `scripts/bench/results` when the site is built; `scripts/bench/NAME --json
 scripts/bench/results/NAME.json` adds one, with the machine and the date of the run.
 
 A virtual machine has other users beside it: compare figures of one table only, and repeat a bench
@@ -115,8 +115,8 @@ def gpu(path: Path) -> list[str]:
         f"{energy['uncertainty_j']:,.0f} J, {energy['j_per_1e9_updates']:.1f} J for 10^9 cell "
         "updates.",
         "",
-        "Resizes by `spawn` with the fields on the device, all worlds on one GPU; `boot` is part of "
-        "the stall:",
+        "Resizes by `spawn`, fields on the device, all worlds on one GPU; `boot` is part of the "
+        "stall:",
         "",
     ]
     resizes = [

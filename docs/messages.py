@@ -395,7 +395,7 @@ def page(root: Path) -> str:
         "",
         "| column Exit | meaning |",
         "|---|---|",
-        "| 2 | wrong usage or a wrong file: the command ends with status 2, a library call raises |",
+        "| 2 | wrong usage or a wrong file: a command ends with status 2, a call raises |",
         "| 1 | the run or the command failed: status 1 |",
         f"| {ROLLBACK} | a resize is rolled back and the run continues at its old size |",
         f"| {REASON} | it is logged, or the reason of a job (`rms explain ID`) |",

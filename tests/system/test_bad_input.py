@@ -110,7 +110,7 @@ ARRAYS = [
         "expected positive numbers in h, got -1 at (1, 2, 3)",
     ),
     ({"c2": spoilt((6, 6, 4), (0, 0, 0), 0.1, 0.2)}, "expected c2 of the first and the last face"),
-    ({"c3": np.full((6, 5, 5), 0.9)}, "unstable: expected outgoing |c| over h of at most 1"),
+    ({"c3": np.full((6, 5, 5), 0.9)}, "unstable: expected outgoing |c| / h of at most 1"),
     ({"psi": spoilt((6, 5, 4), (0, 0, 0), -1, 1)}, "expected psi of one sign"),
 ]
 
