@@ -65,7 +65,7 @@ def machine() -> str:
         model = next(line.partition(":")[2].strip() for line in lines if "model name" in line)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     python = platform.python_version()
-    return f"{model}, {cores} cores, {platform.system()} {platform.release()}, Python {python}"
+    return f"{model}, {cores} cores, {platform.system()}, Python {python}"
 
 
 def holds(good: bool) -> str:
