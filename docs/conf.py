@@ -47,6 +47,7 @@ copybutton_only_copy_prompt_lines = True
 html_theme = "furo"
 html_title = f"malleable-mpi {version}"
 html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
 address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"].get("Repository")
