@@ -1,4 +1,4 @@
-"""Computations with kernels for several kinds of devices, run on the device ``rms serve`` chooses.
+"""Computations with kernels for several kinds of devices, run on the device ``rms serve`` chooses::
 
     from rms.kernels import Affinity, Kernel, KernelCollection, Resource
 

@@ -8,7 +8,7 @@ import pytest
 from processes import ROOT
 
 PAGES = (
-    *("README.md", "dmr/README.md", "dmr/GUIDE.md", "mpdata/README.md", "tests/README.md"),
+    *("README.md", "dmr/README.md", "mpdata/README.md", "tests/README.md"),
     *("rms/README.md", "rms/kernels/README.md"),
 )
 SITE = sorted(
