@@ -6,7 +6,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
-import generated  # noqa: E402 - it lies beside this file
+import drawings  # noqa: E402 - they lie beside this file
+import generated  # noqa: E402
+import rms_pages  # noqa: E402
 
 from rms._version import __version__  # noqa: E402
 
@@ -54,3 +56,5 @@ html_copy_source = False
 linkcheck_ignore = [r"https?://.*"]
 
 generated.write(ROOT / "docs" / "reference")
+drawings.write(ROOT / "docs")
+rms_pages.write(ROOT / "docs")

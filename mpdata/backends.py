@@ -45,7 +45,7 @@ def choose_backend(name: str) -> str:
 
 def _installed(module: str) -> bool:
     """Return whether a module can be imported, without doing so."""
-    return module in sys.modules or find_spec(module) is not None
+    return sys.modules.get(module) is not None or find_spec(module) is not None
 
 
 def _gpu_available() -> bool:

@@ -16,6 +16,8 @@ import venv
 import zipfile
 from pathlib import Path
 
+from progress import Progress
+
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 KEPT_S = 14 * 24 * 3600
@@ -62,7 +64,8 @@ def _make(folder):
     if not (python.exists() and (folder / "bin" / "pip").exists()):
         print(f"making {folder.relative_to(ROOT)} ...", flush=True)
         try:
-            venv.EnvBuilder(with_pip=True, clear=True).create(folder)
+            with Progress() as progress, progress.doing(f"making {folder.name}"):
+                venv.EnvBuilder(with_pip=True, clear=True).create(folder)
         except (OSError, subprocess.CalledProcessError) as error:
             fail(f"could not make {folder.name} ({error}); on Debian: apt install python3-venv")
     return python
@@ -79,8 +82,12 @@ def _install(folder, extras):
     print(f"installing the project with {', '.join(wanted)} (once) ...", flush=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", *QUIET]
     # Not to compile takes half the time; Python compiles what it imports.
-    if run([*pip, "--no-compile", "-e", f"{ROOT}[{','.join(wanted)}]"]):
+    begun = time.monotonic()
+    with Progress() as progress, progress.doing("installing"):
+        status = run([*pip, "--no-compile", "-e", f"{ROOT}[{','.join(wanted)}]"])
+    if status:
         fail("pip could not install the project (see above); is a package index in reach?")
+    print(f"installed in {time.monotonic() - begun:.0f} s", flush=True)
     stamp.write_text(" ".join([key, *wanted]))
     return True
 

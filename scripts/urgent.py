@@ -1,73 +1,130 @@
-"""An urgent job arrives while a long one holds the machine: three ways to let it in, really run."""
+"""An urgent job arrives while a long one holds the machine: ways to let it in, really run."""
 
 import json
 import os
 import shlex
 import shutil
 import time
+from dataclasses import dataclass
+from statistics import median
 
 
 class UrgentError(Exception):
     """A job that did not do what it was to; one sentence."""
 
 
-CASE = "mpdata run --case gaussian --grid 96 96 64 --every 5"
+CELLS = 96, 96, 64
+CASE = f"mpdata run --case gaussian --grid {' '.join(map(str, CELLS))} --every 5"
 WAYS = {
     "rigid": "waits for its end",
-    "checkpoint": "stops it; restarts it from its checkpoint",
-    "malleable": "takes a core of it",
+    "malleable": "takes one of its cores",
+    "checkpoint": "stops it; it restarts from its checkpoint",
 }
-COLUMNS = "{:11s} {:42s} {:>11s} {:>11s} {:>11s}"
+FEWEST, MOST = 3, 6
+"""Rounds: as many as separate the waits from those beside a rigid neighbour, in these limits."""
 
 
-def urgent_job(folder, cores, say, *, steps=5500, urgent_steps=500, every=500, listen=""):
-    """Run all three ways and print the table; return whether all jobs gave the same answers.
+@dataclass(frozen=True)
+class Plan:
+    """The sizes of the jobs.
+
+    Attributes:
+        cores: nodes, of one core each.
+        steps, urgent_steps: of the long job and of the urgent one.
+        ways: which of :data:`WAYS`.
+        round_s: expected time of a round.
+        until_s: only the first round may end later than this (``time.monotonic``).
+        rounds: how many; None for as many as separate the waits.
+    """
+
+    cores: int
+    steps: int
+    urgent_steps: int
+    ways: tuple = tuple(WAYS)
+    round_s: float = 60.0
+    until_s: float = float("inf")
+    rounds: int | None = None
+
+
+def urgent_job(folder, plan, progress, listen=""):
+    """Run both jobs in all ways by turns; print the waits; return whether what is shown holds.
 
     Args:
         folder: of jobs and daemons.
-        cores: nodes, of one core each.
-        say: called with each line.
-        steps, urgent_steps: of the long and of the urgent job.
-        every: steps between checkpoints of the long one.
+        plan: the sizes.
+        progress: prints lines and what runs (``progress.Progress``).
         listen: address of the daemons, for the live page.
     """
-    more = cores, every, listen
-    _run(folder / "warm-up", "malleable", (1500, 20), *more)  # code and files into the caches
-    rows = {way: _run(folder / way, way, (steps, urgent_steps), *more) for way in WAYS}
-    say("   " + COLUMNS.format("neighbour", "the urgent job", "its wait", "its end", "neighbour's"))
-    alone = rows["rigid"]["long_s"]
-    for way, words in WAYS.items():
-        row = rows[way]
-        cost = f"{row['long_s'] - alone:+.1f} s" if way != "rigid" else f"{alone:.1f} s"
-        wait, end = f"{row['wait_s']:.1f} s", f"{row['urgent_s']:.1f} s"
-        say("   " + COLUMNS.format(way, words, wait, end, cost))
-    answers = {name: {row["answers"][name] for row in rows.values()} for name in ("long", "urgent")}
-    same = all(len(each) == 1 for each in answers.values())
-    say(f"   All three ways: {'the same bits' if same else 'DIFFERENT BITS'} of both jobs.")
+    rows = {way: [] for way in plan.ways}
+    most = plan.rounds or MOST
+    for number in range(1, most + 1):
+        for way in plan.ways:
+            what = f"round {number}, {way} neighbour"
+            with progress.doing(what, plan.round_s / len(plan.ways)):
+                rows[way].append(_run(folder / way, way, plan, progress, listen))
+        late = time.monotonic() + plan.round_s > plan.until_s
+        enough = plan.rounds is None and number >= FEWEST and separate(rows)
+        if number < most and (enough or late):
+            break
+    return shown(rows, progress, folder)
+
+
+def separate(rows):
+    """Return whether the waits beside a rigid neighbour and beside others differ by more than the
+    range of any: by their medians."""
+    waits = {way: [row["wait_s"] for row in of] for way, of in rows.items()}
+    widest_s = max(max(own) - min(own) for own in waits.values())
+    rigid_s = median(waits.pop("rigid"))
+    return all(rigid_s - median(own) > widest_s for own in waits.values())
+
+
+def shown(rows, say, folder):
+    """Print the waits; return whether they differ by more than their ranges, with equal bits."""
+    number = len(rows["rigid"])
+    say(f"   {'neighbour':11s} {'the urgent job':42s} {'its wait':>20s}   n = {number}")
+    for way, of in rows.items():
+        waits = sorted(row["wait_s"] for row in of)
+        cell = f"{median(waits):.1f} s"
+        if number > 1:
+            cell += f" ({waits[0]:.1f}-{waits[-1]:.1f})"
+        say(f"   {way:11s} {WAYS[way]:42s} {cell:>20s}")
+    runs = [row for of in rows.values() for row in of]
+    same = all(len({run["answers"][name] for run in runs}) == 1 for name in ("long", "urgent"))
+    apart = separate(rows)
+    than = "narrower" if apart else "NOT narrower"
+    if number > 1:
+        say(f"   Each range is {than} than the difference to the rigid neighbour's median.")
+    bits = "the same bits" if same else "DIFFERENT BITS"
+    say(f"   Results of both jobs: {bits} in all {len(runs)} runs.")
     (folder / "urgent.json").write_text(json.dumps(rows, indent=1))
-    return same and rows["malleable"]["resizes"] >= 1
+    resized = all(row["resizes"] >= 1 for row in rows["malleable"])
+    return same and apart and resized
 
 
-def _run(folder, way, lengths, cores, every, listen):
-    """Run both jobs one way; return seconds since their submission, and answers.
-
-    Args:
-        lengths: steps of the long job and of the urgent one.
-    """
+def _run(folder, way, plan, progress, listen):
+    """Run both jobs one way; return the urgent one's wait (s), and what came of the other."""
     from rms.studies.embedded import embedded_daemon
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     kept = shlex.quote(str(folder / "checkpoints"))
+    every = max(1, plan.steps // 10)
     more = f"--checkpoint-every {every} --checkpoint-dir {kept}" if way == "checkpoint" else ""
-    options = ["--engine", "local", "--nodes", str(cores)]
-    least = 1 if way == "malleable" else cores
+    options = ["--engine", "local", "--nodes", str(plan.cores)]
+    sizes = (1 if way == "malleable" else plan.cores), plan.cores
+    lengths = plan.steps, plan.urgent_steps
+    most = dict(zip(("long", "urgent"), lengths, strict=True))
+
+    def report(rows):
+        steps = {row.name: row.step for row in rows}
+        words = [f"{name} job at step {step} of {most[name]}" for name, step in steps.items()]
+        progress.detail = ", ".join(words)
+
     with embedded_daemon(options, folder, local=True, listen=listen) as server:
-        first, urgent, last = let_in(server, folder, lengths, (least, cores), more)
+        _, urgent, last = let_in(server, folder, lengths, sizes, more, report=report)
     return {
         "wait_s": urgent.start_s - urgent.submit_s,
-        "urgent_s": urgent.end_s - urgent.submit_s,
-        "long_s": last.end_s - first.submit_s,
+        "during": urgent.start_s < last.end_s,
         "resizes": len(last.resizes),
         "answers": {
             name: json.loads((folder / f"{name}.json").read_text())["sha256"]
@@ -76,7 +133,7 @@ def _run(folder, way, lengths, cores, every, listen):
     }
 
 
-def let_in(server, folder, lengths, sizes, more="", launches="node"):
+def let_in(server, folder, lengths, sizes, more="", launches="node", report=lambda rows: None):
     """Run a long job, and an urgent one of one node after a fifth of it; return their rows.
 
     Args:
@@ -84,6 +141,7 @@ def let_in(server, folder, lengths, sizes, more="", launches="node"):
         sizes: nodes of the long job, at least and at most.
         more: options of its program; with some it is stopped, and restarted from its checkpoint.
         launches: of both, see :func:`submit`.
+        report: called now and then with the rows of all jobs.
 
     Raises:
         UrgentError: a job did not end well.
@@ -96,6 +154,7 @@ def let_in(server, folder, lengths, sizes, more="", launches="node"):
     steps, urgent_steps = lengths
     first = submit(server, folder, "long", sizes, steps, more, launches)
     while (row := jobs(server, first)[0]).step < steps // 5:
+        report([row])
         if row.end_s is not None:
             raise UrgentError(f"the long job ended early: {row.state} {row.reason}")
         time.sleep(0.05)
@@ -103,7 +162,7 @@ def let_in(server, folder, lengths, sizes, more="", launches="node"):
     if more:
         ask(JobIds, server, "POST", "/cancel", {"id": first})
         last = submit(server, folder, "long", sizes, steps, f"{more} --restart", launches)
-    rows = {row.id: row for row in wait_until_over(server)}
+    rows = {row.id: row for row in wait_until_over(server, report)}
     states = {rows[second].state, rows[last].state}
     if states != {"COMPLETED"}:
         raise UrgentError(f"expected both jobs COMPLETED, got {states} (see {folder})")

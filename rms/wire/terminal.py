@@ -283,7 +283,7 @@ def require_extra(extra: str) -> None:
 
 def _missing_module(extra: str) -> str | None:
     for module in EXTRAS[extra]:
-        if module not in sys.modules and find_spec(module) is None:
+        if sys.modules.get(module) is None and find_spec(module) is None:
             return module
     return None
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import json
 import os
 import signal
 import subprocess
@@ -9,10 +12,11 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from processes import DEADLINE_S, marked, started, until
+from processes import BIN, DEADLINE_S, marked, started, until
 from selection import all_wide_but
 
 from mpdata.cases import Request, make_setup
@@ -79,6 +83,50 @@ def test_ctrl_c_on_the_demo_leaves_no_process(
         demo.communicate(timeout=DEADLINE_S)
         assert demo.returncode == 130
         until(lambda: marked(demo.mark) == [], "processes of the demo are left")
+
+
+class Said:
+    """Keeps the lines of a part of the demo."""
+
+    detail = ""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def __call__(self, line: str, coloured: str | None = None) -> None:
+        self.lines.append(line)
+
+    def doing(self, what: str, expected_s: float | None = None) -> contextlib.nullcontext[None]:
+        return contextlib.nullcontext()
+
+
+@pytest.mark.promise("urgent")
+def test_an_urgent_job_starts_beside_a_malleable_neighbour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    urgent: Any = importlib.import_module("urgent")
+    monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
+    plan = urgent.Plan(2, 600, 30, ("rigid", "malleable"), rounds=1)
+    said = Said()
+    urgent.urgent_job(tmp_path, plan, said)
+    runs = json.loads((tmp_path / "urgent.json").read_text())
+    [rigid], [malleable] = runs["rigid"], runs["malleable"]
+    assert rigid["answers"] == malleable["answers"]
+    assert malleable["resizes"] >= 1 and rigid["resizes"] == 0
+    assert malleable["during"] and not rigid["during"]
+    assert malleable["wait_s"] < rigid["wait_s"]
+    assert any("the same bits in all 2 runs" in line for line in said.lines)
+
+
+def test_a_part_that_cannot_run_is_one_sentence(tmp_path: Path) -> None:
+    if Path(sys.prefix) != ROOT / ".venv":
+        pytest.skip("the demo would first install itself into .venv: run by scripts/test only")
+    wrong = [str(tmp_path / "u.nc"), str(tmp_path / "v.nc")]
+    command = [str(ROOT / "scripts" / "demo"), "--winds", *wrong, "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
 
 
 @pytest.mark.parametrize("times", ["0", "-1", "some"])

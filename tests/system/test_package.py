@@ -20,6 +20,8 @@ from pathlib import Path
 import pytest
 from processes import DEADLINE_S, ROOT, started, until
 
+pytestmark = pytest.mark.promise("package")
+
 PACKAGES = ("dmr", "mpdata", "rms")
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 VARIABLES = ("PYTHONPATH", "DMR_", "RMS_", "SLURM_", "MPDATA_", "VIRTUAL_ENV")
@@ -133,7 +135,9 @@ def test_every_file_of_the_packages_is_in_sdist_and_wheel(sdist: Path, wheel: Pa
         sources = {name.partition("/")[2] for name in archive.getnames()}
     assert not files - sources
     with zipfile.ZipFile(wheel) as archive:
-        built = {re.sub(r"^[^/]*\.data/data/share/malleable-mpi/", "", n) for n in archive.namelist()}
+        built = {
+            re.sub(r"^[^/]*\.data/data/share/malleable-mpi/", "", n) for n in archive.namelist()
+        }
     assert not {name for name in files if not name.endswith(".png")} - built
     assert {f"{package}/py.typed" for package in PACKAGES} <= built
 
@@ -240,7 +244,9 @@ def test_all_extras_simulate_a_workload_of_the_wheel(whole: Installed) -> None:
 
 def test_all_extras_advect_a_cone_and_draw_it(whole: Installed) -> None:
     output = ["--output", "cone.h5", "--output-every", "10"]
-    done = whole.run("mpirun", "-n", "2", "mpdata", "run", "--case", "cone", "--steps", "20", *output)
+    done = whole.run(
+        "mpirun", "-n", "2", "mpdata", "run", "--case", "cone", "--steps", "20", *output
+    )
     assert "numba, 2 ranks at the end" in done.stdout
     whole.run("mpdata", "plot", "cone.h5")
     assert (whole.work / "cone.png").read_bytes().startswith(b"\x89PNG")

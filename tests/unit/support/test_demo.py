@@ -1,0 +1,96 @@
+"""The demo's sizes, progress lines and simulated parts."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loaded import SCRIPTS, script
+
+STEPS = {(360, 150, 32): 454, (240, 100, 24): 303, (180, 75, 16): 227, (120, 50, 10): 152}
+"""Of the plume, about as the month's stability limit has them."""
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return script("demo")
+
+
+def test_a_slower_machine_has_smaller_parts_and_less_than_five_minutes(demo: Any) -> None:
+    seen, fast = [], demo.Speed(start_s=0.5, cell_s=6e-9)
+    for slower in (1.0, 3.0, 5.0):
+        speed = demo.Speed(slower * fast.start_s, slower * fast.cell_s)
+        size = demo.fitting(speed, STEPS, demo.BUDGET_S)
+        assert sum(demo.expected(size, speed, STEPS)) <= demo.BUDGET_S
+        seen.append(demo.SIZES.index(size))
+    assert seen == sorted(seen) and seen[0] < seen[-1]
+    assert demo.fitting(demo.Speed(60.0, 1e-6), STEPS, demo.BUDGET_S) is demo.SIZES[-1]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_shows_what_runs(
+    terminal: bool, demo: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    shown = ""
+    with demo.Progress(silence_s=0.0) as say, say.doing("part 1", 30.0):
+        say.detail = "job at step 3"
+        until = time.monotonic() + 60.0
+        while "of about 30 s" not in shown and time.monotonic() < until:
+            shown += capsys.readouterr().out
+            time.sleep(0.05)
+        say("a line", "a coloured line")
+    shown += capsys.readouterr().out
+    assert "... part 1, job at step 3: " in shown
+    assert ("a coloured line" in shown) == terminal and ("a line" in shown) != terminal
+    assert ("\r" in shown) == terminal
+
+
+class Said(list[str]):
+    """Keeps lines."""
+
+    detail = ""
+
+    def __call__(self, line: str, coloured: str | None = None) -> None:
+        self.append(line)
+
+
+def test_nine_jobs_are_drawn_with_and_without_resizes(demo: Any, tmp_path: Path) -> None:
+    simulated: Any = importlib.import_module("simulated")
+    said = Said()
+    assert simulated.nine_jobs(tmp_path, said)
+    rows = [line for line in said if line.startswith("   |")]
+    assert len(rows) == 2 * simulated.LINES
+    assert {len(row) for row in rows} == {len("   ||") + simulated.COLUMNS}
+    assert any("without resizes: 3,897 s, simulated" in line for line in said)
+    assert any("with 7 resizes: 2,132 s, simulated" in line for line in said)
+    assert (tmp_path / "nine-jobs.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_stream_waits_less_with_resizes(
+    demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated: Any = importlib.import_module("simulated")
+    monkeypatch.setattr(simulated, "SEEDS", (1,))
+    monkeypatch.setattr(simulated, "JOBS", 200)
+    said = Said()
+    assert simulated.stream(tmp_path, said)
+    rows = [line for line in said if line.startswith("   |")]
+    assert len(rows) == 2 * (simulated.LINES + 1)
+    assert (tmp_path / "stream.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_stream_has_the_sizes_of_the_model_and_its_load(demo: Any) -> None:
+    simulated: Any = importlib.import_module("simulated")
+    specs = simulated.lublin(1, jobs=4000)
+    sizes = [spec.preferred for spec in specs]
+    assert min(sizes) == 1 and max(sizes) <= 128
+    assert abs(sum(size == 1 for size in sizes) / len(sizes) - 0.244) < 0.05
+    powers = sum(size & (size - 1) == 0 for size in sizes) / len(sizes)
+    assert powers > 0.244 + 0.576 - 0.03
+    work = sum(spec.preferred * spec.run_s for spec in specs)
+    assert 0.9 <= work / (128 * specs[-1].submit_s) < 0.95
