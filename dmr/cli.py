@@ -17,6 +17,7 @@ from rms.wire.terminal import (
     CommandError,
     Parser,
     add_common,
+    extra_installed,
     parser,
     publish,
     refuse_on,
@@ -66,7 +67,9 @@ def _parser() -> Parser:
     bench.add_argument("--to", dest="new", type=int, default=2, metavar="RANKS", help="default 2")
     bench.add_argument("--mib", type=int, default=64, metavar="M", help="size of the field")
     bench.add_argument(
-        "--strategy", default="warm", metavar="NAME", help=f"{', '.join(STRATEGIES)}; default warm"
+        "--strategy",
+        metavar="NAME",
+        help=f"{', '.join(STRATEGIES)}; default warm, without the extra rms spawn",
     )
     bench.set_defaults(call=_bench)
     add_common(bench)
@@ -113,6 +116,12 @@ def _check(arguments: argparse.Namespace) -> int:
 def _bench(arguments: argparse.Namespace) -> int:
     from dmr.bench.bench import BenchError, bench
 
+    if arguments.strategy is None:
+        arguments.strategy = "warm"
+        if not extra_installed("rms"):
+            arguments.strategy = "spawn"
+            words = "warm needs pip install 'malleable-mpi[rms]'; measuring spawn"
+            print(f"dmr: note: {words}", file=sys.stderr)
     if arguments.strategy not in STRATEGIES:
         names = ", ".join(STRATEGIES)
         raise CommandError(f"expected a strategy of {names}, got {arguments.strategy!r}")

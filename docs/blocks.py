@@ -120,7 +120,8 @@ class Shell:
     def run(self, command: str) -> tuple[str, int]:
         """Return what a command prints, and its status."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        text = f"{command}\n__status=$?; printf '\\n{MARK} %d\\n' $__status\n"
+        # Of the shell's own input, which mpirun would read, a command gets nothing.
+        text = f"{{ {command}\n}} < /dev/null\n__status=$?; printf '\\n{MARK} %d\\n' $__status\n"
         self.process.stdin.write(text.encode())
         self.process.stdin.flush()
         output, end = b"", time.monotonic() + DEADLINE_S

@@ -19,6 +19,7 @@ from mpdata.numerics.step import ReferenceStepper, Stepper
 from mpdata.options import Scheme
 
 BACKENDS = ("numpy", "numba", "cupy")
+INSTALL = "pip install 'malleable-mpi[mpdata]'"
 
 
 def choose_backend(name: str) -> str:
@@ -27,21 +28,29 @@ def choose_backend(name: str) -> str:
     ``auto`` is cupy where a GPU answers, else numba.
 
     Raises:
-        InputError: no such backend, or nothing here that it can run on.
+        InputError: no such backend, nothing here that it can run on, or no Numba, which also has
+            the fused multiply-add of the NumPy backend.
     """
     if name not in ("auto", *BACKENDS):
         raise InputError(f"expected a backend of auto, {', '.join(BACKENDS)}, got {name!r}")
     if name == "auto":
         name = "cupy" if _gpu_available() else "numba"
+    if name != "cupy" and not _installed("numba"):
+        raise InputError(f"backend {name}: expected Numba, got none; {INSTALL}")
     array_module(name)
     if name == "numba":
         import_module("mpdata.numerics.numba.stepper")
     return name
 
 
+def _installed(module: str) -> bool:
+    """Return whether a module can be imported, without doing so."""
+    return sys.modules.get(module) is not None or find_spec(module) is not None
+
+
 def _gpu_available() -> bool:
     """Return whether there is CuPy with a GPU to use."""
-    if "cupy" not in sys.modules and find_spec("cupy") is None:
+    if not _installed("cupy"):
         return False
     from mpdata.numerics.cuda.device import answers
 

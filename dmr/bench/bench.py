@@ -1,7 +1,7 @@
 """``dmr bench``: one resize of a real field, by the path of a job.
 
-For ``warm``, ``merge`` and ``restart`` a private ``rms serve`` boots the worlds; for ``spawn`` the
-job runs under bare mpirun.
+For ``warm``, ``merge`` and ``restart`` a private ``rms serve`` boots the worlds; ``spawn``, and
+without the extra ``rms`` also ``merge`` and ``restart``, run under bare mpirun.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rms.client.commands import jobs, script_of, submit
 from rms.client.connection import ask
 from rms.studies.embedded import embedded_daemon, wait_until_over
 from rms.wire.mpiexec import find_mpiexec, mpiexec_command
+from rms.wire.terminal import extra_installed
 from rms.wire.users import OVER, JobRow, Options, ResizeAnswer, ResizeCommand
 
 DEADLINE_S = 300.0
@@ -43,7 +44,9 @@ def bench(old: int, new: int, mib: int, strategy: str, mpiexec: str | None) -> d
 
     Raises:
         BenchError: it did not take place, or a cell arrived wrong.
+        CommandError: ``warm`` without the extra ``rms``.
     """
+    daemon = strategy == "warm" or (strategy != "spawn" and extra_installed("rms"))
     # Before the restart: a virtual machine that gets new memory writes to a disk more slowly.
     rates = disk_rates(Path.cwd(), mib << 20) if strategy == "restart" else {}
     with tempfile.TemporaryDirectory(prefix="dmr-") as name:
@@ -51,7 +54,7 @@ def bench(old: int, new: int, mib: int, strategy: str, mpiexec: str | None) -> d
         out = folder / "out.json"
         job = [sys.executable, "-P", "-m", "dmr.bench.program", "--mib", str(mib)]
         job += ["--out", str(out), "--strategy", strategy]
-        if strategy == "spawn":
+        if not daemon:
             if mpiexec is None:
                 raise BenchError("no mpiexec found; expected one on PATH or beside python")
             words = _run(mpiexec_command(mpiexec, old, [*job, "--resize-to", str(new)]))
@@ -63,7 +66,7 @@ def bench(old: int, new: int, mib: int, strategy: str, mpiexec: str | None) -> d
     if not result["right"]:
         raise BenchError("cells of the field arrived wrong")
     if result["strategy"] in ("warm", "spawn"):
-        result["raw_gb_per_s"] = _plain_rate(old, new, mib, mpiexec, pinned=strategy != "spawn")
+        result["raw_gb_per_s"] = _plain_rate(old, new, mib, mpiexec, pinned=daemon)
     return result | rates
 
 

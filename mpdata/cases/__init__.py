@@ -99,7 +99,7 @@ def _random(request: Request, grid: tuple[int, int, int], boundaries: Boundaries
 
 JARUGA = "Jaruga et al. 2015, Geosci. Model Dev. 8, 1005"
 WILLIAMSON = "Williamson et al. 1992, J. Comput. Phys. 102, 211, test case 1"
-JARECKA = "Jarecka et al., doi 10.3233/SPR-140379"
+ARABAS = "Arabas et al. 2014, doi 10.3233/SPR-140379"
 
 CASES = {
     case.name: case
@@ -134,7 +134,7 @@ CASES = {
             (3, 3, 1),
             "periodic",
             "one step on 3 x 3 cells",
-            JARECKA,
+            ARABAS,
             lambda r, g, b: analytic.periodic_3x3(g, b, "a"),
         ),
         Case(
@@ -142,7 +142,7 @@ CASES = {
             (3, 3, 1),
             "periodic",
             "the same, other Courant numbers",
-            JARECKA,
+            ARABAS,
             lambda r, g, b: analytic.periodic_3x3(g, b, "b"),
         ),
         Case(

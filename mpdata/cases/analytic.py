@@ -117,7 +117,7 @@ def convergence_1d(grid: Grid, boundaries: Boundaries, courant: float = 0.5) -> 
 
 
 def periodic_3x3(grid: Grid, boundaries: Boundaries, variant: str = "a") -> Setup:
-    """One step of one marked cell on 3 x 3 cells (Jarecka et al., doi 10.3233/SPR-140379)."""
+    """One step of one marked cell on 3 x 3 cells (Arabas et al. 2014, doi 10.3233/SPR-140379)."""
     courant, mark = {"a": ((0.1, 0.5), (2, 2)), "b": ((0.2, 0.2), (1, 1))}[variant]
 
     def initial(i: Index, j: Index, k: Index) -> Any:

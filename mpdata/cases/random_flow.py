@@ -96,28 +96,43 @@ class _Potential:
             for a in range(3)
         ]
 
-    def component(self, a: int, index: list[Index]) -> Any:
-        total: Any = 0.0
+    def component(self, a: int, index: list[Index]) -> Array:
+        """Return component ``a`` on an open mesh of global indices."""
+        shape = tuple(part.size for part in index)
+        total, term = np.zeros(shape), np.empty(shape)
         for m in range(MODES):
             x, y, z = (self.tables[a][m][axis][index[axis] + MARGIN] for axis in range(3))
-            total = total + self.amplitude[a, m] * (x * y * z)
+            np.multiply(x * y, z, out=term)
+            term *= self.amplitude[a, m]
+            total += term
         return total
 
     def face(self, axis: int, i: Index, j: Index, k: Index) -> Any:
         """Return the curl's component normal to ``axis`` at faces."""
         index = [i, j, k]
-        one, two = (axis + 1) % 3, (axis + 2) % 3
-        total: Any = np.zeros((1, 1, 1))
-        for along, a, sign in ((one, two, 1.0), (two, one, -1.0)):
-            if self.grid[along] == 1:
-                continue
-            above = list(index)
-            above[along] = index[along] + 1
-            total = total + sign * (self.component(a, above) - self.component(a, index))
         # In 1D the only divergence-free flow is a uniform one.
         if sum(n > 1 for n in self.grid) == 1:
             return np.full((1, 1, 1), 0.0 if self.closed else 1.0)
+        one, two = (axis + 1) % 3, (axis + 2) % 3
+        total: Any = np.zeros((1, 1, 1))
+        for along, a, sign in ((one, two, 1.0), (two, one, -1.0)):
+            if self.grid[along] > 1:
+                total = total + sign * self._rise(a, index, along)
         return total
+
+    def _rise(self, a: int, index: list[Index], along: int) -> Array:
+        """Return component ``a`` one further along an axis, less what it is at the index."""
+        flat = index[along].ravel()
+        rising = bool((np.diff(flat) == 1).all())
+        both = np.append(flat, flat[-1:] + 1) if rising else np.concatenate((flat, flat + 1))
+        shape = [1, 1, 1]
+        shape[along] = both.size
+        wider = list(index)
+        wider[along] = both.reshape(shape)
+        layers = self.component(a, wider).swapaxes(0, along)
+        first = 1 if rising else flat.size
+        above, here = layers[first:], layers[: flat.size]
+        return (above - here).swapaxes(0, along)
 
 
 def _closed(pair: BoundaryPair) -> tuple[bool, bool]:

@@ -26,8 +26,8 @@ ROUND_OFF = 1e-12
 """A sum of outgoing Courant numbers may pass 1 by this much: equality is allowed, and sums of
 face values that add up to 1 on paper round either way."""
 
-SLAB_CELLS = 1 << 22
-"""Cells that are evaluated at once, one layer of axis 0 at least."""
+SLAB_CELLS = 1 << 19
+"""Cells that are evaluated at once, few enough to stay in a cache; one layer of axis 0 at least."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import IO, Any, Protocol
 
 
@@ -30,7 +31,8 @@ class Ticker:
     def __init__(self, run: Run, steps: int, terminal: IO[str] | None = None) -> None:
         self._run, self._steps = run, steps
         self._bar: Any = None
-        if terminal is not None and terminal.isatty():
+        # A run on a GPU needs no extra, and may be without Rich.
+        if terminal is not None and terminal.isatty() and find_spec("rich") is not None:
             from rich.console import Console
             from rich.progress import Progress, TimeRemainingColumn
 

@@ -14,6 +14,7 @@ import msgspec
 
 from rms.cli.queue import add_filters, selection
 from rms.client.connection import ask, server_address
+from rms.client.status import GAIN_HEADS, gain_cells, gain_words
 from rms.core.books.spans import BalanceError
 from rms.core.state import TASKS, is_task
 from rms.formats.energy import OwnerEnergy, amount, check_energies, owner_energies, slurm_words
@@ -34,6 +35,7 @@ def add_acct(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--energy", action="store_true", help="by job, world, node, device and source too")
     add("--cost", action="store_true", help="cost and emissions of the energy")
+    add("--gain", action="store_true", help="what resizes have brought: a replay without them")
     add("--prices", type=Path, metavar="FILE", help="with --cost (default: that of rms serve)")
 
 
@@ -68,6 +70,8 @@ class Result:
 def acct(arguments: argparse.Namespace) -> int:
     """``rms acct``: times, energy and cost of jobs; 1 if the books do not balance."""
     server = server_address(arguments.server, os.environ)
+    if arguments.gain:
+        return _gain(arguments, server)
     if arguments.prices is not None and not arguments.cost:
         raise CommandError("expected --cost with --prices")
     prices = _prices(server, arguments.prices) if arguments.cost else None
@@ -91,6 +95,20 @@ def acct(arguments: argparse.Namespace) -> int:
     publish(arguments.json, _as_json(result, arguments, whole=whole), lines)
     with refuse_on(BalanceError, exit_code=1):
         check_energies(answer, result.owners, whole=whole)
+    return 0
+
+
+def _gain(arguments: argparse.Namespace, server: str) -> int:
+    """``rms acct --gain``: what resizes have brought to all jobs."""
+    from rms.core.model.ran import Ran
+    from rms.sim.gain import GainError, gain
+
+    if arguments.energy or arguments.cost or selection(arguments) != JobSelection():
+        raise CommandError("expected --gain alone: it is of all jobs together")
+    with refuse_on(GainError, exit_code=1):
+        brought = gain(ask(Ran, server, "GET", "/ran"))
+    lines = [*columns(GAIN_HEADS, gain_cells(brought)), "", *gain_words(brought)]
+    publish(arguments.json, msgspec.to_builtins(brought), lines)
     return 0
 
 

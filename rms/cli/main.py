@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from rms.wire.terminal import COMPLETION, Parser, add_common, parser, run_command
+from rms.wire.terminal import (
+    COMPLETION,
+    Parser,
+    add_common,
+    fail,
+    missing_extra,
+    parser,
+    run_command,
+)
 
 CLIENT, DAEMON = "rms.cli.client", "rms.cli.daemon"
 
@@ -89,7 +97,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _function(name: str, prefix: str = "") -> Any:
     """Return the function of a command, or that which adds its options; None for none."""
     function = "change" if name in CHANGES else name.replace("-", "_")
-    module = importlib.import_module(COMMANDS[name][0])
+    try:
+        module = importlib.import_module(COMMANDS[name][0])
+    except ModuleNotFoundError as error:
+        sentence = missing_extra("rms", error.name)
+        if sentence is None:
+            raise
+        raise SystemExit(fail("rms", sentence)) from None
     return getattr(module, f"{prefix}{function}", None)
 
 

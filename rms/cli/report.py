@@ -13,11 +13,12 @@ from typing import Any
 import msgspec
 
 from rms.cli.options import log_lines
-from rms.client.connection import server_address
+from rms.client.connection import ask, server_address
 from rms.client.report import Report, watts_of
+from rms.core.model.ran import Ran
 from rms.plots import History
 from rms.wire.terminal import CommandError, publish, refuse_on
-from rms.wire.users import NodeSpan
+from rms.wire.users import Gain, NodeSpan
 
 Row = dict[str, Any]
 Heads = Sequence[str]
@@ -77,21 +78,38 @@ def _report_jobs(arguments: argparse.Namespace) -> int:
     from rms.client.monitor import full_snapshot, imbalance, write_report
 
     if arguments.journal is None:
-        now = full_snapshot(server_address(arguments.server, os.environ))
+        server = server_address(arguments.server, os.environ)
+        now, ran = full_snapshot(server), ask(Ran, server, "GET", "/ran")
     else:
-        from rms.daemon.ask.views import past
+        from rms.daemon.ask.views import past, past_ran
         from rms.daemon.store.journal import JournalError
 
         if not arguments.journal.is_file():
             raise CommandError(f"expected a journal, got {arguments.journal}, which does not exist")
         with refuse_on(JournalError):
-            now = past(arguments.journal)
-    target = write_report(now, arguments.folder)
-    publish(arguments.json, msgspec.to_builtins(now), [str(target)])
+            now, ran = past(arguments.journal), past_ran(arguments.journal)
+    brought = _gain(ran)
+    target = write_report(now, arguments.folder, brought)
+    result = msgspec.to_builtins(now)
+    if isinstance(brought, Gain):
+        result["gain"] = msgspec.to_builtins(brought)
+    publish(arguments.json, result, [str(target)])
     wrong = imbalance(now)
     if wrong:
         raise CommandError(wrong, 1)
     return 0
+
+
+def _gain(ran: Ran) -> Gain | str:
+    """Return what resizes have brought, or why that is unknown; "" where no job is resizable."""
+    from rms.sim.gain import GainError, gain
+
+    if not any(job.spec.mode.resizable for job in ran.jobs):
+        return ""
+    try:
+        return gain(ran)
+    except GainError as error:
+        return str(error)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The screen of ``rms top``: the cluster in two lines, a table of jobs, and actions on a job.
+"""The screen of ``rms top``: the cluster in three lines, a table of jobs, and actions on a job.
 
 Requests to the daemon run in threads, so that keys work while it does not answer. The table holds
 only the visible rows of a list of up to a hundred thousand; textual's ``DataTable`` holds them all.
@@ -36,13 +36,20 @@ from textual.widgets import Button, Footer, Input, Static
 from rms.cli.queue import job_lines
 from rms.client.commands import Action, act, actions
 from rms.client.connection import ServerError, ask
-from rms.client.status import DECISION_HEADS, ClusterStatus, decision_cells
+from rms.client.status import (
+    DECISION_HEADS,
+    ClusterStatus,
+    decision_cells,
+    pending_words,
+    sizes_words,
+    state_look,
+)
 from rms.formats.energy import energy_words
 from rms.formats.values import fold_slots
 from rms.wire.files import tail
 from rms.wire.live import LIVE_PATH, MOST_ROWS, SORTS, JobLine, JobPage, Live, LiveQuery
-from rms.wire.terminal import clock, columns, printable, slurm_duration
-from rms.wire.users import HistoryEntry
+from rms.wire.terminal import clock, columns, hms, printable
+from rms.wire.users import HistoryEntry, JobRow
 
 # --- dialogs ------------------------------------------------------------------------------------
 
@@ -116,8 +123,6 @@ class Reader(ModalScreen[None]):
 AROUND = 5
 """Number of rows above and below the visible ones that the table holds too."""
 
-COLOURS = {"RUNNING": "green", "PENDING": "yellow", "COMPLETED": "cyan", "FAILED": "red"}
-
 
 @dataclass(frozen=True)
 class Column:
@@ -131,15 +136,17 @@ class Column:
 
 
 COLUMNS = (
-    Column("JOBID", "id", 10, 18),
-    Column("NAME", "name", 10, 24),
-    Column("STATE", "", 8, 13),
-    Column("NODES", "nodes", 6, 7, right=True),
+    Column("JOBID", "id", 10, 13),
+    Column("NAME", "name", 10, 17),
+    Column("STATE", "", 11, 13),
+    Column("NODES", "nodes", 8, 16, right=True),
     Column("DONE", "", 4, 5, right=True),
-    Column("TIME", "time", 8, 11, right=True),
-    Column("ENERGY", "energy", 9, 10, right=True),
+    Column("TIME", "time", 7, 9, right=True),
+    Column("ENERGY", "energy", 9, 9, right=True),
 )
-LAST = "NODELIST(REASON)"
+LAST, SHORT_LAST = "NODELIST(REASON)", "WHERE/WHY"
+STATE, NODES = 2, 3
+"""Places of two columns."""
 
 
 def widths(whole: int) -> list[int]:
@@ -155,7 +162,9 @@ def heads(whole: int, sort: str) -> str:
     for column in COLUMNS:
         mark = arrow if column.sort and column.sort == sort.removeprefix("-") else ""
         words.append(mark + column.head if column.right else column.head + mark)
-    return " ".join(_fit([*words, LAST], widths(whole)))
+    wide = widths(whole)
+    last = LAST if wide[-1] >= len(LAST) else SHORT_LAST
+    return " ".join(_fit([*words, last], wide))
 
 
 def head_at(x: int, whole: int) -> str:
@@ -164,19 +173,44 @@ def head_at(x: int, whole: int) -> str:
     return next((column.sort for column, end in zip(COLUMNS, ends, strict=False) if x < end), "")
 
 
-def cells(line: JobLine, now_s: float) -> list[str]:
-    job = line.job
+def cells(line: JobLine, now_s: float, nodes: int, width: int) -> list[str]:
+    """Return the texts of a row.
+
+    Args:
+        nodes: number of nodes of the cluster.
+        width: of the column of nodes.
+    """
+    job, look = line.job, state_look(line.job)
     since_s = job.submit_s if job.start_s is None else job.start_s
     return [
         line.ids,
         job.name,
-        job.state,
-        job.nodes_words,
+        f"{look.sign} {look.word}",
+        nodes_bar(job, nodes, width),
         f"{job.step / job.steps:.0%}" if job.steps else "",
-        slurm_duration((job.end_s or now_s) - since_s),
+        hms((job.end_s or now_s) - since_s),
         energy_words(job.energy_j) if job.energy_j else "",
-        fold_slots(job.nodes) or job.reason,
+        fold_slots(job.nodes) or pending_words(job, now_s),
     ]
+
+
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def nodes_bar(job: JobRow, nodes: int, width: int) -> str:
+    """Return the nodes of a job as a bar of a share of the cluster, and their number.
+
+    The light part are the nodes that a resizable job may have beyond its own.
+    """
+    words = job.nodes_words.replace("->", "→")
+    room = width - 1 - max(len(words), 4)
+    if room < 2 or not job.size or job.end_s is not None:
+        return words.rjust(width)
+    filled, rest = divmod(round(8 * room * min(1.0, job.size / max(1, nodes))), 8)
+    bar = "█" * filled + (EIGHTHS[rest] if rest else "")
+    if job.mode in ("malleable", "flexible"):
+        bar = bar.ljust(round(room * min(1.0, job.nodes_max / max(1, nodes))), "░")
+    return f"{bar.ljust(room)} {words.rjust(width - 1 - room)}"
 
 
 def _fit(words: list[str], wide: list[int]) -> list[str]:
@@ -220,7 +254,7 @@ class JobTable(ScrollView):
     def __init__(self) -> None:
         super().__init__()
         self._page = JobPage([], 0, 0)
-        self._now_s = 0.0
+        self._now_s, self._all_nodes = 0.0, 1
         self._row = 0
         self._id = ""
 
@@ -233,9 +267,9 @@ class JobTable(ScrollView):
         first = max(0, self.scroll_offset.y - AROUND)
         return first, self.scroll_offset.y + max(1, self.size.height) + AROUND - first
 
-    def show(self, page: JobPage, now_s: float) -> None:
+    def show(self, page: JobPage, now_s: float, nodes: int) -> None:
         """Hold other rows; the selected job stays selected if it is among them."""
-        self._page, self._now_s = page, now_s
+        self._page, self._now_s, self._all_nodes = page, now_s, nodes
         ids = [line.job.id for line in page.lines]
         before = self._row
         if self._id in ids:
@@ -269,13 +303,14 @@ class JobTable(ScrollView):
             text = " …" if row < self._page.total else ""
             return Strip([Segment(text.ljust(width), self.rich_style)], width)
         line = self._page.lines[at]
-        parts = _fit(cells(line, self._now_s), widths(width))
+        wide = widths(width)
+        parts = _fit(cells(line, self._now_s, self._all_nodes, wide[NODES]), wide)
         if row == self._row:
             style = self.rich_style + Style(reverse=True, bold=self.has_focus)
             return Strip([Segment(" ".join(parts), style)]).adjust_cell_length(width, style)
         segments = []
         for n, word in enumerate(parts):
-            colour = COLOURS.get(line.job.state) if n == 2 else None
+            colour = {STATE: state_look(line.job).colour, NODES: "green"}.get(n)
             style = self.rich_style + Style(color=colour) if colour else self.rich_style
             segments.append(Segment(f"{word} " if n < len(parts) - 1 else word, style))
         return Strip(segments).adjust_cell_length(width, self.rich_style)
@@ -360,7 +395,7 @@ class Top(App[None]):
         Binding("s", "sort", "Sort"),
         Binding("d", "turn", "Reverse", show=False),
         Binding("slash", "find", "Find"),
-        Binding("f", "over", "Completed"),
+        Binding("f", "over", "Ended"),
         Binding("escape", "leave_find", show=False),
         Binding("q", "quit", "Quit"),
         Binding("ctrl+c", "quit", show=False, priority=True),
@@ -372,7 +407,7 @@ class Top(App[None]):
         self._wake = asyncio.Event()
         self._sort = self._find = ""
         self._unfold: set[str] = set()
-        self._list = "active"
+        self._list, self._now_s, self._next = "active", 0.0, ""
         self._summary, self._heads = Static(id="summary"), Static(id="heads")
         self.table, self._details = JobTable(), Static(id="details")
         self._field = Input(placeholder="text in an id or a name", id="find")
@@ -425,12 +460,15 @@ class Top(App[None]):
                 await asyncio.wait_for(self._wake.wait(), REFRESH_S)
 
     def _show(self, live: Live) -> None:
-        text = Text(summary(live), no_wrap=True)
+        if self._list == "active":
+            self._next = forecast(live)
+        text = Text(summary(live, self._next), no_wrap=True, overflow="ellipsis")
         text.highlight_regex(f"[█░]{{{NODE_BAR}}}", "green")
         text.highlight_regex(f"[{BARS}]{{{POWER_BAR}}}", "cyan")
         self._summary.update(text)
+        self._now_s = live.now_s
         if live.jobs is not None:
-            self.table.show(live.jobs, live.now_s)
+            self.table.show(live.jobs, live.now_s, live.nodes)
         self._show_heads()
 
     def _show_heads(self) -> None:
@@ -445,10 +483,10 @@ class Top(App[None]):
     @on(JobTable.Moved)
     def show_details(self) -> None:
         line, is_active = self.table.chosen(), self._list == "active"
-        nothing = f"No {'pending or running' if is_active else 'completed'} jobs."
-        text = (nothing if not self._find else "") if line is None else details(line)
+        nothing = f"No {'pending or running' if is_active else 'ended'} jobs."
+        text = (nothing if not self._find else "") if line is None else details(line, self._now_s)
         marks = [f"find: {self._find}"] if self._find else []
-        marks += [] if is_active else ["completed jobs"]
+        marks += [] if is_active else ["ended jobs"]
         more = f"  [{', '.join(marks)}; f and / change it]" if marks else ""
         self._details.update(Text(printable(more) + "\n" * bool(more) + text))
 
@@ -525,7 +563,8 @@ class Top(App[None]):
             return
         can = [action for action in actions(line.job, line.ids) if action.do in any_of]
         if not can:
-            text = f"no {any_of[0]} of job {line.ids}, {line.job.state}, {line.job.mode}"
+            state = state_look(line.job).word
+            text = f"no {any_of[0]} of job {line.ids}, {state}, {line.job.mode}"
             self.notify(printable(text), severity="warning", markup=False)
             return
 
@@ -576,14 +615,13 @@ class Top(App[None]):
         self.push_screen(Reader(f"{line.job.output}", lines, end=True))
 
 
-def summary(live: Live) -> str:
-    """Return two lines about the cluster: nodes and jobs, power and energy."""
+def summary(live: Live, forecast: str) -> str:
+    """Return three lines about the cluster: nodes and jobs, power and energy, the next starts."""
     filled = round(NODE_BAR * live.held / max(1, live.nodes))
     bar = "█" * filled + "░" * (NODE_BAR - filled)
     status = ClusterStatus.of_live(live)
-    first = (
-        f"Nodes {bar} {status.nodes_words} allocated   {status.jobs_words}   Policy {status.policy}"
-    )
+    first = f"Nodes {bar} {status.nodes_words} allocated   {status.jobs_words}"
+    third = f"Policy {status.policy}   Next start: {forecast}"
     power = live.power
     if power is None:
         return printable(first)
@@ -591,9 +629,22 @@ def summary(live: Live) -> str:
     energy = power.energy
     second = (
         f"Power {curve([point[1] for point in power.points])} {live.power_w:.0f} W{cap}   "
-        f"{energy_words(energy.cluster_j)}, jobs {energy_words(energy.busy_j)} ({power.sources})"
+        f"Energy {energy_words(energy.cluster_j)}, jobs {energy_words(energy.busy_j)} "
+        f"({power.sources})"
     )
-    return f"{printable(first)}\n{printable(second)}"
+    return "\n".join(map(printable, (first, second, third)))
+
+
+def forecast(live: Live) -> str:
+    """Return the expected starts of pending jobs among the visible rows, the next one first."""
+    lines = [] if live.jobs is None else live.jobs.lines
+    starts = [(at_s, line) for line in lines if (at_s := line.job.expected_start_s) is not None]
+    if not starts:
+        return "unknown"
+    starts.sort(key=lambda pair: pair[0])
+    return ", ".join(
+        f"{line.job.id} {line.job.name} in {hms(at_s - live.now_s)}" for at_s, line in starts[:4]
+    )
 
 
 def curve(watts: list[float]) -> str:
@@ -605,13 +656,21 @@ def curve(watts: list[float]) -> str:
     return "".join(BARS[min(len(BARS) - 1, int(len(BARS) * watt / most))] for watt in samples)
 
 
-def details(line: JobLine) -> str:
-    """Return two lines about a row: the job, and its nodes or the reason that it is pending."""
+def details(line: JobLine, now_s: float) -> str:
+    """Return lines about a row: the job, its nodes or why it is pending, and its resizes."""
     job = line.job
     tasks = f", {line.tasks:,} tasks" if line.tasks > 1 else ""
     first = f"{line.ids} {job.name}{tasks}, {job.mode}, nodes {job.range_words}, submitted "
-    first += clock(job.submit_s)
+    first += f"{clock(job.submit_s)}, {hms(now_s - job.submit_s)} ago"
     second = fold_slots(job.nodes) or job.reason
     if job.expected_start_s is not None:
-        second = f"expected to start at {clock(job.expected_start_s)}: {second}"
-    return f"{printable(first)}\n{printable(second)}"
+        at, in_s = clock(job.expected_start_s), job.expected_start_s - now_s
+        second = f"expected to start at {at}, in {hms(in_s)}: {job.reason}"
+    lines = [first, second]
+    if job.resizes:
+        last = job.resizes[-1]
+        lines.append(
+            f"resizes {len(job.resizes)}: {sizes_words(job)} ranks, the last at "
+            f"{clock(last.at_s)}, stopped for {last.stall_s:.2f} s"
+        )
+    return "\n".join(map(printable, lines))

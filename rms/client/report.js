@@ -1,9 +1,10 @@
 // Times of a report: the wheel, + and - zoom, dragging and arrow keys move, 0 or a double click shows all.
+// Tables: a click on a head sorts, a field above a long table filters its rows.
 "use strict";
 for (const box of document.querySelectorAll("[data-begin]")) {
   const all = [Number(box.dataset.begin), Number(box.dataset.end)];
   let [begin, end] = all, held = null;
-  const curve = box.querySelector("svg.curve svg");
+  const curves = box.querySelectorAll("svg.curve svg");
   const axis = box.querySelector("svg.axis"), origin = Number(box.dataset.origin);
   const relative = box.dataset.clock === "";
 
@@ -52,7 +53,7 @@ for (const box of document.querySelectorAll("[data-begin]")) {
         text.style.display = room > 9 + 7.5 * text.textContent.length ? "" : "none";
       }
     }
-    if (curve) {
+    for (const curve of curves) {
       const scale = 1000 / (all[1] - all[0]), height = curve.viewBox.baseVal.height;
       curve.setAttribute("viewBox", `${(begin - all[0]) * scale} 0 ${(end - begin) * scale} ${height}`);
     }
@@ -93,4 +94,39 @@ for (const box of document.querySelectorAll("[data-begin]")) {
   });
   addEventListener("resize", place);
   place();
+}
+
+function sortable(cell) {
+  const text = cell?.dataset.v ?? cell?.textContent ?? "", number = Number.parseFloat(text.replaceAll(",", ""));
+  return Number.isNaN(number) ? text : number;
+}
+
+for (const table of document.querySelectorAll("table")) {
+  const body = table.tBodies[0], heads = [...table.querySelectorAll("thead th")];
+  if (!heads.length || body.rows.length < 2) continue;
+  heads.forEach((head, at) => {
+    const sort = () => {
+      const up = head.getAttribute("aria-sort") !== "ascending";
+      for (const other of heads) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", up ? "ascending" : "descending");
+      const rows = [...body.rows].map((row) => [sortable(row.cells[at]), row]);
+      rows.sort(([a], [b]) => (typeof a === typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a === "number" ? -1 : 1));
+      if (!up) rows.reverse();
+      body.append(...rows.map(([, row]) => row));
+    };
+    head.classList.add("sorts");
+    head.tabIndex = 0;
+    head.title = "Sort";
+    head.addEventListener("click", sort);
+    head.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(); });
+  });
+  if (body.rows.length <= 20) continue;
+  const field = document.createElement("input");
+  field.type = "search";
+  field.placeholder = field.ariaLabel = "Filter rows";
+  field.addEventListener("input", () => {
+    const text = field.value.toLowerCase();
+    for (const row of body.rows) row.hidden = !row.textContent.toLowerCase().includes(text);
+  });
+  table.parentElement.before(field);
 }

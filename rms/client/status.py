@@ -2,17 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rms.formats.energy import OwnerEnergy, slurm_words
+from rms.formats.energy import OwnerEnergy, energy_words, slurm_words
 from rms.formats.values import fold_slots
 from rms.wire.live import Live
-from rms.wire.terminal import clock, duration
-from rms.wire.users import OVER, HistoryEntry, JobRow, ResizeRow, Snapshot, restart_words
+from rms.wire.terminal import clock, duration, hms
+from rms.wire.users import (
+    OVER,
+    Gain,
+    HistoryEntry,
+    JobRow,
+    ResizeRow,
+    Schedule,
+    Snapshot,
+    restart_words,
+)
 
 RESIZE_HEADS = ("AT", "STEP", "RANKS", "STRATEGY", "BOOT", "STALL", "MOVED", "ENERGY")
 DECISION_HEADS = ("TIME", "DECISION", "NODES", "REASON")
+
+
+@dataclass(frozen=True)
+class StateLook:
+    """The word for the state of a job, its sign, and its colour on a terminal.
+
+    The signs differ, so that no information depends on a colour; all are one cell wide.
+    """
+
+    word: str
+    sign: str
+    colour: str
+
+
+HELD = "HELD"
+"""Key of :data:`STATES` for a pending job that a user holds."""
+
+STATES: Mapping[str, StateLook] = {
+    "PENDING": StateLook("Pending", "○", "yellow"),
+    HELD: StateLook("Held", "‖", "magenta"),
+    "CONFIGURING": StateLook("Starting", "◌", "yellow"),
+    "RUNNING": StateLook("Running", "▸", "green"),
+    "SUSPENDED": StateLook("Suspended", "=", "magenta"),
+    "COMPLETED": StateLook("Completed", "✓", "cyan"),
+    "FAILED": StateLook("Failed", "×", "red"),
+    "CANCELLED": StateLook("Cancelled", "–", "bright_black"),
+    "TIMEOUT": StateLook("Timeout", "!", "red"),
+    "OUT_OF_MEMORY": StateLook("Out of memory", "m", "red"),
+}
+
+
+def state_key(job: JobRow) -> str:
+    """Return the key of a job's state in :data:`STATES`."""
+    if job.state == "PENDING" and job.reason.startswith("JobHeldUser"):
+        return HELD
+    return job.state
+
+
+def state_look(job: JobRow) -> StateLook:
+    """Return word, sign and colour of a job's state."""
+    return STATES.get(state_key(job), StateLook(job.state.capitalize(), "?", "white"))
+
+
+def pending_words(job: JobRow, now_s: float) -> str:
+    """Return why a job is pending, with its expected start: ``in 0:02:50 Resources: ...``."""
+    if job.expected_start_s is None:
+        return job.reason
+    forecast = f"in {hms(job.expected_start_s - now_s)}"
+    return f"{forecast} {job.reason}" if job.reason else forecast
+
+
+def sizes_words(job: JobRow, most: int = 6) -> str:
+    """Return the sizes of a resized job one after the other, in ranks: ``8→3→…→4→2``."""
+    if not job.resizes:
+        return ""
+    steps = [str(job.resizes[0].from_ranks), *(str(row.to_ranks) for row in job.resizes)]
+    return "→".join(steps if len(steps) <= most else [*steps[:2], "…", *steps[-2:]])
 
 
 @dataclass(frozen=True)
@@ -147,3 +213,54 @@ def resize_cells(row: ResizeRow) -> list[str]:
 def decision_cells(entry: HistoryEntry) -> list[str]:
     """Return the cells of a row of :data:`DECISION_HEADS`."""
     return [clock(entry.at_s, day=True), entry.kind, fold_slots(entry.nodes), entry.reason]
+
+
+# --- what resizes have brought -------------------------------------------------------------------
+
+GAIN_HEADS = ("", "REAL RUN", "REPLAY", "REPLAY WITHOUT RESIZES")
+
+
+def gain_cells(gain: Gain) -> list[list[str]]:
+    """Return the rows of a table under :data:`GAIN_HEADS`."""
+    runs = gain.real, gain.with_resizes, gain.without
+
+    def joules(run: Schedule, of: float | None) -> str:
+        return "" if of is None else energy_words(of)
+
+    return [
+        ["Makespan", *(hms(run.makespan_s) for run in runs)],
+        ["Mean wait", *(hms(run.mean_wait_s) for run in runs)],
+        ["Resizes", *(str(run.resizes) for run in runs)],
+        ["Energy, cluster", *(joules(run, run.energy_j) for run in runs)],
+        ["Energy, jobs", *(joules(run, run.busy_j) for run in runs)],
+    ]
+
+
+def gain_words(gain: Gain) -> list[str]:
+    """Return what resizes have brought, in sentences: the gain, its basis, the model's error."""
+    lenders = sum(row.lent_node_s > 0.0 for row in gain.rows)
+    left_out = f"; {gain.left_out} left out" if gain.left_out else ""
+    saved = gain.mean_saved_s
+    sentences = [
+        f"{lent_words(gain.lent_node_s)} lent by {_jobs(lenders)} to other jobs.",
+        f"Without resizes the mean wait is {hms(abs(saved))} "
+        f"{'longer' if saved >= 0.0 else 'shorter'}: {_jobs(gain.later)} "
+        f"start{'s' if gain.later == 1 else ''} later, {gain.earlier:,} earlier.",
+        f"{_jobs(gain.jobs)} from {clock(gain.from_s, day=True)} to "
+        f"{clock(gain.until_s, day=True)}, policy {gain.policy}, {gain.nodes} nodes{left_out}.",
+        f"Error of the model: starts in the replay are {hms(gain.start_error_s)} from the real "
+        f"ones on average, the makespan differs by {gain.makespan_error:+.1%}.",
+    ]
+    if abs(saved) <= gain.start_error_s:
+        sentences.append("The difference of the waits is within that error.")
+    return sentences
+
+
+def lent_words(node_s: float) -> str:
+    """Return an amount of node seconds in node hours."""
+    hours = node_s / 3600.0
+    return f"{hours:,.0f} node hours" if hours >= 100.0 else f"{hours:.3g} node hours"
+
+
+def _jobs(number: int) -> str:
+    return f"{number:,} job{'s' if number != 1 else ''}"

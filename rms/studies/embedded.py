@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rms.client.commands import jobs
 from rms.client.connection import ServerError, ask
-from rms.wire.terminal import CommandError
+from rms.wire.terminal import CommandError, require_extra
 from rms.wire.users import OVER, JobRow, Nothing, PolicyName
 
 READY_S, END_S = 60.0, 30.0
@@ -38,8 +38,10 @@ def embedded_daemon(
         listen: its address, ``unix:PATH``, "" for any.
 
     Raises:
-        CommandError: the folder cannot be made, or the daemon did not start.
+        CommandError: the extra ``rms`` is not installed, the folder cannot be made, or the daemon
+            did not start.
     """
+    require_extra("rms")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +31,15 @@ MOST = 1e9
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """Errors of writing alone; without a file's name they are errors of standard output."""
+
+EXTRAS = {
+    "mpdata": ("llvmlite", "matplotlib", "numba", "rich"),
+    "rms": (
+        *("httptools", "jinja2", "matplotlib", "prometheus_client", "rich", "shtab", "starlette"),
+        *("textual", "uvicorn", "uvloop"),
+    ),
+}
+"""The modules that each optional part of the distribution brings, beside those of the base."""
 
 RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
@@ -168,8 +178,10 @@ class _PrintCompletion(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         """Print it and exit."""
-        import shtab  # only here
-
+        try:
+            import shtab  # only here
+        except ModuleNotFoundError as error:
+            raise SystemExit(fail(parser.prog, missing_extra("rms", error.name))) from None
         _complete(parser, shtab)
         parser._print_message(f"{shtab.complete(parser, values)}\n", sys.stdout)
         parser.exit(0)
@@ -243,6 +255,39 @@ def fail(prog: str, sentence: object, exit_code: int = 2) -> int:
     return exit_code
 
 
+def missing_extra(prog: str, module: str | None) -> str | None:
+    """Return the sentence for a module that cannot be imported, None if no extra brings it."""
+    top = (module or "").partition(".")[0]
+    extras = [extra for extra, modules in EXTRAS.items() if top in modules]
+    if not extras:
+        return None
+    extra = prog if prog in extras else extras[0]
+    return f"expected the module {top}, got none; pip install 'malleable-mpi[{extra}]'"
+
+
+def extra_installed(extra: str) -> bool:
+    """Return whether all modules of an extra are installed, without an import of them."""
+    return _missing_module(extra) is None
+
+
+def require_extra(extra: str) -> None:
+    """Check that all modules of an extra are installed.
+
+    Raises:
+        CommandError: one of them is not.
+    """
+    module = _missing_module(extra)
+    if module is not None:
+        raise CommandError(str(missing_extra(extra, module)))
+
+
+def _missing_module(extra: str) -> str | None:
+    for module in EXTRAS[extra]:
+        if sys.modules.get(module) is None and find_spec(module) is None:
+            return module
+    return None
+
+
 @contextlib.contextmanager
 def refuse_on(*errors: type[Exception], exit_code: int = 2) -> Iterator[None]:
     """Turn errors that state what was expected and got into a :class:`CommandError`."""
@@ -267,6 +312,11 @@ def run_command(
         return status
     except CommandError as error:
         return fail(prog, error, error.exit_code)
+    except ModuleNotFoundError as error:
+        sentence = missing_extra(prog, error.name)
+        if sentence is None:
+            raise
+        return fail(prog, sentence)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except RecursionError:
@@ -395,6 +445,13 @@ def duration(seconds: float, units: int = 2) -> str:
     whole = round(seconds)
     unit, name, small, rest = next(row for row in _UNITS if whole >= row[0])
     return f"{whole // unit} {name} {whole % unit // small} {rest}"
+
+
+def hms(seconds: float) -> str:
+    """Return a length of time as ``h:mm:ss``, to the second: ``0:04:05``, ``27:04:05``."""
+    minutes, seconds = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
 def slurm_duration(seconds: float) -> str:

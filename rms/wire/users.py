@@ -554,3 +554,74 @@ class Snapshot(msgspec.Struct, frozen=True):
     books: BooksAnswer
     rows: list[EnergyRow] = []
     decisions: dict[str, list[HistoryEntry]] = {}
+
+
+# --- what malleability has brought ----------------------------------------------------------------
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """Figures of one schedule of the same jobs, from the first submission to the last end.
+
+    Attributes:
+        mean_wait_s: from submission to start, mean of all jobs.
+        energy_j: energy of the cluster by the model; None for the real run, which has meters and
+            other jobs too.
+        busy_j: the part of it of the jobs.
+    """
+
+    makespan_s: float
+    mean_wait_s: float
+    resizes: int
+    energy_j: float | None = None
+    busy_j: float | None = None
+
+
+class JobGain(msgspec.Struct, frozen=True):
+    """A job: node seconds that it lent, and its waits in three schedules.
+
+    ``wait_s`` is that of the real run; ``with_s`` and ``without_s`` are those of the replays.
+    """
+
+    id: str
+    mode: str
+    lent_node_s: float
+    resizes: int
+    wait_s: float
+    with_s: float
+    without_s: float
+
+
+class Gain(msgspec.Struct, frozen=True):
+    """What resizes have brought, by :func:`rms.sim.gain.gain`, which defines the figures.
+
+    Attributes:
+        seq: number of the newest entry of the journal in it.
+        from_s, until_s: first submission and newest event.
+        jobs, left_out: numbers of replayed jobs and of jobs that cannot be replayed.
+        lent_node_s: node seconds that jobs gave up by resizes and other jobs used.
+        real, with_resizes, without: the real run, and the replays with and without resizes.
+        mean_saved_s: mean wait without resizes less mean wait with them, both replayed.
+        later, earlier: numbers of jobs that start later, or earlier, by over a second without
+            resizes.
+        start_error_s: mean distance of the starts in the replay with resizes from the real ones.
+        makespan_error: makespan of that replay over the real one, less 1.
+        rows: of the replayed jobs, in the order of submission.
+    """
+
+    seq: int
+    from_s: float
+    until_s: float
+    policy: str
+    nodes: int
+    jobs: int
+    left_out: int
+    lent_node_s: float
+    real: Schedule
+    with_resizes: Schedule
+    without: Schedule
+    mean_saved_s: float
+    later: int
+    earlier: int
+    start_error_s: float
+    makespan_error: float
+    rows: list[JobGain] = []

@@ -11,6 +11,7 @@ import pytest
 from daemon import DEADLINE_S, Rms, served
 from powercap import Counters
 from processes import MPDATA
+from wide_flexible import CASE, PACED
 
 from rms.cli import screen
 
@@ -130,3 +131,36 @@ def test_the_view_in_a_terminal_outlives_its_daemon() -> None:
     with served(1) as rms:
         rms.submit("sleep 600", "--job-name", "<b>long</b>")
         asyncio.run(looked(rms))
+
+
+@pytest.mark.promise("monitor")
+def test_what_a_resize_has_brought() -> None:
+    """A resized job lends a node; ``rms acct --gain`` and the report replay it without."""
+    with served(2) as rms:
+        body = f"mpirun {PACED} run {CASE}"
+        long = rms.submit(body, "--nodes", "1-2", "--mode", "malleable", "--job-name", "lender")
+        rms.running(long)
+        short = rms.submit("sleep 3", "--mode", "fixed", "--nodes", "1", "--time", "1")
+        assert rms.over(short) == ["COMPLETED"]
+        assert (2, 1) in rms.resizes(long)
+
+        brought = rms.ask("acct", "--gain")
+        assert brought["jobs"] == 2 and brought["left_out"] == 0
+        by_id = {row["id"]: row for row in brought["rows"]}
+        assert 3600 > by_id[long]["lent_node_s"] >= 2.5 and by_id[short]["lent_node_s"] == 0.0
+        assert brought["real"]["resizes"] >= 1 and brought["without"]["resizes"] == 0
+        # without the resize, the short job starts when the long one is over: not before now
+        assert by_id[short]["without_s"] > by_id[short]["with_s"]
+        assert brought["later"] == 1
+
+        text = rms.rms("acct", "--gain").stdout
+        assert "REPLAY WITHOUT RESIZES" in text and "lent by 1 job to other jobs" in text
+        wrong = rms.rms("acct", "--gain", long)
+        assert wrong.returncode == 2 and "expected --gain alone" in wrong.stderr
+
+        page = Path(rms.rms("report", "out").stdout.strip())
+        text = (rms.work / page).read_text()
+        assert "<h2>What resizes have brought</h2>" in text and 'class="step wait"' in text
+        assert "2→1" in text and (rms.work / "out" / "gain-by-job.csv").is_file()
+        rms.hurry()
+        assert rms.over(long) == ["COMPLETED"]

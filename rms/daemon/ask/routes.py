@@ -17,6 +17,7 @@ from starlette.requests import Request
 from rms._version import __version__
 from rms.core.model.events import HeldByUser, Reason, Suspended, Withdrawn
 from rms.core.model.jobs import Job, JobId, JobState, sort_key
+from rms.core.model.ran import Ran
 from rms.daemon.ask import views
 from rms.daemon.ask.http import (
     METRICS_TYPE,
@@ -157,6 +158,7 @@ class Routes:
             Endpoint("GET", "/tasks", user, self.tasks),
             Endpoint("GET", "/tasks/record", user, self.task_record),
             Endpoint("GET", "/books", user, self.books),
+            Endpoint("GET", "/ran", user, self.ran),
             Endpoint("GET", "/metrics", self._check_metrics, self.metrics, flush="no"),
             Endpoint("POST", LIVE_PATH, user, self.live, LiveQuery, "may"),
             Endpoint("GET", "/acct", user, self.acct),
@@ -401,6 +403,10 @@ class Routes:
     async def books(self, request: Request) -> BooksAnswer:
         """Return the energy books and the spans in which jobs held nodes."""
         return views.books(self.daemon.context)
+
+    async def ran(self, request: Request) -> Ran:
+        """Return what the newest jobs did, for a replay on the virtual clock."""
+        return views.ran(self.daemon.context)
 
     async def live(self, request: Request, body: LiveQuery) -> Live:
         """Return the present state for a page; wait a while for the next event."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import getpass
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ import msgspec
 from rms.core.books.spans import MODEL
 from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import Job, JobId, JobState, Node, sort_key
+from rms.core.model.ran import JobRan, Ran, ResizeRan
 from rms.core.rules.powercap import expected_w
 from rms.core.scheduler.scheduler import repeats
 from rms.core.state import State
@@ -42,6 +44,7 @@ from rms.wire.users import (
 )
 
 PLANNED = 200  # number of pending jobs whose expected starts are computed
+MOST_RAN = 2_000  # number of jobs in a record for a replay: the newest
 
 
 # --- selection of jobs --------------------------------------------------------------------------
@@ -292,16 +295,69 @@ def books(context: Context) -> BooksAnswer:
     )
 
 
+def ran(context: Context) -> Ran:
+    """Return what the newest jobs did, for a replay on the virtual clock (:mod:`rms.sim.gain`).
+
+    Archived jobs are not in the record.
+    """
+    state, cluster = context.state, context.cluster
+    begun = (*state.ended.values(), *state.running.values())
+    jobs = [job for job in begun if job.start_s is not None]
+    dropped = max(0, len(jobs) - MOST_RAN) + context.journal.archived_number()
+    jobs, now_s = jobs[-MOST_RAN:], context.time()
+    number = {name: at for at, name in enumerate(cluster.names)}
+    spans: dict[str, list[tuple[int, float, float]]] = {job.spec.id: [] for job in jobs}
+    for span in context.scheduler.timeline.spans:
+        own, node = spans.get(span.job), number.get(span.node)
+        if own is not None and node is not None:
+            own.append((node, span.start_s, now_s if span.end_s is None else span.end_s))
+    return Ran(
+        seq=context.journal.last,
+        now_s=now_s,
+        policy=context.scheduler.engine.policy.key,
+        site=msgspec.structs.replace(cluster.site, power_cap_w=state.power_cap_w),
+        jobs=tuple(_job_ran(context, job, spans[job.spec.id]) for job in jobs),
+        dropped=dropped,
+    )
+
+
+def _job_ran(context: Context, job: Job, spans: Iterable[tuple[int, float, float]]) -> JobRan:
+    runtime, start_s = context.jobs.get(job.spec.id), job.start_s or 0.0
+    rows = [] if runtime is None else [row for row in runtime.resizes if row.at_s >= start_s]
+    return JobRan(
+        spec=job.spec,
+        state=str(job.state),
+        start_s=start_s,
+        end_s=job.end_s,
+        spans=tuple(span for span in spans if span[2] > start_s),
+        resizes=tuple(ResizeRan(row.at_s, row.stall_s, row.boot_s) for row in rows),
+        steps=0 if runtime is None else runtime.total,
+        measured=tuple((size, *made) for size, made in sorted((job.measured_steps or {}).items())),
+    )
+
+
 def past(path: Path) -> Snapshot:
     """Return the views of a journal at its last event; the journal is not changed."""
+    with _reopened(path) as context:
+        accounting = acct(context)
+        settled = msgspec.structs.replace(books(context), energy=accounting.energy)
+        decisions = {job.id: history(context, JobId(job.id)) for job in accounting.jobs}
+        return Snapshot(accounting.jobs, nodes(context), settled, accounting.rows, decisions)
+
+
+def past_ran(path: Path) -> Ran:
+    """Return what the newest jobs of a journal did; the journal is not changed."""
+    with _reopened(path) as context:
+        return ran(context)
+
+
+@contextmanager
+def _reopened(path: Path) -> Iterator[Context]:
+    """Yield the context of a journal at its last event."""
     with Journal.open(path) as journal, tempfile.TemporaryDirectory() as folder:
         scheduler = restored(journal).scheduler
         restore_energy(scheduler, journal)
         forget_archived(journal, scheduler)
         settings = Settings(policy="", now=lambda: scheduler.engine.state.now_s)
         launcher = LocalLauncher(Path(folder), "", "")  # it starts nothing
-        context = Context(settings, scheduler, restore_jobs(journal, scheduler), journal, launcher)
-        accounting = acct(context)
-        settled = msgspec.structs.replace(books(context), energy=accounting.energy)
-        decisions = {job.id: history(context, JobId(job.id)) for job in accounting.jobs}
-        return Snapshot(accounting.jobs, nodes(context), settled, accounting.rows, decisions)
+        yield Context(settings, scheduler, restore_jobs(journal, scheduler), journal, launcher)

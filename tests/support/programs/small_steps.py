@@ -7,7 +7,7 @@ from mpdata.numerics.cuda.device import CupyStepper, load_cupy
 from mpdata.numerics.cuda.job import GpuTile
 from mpdata.options import Scheme, parse_boundaries
 
-sys.path.append(str(Path(__file__).parents[1] / "support"))
+sys.path.append(str(Path(__file__).parents[1]))
 import random_blocks as check
 
 TILE = GpuTile(16, 9, 20)

@@ -174,6 +174,32 @@ def test_hold_find_ended_resize_and_a_daemon_that_is_away(
     typed(keys)
 
 
+def test_states_bars_and_the_forecast(server: Routed) -> None:
+    """Words and signs of states, the bar of nodes, the next start; all within 80 columns."""
+    server.submit(nodes=[1, 2], preferred=1, mode="malleable", job_name="grows", time_s=90.0)
+    server.submit(nodes=[2, 2], job_name="waits", time_s=60.0)
+    server.submit(nodes=[1, 1], job_name="held", hold=True)
+    server.clock[0] += 30.0
+
+    async def keys(pilot: Pilot[None], seen: Screen) -> None:
+        await seen.until(lambda: len(seen.rows()) == 3)
+        first, second, third = seen.rows()
+        assert "▸ Running" in first and "█▌░" in first and " 0:00:30 " in first
+        assert "○ Pending" in second and "in 0:01:00" in second
+        assert "‖ Held" in third and "JobHeldUser" in third
+        assert all(cell_len(row) <= 80 for row in seen.rows())
+        power, start = seen.words("#summary").splitlines()[1:]
+        assert " W   Energy " in power and "Next start: 2 waits in 0:01:00" in start
+        await seen.until(lambda: "0:00:30 ago" in seen.words("#details"))
+
+        server.daemon.scripts.end(server.daemon.jobs[JobId("1")], 3)
+        await pilot.press("f")
+        await seen.until(lambda: "× Failed" in "".join(seen.rows()))
+        await seen.until(lambda: "[ended jobs; f and / change it]" in seen.words("#details"))
+
+    typed(keys)
+
+
 def test_columns_fit_every_width() -> None:
     for whole in range(80, 220):
         line = heads(whole, "-nodes")
