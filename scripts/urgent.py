@@ -33,7 +33,8 @@ class Plan:
         steps, urgent_steps: of the long job and of the urgent one.
         ways: which of :data:`WAYS`.
         round_s: expected time of a round.
-        until_s: only the first round may end later than this (``time.monotonic``).
+        until_s: a round after the first begins only if it ends before this (``time.monotonic``),
+            should it take as long as the one before.
         rounds: how many; None for as many as separate the waits.
     """
 
@@ -58,11 +59,12 @@ def urgent_job(folder, plan, progress, listen=""):
     rows = {way: [] for way in plan.ways}
     most = plan.rounds or MOST
     for number in range(1, most + 1):
+        begun = time.monotonic()
         for way in plan.ways:
             what = f"round {number}, {way} neighbour"
             with progress.doing(what, plan.round_s / len(plan.ways)):
                 rows[way].append(_run(folder / way, way, plan, progress, listen))
-        late = time.monotonic() + plan.round_s > plan.until_s
+        late = 2 * time.monotonic() - begun > plan.until_s
         enough = plan.rounds is None and number >= FEWEST and separate(rows)
         if number < most and (enough or late):
             break
@@ -92,8 +94,8 @@ def shown(rows, say, folder):
     same = all(len({run["answers"][name] for run in runs}) == 1 for name in ("long", "urgent"))
     apart = separate(rows)
     than = "narrower" if apart else "NOT narrower"
-    if number > 1:
-        say(f"   Each range is {than} than the difference to the rigid neighbour's median.")
+    text = f"Each range is {than} than the difference to the rigid neighbour's median."
+    say(f"   {text if number > 1 else 'One run of each: there was no time for more.'}")
     bits = "the same bits" if same else "DIFFERENT BITS"
     say(f"   Results of both jobs: {bits} in all {len(runs)} runs.")
     (folder / "urgent.json").write_text(json.dumps(rows, indent=1))
