@@ -6,7 +6,7 @@ import shlex
 import shutil
 import time
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
 
 
 class UrgentError(Exception):
@@ -72,12 +72,23 @@ def urgent_job(folder, plan, progress, listen=""):
 
 
 def separate(rows):
-    """Return whether the waits beside a rigid neighbour and beside others differ by more than the
-    range of any: by their medians."""
+    """Return whether waits beside a rigid neighbour and beside others differ by more than they vary.
+
+    The ranges do not overlap, and the middle half of each is narrower than the difference of the
+    medians, so that one run that others disturbed does not decide.
+    """
     waits = {way: [row["wait_s"] for row in of] for way, of in rows.items()}
-    widest_s = max(max(own) - min(own) for own in waits.values())
-    rigid_s = median(waits.pop("rigid"))
-    return all(rigid_s - median(own) > widest_s for own in waits.values())
+    widest_s = max(map(middle_half_s, waits.values()))
+    rigid = waits.pop("rigid")
+    return all(
+        min(rigid) > max(own) and median(rigid) - median(own) > widest_s for own in waits.values()
+    )
+
+
+def middle_half_s(waits):
+    """Return the difference of the quartiles."""
+    low, _, high = quantiles(waits, n=4, method="inclusive") if len(waits) > 1 else (0.0, 0.0, 0.0)
+    return high - low
 
 
 def shown(rows, say, folder):
@@ -93,8 +104,9 @@ def shown(rows, say, folder):
     runs = [row for of in rows.values() for row in of]
     same = all(len({run["answers"][name] for run in runs}) == 1 for name in ("long", "urgent"))
     apart = separate(rows)
-    than = "narrower" if apart else "NOT narrower"
-    text = f"Each range is {than} than the difference to the rigid neighbour's median."
+    text = "The ranges do not overlap, and differ by more than the middle half of each."
+    if not apart:
+        text = "The waits do NOT differ by more than they vary."
     say(f"   {text if number > 1 else 'One run of each: there was no time for more.'}")
     bits = "the same bits" if same else "DIFFERENT BITS"
     say(f"   Results of both jobs: {bits} in all {len(runs)} runs.")

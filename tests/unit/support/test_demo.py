@@ -54,6 +54,26 @@ def test_part_2_is_sized_by_the_time_of_part_1(demo: Any) -> None:
     assert "5.0 times as long as expected" in run.say[0]
 
 
+@pytest.mark.parametrize(
+    ("rigid", "malleable", "apart"),
+    [
+        ([9.0], [0.2], True),
+        ([9.0, 9.4, 9.1], [0.2, 0.3, 0.2], True),
+        ([2.1, 2.6, 2.6, 2.5, 2.7, 6.7], [0.3, 0.4, 0.6, 0.4, 0.4, 0.4], True),
+        ([9.0, 0.1, 9.1], [0.2, 0.3, 0.2], False),  # the ranges overlap
+        ([1.0, 9.0, 5.0], [0.2, 0.3, 0.9], True),
+        ([1.0, 9.0, 1.1], [0.2, 0.3, 0.9], False),  # half of the range is above the difference
+    ],
+)
+def test_waits_differ_by_more_than_they_vary(
+    rigid: list[float], malleable: list[float], apart: bool, demo: Any
+) -> None:
+    urgent: Any = importlib.import_module("urgent")
+    waits = {"rigid": rigid, "malleable": malleable}
+    rows = {way: [{"wait_s": wait_s} for wait_s in own] for way, own in waits.items()}
+    assert urgent.separate(rows) == apart
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_progress_shows_what_runs(
     terminal: bool, demo: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
