@@ -82,7 +82,7 @@ def _probe(arguments: argparse.Namespace) -> int:
 
     mpiexec = find_mpiexec(None)
     if mpiexec is None:
-        raise CommandError("no mpiexec found; expected one on PATH", 1)
+        raise CommandError("expected mpiexec on PATH, got none", 1)
     result = probe(mpiexec, os.environ)
     publish(arguments.json, result, table(result))
     return 0 if result["launches"] else 1

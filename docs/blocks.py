@@ -4,8 +4,8 @@ A page has a folder and a shell of its own; the folder begins as a copy of ``pro
 page. Of its fenced blocks
 
 - ``console`` is run: a line that begins with ``$ `` is a command, and ``> `` continues it; what
-  follows is its output, in which ``...`` stands for any text, lines too. A command without output
-  in the block must succeed.
+  follows is its output, in which ``...`` stands for any text, lines too, and blanks count as one.
+  A command without output in the block must succeed. Commands read nothing from standard input.
 - ``python``, ``toml``, ``ini`` and ``bash`` with the comment ``# NAME.EXT`` as their first line are
   written to that file; other ``python`` blocks are run, one after the other as one program.
 - ``text``, ``shell`` and all others are not run.
@@ -74,9 +74,12 @@ def commands_of(lines: list[str]) -> list[tuple[str, list[str]]]:
 
 
 def agree(expected: list[str], output: str) -> bool:
-    """Return whether an output is as expected, where ``...`` stands for any text."""
-    wanted = "\n".join(line.rstrip() for line in expected).strip()
-    got = "\n".join(line.rstrip() for line in output.splitlines()).strip()
+    """Return whether an output is as expected, where ``...`` stands for any text.
+
+    Blanks count as one: the width of a column may depend on what is in it.
+    """
+    wanted = "\n".join(" ".join(line.split()) for line in expected).strip()
+    got = "\n".join(" ".join(line.split()) for line in output.splitlines()).strip()
     pattern = ".*".join(re.escape(part) for part in wanted.split("..."))
     return re.fullmatch(pattern, got, re.DOTALL) is not None
 
@@ -120,8 +123,8 @@ class Shell:
     def run(self, command: str) -> tuple[str, int]:
         """Return what a command prints, and its status."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        # Of the shell's own input, which mpirun would read, a command gets nothing.
-        text = f"{{ {command}\n}} < /dev/null\n__status=$?; printf '\\n{MARK} %d\\n' $__status\n"
+        # mpirun would read what follows from the shell's input.
+        text = f"{{ {command}\n}} </dev/null\n__status=$?; printf '\\n{MARK} %d\\n' $__status\n"
         self.process.stdin.write(text.encode())
         self.process.stdin.flush()
         output, end = b"", time.monotonic() + DEADLINE_S

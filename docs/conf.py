@@ -6,7 +6,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
-import generated  # noqa: E402 - it lies beside this file
+import drawings  # noqa: E402 - they lie beside this file
+import generated  # noqa: E402
+import rms_pages  # noqa: E402
 
 from rms._version import __version__  # noqa: E402
 
@@ -35,6 +37,7 @@ nb_merge_streams = True
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
+autodoc_preserve_defaults = True
 # The prompt and the output are no part of what is copied.
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
@@ -43,6 +46,7 @@ copybutton_only_copy_prompt_lines = True
 html_theme = "furo"
 html_title = f"malleable-mpi {version}"
 html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
 
@@ -50,3 +54,5 @@ html_copy_source = False
 linkcheck_ignore = [r"https?://.*"]
 
 generated.write(ROOT / "docs" / "reference")
+drawings.write(ROOT / "docs")
+rms_pages.write(ROOT / "docs")

@@ -1,35 +1,88 @@
-"""Pages of the site that are made of the code: the commands and their options."""
+"""Pages of the site that are made of the code and of measured figures."""
 
 from __future__ import annotations
 
+import argparse
+import ast
 import os
-import subprocess
-import sys
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
+
+import figures
+import messages
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = {"dmr": "dmr", "mpdata": "mpdata", "rms": "rms"}
+PACKAGES = ("dmr", "mpdata", "rms")
+
+VARIABLE = re.compile(r"(?:DMR|MPDATA|RMS|MALLEABLE)_[A-Z]+(?:_[A-Z]+)*")
+"""Names of the project's own environment variables; no other text of the code has this form."""
 
 
-def help_of(*words: str) -> str:
-    """Return what ``python -m WORDS --help`` prints, 88 columns wide."""
-    env = {**os.environ, "COLUMNS": "88", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", *words, "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
-    return done.stdout.rstrip()
+def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield each command and subcommand with its parser."""
+    import dmr.cli
+    import mpdata.cli.main
+    import rms.cli.main
+
+    for name, top in (("dmr", dmr.cli._parser()), ("mpdata", mpdata.cli.main._parser())):
+        yield name, top
+        for command, parser in _commands_of(top).items():
+            yield f"{name} {command}", parser
+    yield "rms", rms.cli.main._parser("")
+    for command in rms.cli.main.COMMANDS:
+        yield f"rms {command}", _commands_of(rms.cli.main._parser(command))[command]
+
+
+def _commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
 
 
 def commands() -> str:
-    """Return the page of all commands: the help of each."""
-    lines = ["# Commands", ""]
-    for module in COMMANDS.values():
-        lines += [f"## {module}", "", "```text", help_of(module), "```", ""]
+    """Return the page of all commands: the help of each, 88 columns wide."""
+    lines = [
+        "# Commands",
+        "",
+        "The help of every command, as `COMMAND --help` prints it. Every command has `--json FILE` "
+        "(`-` for standard output) and exits with 0 if it did what it says, with 2 on wrong usage "
+        "and with 1 if the run failed; [messages](messages.md) lists the sentences.",
+        "",
+    ]
+    with mock.patch.dict(os.environ, {"COLUMNS": "88", "NO_COLOR": "1"}):
+        for name, parser in parsers():
+            mark = "###" if " " in name else "##"
+            lines += [f"{mark} {name}", "", "```text", parser.format_help().rstrip(), "```", ""]
     return "\n".join(lines)
 
 
-def write(folder: Path) -> None:
+def variables() -> set[str]:
+    """Return the project's environment variables that the code of the packages names."""
+    return {
+        name
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for name in VARIABLE.findall(node.value)
+    }
+
+
+def write(reference: Path) -> None:
     """Write each page whose text changed; Sphinx reads again only these."""
-    for name, text in {"commands.md": commands()}.items():
-        path = folder / name
+    docs = reference.parent
+    results = ROOT / "scripts" / "bench" / "results"
+    gpus = [line for path in sorted(results.glob("gpu-*.json")) for line in figures.gpu(path)]
+    pages = {
+        "reference/commands.md": commands(),
+        "reference/messages.md": messages.page(ROOT),
+        "project/performance.md": figures.performance(results),
+        "mpdata/gpu-figures.txt": "\n".join(gpus),
+    }
+    for name, text in pages.items():
+        path = docs / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")

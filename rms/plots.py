@@ -333,7 +333,7 @@ def axis(window: TimeWindow) -> str:
         words = clock(at_s, day=step_s >= 86400)
         words = words[:10] if step_s >= 86400 else words[:5] if step_s >= 60 else words
         place = window.place(at_s)
-        late = at_s > window.begin_s + 0.95 * span_s
+        late = at_s > window.begin_s + 0.92 * span_s
         side = ' text-anchor="end" dx="-3"' if late else ' dx="3"'
         parts.append(
             f'<line x1="{place}" x2="{place}" y1="0" y2="5"/>'
@@ -358,8 +358,8 @@ def power(
         points: ``(time, watts by OWNERS until then)``, rising.
         cap_w: the power cap, drawn as a line, or None.
     """
-    highest = max([sum(watts) for _, watts in points] + [cap_w or 0.0, 1e-9])
-    top = _round_up(highest)
+    highest = max([sum(watts) for _, watts in points] + [cap_w or 0.0]) or 1.0
+    top = round_up(highest)
     scale = (POWER_PX - 10) / top
     part_s = points[1][0] - points[0][0] if len(points) > 1 else 0.0
     span_s = window.end_s - window.begin_s
@@ -412,7 +412,7 @@ def _stairs(steps: Sequence[tuple[int, int, float]]) -> str:
     return "".join(parts)
 
 
-def _round_up(value: float) -> float:
+def round_up(value: float) -> float:
     """Return the next of 1, 1.5, 2, 3, 4, 5, 6, 8, 10, ..."""
     decade = 10.0 ** math.floor(math.log10(value))
     factors = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0)

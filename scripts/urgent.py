@@ -72,7 +72,7 @@ def urgent_job(folder, plan, progress, listen=""):
 
 
 def separate(rows):
-    """Return whether waits beside a rigid neighbour and beside others differ by more than they vary.
+    """Return whether waits beside a rigid neighbour and others differ by more than they vary.
 
     The ranges do not overlap, and the middle half of each is narrower than the difference of the
     medians, so that one run that others disturbed does not decide.

@@ -56,7 +56,7 @@ def bench(old: int, new: int, mib: int, strategy: str, mpiexec: str | None) -> d
         job += ["--out", str(out), "--strategy", strategy]
         if not daemon:
             if mpiexec is None:
-                raise BenchError("no mpiexec found; expected one on PATH or beside python")
+                raise BenchError("expected mpiexec on PATH or beside python, got none")
             words = _run(mpiexec_command(mpiexec, old, [*job, "--resize-to", str(new)]))
         else:
             words = _resize(folder, job, old, new)

@@ -114,7 +114,7 @@ def start_mpiexec(
         ChannelError: it could not be started, ended, or was not ready within ``boot_s``.
     """
     if runtime.mpiexec is None:
-        raise ChannelError("no mpiexec found to start the new world with")
+        raise ChannelError("expected mpiexec on PATH to start the new world, got none")
     listener = Listener(LOOPBACK)
     stack.callback(listener.close)
     env = clean_environment(os.environ) | {LISTENER_VARIABLE: listener.address}

@@ -35,7 +35,7 @@ def choose(wanted: str, runtime: Runtime, *, scripted: bool) -> str:
         raise UsageError("strategy warm needs a launcher; under bare mpirun expected spawn")
     if scripted and not runtime.launched and runtime.mpiexec is None:
         raise UsageError(
-            "no mpiexec found to start a new world with; expected one on PATH "
+            "expected mpiexec on PATH to start a new world, got none "
             "(pip install 'malleable-mpi[mpich]' brings it)"
         )
     connects = accept_connect_works(runtime)

@@ -232,7 +232,7 @@ class Listener:
                     self._greet()
                 elif (channel := self._authenticated(number)) is not None:
                     return channel
-        raise ChannelError(f"nobody connected within {deadline_s:g} s")
+        raise ChannelError(f"no connection within {deadline_s:g} s")
 
     def _greet(self) -> None:
         with contextlib.suppress(OSError):

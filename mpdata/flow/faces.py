@@ -84,7 +84,8 @@ def max_courant(setup: Setup, geo: Geometry) -> MaxCourant:
         raise RuntimeError("expected a block of at least one cell")
     if not isfinite(best.value):
         raise InputError(
-            f"expected finite face values over h, got a sum of {best.value} in cell {best.cell}"
+            f"expected finite face values divided by h, got a sum of {best.value} in cell "
+            f"{best.cell}"
         )
     return best
 
@@ -163,7 +164,7 @@ def unstable(highest: MaxCourant, scale: float, allowance: float = ROUND_OFF) ->
         return None
     when = "" if highest.time is None else f" at time {highest.time:g}"
     return (
-        f"unstable: expected outgoing |c| over h of at most 1 in every cell, got "
+        f"unstable: expected outgoing |c| / h of at most 1 in every cell, got "
         f"{largest:.6g} in cell {highest.cell}{when}, too much by {largest - 1:.3g}"
     )
 

@@ -272,7 +272,7 @@ def serve(arguments: argparse.Namespace) -> int:
             check_start(state, engine, settings)
             result = _checked(state, engine, settings)
             rows = [[name, f"{value}"] for name, value in result.items()]
-            publish(arguments.json, result, columns(["WHAT", "FOUND"], rows))
+            publish(arguments.json, result, columns(["ITEM", "VALUE"], rows))
     return 0
 
 

@@ -302,7 +302,7 @@ class Daemon:
         for job_id in self.leases.tick(starts=not self.scripts.stopping):
             job = self.jobs[job_id]
             if job.script is not None:
-                log.info(f"job {job_id}: told to end, as its allocation does")
+                log.info(f"job {job_id}: requested to end, as its allocation ends")
                 self.scripts.cancel(job, REQUEUED if job.submission.requeue else "CANCELLED")
 
     async def flush(self) -> None:

@@ -1,4 +1,4 @@
-"""Computations with kernels for several kinds of devices, run on the device ``rms serve`` chooses.
+"""Computations with kernels for several kinds of devices, run on the device ``rms serve`` chooses::
 
     from rms.kernels import Affinity, Kernel, KernelCollection, Resource
 
@@ -9,7 +9,8 @@
         Kernel(on_gpu, Resource.GPU),
     ).run()
 
-Kernels run in the application's own process (see the README). Without a daemon the best one runs.
+Kernels run in the application's own process (docs/rms/kernels.md). Without a daemon the best one
+runs.
 
 The library of applications is ``collection``, ``connection``, ``places`` and ``remote``; the
 scheduler of tasks is ``model``, ``scheduler`` and ``record``; ``served`` is its part in the daemon,

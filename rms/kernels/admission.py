@@ -41,6 +41,9 @@ class ByStrategy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=T
     """Let a strategy of tasks choose the jobs that start, and their sizes.
 
     The strategies are those that keep nothing from call to call, as policies have no memory.
+
+    Attributes:
+        name: the strategy.
     """
 
     name: Literal["short-term", "long-term"] = "short-term"

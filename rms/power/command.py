@@ -131,7 +131,7 @@ class ReplayMeter(Meter):
             self._begun_s = now_s - (max(played_s) + self._gap_s if played_s else 0.0)
         at_s = now_s - self._begun_s
         if len(self._over) == len(self._curves):
-            raise MeterError(f"the recording {self.file} is over")
+            raise MeterError(f"the recording {self.file} has ended")
         devices = []
         for device, curve in self._curves.items():
             if device not in self._over and at_s >= curve.at_s[0]:

@@ -262,8 +262,8 @@ class NodeMeter:
 
 # --- Energy from readings of power, and its uncertainty -------------------------------------------
 #
-# A sensor is read more often than it changes, and its readings are late means (README, Meters:
-# Yang et al.). The possible error is summed beside the energy, as half of a 95 % interval.
+# A sensor is read more often than it changes, and its readings are late means (docs/rms/energy.md,
+# Meters: Yang et al.). The possible error is summed beside the energy, as half of a 95 % interval.
 
 GAIN = 0.05
 """The sensor's own error, as a part of the power: NVML's documentation states 5 % for Fermi and

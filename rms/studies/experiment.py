@@ -224,8 +224,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         [
             row["where"],
             row["says"],
-            _text(row.get("paper"), row.get("unit", "")),
-            _text(row.get("ours"), row.get("unit", "")),
+            value_text(row.get("paper"), row.get("unit", "")),
+            value_text(row.get("ours"), row.get("unit", "")),
             _tolerance(row),
             row["status"],
             row.get("note", ""),
@@ -242,7 +242,8 @@ def _tolerance(row: Mapping[str, Any]) -> str:
     return "range" if isinstance(row["paper"], list) else f"{row.get('within_pct', 0.0):g} %"
 
 
-def _text(value: float | Sequence[float | None] | None, unit: str) -> str:
+def value_text(value: float | Sequence[float | None] | None, unit: str) -> str:
+    """Return a published or computed value, or a range, with its unit; empty without a value."""
     if value is None:
         return ""
     if isinstance(value, int | float):

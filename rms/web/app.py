@@ -1,17 +1,22 @@
 """Server of the live page, on this machine only, between browsers and the daemon's socket.
 
-It has no state: it queries the daemon for every update. A page that has lost its connection sends
-the number of its newest journal entry as ``Last-Event-ID``.
+It has no state but the newest replay of the jobs without resizes: it queries the daemon for every
+update. A page that has lost its connection sends the number of its newest journal entry as
+``Last-Event-ID``. ``/read`` is the page for browsers without JavaScript: HTML that stands still.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import hmac
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +28,14 @@ from starlette.routing import Route
 
 from rms import plots
 from rms.client.connection import ServerError, ask
+from rms.core.model.ran import Ran
 from rms.daemon.ask.http import PEER, Peer
-from rms.web.views import PageQuery, PageState, content, query
+from rms.sim.gain import GainCache, GainError
+from rms.web.views import Content, PageQuery, PageState, content, filled, query, stood_still, when
 from rms.wire.live import LIVE_PATH, Live
 from rms.wire.terminal import clock
 from rms.wire.users import (
+    Gain,
     JobIds,
     JobSelection,
     NodeNames,
@@ -48,6 +56,12 @@ SEARCH_PAUSE_S = 2.0
 
 AGAIN_S = 0.5
 """Time until the next query if the daemon does not answer."""
+
+REPLAY_S = 15.0
+"""Shortest time between two replays of the jobs without resizes."""
+
+NEWEST = 12
+"""Number of events on a page without JavaScript."""
 
 MOST_PAGES = 16
 MOST_BYTES = 1 << 16
@@ -95,6 +109,11 @@ class Bridge:
     threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(MOST_PAGES + 4, "daemon")
     )
+    replays: GainCache = field(default_factory=GainCache)
+    gain: Gain | str = ""
+    _replay: asyncio.Task[None] | None = None
+    _replayed_s: float = -REPLAY_S
+    _seq: int = -1
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -105,6 +124,7 @@ class Bridge:
         style = Route("/drawings.css", partial(_file, plots.STYLE.encode(), "text/css"))
         own = [
             Route("/stream", self._checked(self.stream)),
+            Route("/read", self.read),
             Route("/do/{what}", self._checked(self.act), methods=["POST"]),
         ]
         return Starlette(routes=[*files, style, *own])
@@ -115,10 +135,9 @@ class Bridge:
         """Return a handler that requires the token, and an address of this machine."""
 
         async def answer(request: Request) -> Response:
-            host = request.headers.get("host", "").rpartition(":")[0]
             header = request.headers.get("authorization", "").encode()
             expected = f"Bearer {self.token}".encode()
-            if host not in HOSTS or not hmac.compare_digest(header, expected):
+            if not _is_here(request) or not hmac.compare_digest(header, expected):
                 return _error(401, "expected the address that rms web has printed, with its token")
             _peer(request).verified = True
             try:
@@ -163,7 +182,8 @@ class Bridge:
                     after, hold_s = 0, 0.0
                     continue
                 after = live.seq
-                messages = list(sent.update(content(page, live), _news(live)))
+                view = content(page, live, await self._brought(page, live.seq))
+                messages = list(sent.update(view, _news(live)))
                 for message in messages[:-1]:
                     yield _event(message)
                 yield _event(messages[-1], live.seq)
@@ -171,6 +191,66 @@ class Bridge:
                 await asyncio.sleep(SEARCH_PAUSE_S if page.find else PAUSE_S)
         finally:
             self.pages -= 1
+
+    async def _brought(self, page: PageQuery, seq: int, *, wait: bool = False) -> Gain | str:
+        """Return what resizes have brought, for its view; a replay begins if there is news.
+
+        Args:
+            wait: for the replay; otherwise the newest one is returned meanwhile.
+        """
+        if page.view != "malleability":
+            return ""
+        now_s = asyncio.get_running_loop().time()
+        due = seq != self._seq and now_s >= self._replayed_s + REPLAY_S
+        if self._replay is None and (due or self._seq < 0):
+            self._replay, self._seq = asyncio.create_task(self._replayed()), seq
+        if wait and self._replay is not None:
+            await asyncio.shield(self._replay)
+        return self.gain
+
+    async def _replayed(self) -> None:
+        try:
+            ran: Ran = await self._ask(Ran, self.server, "GET", "/ran")
+            work = partial(self.replays.get, ran)
+            brought = await asyncio.get_running_loop().run_in_executor(self.threads, work)
+            if isinstance(brought, GainError):
+                self.gain = f"There is no replay: {brought}."
+            else:
+                self.gain = brought
+        except ServerError as error:
+            self.gain = f"There is no replay: {error}."
+            self._seq = -2
+        finally:
+            self._replayed_s, self._replay = asyncio.get_running_loop().time(), None
+
+    async def read(self, request: Request) -> Response:
+        """Send a view as HTML that needs no script, to who logs in with the token as password."""
+        if not (_is_here(request) and self._has_password(request)):
+            answer = _error(401, "expected the token of the printed address as password")
+            answer.headers["WWW-Authenticate"] = 'Basic realm="rms web: password = token"'
+            return answer
+        _peer(request).verified = True
+        try:
+            page = PageQuery.parse(request.query_params, still=True)
+            first: Live = await self._ask(
+                Live, self.server, "POST", LIVE_PATH, query(page, -1, 0, 0)
+            )
+            body = query(page, max(0, first.seq - 10 * NEWEST), 0.0, first.now_s)
+            live: Live = await self._ask(Live, self.server, "POST", LIVE_PATH, body)
+            view = content(page, live, await self._brought(page, live.seq, wait=True))
+        except (ValueError, msgspec.MsgspecError) as error:
+            return _error(400, str(error))
+        except ServerError as error:
+            return _error(503, str(error))
+        return Response(_read(page, view, live), 200, HEADERS, "text/html")
+
+    def _has_password(self, request: Request) -> bool:
+        kind, _, words = request.headers.get("authorization", "").partition(" ")
+        try:
+            password = base64.b64decode(words, validate=True).partition(b":")[2]
+        except (binascii.Error, ValueError):
+            return False
+        return kind.lower() == "basic" and hmac.compare_digest(password, self.token.encode())
 
     async def act(self, request: Request) -> Response:
         """Carry out an action of the user."""
@@ -193,6 +273,33 @@ async def _file(data: bytes, kind: str, request: Request) -> Response:
     return Response(data, 200, HEADERS, kind)
 
 
+def _is_here(request: Request) -> bool:
+    """Return whether a request names an address of this machine."""
+    return request.headers.get("host", "").rpartition(":")[0] in HOSTS
+
+
+def _read(page: PageQuery, view: Content, live: Live) -> str:
+    """Return the whole page of a view, without its script."""
+    newest = reversed(live.news[-NEWEST:])
+    times = [(when(entry.at_s) if entry.at_s else "<time></time>", entry.words) for entry in newest]
+    news = "".join(f"<li>{at}<span>{escape(text[:300])}</span></li>" for at, text in times)
+    html = (STATIC / "page.html").read_text()
+    html = re.sub(r"<(script|noscript|dialog|button)\b.*?</\1>\s*", "", html, flags=re.DOTALL)
+    html = html.replace('href="#view=', 'href="read?view=')
+    html = html.replace(
+        f'href="read?view={page.view}"', f'href="read?view={page.view}" aria-current="page"'
+    )
+    html = html.replace(
+        ">Connecting ...<", f">As of {clock(live.now_s, day=True)}; reload for news<"
+    )
+    html = re.sub(r"(<main[^>]*>)", lambda found: found[1] + filled(view.frame, view), html)
+    if news:
+        html = re.sub(
+            r"(<ol id=\"news\"[^>]*>).*?</ol>", lambda found: f"{found[1]}{news}</ol>", html
+        )
+    return stood_still(filled(html, view), live.now_s)
+
+
 def _peer(request: Request) -> Peer:
     peer: Peer | None = request.scope.get("state", {}).get(PEER)
     return peer or Peer()
@@ -204,12 +311,13 @@ def _error(status: int, sentence: str) -> Response:
 
 
 def _news(live: Live) -> dict[str, Any]:
-    news: dict[str, Any] = {"seq": live.seq}
+    news: dict[str, Any] = {"seq": live.seq, "now": round(live.now_s, 1)}
     if live.news:
         news["news"] = [
             {
                 "n": entry.seq,
-                "at": clock(entry.at_s) if entry.at_s else "",
+                "at": clock(entry.at_s, day=True) if entry.at_s else "",
+                "at_s": entry.at_s,
                 "say": entry.words[:300],
             }
             for entry in live.news

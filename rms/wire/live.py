@@ -5,6 +5,8 @@ The daemon limits every part of it, so that it is small with any number of jobs 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from rms.wire.messages import Strict
@@ -35,7 +37,9 @@ class LiveQuery(Strict, frozen=True, omit_defaults=True):
         lanes: most lanes for the nodes, 0 for none.
         end_s: end of the window of lanes and curves, 0 for the present.
         span_s: length of the window, s.
-        power: whether the answer has the curve of power.
+        power: whether the answer has the curves of power and of allocated nodes.
+        forecast: most expected starts of pending jobs, 0 for none.
+        usage: whether the answer has the usage by user and account.
         array: array whose tasks the answer has, with their states.
         job: job whose row and history the answer has.
         sort: order of pending and running jobs, one of :data:`SORTS`, with ``-`` before it for the
@@ -53,6 +57,8 @@ class LiveQuery(Strict, frozen=True, omit_defaults=True):
     end_s: float = 0.0
     span_s: float = 600.0
     power: bool = False
+    forecast: int = 0
+    usage: bool = False
     array: str = ""
     job: str = ""
     sort: str = ""
@@ -129,6 +135,7 @@ class Power(msgspec.Struct, frozen=True):
     Attributes:
         points: ``(time, power from then on, of it by idle nodes, by nodes that are off, that
             boot)``, all W; these three by the model, the rest is the power of jobs and tasks.
+        allocated: ``(time, share of all nodes that jobs hold from then on)``.
     """
 
     begin_s: float
@@ -137,6 +144,88 @@ class Power(msgspec.Struct, frozen=True):
     sources: str
     energy: Books
     cap_w: float | None
+    allocated: list[tuple[float, float]] = []
+
+
+class StartForecast(msgspec.Struct, frozen=True):
+    """The expected start of a pending job, or of the next pending task of an array.
+
+    Attributes:
+        ids: ``7`` or ``8_[3-10]``: all jobs of the row that have an expected start.
+        job: the first of them to start.
+        nodes: nodes that it needs, at least.
+        at_s: its expected start.
+    """
+
+    ids: str
+    job: str
+    name: str
+    nodes: int
+    at_s: float
+
+
+class UsageRow(msgspec.Struct):
+    """The usage of a user with an account, since the journal began.
+
+    Attributes:
+        pending, running, ended: number of jobs.
+        nodes: nodes that the running jobs hold now.
+        node_s: node seconds of jobs since their last start.
+        energy_j: energy of all jobs.
+    """
+
+    user: str
+    account: str
+    pending: int = 0
+    running: int = 0
+    ended: int = 0
+    nodes: int = 0
+    node_s: float = 0.0
+    energy_j: float = 0.0
+
+    def add(self, other: UsageRow) -> None:
+        """Add the numbers of another row."""
+        self.pending += other.pending
+        self.running += other.running
+        self.ended += other.ended
+        self.nodes += other.nodes
+        self.node_s += other.node_s
+        self.energy_j += other.energy_j
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Usage by user and account; ``uncounted`` archived jobs are counted in the next answers."""
+
+    rows: list[UsageRow]
+    uncounted: int = 0
+
+
+def size_steps(
+    start_s: float, size: int, resizes: Sequence[ResizeRow]
+) -> list[tuple[float, float]]:
+    """Return ``(time, number of nodes from then on)`` of a job since its last start.
+
+    Args:
+        size: its last number of nodes. Nodes have equal numbers of ranks.
+        resizes: in the order of time, with numbers of ranks.
+    """
+    own = [row for row in resizes if row.at_s >= start_s]
+    if not own:
+        return [(start_s, float(size))]
+    scale = size / own[-1].to_ranks
+    return [
+        (start_s, own[0].from_ranks * scale),
+        *((row.at_s, row.to_ranks * scale) for row in own),
+    ]
+
+
+def node_seconds(start_s: float, end_s: float, size: int, resizes: Sequence[ResizeRow]) -> float:
+    """Return the node seconds of a job from its last start to a time (see :func:`size_steps`)."""
+    steps = size_steps(start_s, size, resizes)
+    ends = [at_s for at_s, _ in steps[1:]] + [end_s]
+    return sum(
+        nodes * max(0.0, until_s - at_s) for (at_s, nodes), until_s in zip(steps, ends, strict=True)
+    )
 
 
 class FeedEntry(msgspec.Struct, frozen=True):
@@ -157,6 +246,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
         held, nodes: number of nodes that jobs hold, and of all nodes.
         news: events since ``after``, by rising number; ``missed`` is the number of earlier ones
             left out.
+        forecast: by rising time.
         job: row of the job in the query, None if the id is unknown.
         history: decisions about it, the newest last.
         tasks: ``(index, state)`` of the array in the query, by rising index.
@@ -176,6 +266,8 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     jobs: JobPage | None = None
     lanes: Lanes | None = None
     power: Power | None = None
+    forecast: list[StartForecast] = []
+    usage: Usage | None = None
     tasks: list[tuple[int, str]] = []
     news: list[FeedEntry] = []
     missed: int = 0

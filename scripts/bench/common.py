@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import os
+import platform
+import shlex
 import sys
 import tempfile
 import time
@@ -40,11 +43,29 @@ def parser(doc: str | None, **options: Any) -> argparse.ArgumentParser:
 
 
 def keep(arguments: argparse.Namespace, figures: Any) -> None:
-    """Write figures as JSON, where that is wanted."""
+    """Write figures as JSON, if ``--json`` names a file, with command, date and machine.
+
+    In ``results/`` the page *Performance* of the site shows them.
+    """
     from rms.wire.terminal import emit_json
 
-    if arguments.json is not None:
-        emit_json(arguments.json, figures)
+    if arguments.json is None:
+        return
+    words = [f"scripts/bench/{Path(sys.argv[0]).name}", *sys.argv[1:]]
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    stated = {"command": shlex.join(words), "date": today, "machine": machine()}
+    emit_json(arguments.json, {**stated, "figures": figures})
+
+
+def machine() -> str:
+    """Return the processor, the number of its cores that are used here, and the system."""
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.partition(":")[2].strip() for line in lines if "model name" in line)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    python = platform.python_version()
+    return f"{model}, {cores} cores, {platform.system()}, Python {python}"
 
 
 def holds(good: bool) -> str:

@@ -27,8 +27,8 @@ KINDS = ("spec", "adapt", "list")
 
 
 def table() -> Iterator[tuple[str, str, str]]:
-    """Yield each dtype of the table in GUIDE.md, and its two other columns."""
-    text = (ROOT / "dmr" / "GUIDE.md").read_text()
+    """Yield each dtype of the table in docs/concepts/what-travels.md, and its two other columns."""
+    text = (ROOT / "docs" / "concepts" / "what-travels.md").read_text()
     _, _, rows = text.partition("| dtype | moves | checkpoint |\n|---|---|---|\n")
     for row in rows.partition("\n\n")[0].splitlines():
         dtypes, moves, stored = row.strip("| ").split(" | ")

@@ -74,7 +74,7 @@ def test_a_requeue_is_announced(
 @pytest.mark.parametrize(
     ("cause", "restartable", "words"),
     [
-        ("told to end to start again", False, LOST),
+        ("requested to end to start again", False, LOST),
         ("its nodes were lost", False, LOST),
         ("its nodes were lost", True, RESUMES),  # maybe before its first checkpoint
     ],

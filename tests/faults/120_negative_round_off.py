@@ -44,7 +44,7 @@ def test_a_result_is_read_back(tmp_path: Path, dtype: str, value: float) -> None
     solver.advance(50)
     psi = solver.psi
     size = np.dtype(dtype).itemsize
-    assert -EPSILON[size] * value < psi.min() < 0.0  # what mpdata/README.md states
+    assert -EPSILON[size] * value < psi.min() < 0.0  # what docs/mpdata/scheme.md states
     faces = {"c1": (17, 12, 32), "c2": (16, 13, 32), "c3": (16, 12, 33)}
     flow = {
         name: np.full(shape, c) for (name, shape), c in zip(faces.items(), COURANT, strict=True)

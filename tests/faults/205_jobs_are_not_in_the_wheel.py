@@ -7,7 +7,7 @@ import tomllib
 
 from processes import ROOT
 
-PAGES = ("README.md", "dmr/GUIDE.md", "rms/README.md")
+PAGES = ("README.md", "rms/README.md")
 COPY = (
     """cp -r "$(python -c 'import sysconfig; print(sysconfig.get_path("data"))')"""
     """/share/malleable-mpi/jobs" ."""

@@ -100,7 +100,7 @@ def test_a_job_has_nodes_of_several_allocations(slurm: Slurm, alone: str) -> Non
         slurm("scontrol", "update", f"jobid={last}", f"EndTime={end}")
         rms.until(lambda: rms.row(job)["nodes"] == [kept], "the job on the node that stays")
         rms.until(lambda: rms.held() == {kept}, "the end of one allocation, before its time")
-        assert rms.resizes(job) == [(2, 1)] and "told to end" not in rms.said()
+        assert rms.resizes(job) == [(2, 1)] and "requested to end" not in rms.said()
         rms.hurry()
         assert rms.over(job) == ["COMPLETED"]
         assert rms.row(job)["answer"] == alone
@@ -162,7 +162,7 @@ def test_before_an_allocation_ends_its_jobs_go_on_elsewhere(slurm: Slurm, alone:
         slurm("scontrol", "update", f"jobid={first}", f"EndTime={end}")
         late = rms.submit("true", "--nodes", "1", "--time", "10")
         rms.until(
-            lambda: f"job {job}: told to end, as its allocation does" in rms.said(), "its end"
+            lambda: f"job {job}: requested to end, as its allocation ends" in rms.said(), "its end"
         )
         assert slurm.show(first)["JobState"] == "RUNNING"
         rms.until(lambda: set(rms.allocations("RUNNING")) - {first}, "another allocation")

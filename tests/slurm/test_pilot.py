@@ -202,7 +202,7 @@ def test_it_goes_on_in_the_next_allocation(slurm: Slurm, alone: str) -> None:
         assert pilot.process is not None
         assert pilot.process.wait(180) == 0, pilot.said()
         (left_s,) = re.findall(r"ends in (\d+) s", pilot.said())
-        assert 5 < int(left_s) <= 28 and f"job {job}: told to end" in pilot.said()
+        assert 5 < int(left_s) <= 28 and f"job {job}: requested to end" in pilot.said()
         assert slurm.show(pilot.allocation)["JobState"] == "RUNNING"
         slurm.wait_until(lambda: not pilot.steps(), "no step left")
         assert not pilot.processes()

@@ -89,7 +89,7 @@ BAD = [
     (["--velocities", "v.h5", "--courant", "0.5"], "expected no --courant with it, got 0.5"),
     (["--velocities", "v.h5", "--steps", "13"], "expected times covering 0.5 to 12.5"),
     (["--velocities", "v.h5", "--grid", "24", "20", "5"], "expected c1 of shape (4, 25, 20, 5)"),
-    (["--velocities", "wild.h5"], "unstable: expected outgoing |c| over h of at most 1"),
+    (["--velocities", "wild.h5"], "unstable: expected outgoing |c| / h of at most 1"),
     (["--velocities", "v.h5", "--case", "cone", "--days", "3"], "expected no --days with it"),
     (["--tracers", "0"], "expected at least 1 tracer in --tracers, got 0"),
     (["--seed", str(2**63 - 1), "--tracers", "2"], "expected seeds up to 2^63 - 1"),

@@ -2,7 +2,7 @@
 
 The engine calls a policy with the state after every event that can change its decisions; it
 returns decisions, keeps no memory and changes nothing. The mode of a job applies under every
-policy. The README describes the arguments of parts, and users' own parts.
+policy. docs/rms/own-part.md has the arguments of parts, and users' own parts.
 """
 
 from rms.core.policies.admission import View

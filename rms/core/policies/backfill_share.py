@@ -752,7 +752,11 @@ def _shrunk(job: Job, short: int, short_w: float, budget: PowerBudget | None) ->
 
 
 class Planned(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Start the jobs that the sizing has planned, by ``requested`` run times."""
+    """Start the jobs that the sizing ``backfill-share`` has planned.
+
+    Attributes:
+        estimates: expected run times are the ``requested`` ones.
+    """
 
     estimates: Literal["requested"] = "requested"
 

@@ -274,9 +274,10 @@ class Lowest(Room):
 class Count(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nodes are counted only: for traces, and for clusters whose nodes are all alike.
 
-    ``ahead``: a job whose expected end has come no longer holds nodes: of two events of one
-    instant, a start may come before the end that frees its nodes. The engine checks after the
-    instant that the end came.
+    Attributes:
+        ahead: a job whose expected end has come no longer holds nodes: of two events of one
+            instant, a start may come before the end that frees its nodes. The engine checks
+            after the instant that the end came.
     """
 
     ahead: bool = False

@@ -87,8 +87,10 @@ class LessConsume(SharedPlacement, msgspec.Struct, frozen=True, forbid_unknown_f
     """The processors where bandwidth slows a job least, which expected run times follow.
 
     Attributes:
-        power_aware, fastest_first: as above.
-        threshold: a job waits that bandwidth would slow by more (``LessConsume-Threshold``).
+        power_aware: processes that wait for others of their job run at lower frequencies.
+        fastest_first: faster kinds of processors are taken before slower ones, not node by node.
+        threshold: largest slowdown by bandwidth at which a job starts; above it the job waits
+            (``LessConsume-Threshold``).
         forecast: the demand is expected to change when neighbours are expected to end.
     """
 

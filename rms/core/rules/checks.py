@@ -209,7 +209,7 @@ def check_instant(state: State) -> None:
     """Refuse an instant after which jobs hold more nodes than there are."""
     if state.free_count < 0:
         raise RuleError(
-            f"expected every node given once when {state.now_s} s is over, got "
+            f"expected every node given once at the end of {state.now_s} s, got "
             f"{-state.free_count} given twice"
         )
 

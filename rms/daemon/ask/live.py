@@ -33,7 +33,7 @@ from rms.daemon.ask import views
 from rms.daemon.store.context import Context
 from rms.daemon.store.journal import Opened, PolicySet, Seen
 from rms.formats.values import fold_ids
-from rms.plots import TimeWindow, folded, lanes_of
+from rms.plots import TimeWindow, folded, held_shares, lanes_of
 from rms.wire.live import (
     MOST_ENTRIES,
     MOST_HISTORY,
@@ -48,6 +48,10 @@ from rms.wire.live import (
     LiveQuery,
     Mark,
     Power,
+    StartForecast,
+    Usage,
+    UsageRow,
+    node_seconds,
 )
 from rms.wire.users import JobRow, NodeSpan
 
@@ -58,6 +62,7 @@ MOST_MARKS = 300
 LEAST_S = 60.0  # shortest window, unless the query requests a shorter one
 PARTS = 120  # resolution of curves: parts of the window
 MOST_TASKS = 100_000
+COUNTED = 2_000  # archived jobs that an answer adds to the usage
 
 
 def live(context: Context, query: LiveQuery) -> Live:
@@ -83,6 +88,8 @@ def live(context: Context, query: LiveQuery) -> Live:
         jobs=_jobs(context, query, now_s) if query.jobs else None,
         lanes=_lanes(context, min(query.lanes, MOST_LANES), window) if query.lanes else None,
         power=_power(context, window) if query.power else None,
+        forecast=_forecast(context, query.forecast) if query.forecast > 0 else [],
+        usage=_usage(context, now_s) if query.usage else None,
         tasks=_tasks(context, query.array) if query.array else [],
         news=entries,
         missed=missed,
@@ -205,6 +212,72 @@ def _tasks(context: Context, array: str) -> list[tuple[int, str]]:
     return sorted(states)[:MOST_TASKS]
 
 
+def _forecast(context: Context, most: int) -> list[StartForecast]:
+    """Return the expected starts of pending jobs, tasks of an array together, the next ones first.
+
+    They are those of :meth:`rms.core.scheduler.engine.Engine.expected_starts`.
+    """
+    starts = context.scheduler.engine.expected_starts(views.PLANNED)
+    jobs = [job for job_id, job in context.state.pending.items() if job_id in starts]
+    rows = []
+    for group in _by_array(jobs, ()):
+        first = min(group, key=lambda job: starts[job.spec.id])
+        at_s, spec = starts[first.spec.id], first.spec
+        name = _name(context, first)
+        rows.append(StartForecast(_ids(group), spec.id, name, spec.smallest_start, at_s))
+    return sorted(rows, key=lambda row: row.at_s)[: min(most, MOST_ROWS)]
+
+
+# --- usage ---------------------------------------------------------------------------------------
+
+
+def _usage(context: Context, now_s: float) -> Usage:
+    """Return the usage by user and account, the largest first.
+
+    An answer counts at most :data:`COUNTED` more archived jobs, so it never takes long.
+    """
+    state, energy = context.state, context.scheduler.energy
+    uncounted = _count_archived(context)
+    rows = {key: UsageRow(*key) for key in context.archived_usage}
+    for key, row in context.archived_usage.items():
+        rows[key].add(row)
+
+    def enter(job: Job, **numbers: Any) -> None:
+        user = context.jobs[job.spec.id].submission.user
+        key = user, job.spec.account
+        rows.setdefault(key, UsageRow(*key)).add(UsageRow(*key, **numbers))
+
+    for job in chain(state.pending.values(), state.too_wide.values(), state.held.values()):
+        enter(job, pending=1)
+    for job in chain(state.running.values(), state.ended.values()):
+        job_id, numbers = job.spec.id, {"energy_j": energy.job_j(job.spec.id, now_s)}
+        if job.start_s is not None:
+            end_s, resizes = job.end_s or now_s, context.jobs[job_id].resizes
+            numbers["node_s"] = node_seconds(job.start_s, end_s, len(job.nodes), resizes)
+        if job.end_s is None:
+            enter(job, running=1, nodes=len(job.held), **numbers)
+        else:
+            enter(job, ended=1, **numbers)
+    return Usage(sorted(rows.values(), key=lambda row: -row.node_s), uncounted)
+
+
+def _count_archived(context: Context) -> int:
+    """Add archived jobs to the usage of the context; return the number of those left out."""
+    journal, counted = context.journal, context.archived_counted
+    number = journal.archived_number()
+    most = min(COUNTED, number - counted)
+    entries = journal.newest_archived(number - counted - most, most) if most else []
+    for entry in entries:
+        row = entry.row
+        start_s, end_s = row.start_s, row.end_s or 0.0
+        node_s = 0.0 if start_s is None else node_seconds(start_s, end_s, row.size, row.resizes)
+        key = row.user, row.account
+        own = context.archived_usage.setdefault(key, UsageRow(*key))
+        own.add(UsageRow(*key, ended=1, node_s=node_s, energy_j=row.energy_j))
+    context.archived_counted += most
+    return number - context.archived_counted
+
+
 # --- nodes over time -----------------------------------------------------------------------------
 
 
@@ -301,6 +374,7 @@ def _power(context: Context, window: TimeWindow) -> Power:
         sources=source,
         energy=books,
         cap_w=state.power_cap_w,
+        allocated=held_shares(_held(context, window), state.nodes, window, PARTS),
     )
 
 
@@ -382,6 +456,10 @@ def _resized(context: Context, event: Resized) -> str:
     return f"job {event.job} resized {sizes}, stopped for {row.stall_s:.3f} s"
 
 
+def _state_words(state: str) -> str:
+    return state.replace("_", " ").lower()
+
+
 _WORDS: Mapping[type[Event], Callable[[Context, Any], str]] = {
     Submitted: lambda _, event: f"job {_folded(spec.id for spec in event.specs)} submitted",
     Started: lambda context, event: f"job {event.job} started",
@@ -392,7 +470,7 @@ _WORDS: Mapping[type[Event], Callable[[Context, Any], str]] = {
     HeldByUser: lambda _, event: (
         f"job {_folded(event.jobs)} {'held' if event.held else 'released'}"
     ),
-    Ended: lambda context, event: f"job {event.job} {event.state}",
+    Ended: lambda context, event: f"job {event.job} {_state_words(event.state)}",
     NodeDown: lambda context, event: f"node {_node(context, event.node)} unavailable",
     NodeUp: lambda context, event: f"node {_node(context, event.node)} available",
     NodeBooted: lambda context, event: f"node {_node(context, event.node)} booted",

@@ -496,7 +496,7 @@ class Routes:
             raise RefusedError(409, f"expected a running job, got {job_id}")
         job = self.daemon.jobs[job_id]
         if job.ending is not None:
-            raise RefusedError(409, f"expected a job that goes on, got {job_id}, told to end")
+            raise RefusedError(409, f"expected a job that goes on, got {job_id}, which ends")
         output = body.output or str(job.files[0])
         errors = body.errors or str(job.files[1] or job.files[0])
         line = LaunchCommand(body.command, body.cwd, body.env, output, errors)

@@ -201,7 +201,7 @@ class Scripts:
         if ending == REQUEUED:
             if not well or end_state:
                 before = "before its nodes are taken away" if self.stopping else "to start again"
-                self.requeue(job, f"told to end {before}")
+                self.requeue(job, f"requested to end {before}")
                 return
             ending = None  # it came to its own end in time
         limited = bool(job.submission.memory_mib)

@@ -42,6 +42,7 @@ from rms.formats.prices import Prices
 from rms.launch.base import PowerCommands
 from rms.launch.local import LocalLauncher
 from rms.power.meter import boot_id, boottime
+from rms.wire.live import UsageRow
 from rms.wire.users import ALIVE, PowerCap
 
 # Default deadlines of a world that boots beside a running one, and of a job that is to end.
@@ -293,6 +294,9 @@ class Context:
     nodes_wait: str = ""  # why requested nodes are not there yet, "" if none are requested
     private: Private = field(init=False)
     metrics: Metrics = field(default_factory=Metrics, init=False)
+    # usage of archived jobs by user and account, and the number of jobs in it
+    archived_usage: dict[tuple[str, str], UsageRow] = field(default_factory=dict, init=False)
+    archived_counted: int = field(default=0, init=False)
     _as_of_s: float | None = None
 
     def __post_init__(self) -> None:

@@ -166,7 +166,7 @@ class Allocations:
         if row.job_id in self._returned:
             return
         if ran:
-            self.news.append(f"allocation {row.job_id} is over ({row.state.lower()})")
+            self.news.append(f"allocation {row.job_id} has ended ({row.state.lower()})")
         began_s = row.start_s
         if row.state == "CANCELLED" or began_s is None or time.time() > began_s + SHORT_S:
             self._refused = 0

@@ -175,11 +175,11 @@ class Allocation:
         try:
             details = self.slurm.job(self.number)
             if details.state in OVER:
-                return f"its allocation {self.number} is over ({details.state.lower()})"
+                return f"its allocation {self.number} has ended ({details.state.lower()})"
             down = {node.name for node in self.slurm.nodes() if node.state in DEAD}
         except SlurmError as error:
             over = error.meaning is Meaning.GONE
-            return f"its allocation {self.number} is over" if over else ""
+            return f"its allocation {self.number} has ended" if over else ""
         except ValueError:  # output of an unexpected shape
             return ""
         # Slurm takes minutes to notice a dead node, and one that is silent may be back at once.
@@ -366,7 +366,7 @@ class PilotNodes(SlurmNodes):
             lost.difference_update(own)
             if own and (reason := allocation.diagnose(name, own)):
                 return reason
-        return f"its allocation of {', '.join(sorted(lost))} is over" if lost else ""
+        return f"its allocation of {', '.join(sorted(lost))} has ended" if lost else ""
 
     def start(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
         """Run a job script once, on its first node; it waits while the controller is away."""
@@ -489,7 +489,7 @@ class OneAllocation(PilotNodes):
         if snapshot is None:
             return ""
         if snapshot.over:
-            return f"the allocation {number} is over ({snapshot.over.lower()})"
+            return f"the allocation {number} has ended ({snapshot.over.lower()})"
         left_s = inf if snapshot.end_s is None else snapshot.end_s - time.time()
         if left_s <= self._margin_s:
             return f"the allocation {number} ends in {left_s:.0f} s"

@@ -13,6 +13,27 @@ const dialog = byId("confirm");
 
 const CELLS = 25;  // tasks of an array in a row
 
+// The theme is the system's, unless the button has set the other one.
+const darkSystem = matchMedia("(prefers-color-scheme: dark)"), themeButton = byId("theme");
+
+function showTheme() {
+  const own = localStorage.theme || "";
+  if (own) document.documentElement.dataset.theme = own;
+  else delete document.documentElement.dataset.theme;
+  const dark = own ? own === "dark" : darkSystem.matches;
+  themeButton.textContent = "Dark";
+  themeButton.setAttribute("aria-pressed", String(dark));
+  return dark;
+}
+themeButton.addEventListener("click", () => {
+  const wanted = showTheme() ? "light" : "dark";
+  if ((wanted === "dark") === darkSystem.matches) delete localStorage.theme;
+  else localStorage.theme = wanted;
+  showTheme();
+});
+darkSystem.addEventListener("change", showTheme);
+showTheme();
+
 const shown = new Map();  // key -> element of a piece in a list
 let frame = null, lists = {}, span = null, lastNumber = -1, stop = null, lastNews = -1, following = "";
 
@@ -22,6 +43,32 @@ function view() {
 }
 
 // --- what is shown ---------------------------------------------------------------------------
+
+// --- times: relative to the daemon's clock, the exact one on hover ---------------------------
+
+let behind = 0;  // the daemon's time less this browser's, s
+
+const now = () => Date.now() / 1000 + behind;
+
+function relative(at) {
+  const ahead = at - now(), seconds = Math.abs(ahead);
+  if (seconds < 5) return "now";
+  const [unit, name] = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].find(([u]) => seconds >= u);
+  const words = `${Math.floor(seconds / unit)} ${name}`;
+  return ahead > 0 ? `in ${words}` : `${words} ago`;
+}
+
+function hms(seconds) {
+  const whole = Math.max(0, Math.round(seconds)), two = (n) => String(n).padStart(2, "0");
+  return `${Math.floor(whole / 3600)}:${two(Math.floor(whole / 60) % 60)}:${two(whole % 60)}`;
+}
+
+function tick(holder) {
+  const put = (one, words) => { if (one.textContent !== words) one.textContent = words; };
+  for (const one of holder.querySelectorAll("[data-at]")) put(one, relative(Number(one.dataset.at)));
+  for (const one of holder.querySelectorAll("[data-since]")) put(one, hms(now() - Number(one.dataset.since)));
+}
+setInterval(() => tick(document), 1000);
 
 function element(html) {
   const made = document.createElement("template");
@@ -33,11 +80,11 @@ function element(html) {
 function keepingFocus(holder, change) {
   const had = document.activeElement;
   const inside = had && holder && holder.contains(had) ? had : null;
-  const mark = inside && (inside.dataset.do || inside.getAttribute("href") || inside.dataset.job);
+  const mark = inside && (inside.dataset.do || inside.getAttribute("href"));
   const after = change();
   if (inside && after && !document.contains(inside)) {
-    const again = [...after.querySelectorAll("a, button, .bar")].find(
-      (each) => (each.dataset.do || each.getAttribute("href") || each.dataset.job) === mark);
+    const again = [...after.querySelectorAll("a, button")].find(
+      (each) => (each.dataset.do || each.getAttribute("href")) === mark);
     (again || main).focus();
   }
 }
@@ -46,12 +93,14 @@ function put(key, html) {
   const place = document.querySelector(`[data-part="${CSS.escape(key)}"]`);
   if (place) {
     keepingFocus(place, () => { place.innerHTML = html; return place; });
+    tick(place);
     return;
   }
-  const before = shown.get(key), now = element(html);
-  shown.set(key, now);
+  const before = shown.get(key), made = element(html);
+  shown.set(key, made);
+  tick(made);
   if (before && before.isConnected) {
-    keepingFocus(before, () => { before.replaceWith(now); return now; });
+    keepingFocus(before, () => { before.replaceWith(made); return made; });
   }
 }
 
@@ -82,6 +131,7 @@ function show(message) {
     shown.clear();
     lists = {};
   }
+  if (message.now) behind = message.now - Date.now() / 1000;
   for (const [key, html] of Object.entries(message.parts || {})) put(key, html);
   for (const [name, keys] of Object.entries(message.lists || {})) arrange(name, keys);
   if (message.window) span = message.window;
@@ -91,27 +141,24 @@ function show(message) {
   if (message.missed) tell({n: lastNews, at: "", say: `${message.missed} earlier events`});
 }
 
-// Bars and marks stand at times: their places follow from the window that is shown.
+// Bars, words and marks stand at times: their places follow from the window that is shown.
 function placeTimes() {
-  if (!span) return;
-  const [begin, end] = span, share = 100 / (end - begin);
-  for (const lane of main.querySelectorAll("[data-timed] svg.lane")) {
-    const width = lane.clientWidth;
-    for (const one of lane.children) {
-      const a = Number(one.dataset.a), b = one.dataset.b === undefined ? end : Number(one.dataset.b);
-      const x = (a - begin) * share;
-      if (one.classList.contains("mark")) { one.setAttribute("x", `${x}%`); continue; }
-      const seen = Math.max(0, x), wide = (b - begin) * share - seen;
-      one.style.display = wide > 0 && x < 100 ? "" : "none";
-      const [rect, text] = [one.querySelector("rect"), one.querySelector("text")];
-      rect.setAttribute("x", `${x}%`);
-      rect.setAttribute("width", `${Math.max(0, (b - a) * share)}%`);
-      if (text) {
-        text.setAttribute("x", `${seen}%`);
-        const room = (Math.min(100, seen + wide) - seen) * width / 100;
-        text.style.display = room > 9 + 7.5 * text.textContent.length ? "" : "none";
-      }
-    }
+  const holder = main.querySelector("[data-bars]");
+  if (!span || !holder) return;
+  const [begin, end] = span, share = 100 / (end - begin), width = holder.clientWidth;
+  let rows = 1;
+  for (const shape of holder.querySelectorAll("svg.shape")) {
+    rows = shape.viewBox.baseVal.height;
+    shape.setAttribute("viewBox", `${begin} 0 ${end - begin} ${rows}`);
+  }
+  for (const mark of holder.querySelectorAll("svg.mark")) {
+    mark.setAttribute("x", `${(Number(mark.dataset.a) - begin) * share}%`);
+  }
+  for (const text of holder.querySelectorAll("text[data-a]")) {
+    const a = Number(text.dataset.a), b = text.dataset.b === undefined ? end : Number(text.dataset.b);
+    const from = Math.max(0, (a - begin) * share), to = Math.min(100, (b - begin) * share);
+    text.setAttribute("x", `${from}%`);
+    text.style.display = (to - from) * width / 100 > 12 + 7.5 * text.textContent.length ? "" : "none";
   }
 }
 addEventListener("resize", placeTimes);
@@ -121,9 +168,16 @@ function tell(each) {
   if (lastNews < 0) newsList.replaceChildren();
   lastNews = Math.max(lastNews, each.n);
   const line = document.createElement("li"), at = document.createElement("time");
-  at.textContent = each.at;
-  line.append(at, each.say);
+  const words = document.createElement("span");
+  words.textContent = each.say;
+  if (each.at_s) {
+    at.dataset.at = each.at_s;
+    at.title = each.at;
+    at.dateTime = new Date(each.at_s * 1000).toISOString();
+  }
+  line.append(at, words);
   newsList.prepend(line);
+  tick(line);
   while (newsList.children.length > 100) newsList.lastElementChild.remove();
 }
 
@@ -132,6 +186,7 @@ function tell(each) {
 function say(words, lost) {
   if (connection.textContent !== words) connection.textContent = words;
   connection.classList.toggle("lost", lost);
+  connection.classList.toggle("live", words === "Live");
 }
 
 async function follow(asked, signal) {
@@ -179,7 +234,8 @@ async function keepFollowing() {
   const asked = view();
   following = asked.toString();
   for (const link of document.querySelectorAll("nav a")) {
-    const is = link.getAttribute("href") === `#view=${asked.get("view")}`;
+    const own = {job: "jobs", array: "jobs"}[asked.get("view")] || asked.get("view");
+    const is = link.getAttribute("href") === `#view=${own}`;
     if (is) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
   while (!own.signal.aborted) {
@@ -250,7 +306,7 @@ byId("confirm-input").addEventListener("keydown", (event) => {
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-do]");
   if (button) { confirmAct(button); return; }
-  const bar = event.target.closest(".bar[data-job]");
+  const bar = event.target.closest(".block[data-job]");
   if (bar) { openJob(bar.dataset.job); return; }
   const cells = event.target.closest("svg.cells");
   if (cells) {
@@ -278,7 +334,7 @@ document.addEventListener("submit", (event) => {
   }
 });
 
-// Arrow keys go through bars of lanes and cells of arrays; what has the cursor is told.
+// Arrow keys go through bars of jobs and cells of arrays; the line below describes the one chosen.
 let cursor = [0, 0];
 
 function moved(event, rows, count) {
@@ -292,16 +348,19 @@ function moved(event, rows, count) {
 }
 
 function overBars(event, holder) {
-  const lanes = [...holder.querySelectorAll("svg.lane")].map((lane) => [...lane.children].filter(
-    (bar) => bar.tagName === "g" && bar.style.display !== "none"));
-  if (!moved(event, lanes.length, (lane) => lanes[lane].length)) return;
+  const blocks = [...holder.querySelectorAll(".block[data-job]")];
+  const step = {ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1}[event.key] || 0;
+  if (!blocks.length || (!step && event.key !== "Enter")) return;
+  event.preventDefault();
+  const at = blocks.findIndex((block) => block.classList.contains("cursor"));
+  if (event.key === "Enter") {
+    if (at >= 0) openJob(blocks[at].dataset.job);
+    return;
+  }
+  const goal = blocks[at < 0 ? 0 : Math.min(Math.max(at + step, 0), blocks.length - 1)];
   for (const old of holder.querySelectorAll(".cursor")) old.classList.remove("cursor");
-  const bar = lanes[cursor[0]][cursor[1]];
-  const told = holder.parentElement.querySelector(".told");
-  told.textContent = bar ? bar.querySelector("title").textContent : "no job on this node";
-  if (!bar) return;
-  bar.classList.add("cursor");
-  if (event.key === "Enter" && bar.dataset.job) openJob(bar.dataset.job);
+  goal.classList.add("cursor");
+  main.querySelector(".told").textContent = goal.querySelector("title").textContent;
 }
 
 function overCells(event, holder) {

@@ -50,7 +50,7 @@ def last(target: Any, *_: Any, **__: Any) -> None:
 
 
 def late(target: Any, *_: Any) -> None:
-    """Strike once the old world is in MPI_Comm_connect: see the limits in dmr/README.md."""
+    """Strike once the old world is in MPI_Comm_connect: see docs/concepts/when-ranks-die.md."""
     if target.run.world.rank == target.run.world.size - 1:
         time.sleep(0.5)
         strike()

@@ -247,19 +247,18 @@ def test_a_computation_that_is_moved_gives_the_same_answer(
     assert np.array_equal(run(1), run(10**9))
 
 
-def test_the_guide_has_a_computation_in_fifteen_lines_and_a_strategy_in_twenty() -> None:
-    text = (ROOT / "rms" / "kernels" / "README.md").read_text()
+def test_the_page_has_a_computation_in_fifteen_lines_and_a_strategy_in_twenty() -> None:
+    text = (ROOT / "docs" / "rms" / "kernels.md").read_text()
 
-    def shown(first: str) -> str:
-        """Return the code that begins with this line, up to what is not indented."""
-        lines = text[text.index(f"    {first}") :].splitlines()
-        end = next(n for n, line in enumerate(lines) if line and not line.startswith("    "))
-        return "\n".join(line[4:] for line in lines[:end] if line.strip())
+    def shown(file: str) -> str:
+        """Return the code of a block without blank lines."""
+        code = text.split(f"```python\n# {file}\n")[1].split("```")[0]
+        return "\n".join(line for line in code.splitlines() if line.strip())
 
-    computation, strategy = shown("# mine.py    "), shown("# mine.py: those")
+    computation, strategy = shown("steps.py"), shown("fewest.py")
     assert len(computation.splitlines()) <= 15 and len(strategy.splitlines()) <= 20
     found: dict[str, Any] = {}
-    exec(computation.replace("1024, 1024", "64, 64"), found)
+    exec(computation.replace("512, 512", "64, 64"), found)
     assert found["data"]["step"] == 200 and 0.0 < found["data"]["u"][1, 32] < 1.0
     own: dict[str, Any] = {}
     exec(strategy, own)

@@ -13,6 +13,8 @@ from rms.core.model.events import Ended
 from rms.core.model.jobs import JobId
 from rms.daemon.ask import live
 from rms.daemon.store import archive
+from rms.wire.live import node_seconds, size_steps
+from rms.wire.users import ResizeRow
 
 
 def asked(server: Routed, **query: object) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def test_a_page_asks_for_rows_and_drawings_that_are_cut_to_size(server: Routed) 
     end(server, wide)
     then = asked(server, jobs="active", after=before, lanes=2, power=True, array=array, job=wide)
     assert [each["words"] for each in then["news"] if each["job"] == wide] == [
-        f"job {wide} COMPLETED"
+        f"job {wide} completed"
     ]
     assert all(each["seq"] > before for each in then["news"]) and then["missed"] == 0
     assert [line["ids"] for line in then["jobs"]["lines"]] == [
@@ -96,6 +98,8 @@ def test_the_curve_of_power_is_that_of_the_books(server: Routed) -> None:
     part_s = 60.0 / 120
     energy = found["energy"]
     assert sum(point[1] for point in found["points"]) * part_s == pytest.approx(energy["cluster_j"])
+    share = [held for at_s, held in found["allocated"] if at_s <= 1001.0]
+    assert share == [0.5] and found["allocated"][-1] == [1010.0, 0.0]
     assert sum(point[2] for point in found["points"]) * part_s == pytest.approx(energy["idle_j"])
 
 
@@ -119,6 +123,61 @@ def test_who_waits_is_told_when_it_is_expected_to_start(server: Routed) -> None:
     lines = asked(server, jobs="active")["jobs"]["lines"]
     assert [line["job"]["expected_start_s"] for line in lines] == [None, 1100.0, 1150.0]
     assert json.loads(asked(server)["policy_text"])["name"] == asked(server)["policy"]
+
+
+@pytest.mark.promise("web-data")
+def test_the_next_starts_are_those_of_the_rows_tasks_of_an_array_together(server: Routed) -> None:
+    server.submit(nodes=[2, 2], time_s=100.0, job_name="first")
+    server.submit(nodes=[2, 2], time_s=50.0, job_name="second")
+    server.submit(array="1-3", time_s=10.0)
+    rows = asked(server, forecast=5)["forecast"]
+    assert [(row["ids"], row["job"], row["nodes"], row["at_s"]) for row in rows] == [
+        ("2", "2", 2, 1100.0),
+        ("3_[1-3]", "3_1", 1, 1150.0),
+    ]
+    assert asked(server, forecast=1)["forecast"] == rows[:1] and asked(server)["forecast"] == []
+
+
+@pytest.mark.promise("web-data")
+def test_usage_is_by_account_and_the_same_when_jobs_are_archived(server: Routed) -> None:
+    for account, nodes in (("a", 2), ("b", 1), ("a", 1), ("b", 1)):
+        end(server, server.submit(nodes=[nodes, nodes], account=account))
+    server.submit(nodes=[1, 1], account="a")
+    server.clock[0] += 36.0
+    server.submit(nodes=[2, 2], account="b")
+    before = asked(server, usage=True)["usage"]
+    found = {row["account"]: row for row in before["rows"]}
+    assert [row["account"] for row in before["rows"]] == ["a", "b"] and before["uncounted"] == 0
+    numbers = {name: (row["node_s"], row["nodes"], row["ended"]) for name, row in found.items()}
+    assert numbers == {"a": (66.0, 1, 2), "b": (20.0, 0, 2)}
+    assert (found["a"]["running"], found["b"]["pending"]) == (1, 1)
+    books = server.ask("GET", "/books")[1]["energy"]
+    assert sum(row["energy_j"] for row in found.values()) == pytest.approx(books["busy_j"])
+
+    for known in server.daemon.jobs.values():
+        known.summary = None
+    server.daemon.meters.write_all()
+    with patch.object(archive, "KEPT", 1), patch.object(archive, "AT_ONCE", 1):
+        while archive.retire(server.daemon.context):
+            pass
+    assert server.daemon.context.journal.archived_number() == 3
+    with patch.object(live, "COUNTED", 2):
+        assert asked(server, usage=True)["usage"]["uncounted"] == 1
+        then = asked(server, usage=True)["usage"]
+    assert then["uncounted"] == 0
+    for row in then["rows"]:
+        own = found[row["account"]]
+        assert row["energy_j"] == pytest.approx(own["energy_j"])
+        assert {**row, "energy_j": 0.0} == {**own, "energy_j": 0.0}
+
+
+def test_the_size_of_a_job_over_time_follows_its_resizes() -> None:
+    rest = ("warm", 1.0, 0.1, 0.05, 8, 0.1)
+    resizes = [ResizeRow(90.0, 0, 8, 4, *rest), ResizeRow(110.0, 1, 4, 8, *rest)]
+    resizes.append(ResizeRow(130.0, 2, 8, 2, *rest))
+    assert size_steps(100.0, 1, resizes) == [(100.0, 2.0), (110.0, 4.0), (130.0, 1.0)]
+    assert node_seconds(100.0, 140.0, 1, resizes) == 20.0 + 80.0 + 10.0
+    assert node_seconds(100.0, 140.0, 3, []) == 120.0
 
 
 @pytest.mark.parametrize(

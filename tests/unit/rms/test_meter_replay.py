@@ -39,7 +39,7 @@ def test_sums_rise_evenly_between_rows_and_the_last_is_told_once(tmp_path: Path)
     assert joules(replay.read(8.0)) == {"node": 50.0, "gpu-0": 2.0}
     assert joules(replay.read(11.5)) == {"node": 100.0, "gpu-0": 9.0}
     assert joules(replay.read(99.0)) == {"gpu-0": 10.0}
-    with pytest.raises(MeterError, match=r"recording\.csv is over"):
+    with pytest.raises(MeterError, match=r"recording\.csv has ended"):
         replay.read(100.0)
 
 

@@ -196,7 +196,7 @@ def test_who_never_fits_waits_and_holds_up_nobody() -> None:
 
 
 def test_the_cap_holds_on_parts_of_ones_own() -> None:
-    """An admission as in the README, which knows of nodes only."""
+    """An admission as in docs/rms/own-part.md, which knows of nodes only."""
 
     def all_that_fit(state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
         starts = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 import socket
@@ -20,11 +21,25 @@ from routed import SCRIPT, Routed
 from rms import plots
 from rms.cli.main import main
 from rms.client.connection import ServerError
-from rms.web import app
+from rms.sim.gain import GainError
+from rms.web import app, drawings
 from rms.web.app import Bridge
-from rms.web.views import MOST_BYTES, VIEWS, Content, PageQuery, PageState, content, query, words
-from rms.wire.live import Lane, Live
-from rms.wire.users import NodeSpan
+from rms.web.views import (
+    MOST_BYTES,
+    VIEWS,
+    Content,
+    PageQuery,
+    PageState,
+    content,
+    query,
+    relative,
+    since,
+    stood_still,
+    when,
+    words,
+)
+from rms.wire.live import Lane, Live, Mark
+from rms.wire.users import JobRow, NodeSpan
 
 TOKEN = "of the page"
 NASTY = "<img src=x onerror=alert(1)>\"'&"
@@ -108,7 +123,7 @@ def test_nobody_is_answered_without_the_token_or_from_another_address() -> None:
             status, _, said = ask(method, path, **headers)
             assert (status, said) == (401, expected)
     for path, sentence in (
-        ("/stream?view=x", "expected a view of overview, jobs, job, array, power, nodes, got 'x'"),
+        ("/stream?view=x", f"expected a view of {', '.join(VIEWS)}, got 'x'"),
         ("/stream?span=x", "expected a number of at most 1e+09 for span, got 'x'"),
         ("/stream?jobs=x", "expected jobs active or over, got 'x'"),
     ):
@@ -116,6 +131,130 @@ def test_nobody_is_answered_without_the_token_or_from_another_address() -> None:
         assert (status, json.loads(said)) == (400, {"error": sentence})
     status, _, said = ask("POST", "/do/shutdown", b"{}", authorization=own)
     assert status == 400 and b"expected one of cancel, resize" in said
+    for secret in ("", "x", f"Bearer {TOKEN}", basic("x"), "Basic %", basic(TOKEN).lower()):
+        status, headers, said = ask("GET", "/read", authorization=secret)
+        assert status == 401 and b"expected the token" in said
+        assert headers["www-authenticate"].startswith("Basic ")
+    assert ask("GET", "/read", authorization=basic(TOKEN), host="a:80")[0] == 401
+    assert ask("POST", "/do/cancel", authorization=basic(TOKEN))[0] == 401
+
+
+def basic(password: str) -> str:
+    return f"Basic {base64.b64encode(f'me:{password}'.encode()).decode()}"
+
+
+@pytest.mark.promise("web-page")
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_can_be_read_without_a_script(server: Routed, view: str) -> None:
+    body = SCRIPT | {"name": NASTY, "options": {"array": "1-3", "nodes": [1, 1], "time_s": 60.0}}
+    status, answer = server.ask("POST", "/jobs", body)
+    assert status == 200, answer
+    server.clock[0] += 25.0
+
+    def answer_of(kind: type, _: str, *request: Any) -> object:
+        status, answer = server.ask(*request[:2], *map(msgspec.to_builtins, request[2:]))
+        assert status == 200, answer
+        return msgspec.convert(answer, kind)
+
+    ask = Request(Bridge("unix:there", TOKEN, replays=Replays()))  # type: ignore[arg-type]
+    with patch.object(app, "ask", answer_of):
+        path = f"/read?view={view}&id={'1_1' if view == 'job' else '1'}"
+        status, headers, body = ask("GET", path, authorization=basic(TOKEN))
+    assert status == 200, body
+    assert "default-src 'none'" in headers["content-security-policy"]
+    seen = Texts(body.decode())
+    assert not seen.tags & {"script", "button", "dialog", "noscript", "img"}
+    assert not {name for name in seen.attributes if name.startswith("on") or name == "style"}
+    assert "Connecting" not in seen.text and "As of 1970-01-01" in seen.text
+    pieces = dict.fromkeys(re.findall(r'data-(?:part|list)="([\w-]+)"></', body.decode()))
+    assert "summary" not in pieces and "jobs" not in pieces and "lanes" not in pieces
+    assert (
+        'href="#view' not in body.decode()
+        and f'href="read?view={VIEW_OF.get(view, view)}' in body.decode()
+    )
+    expected = {
+        "overview": ("1_1 ×1", "Running", "0:00:25", "in 35 s", "25 s ago", "mean 42%"),
+        "jobs": ("Running", "0:00:25 / 0:01:00", "Expected to start in 35 s"),
+        "job": ("Job 1_1", "1 node", "25 s ago"),
+        "array": ("Running 2", "Pending 1"),
+        "nodes": ("n1Allocated1_1", "order"),
+        "power": ("Jobs", "By source", "model"),
+        "users": ("Node hours", "0.01"),
+        "malleability": ("There is no replay: expected something else.",),
+    }[view]
+    for text in expected:
+        assert text in seen.text, (text, seen.text)
+
+
+VIEW_OF = {"job": "jobs", "array": "jobs"}
+
+
+class Replays:
+    """A replay that is refused."""
+
+    def get(self, _: object) -> GainError:
+        return GainError("expected something else")
+
+
+def test_times_are_relative_and_lengths_have_hours() -> None:
+    ago = [relative(1000.0 - s, 1000.0) for s in (0, 4, 59, 60, 3599, 7200, 200_000)]
+    assert ago == ["now", "now", "59 s ago", "1 min ago", "59 min ago", "2 h ago", "2 d ago"]
+    assert relative(1090.0, 1000.0) == "in 1 min"
+    still = stood_still(f"{when(940.0)} {since(400.0)}", 1000.0)
+    assert Texts(still).text == "1 min ago 0:10:00" and 'title="1970-01-01 00:15:40"' in still
+
+
+def test_a_bar_is_as_wide_as_its_job_and_changes_with_a_resize() -> None:
+    window = plots.TimeWindow(100.0, 200.0, 0.0)
+    spans = [(0, 110.0, None), (1, 110.0, 150.0), (2, 150.0, None), (3, 150.0, None)]
+    first, second = drawings.segments(spans)
+    assert (first.begin_s, first.end_s, first.runs, first.size) == (110.0, 150.0, ((0, 2),), 2)
+    assert (second.end_s, second.runs, second.size) == (None, ((0, 1), (2, 4)), 3)
+    lanes = [
+        Lane(f"n{row + 1}", 1, "allocated", [NodeSpan(f"n{row + 1}", "7", begin, end)], [])
+        for row, begin, end in spans
+    ]
+    mark = Mark("7", 150.0, 2, 3, "warm", 0.1, 8)
+    ((key, svg),) = drawings.blocks(lanes, {"7": [mark]}, window, still=True)
+    assert key == "7" and "M110.0 0V2H150.0V0Z" in svg and 'viewBox="100.0 0 100.0 4"' in svg
+    assert "7 ×2" in svg and "7 ×3" in svg and svg.count('class="mark"') == 1
+    fill, edge = (re.findall(f'class="{name}" d="([^"]*)"', svg)[0] for name in ("fill", "edge"))
+    assert fill.count("M") == 3 and "M150.0 1V2" in edge and "M150.0 0V1" not in edge
+    assert "2 nodes (n1 to n2)" in svg and "3 nodes (n1, n3 to n4)" in svg
+    ((_, moved),) = drawings.blocks(lanes, {}, window, still=False)
+    later = plots.TimeWindow(101.0, 201.0, 0.0)
+    assert [("7", moved)] == list(drawings.blocks(lanes, {}, later, still=False))
+
+
+def test_a_bar_of_many_widths_is_sent_in_pieces_that_fit_a_message() -> None:
+    window = plots.TimeWindow(0.0, 4000.0, 0.0)
+    spans = [
+        NodeSpan(f"n{row}", "7", 20.0 * n, 20.0 * n + (10.0 if row % 2 else 20.0))
+        for row in range(12)
+        for n in range(100)
+    ]
+    marks = [Mark("7", 10.0 * n, 6, 12, "spawn", 0.1, 8) for n in range(200)]
+    lanes = [
+        Lane(f"n{row}", 1, "idle", [span for span in spans if span.node == f"n{row}"], [])
+        for row in range(12)
+    ]
+    pieces = dict(drawings.blocks(lanes, {"7": marks}, window, still=False))
+    assert len(pieces) > 10 and max(map(len, pieces.values())) < MOST_BYTES - 200
+    drawn = "".join(pieces.values())
+    assert drawn.count('class="mark"') == 200 and drawn.count("7 ×12") == 100
+
+
+def test_a_job_that_is_resized_has_a_bar_of_several_widths(server: Routed) -> None:
+    job = server.submit(nodes=[1, 2])
+    (row,) = server.ask("GET", f"/jobs?id={job}")[1]
+    row |= {"size": 2, "start_s": 1000.0}
+    rest = {"step": 1, "strategy": "warm", "boot_s": 1.0, "stall_s": 0.1, "move_s": 0.1}
+    rest |= {"bytes": 8, "gb_per_s": 1.0}
+    resized = row | {"resizes": [{"at_s": 1050.0, "from": 1, "to": 2, **rest}]}
+    bars = [drawings.width_bar(msgspec.convert(r, JobRow), 1100.0, 20) for r in (row, resized)]
+    heights = [re.findall(r'width="([\d.]+)%" y="[\d.]+" height="([\d.]+)"', bar) for bar in bars]
+    assert heights == [[("100.0", "18.0")], [("50.0", "9.0"), ("50.0", "18.0")]]
+    assert 'aria-label="nodes over time: 1, 2"' in bars[1]
 
 
 def test_what_is_done_is_the_daemons_own_command() -> None:
@@ -190,7 +329,7 @@ def test_of_another_daemon_at_the_same_address_all_is_new(server: Routed) -> Non
 
     with patch.object(app, "ask", answer):
         told = asyncio.run(some())
-    assert told[0] == {"another": True} and told[1]["seq"] == there.seq
+    assert told[0] == {"another": True} and told[-2]["seq"] == there.seq
     assert [each.after for each in asked] == [there.seq + 100, 0, there.seq]
 
 
@@ -204,6 +343,7 @@ def test_text_is_shown_as_text_in_every_view(server: Routed, view: str) -> None:
         PageQuery(view, job, find="" if view != "jobs" else NASTY),
         live(server, PageQuery(view, job)),
     )
+    assert max(map(len, PageState().update(found, {"seq": 1}))) <= MOST_BYTES
     whole = found.frame + "".join(found.parts.values())
     seen = Texts(whole)
     assert not seen.tags & {"img", "script", "style"}

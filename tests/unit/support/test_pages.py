@@ -8,8 +8,13 @@ import pytest
 from processes import ROOT
 
 PAGES = (
-    *("README.md", "dmr/README.md", "dmr/GUIDE.md", "mpdata/README.md", "tests/README.md"),
-    *("rms/README.md", "rms/MEASURED.md", "rms/kernels/README.md", "rms/studies/README.md"),
+    *("README.md", "dmr/README.md", "mpdata/README.md", "tests/README.md"),
+    *("rms/README.md", "rms/kernels/README.md"),
+)
+SITE = sorted(
+    str(path.relative_to(ROOT))
+    for folder in ("rms", "experiments", "reference")
+    for path in (ROOT / "docs" / folder).glob("*.md")
 )
 EXAMPLES = {"rms.service", "rms.sock", "rms.fish", "rms.INSTANCE.JOB.LAUNCH"}
 
@@ -32,9 +37,18 @@ def test_a_page_names_modules_and_links_that_exist(page: str) -> None:
     assert not [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
 
 
+@pytest.mark.parametrize("page", SITE)
+def test_a_page_of_the_site_names_modules_and_files_that_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    modules = set(re.findall(r"(?<![\w./-])(?:rms|mpdata)(?:\.[A-Za-z_]\w*)+", text)) - EXAMPLES
+    assert not [module for module in modules if not _is_there(module)]
+    files = re.findall(r"`((?:dmr|docs|jobs|mpdata|rms|scripts|tests)/[\w./-]+)`", text)
+    assert not [file for file in files if not (ROOT / file.replace("NAME", "chiesi")).exists()]
+
+
 def test_the_table_of_rms_names_two_files_at_most_and_functions_that_they_have() -> None:
-    text = (ROOT / "rms" / "README.md").read_text()
-    table = text[text.index("| to change | open |") : text.index("## Glossary")]
+    text = (ROOT / "docs" / "reference" / "architecture.md").read_text()
+    table = text[text.index("| to change | open |") : text.index("## Words")]
     rows = [line for line in table.splitlines()[2:] if line]
     assert 0 < len(rows) <= 30
     for row in rows:
