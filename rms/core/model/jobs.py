@@ -546,7 +546,7 @@ class Site(msgspec.Struct, frozen=True):
         return max(self.host) + 1 if self.host else self.nodes
 
 
-# --- a record of what jobs did, from which a simulator runs the same jobs again -------------------
+# What jobs did: the record from which a simulator runs the same jobs again.
 
 
 class ResizeRan(msgspec.Struct, frozen=True):
