@@ -248,8 +248,8 @@ def gain_words(gain: Gain) -> list[str]:
         f"start{'s' if gain.later == 1 else ''} later, {gain.earlier:,} earlier.",
         f"{_jobs(gain.jobs)} from {clock(gain.from_s, day=True)} to "
         f"{clock(gain.until_s, day=True)}, policy {gain.policy}, {gain.nodes} nodes{left_out}.",
-        f"Error of the model: starts in the replay are {hms(gain.start_error_s)} from the real "
-        f"ones on average, the makespan differs by {gain.makespan_error:+.1%}.",
+        f"Error of the model: starts in the replay are {hms(gain.start_error_s)} off on average, "
+        f"the makespan {gain.makespan_error:+.1%}.",
     ]
     if abs(saved) <= gain.start_error_s:
         sentences.append("The difference of the waits is within that error.")

@@ -185,6 +185,6 @@ def test_words() -> None:
     assert lent == "0.00278 node hours lent by 1 job to other jobs."
     expected = "Without resizes the mean wait is 0:00:05 longer: 1 job starts later, 0 earlier."
     assert waits == expected
-    assert "starts in the replay are 0:00:00 from the real ones" in error and "+0.0%" in error
+    assert "starts in the replay are 0:00:00 off on average" in error and "+0.0%" in error
     unsure = msgspec.structs.replace(brought, start_error_s=6.0)
     assert gain_words(unsure)[-1] == "The difference of the waits is within that error."
