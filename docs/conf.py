@@ -19,6 +19,7 @@ copyright = author
 version = release = __version__
 
 extensions = [
+    "mathml",
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
@@ -38,7 +39,9 @@ nb_merge_streams = True
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
 autodoc_preserve_defaults = True
+html_math_renderer = "mathml"
 # The prompt and the output are no part of what is copied.
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
