@@ -76,11 +76,12 @@ def commands_of(lines: list[str]) -> list[tuple[str, list[str]]]:
 def agree(expected: list[str], output: str) -> bool:
     """Return whether an output is as expected, where ``...`` stands for any text.
 
-    Blanks count as one: the width of a column may depend on what is in it.
+    Blanks count as one, and those beside ``...`` as none: the width of a column may depend on what
+    is in it.
     """
     wanted = "\n".join(" ".join(line.split()) for line in expected).strip()
     got = "\n".join(" ".join(line.split()) for line in output.splitlines()).strip()
-    pattern = ".*".join(re.escape(part) for part in wanted.split("..."))
+    pattern = ".*".join(re.escape(part) for part in re.split(r" ?\.\.\. ?", wanted))
     return re.fullmatch(pattern, got, re.DOTALL) is not None
 
 
