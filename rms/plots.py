@@ -333,7 +333,7 @@ def axis(window: TimeWindow) -> str:
         words = clock(at_s, day=step_s >= 86400)
         words = words[:10] if step_s >= 86400 else words[:5] if step_s >= 60 else words
         place = window.place(at_s)
-        late = at_s > window.begin_s + 0.92 * span_s
+        late = at_s > window.begin_s + 0.8 * span_s
         side = ' text-anchor="end" dx="-3"' if late else ' dx="3"'
         parts.append(
             f'<line x1="{place}" x2="{place}" y1="0" y2="5"/>'

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 from urllib.parse import quote
 
-from rich.cells import set_cell_size
+from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
@@ -213,14 +213,19 @@ def nodes_bar(job: JobRow, nodes: int, width: int) -> str:
     return f"{bar.ljust(room)} {words.rjust(width - 1 - room)}"
 
 
+def cut(text: str, width: int) -> str:
+    """Return a text of at most a width; a longer one ends with ``…``."""
+    if cell_len(text) > width > 1:
+        return set_cell_size(text, width - 1).rstrip() + "…"
+    return text
+
+
 def _fit(words: list[str], wide: list[int]) -> list[str]:
     """Return the texts at the widths of their columns; too long ones are cut, with ``…``."""
     parts = []
     right = [column.right for column in COLUMNS] + [False]
     for word, width, to_right in zip(words, wide, right, strict=False):
-        text = printable(word)
-        if len(text) > width and width > 1:
-            text = set_cell_size(text, width - 1).rstrip() + "…"
+        text = cut(printable(word), width)
         parts.append(text.rjust(width) if to_right else set_cell_size(text, width))
     return parts
 
@@ -462,7 +467,9 @@ class Top(App[None]):
     def _show(self, live: Live) -> None:
         if self._list == "active":
             self._next = forecast(live)
-        text = Text(summary(live, self._next), no_wrap=True, overflow="ellipsis")
+        width = self.size.width - 2
+        lines = summary(live, self._next).splitlines()
+        text = Text("\n".join(cut(line, width) for line in lines), no_wrap=True)
         text.highlight_regex(f"[█░]{{{NODE_BAR}}}", "green")
         text.highlight_regex(f"[{BARS}]{{{POWER_BAR}}}", "cyan")
         self._summary.update(text)
