@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import runpy
 import sys
+from pathlib import Path
 
 from processes import ROOT
 
@@ -48,3 +50,25 @@ def test_every_table_of_figures_names_command_date_and_machine() -> None:
         lines = section.splitlines()
         assert re.match(r"`(scripts/|mpdata |mpirun ).*`", lines[2]), lines[0]
         assert any(line.startswith("| --- |") for line in lines), lines[0]
+
+
+def test_links_to_missing_files_and_anchors_are_listed(tmp_path: Path) -> None:
+    scripts = runpy.run_path(str(ROOT / "scripts" / "docs"))
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "b.html").write_text('<h1 id="here">B</h1> <a href="../a.html">a</a>')
+    (tmp_path / "a.html").write_text(
+        '<a href="sub/b.html#here">b</a> <a href="sub/b.html#gone">b</a> <img src="none.png"> '
+        '<a class="x" href="https://example.org/none">elsewhere</a> <a href="#top">up</a>'
+    )
+    assert sorted(scripts["broken_links"](tmp_path)) == [
+        "a.html: expected a file of the site, got none.png",
+        "a.html: expected an anchor, got #top",
+        "a.html: expected an anchor, got sub/b.html#gone",
+    ]
+
+
+def test_pages_are_listed_with_their_words() -> None:
+    lines = runpy.run_path(str(ROOT / "scripts" / "docs"))["words_of_pages"]()
+    assert any(line.endswith("  mpdata/scheme.md") for line in lines)
+    total = sum(int(line.split()[0]) for line in lines[:-1])
+    assert lines[-1] == f"{total:7d}  in {len(lines) - 1} pages"
