@@ -312,7 +312,7 @@ def _over_time(
     shown = sorted(begun[:MOST_SIZED], key=lambda job: job.start_s or 0.0)
     if any(job.resizes for job in shown):
         report.head("Sizes of jobs over time")
-        report.say("A bar is as wide as the job's number of nodes; the thin line is its wait.")
+        report.say("A bar is as high as the job's number of nodes; the thin line is its wait.")
         jobs = [SizedJob(job.id, job.name, job.submit_s, sizes[job.id]) for job in shown]
         report.sizes(history, jobs)
         if len(sizes) > len(shown):

@@ -1,6 +1,6 @@
 """What resizes have brought: the jobs of a daemon again on the virtual clock, without resizes.
 
-:func:`gain` replays the record of a daemon (:class:`rms.core.model.ran.Ran`) twice under the same
+:func:`gain` replays the record of a daemon (:class:`rms.core.model.jobs.Ran`) twice under the same
 policy: with resizes, and without. The two replays share one model, so their difference is the
 effect of resizes; the distance of the first from the real run is the error of the model.
 """
@@ -16,8 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from rms.core.model.jobs import JobId, JobSpec, Mode
-from rms.core.model.ran import JobRan, Ran
+from rms.core.model.jobs import JobId, JobRan, JobSpec, Mode, Ran
 from rms.core.model.speedup import Speedup, corrected
 from rms.core.policies import Policy, PolicyError, named
 from rms.core.rules.checks import RuleError

@@ -10,8 +10,7 @@ from routed import routed
 from specs import job_spec
 
 from rms.client.status import gain_cells, gain_words
-from rms.core.model.jobs import JobId, Mode, NodePower, Site
-from rms.core.model.ran import JobRan, Ran, ResizeRan
+from rms.core.model.jobs import JobId, JobRan, Mode, NodePower, Ran, ResizeRan, Site
 from rms.core.model.speedup import Speedup
 from rms.daemon.ask.views import past_ran
 from rms.sim.gain import GainError, gain, lent_node_s, run_times
