@@ -7,6 +7,7 @@ import runpy
 import sys
 from pathlib import Path
 
+import pytest
 from processes import ROOT
 
 sys.path.append(str(ROOT / "docs"))
@@ -17,6 +18,7 @@ import messages
 REFERENCE = ROOT / "docs" / "reference"
 
 
+@pytest.mark.promise("messages")
 def test_the_page_of_variables_names_all_of_the_code_and_no_other() -> None:
     text = (REFERENCE / "environment.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
@@ -26,6 +28,7 @@ def test_the_page_of_variables_names_all_of_the_code_and_no_other() -> None:
     assert ours == generated.variables() | of_jobs
 
 
+@pytest.mark.promise("messages")
 def test_messages_have_a_topic_a_status_and_an_anchor_of_their_own() -> None:
     rows = messages.messages(ROOT)
     assert len(rows) > 700
@@ -36,6 +39,7 @@ def test_messages_have_a_topic_a_status_and_an_anchor_of_their_own() -> None:
     assert {row.status for row in rows} == {"1", "2", "rollback", "reason", "internal"}
 
 
+@pytest.mark.promise("messages")
 def test_every_command_has_its_help() -> None:
     text = generated.commands()
     for name in ("dmr probe", "mpdata run", "rms submit", "rms replay"):
