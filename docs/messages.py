@@ -393,7 +393,7 @@ def page(root: Path) -> str:
         "the source. A word in braces is filled in. Search this page (Ctrl-F) for the words of a "
         "message that contain no value. A sentence *expected ..., got ...* states what to change.",
         "",
-        "| column Exit | meaning |",
+        "| exit | meaning |",
         "|---|---|",
         "| 2 | wrong usage or a wrong file: a command ends with status 2, a call raises |",
         "| 1 | the run or the command failed: status 1 |",
