@@ -76,3 +76,9 @@ def test_pages_are_listed_with_their_words() -> None:
     assert any(line.endswith("  mpdata/scheme.md") for line in lines)
     total = sum(int(line.split()[0]) for line in lines[:-1])
     assert lines[-1] == f"{total:7d}  in {len(lines) - 1} pages"
+
+
+def test_every_remedy_is_of_a_message() -> None:
+    sentences = [row.sentence for row in messages.messages(ROOT)]
+    for words, text in messages.REMEDIES:
+        assert any(re.search(words, sentence) for sentence in sentences), text
