@@ -333,8 +333,10 @@ def axis(window: TimeWindow) -> str:
         words = clock(at_s, day=step_s >= 86400)
         words = words[:10] if step_s >= 86400 else words[:5] if step_s >= 60 else words
         place = window.place(at_s)
-        late = at_s > window.begin_s + 0.8 * span_s
+        late = at_s > window.begin_s + 0.92 * span_s
         side = ' text-anchor="end" dx="-3"' if late else ' dx="3"'
+        if at_s > window.begin_s + 0.75 * span_s:
+            side += ' class="late"'  # where the drawing is narrow, it has no room
         parts.append(
             f'<line x1="{place}" x2="{place}" y1="0" y2="5"/>'
             f'<text x="{place}" y="17"{side}>{words}</text>'

@@ -297,7 +297,7 @@ def _read(page: PageQuery, view: Content, live: Live) -> str:
         f'href="read?view={page.view}"', f'href="read?view={page.view}" aria-current="page"'
     )
     html = html.replace(
-        ">Connecting ...<", f">As of {clock(live.now_s, day=True)}; reload for news<"
+        ">Not connected<", f">As of {clock(live.now_s, day=True)}; reload for news<"
     )
     html = re.sub(r"(<main[^>]*>)", lambda found: found[1] + filled(view.frame, view), html)
     if news:

@@ -8,6 +8,7 @@ import json
 import re
 import socket
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -164,7 +165,7 @@ def test_every_view_can_be_read_without_a_script(server: Routed, view: str) -> N
     seen = Texts(body.decode())
     assert not seen.tags & {"script", "button", "dialog", "noscript", "img"}
     assert not {name for name in seen.attributes if name.startswith("on") or name == "style"}
-    assert "Connecting" not in seen.text and "As of 1970-01-01" in seen.text
+    assert "Not connected" not in seen.text and "As of 1970-01-01" in seen.text
     pieces = dict.fromkeys(re.findall(r'data-(?:part|list)="([\w-]+)"></', body.decode()))
     assert "summary" not in pieces and "jobs" not in pieces and "lanes" not in pieces
     assert (
@@ -216,6 +217,14 @@ def test_a_bar_is_as_wide_as_its_job_and_changes_with_a_resize() -> None:
     ((_, moved),) = drawings.blocks(lanes, {}, window, still=False)
     later = plots.TimeWindow(101.0, 201.0, 0.0)
     assert [("7", moved)] == list(drawings.blocks(lanes, {}, later, still=False))
+
+
+@pytest.mark.parametrize("lanes", [1, 12, 20, 32, 64, 128])
+def test_rows_of_nodes_have_a_class_and_room_for_names(lanes: int) -> None:
+    height, rows = drawings.row_px(lanes), drawings.rows_of_name(lanes)
+    style = (Path(app.STATIC) / "page.css").read_text()
+    assert re.search(rf"\.h{height}\b", style) and height * rows in (14, 16, 18, 24)
+    assert height * lanes <= 520
 
 
 def test_a_bar_of_many_widths_is_sent_in_pieces_that_fit_a_message() -> None:

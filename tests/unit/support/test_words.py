@@ -99,6 +99,7 @@ PRINTED = sorted(
 """Modules whose texts are printed or shown."""
 
 
+@pytest.mark.promise("words")
 @pytest.mark.parametrize("path", PAGES + TEMPLATES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_pages_use_plain_words(path: Path) -> None:
     wrong = report(path.relative_to(ROOT).as_posix(), prose(path.read_text(encoding="utf-8")))
@@ -129,6 +130,7 @@ def test_generated_pages_use_plain_words() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.promise("words")
 def test_messages_use_plain_words() -> None:
     wrong = [
         line
@@ -138,6 +140,7 @@ def test_messages_use_plain_words() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.promise("words")
 def test_help_uses_plain_words() -> None:
     wrong = [
         line
