@@ -123,6 +123,6 @@ def load_words(cores, share):
         return ""
     load = f" (load average {os.getloadavg()[0]:.1f})" if hasattr(os, "getloadavg") else ""
     return (
-        f"Others use this machine's {cores_words(cores)} too{load}: a process gets {share:.0%} of a "
-        "core, so all takes longer than on a quiet machine."
+        f"Others use this machine's {cores_words(cores)} too{load}: a process gets {share:.0%} of "
+        "one, so all takes longer than on a quiet machine."
     )
