@@ -249,7 +249,7 @@ def test_what_cannot_be_is_refused() -> None:
             stepper_on(block, lambda *_: pytest.fail("built"), name)
     with pytest.raises(ValueError, match="expected tiles of more than 4 columns"):
         stepper_on(block, lambda *_: pytest.fail("built"), tile=GpuTile(4, 8))
-    with pytest.raises(ValueError, match="expected tiles of at most 49152 bytes .* got 56320"):
+    with pytest.raises(ValueError, match=r"expected tiles of at most 49152 bytes .* got 56320"):
         stepper_on(block, lambda *_: pytest.fail("built"), tile=GpuTile(32, 20))
 
 
