@@ -1,6 +1,7 @@
 """Settings of the site, which Sphinx builds of the Markdown in this folder (``./scripts/docs``)."""
 
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,6 +19,7 @@ copyright = author
 version = release = __version__
 
 extensions = [
+    "mathml",
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
@@ -37,7 +39,9 @@ nb_merge_streams = True
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
 autodoc_preserve_defaults = True
+html_math_renderer = "mathml"
 # The prompt and the output are no part of what is copied.
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
@@ -46,8 +50,16 @@ copybutton_only_copy_prompt_lines = True
 html_theme = "furo"
 html_title = f"malleable-mpi {version}"
 html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
+address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"].get("Repository")
+if address:  # a link to the source of each page
+    html_theme_options = {
+        "source_repository": address,
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
 
 # Address of pages that need a network; the build checks none of them.
 linkcheck_ignore = [r"https?://.*"]

@@ -203,11 +203,11 @@ TOPICS = (
 )
 
 REMEDIES = (
-    (r"no mpiexec|mpiexec on PATH", "Install the extra `mpich` or load the module of your MPI."),
+    (r"mpiexec on PATH", "Install the extra `mpich` or load the module of your MPI."),
     (r"not ready within", "Raise `Deadlines.boot_s` (`rms serve --boot-deadline`)."),
     (r"MPI_Comm_spawn failed", "Use MPICH, or an RMS and the strategy `warm`; see `dmr probe`."),
     (r"new world ended with|world is gone", "Read the output of the new ranks above the message."),
-    (r"did not answer|nobody connected|has not sent|nothing moved", "Raise `Plan.deadlines`."),
+    (r"did not answer|no connection within|have not sent|nothing moved", "Raise `Plan.deadlines`."),
     (r"MPI_Comm_connect", "The run uses `restart` from then on; nothing is to do."),
     (r"cannot be (pickled|copied|merged|split)", "Store plain values in `run.state`, or a field."),
     (r"nested too deep", "Flatten the value."),
@@ -223,12 +223,11 @@ REMEDIES = (
     (r"GRES", "The job keeps its size; use `--checkpoint-dir D --restart` to be relaunched."),
     (r"no longer RUNNING", "Nothing is to do: Slurm has ended the job."),
     (r"controller does not answer", "Nothing is to do: it is tried again."),
-    (r"recording .* is over", "Nothing is to do: the model follows."),
+    (r"recording .* has ended", "Nothing is to do: the model follows."),
     (r"meter command", "Run the command by hand and compare its output with `rms serve --help`."),
     (r"earlier limits could not be restored", "Restore them by hand; the file names them."),
     (r"another process holds it", "End the other daemon or profile that sets frequencies."),
     (r"no answer from|does not answer", "Start `rms serve`, or name its address by `RMS_SERVER`."),
-    (r"did you mean", "Use the suggested name."),
     (r"chmod 700", "Run the command that the message names."),
     (r"cells of the field arrived wrong", "A defect: report it with `dmr probe --json -`."),
 )
@@ -393,7 +392,7 @@ def page(root: Path) -> str:
         "the source. A word in braces is filled in. Search this page (Ctrl-F) for the words of a "
         "message that contain no value. A sentence *expected ..., got ...* states what to change.",
         "",
-        "| column Exit | meaning |",
+        "| exit | meaning |",
         "|---|---|",
         "| 2 | wrong usage or a wrong file: a command ends with status 2, a call raises |",
         "| 1 | the run or the command failed: status 1 |",

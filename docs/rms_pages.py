@@ -139,7 +139,7 @@ def parameters() -> str:
     for kind, promise in PROMISES.items():
         lines += [f"## {kind}", "", f"Decides {promise}.", ""]
         for name, part in parts_of(kind).items():
-            lines += [f"### {kind}: {name}", "", described(part)[0], "", *table_of(part)]
+            lines += [f"### {kind}: `{name}`", "", described(part)[0], "", *table_of(part)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -162,7 +162,7 @@ def policy(name: str) -> str:
     lines += [f"or, for a running daemon, `rms policy {name}`.", ""]
     for kind, part, values in composed(name):
         struct = parts_of(kind)[part]
-        lines += [f"## {kind}: {part}", "", described(struct)[0], "", *table_of(struct, values)]
+        lines += [f"## {kind}: `{part}`", "", described(struct)[0], "", *table_of(struct, values)]
     if name in MORE:
         lines += [MORE[name], ""]
     lines += ["Parts that the file does not name are the defaults of"]

@@ -335,6 +335,8 @@ def axis(window: TimeWindow) -> str:
         place = window.place(at_s)
         late = at_s > window.begin_s + 0.92 * span_s
         side = ' text-anchor="end" dx="-3"' if late else ' dx="3"'
+        if at_s > window.begin_s + 0.75 * span_s:
+            side += ' class="late"'  # where the drawing is narrow, it has no room
         parts.append(
             f'<line x1="{place}" x2="{place}" y1="0" y2="5"/>'
             f'<text x="{place}" y="17"{side}>{words}</text>'

@@ -95,6 +95,11 @@ def cores_here():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
+def cores_words(cores):
+    """Return a number of cores in words."""
+    return "1 core" if cores == 1 else f"{cores} cores"
+
+
 def share_of_cores(cores):
     """Return the part of its core that a process gets, where as many compute as there are cores."""
     program = (
@@ -118,6 +123,6 @@ def load_words(cores, share):
         return ""
     load = f" (load average {os.getloadavg()[0]:.1f})" if hasattr(os, "getloadavg") else ""
     return (
-        f"Other programs use the {cores} cores too{load}: a process gets {share:.0%} of a core, "
-        "so all takes longer than on a quiet machine."
+        f"Others use this machine's {cores_words(cores)} too{load}: a process gets {share:.0%} of a "
+        "core, so all takes longer than on a quiet machine."
     )

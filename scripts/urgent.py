@@ -6,7 +6,7 @@ import shlex
 import shutil
 import time
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
 
 
 class UrgentError(Exception):
@@ -33,7 +33,8 @@ class Plan:
         steps, urgent_steps: of the long job and of the urgent one.
         ways: which of :data:`WAYS`.
         round_s: expected time of a round.
-        until_s: only the first round may end later than this (``time.monotonic``).
+        until_s: a round after the first begins only if it ends before this (``time.monotonic``),
+            should it take as long as the one before.
         rounds: how many; None for as many as separate the waits.
     """
 
@@ -58,11 +59,12 @@ def urgent_job(folder, plan, progress, listen=""):
     rows = {way: [] for way in plan.ways}
     most = plan.rounds or MOST
     for number in range(1, most + 1):
+        begun = time.monotonic()
         for way in plan.ways:
             what = f"round {number}, {way} neighbour"
             with progress.doing(what, plan.round_s / len(plan.ways)):
                 rows[way].append(_run(folder / way, way, plan, progress, listen))
-        late = time.monotonic() + plan.round_s > plan.until_s
+        late = 2 * time.monotonic() - begun > plan.until_s
         enough = plan.rounds is None and number >= FEWEST and separate(rows)
         if number < most and (enough or late):
             break
@@ -70,12 +72,23 @@ def urgent_job(folder, plan, progress, listen=""):
 
 
 def separate(rows):
-    """Return whether the waits beside a rigid neighbour and beside others differ by more than the
-    range of any: by their medians."""
+    """Return whether waits beside a rigid neighbour and others differ by more than they vary.
+
+    The ranges do not overlap, and the middle half of each is narrower than the difference of the
+    medians, so that one run that others disturbed does not decide.
+    """
     waits = {way: [row["wait_s"] for row in of] for way, of in rows.items()}
-    widest_s = max(max(own) - min(own) for own in waits.values())
-    rigid_s = median(waits.pop("rigid"))
-    return all(rigid_s - median(own) > widest_s for own in waits.values())
+    widest_s = max(map(middle_half_s, waits.values()))
+    rigid = waits.pop("rigid")
+    return all(
+        min(rigid) > max(own) and median(rigid) - median(own) > widest_s for own in waits.values()
+    )
+
+
+def middle_half_s(waits):
+    """Return the difference of the quartiles."""
+    low, _, high = quantiles(waits, n=4, method="inclusive") if len(waits) > 1 else (0.0, 0.0, 0.0)
+    return high - low
 
 
 def shown(rows, say, folder):
@@ -91,9 +104,10 @@ def shown(rows, say, folder):
     runs = [row for of in rows.values() for row in of]
     same = all(len({run["answers"][name] for run in runs}) == 1 for name in ("long", "urgent"))
     apart = separate(rows)
-    than = "narrower" if apart else "NOT narrower"
-    if number > 1:
-        say(f"   Each range is {than} than the difference to the rigid neighbour's median.")
+    text = "The ranges do not overlap, and differ by more than the middle half of each."
+    if not apart:
+        text = "The waits do NOT differ by more than they vary."
+    say(f"   {text if number > 1 else 'One run of each: there was no time for more.'}")
     bits = "the same bits" if same else "DIFFERENT BITS"
     say(f"   Results of both jobs: {bits} in all {len(runs)} runs.")
     (folder / "urgent.json").write_text(json.dumps(rows, indent=1))

@@ -100,7 +100,7 @@ def acct(arguments: argparse.Namespace) -> int:
 
 def _gain(arguments: argparse.Namespace, server: str) -> int:
     """``rms acct --gain``: what resizes have brought to all jobs."""
-    from rms.core.model.ran import Ran
+    from rms.core.model.jobs import Ran
     from rms.sim.gain import GainError, gain
 
     if arguments.energy or arguments.cost or selection(arguments) != JobSelection():

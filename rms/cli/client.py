@@ -238,8 +238,9 @@ def web(arguments: argparse.Namespace) -> int:
             lines.append(_tunnel(over_ssh, port))
         publish(arguments.json, {"address": address, "port": port}, lines)
         sys.stdout.flush()  # a program may wait for the address
+        bridge = Bridge(server, token)
         config = uvicorn.Config(
-            Bridge(server, token).app(),
+            bridge.app(),
             http=bounded(raise_open_files() * 3 // 4),
             ws="none",
             timeout_keep_alive=int(REQUEST_S),
@@ -249,7 +250,10 @@ def web(arguments: argparse.Namespace) -> int:
             access_log=False,
             timeout_graceful_shutdown=1,
         )
-        uvicorn.Server(config).run(sockets=[listening])
+        try:
+            uvicorn.Server(config).run(sockets=[listening])
+        finally:
+            bridge.close()
     return 0
 
 

@@ -6,6 +6,7 @@ every job, and is to start fast.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from rms.wire.terminal import (
     fail,
     missing_extra,
     parser,
+    require_extra,
     run_command,
 )
 
@@ -91,7 +93,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     function = _function(name)
     if name in CHANGES:
         function = partial(function, head=CHANGES[name])
+    if getattr(arguments, "figure", None) or getattr(arguments, "figures", None):
+        function = partial(_with_extra, function)
     return run_command("rms", arguments, function)
+
+
+def _with_extra(function: Any, arguments: argparse.Namespace) -> int:
+    """Run a command that draws at its end, once it is clear that it can."""
+    require_extra("rms")
+    status: int = function(arguments)
+    return status
 
 
 def _function(name: str, prefix: str = "") -> Any:

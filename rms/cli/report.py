@@ -15,7 +15,7 @@ import msgspec
 from rms.cli.options import log_lines
 from rms.client.connection import ask, server_address
 from rms.client.report import Report, watts_of
-from rms.core.model.ran import Ran
+from rms.core.model.jobs import Ran
 from rms.plots import History
 from rms.wire.terminal import CommandError, publish, refuse_on
 from rms.wire.users import Gain, NodeSpan

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 from urllib.parse import quote
 
-from rich.cells import set_cell_size
+from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
@@ -213,14 +213,19 @@ def nodes_bar(job: JobRow, nodes: int, width: int) -> str:
     return f"{bar.ljust(room)} {words.rjust(width - 1 - room)}"
 
 
+def cut(text: str, width: int) -> str:
+    """Return a text of at most a width; a longer one ends with ``…``."""
+    if cell_len(text) > width > 1:
+        return set_cell_size(text, width - 1).rstrip() + "…"
+    return text
+
+
 def _fit(words: list[str], wide: list[int]) -> list[str]:
     """Return the texts at the widths of their columns; too long ones are cut, with ``…``."""
     parts = []
     right = [column.right for column in COLUMNS] + [False]
     for word, width, to_right in zip(words, wide, right, strict=False):
-        text = printable(word)
-        if len(text) > width and width > 1:
-            text = set_cell_size(text, width - 1).rstrip() + "…"
+        text = cut(printable(word), width)
         parts.append(text.rjust(width) if to_right else set_cell_size(text, width))
     return parts
 
@@ -361,6 +366,8 @@ REFRESH_S = 1.0
 TAIL_BYTES = 65536
 BARS = "▁▂▃▄▅▆▇█"
 NODE_BAR, POWER_BAR = 12, 20
+STARTS = 4
+"""Number of expected starts in the line of the next ones."""
 
 T = TypeVar("T")
 
@@ -407,7 +414,7 @@ class Top(App[None]):
         self._wake = asyncio.Event()
         self._sort = self._find = ""
         self._unfold: set[str] = set()
-        self._list, self._now_s, self._next = "active", 0.0, ""
+        self._list, self._now_s = "active", 0.0
         self._summary, self._heads = Static(id="summary"), Static(id="heads")
         self.table, self._details = JobTable(), Static(id="details")
         self._field = Input(placeholder="text in an id or a name", id="find")
@@ -435,6 +442,7 @@ class Top(App[None]):
             offset=offset,
             limit=min(limit, MOST_ROWS),
             power=True,
+            forecast=STARTS,
             sort=self._sort if active else "",
             unfold=tuple(sorted(self._unfold)) if active else (),
         )
@@ -460,9 +468,9 @@ class Top(App[None]):
                 await asyncio.wait_for(self._wake.wait(), REFRESH_S)
 
     def _show(self, live: Live) -> None:
-        if self._list == "active":
-            self._next = forecast(live)
-        text = Text(summary(live, self._next), no_wrap=True, overflow="ellipsis")
+        width = self.size.width - 2
+        lines = summary(live).splitlines()
+        text = Text("\n".join(cut(line, width) for line in lines), no_wrap=True)
         text.highlight_regex(f"[█░]{{{NODE_BAR}}}", "green")
         text.highlight_regex(f"[{BARS}]{{{POWER_BAR}}}", "cyan")
         self._summary.update(text)
@@ -615,13 +623,13 @@ class Top(App[None]):
         self.push_screen(Reader(f"{line.job.output}", lines, end=True))
 
 
-def summary(live: Live, forecast: str) -> str:
+def summary(live: Live) -> str:
     """Return three lines about the cluster: nodes and jobs, power and energy, the next starts."""
     filled = round(NODE_BAR * live.held / max(1, live.nodes))
     bar = "█" * filled + "░" * (NODE_BAR - filled)
     status = ClusterStatus.of_live(live)
     first = f"Nodes {bar} {status.nodes_words} allocated   {status.jobs_words}"
-    third = f"Policy {status.policy}   Next start: {forecast}"
+    third = f"Policy {status.policy}   Next start: {forecast(live)}"
     power = live.power
     if power is None:
         return printable(first)
@@ -636,15 +644,9 @@ def summary(live: Live, forecast: str) -> str:
 
 
 def forecast(live: Live) -> str:
-    """Return the expected starts of pending jobs among the visible rows, the next one first."""
-    lines = [] if live.jobs is None else live.jobs.lines
-    starts = [(at_s, line) for line in lines if (at_s := line.job.expected_start_s) is not None]
-    if not starts:
-        return "unknown"
-    starts.sort(key=lambda pair: pair[0])
-    return ", ".join(
-        f"{line.job.id} {line.job.name} in {hms(at_s - live.now_s)}" for at_s, line in starts[:4]
-    )
+    """Return the expected starts of pending jobs, the next one first."""
+    starts = [f"{row.job} {row.name} in {hms(row.at_s - live.now_s)}" for row in live.forecast]
+    return ", ".join(starts) or "unknown"
 
 
 def curve(watts: list[float]) -> str:

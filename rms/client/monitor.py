@@ -13,6 +13,7 @@ from rms.client.connection import ServerError, ask
 from rms.client.report import Cell, Report, SizedJob, sizes_of, watts_by_owner, watts_of
 from rms.client.status import (
     GAIN_HEADS,
+    STATES,
     ClusterStatus,
     gain_cells,
     gain_words,
@@ -193,6 +194,7 @@ def _report(now: Snapshot, gain: Gain | str = "") -> Report:
     _arrays(report, now.jobs)
     _energy(report, now)
     _resizes(report, now)
+    _gain_by_job(report, gain)
     _decisions(report, now)
     return report
 
@@ -203,8 +205,9 @@ def _tiles(now: Snapshot, gain: Gain | str) -> list[tuple[str, str, str]]:
     states = Counter(state_look(job).word for job in now.jobs)
     begun = [job for job in now.jobs if job.start_s is not None]
     waits = [(job.start_s or 0.0) - job.submit_s for job in begun]
-    others = [f"{n:,} {word}" for word, n in states.items() if word not in ("Running", "Pending")]
-    resizes = sum(len(job.resizes) for job in now.jobs)
+    words = [look.word for look in STATES.values() if look.word not in ("Running", "Pending")]
+    others = [f"{states[word]:,} {word}" for word in words if states[word]]
+    resized = [len(job.resizes) for job in now.jobs if job.resizes]
     tiles = [
         ("Jobs", f"{len(now.jobs):,}", ", ".join(others) or "none has ended"),
         ("Running", f"{status.running:,}", f"{status.pending:,} Pending"),
@@ -212,11 +215,11 @@ def _tiles(now: Snapshot, gain: Gain | str) -> list[tuple[str, str, str]]:
         ("Energy", energy_words(energy.cluster_j), f"jobs {energy_words(energy.busy_j)}"),
         ("Power", f"{status.power_w:,.0f} W", _source(now)),
         ("Mean wait", hms(fmean(waits)) if waits else "", f"of {len(begun):,} started jobs"),
-        ("Resizes", f"{resizes:,}", f"of {sum(bool(j.resizes) for j in now.jobs):,} jobs"),
+        ("Resizes", f"{sum(resized):,}", f"of {len(resized):,} job{'s' * (len(resized) != 1)}"),
     ]
     if isinstance(gain, Gain):
         certain = abs(gain.mean_saved_s) > gain.start_error_s
-        note = f"by resizes, by a replay; {lent_words(gain.lent_node_s)} lent"
+        note = f"by resizes, in a replay; {lent_words(gain.lent_node_s)} lent"
         note = note if certain else f"{note}; within the error of the model"
         saved = hms(abs(gain.mean_saved_s))
         word = "Mean wait avoided" if gain.mean_saved_s >= 0.0 else "Mean wait added"
@@ -255,9 +258,16 @@ def _gain(report: Report, gain: Gain | str) -> None:
         "The replays run the same jobs on a virtual clock under the same policy. Without resizes, "
         "malleable jobs are fixed and flexible jobs are moldable."
     )
+
+
+def _gain_by_job(report: Report, gain: Gain | str) -> None:
+    """Add the waits of jobs with and without resizes."""
+    if isinstance(gain, str):
+        return
     changed = [row for row in gain.rows if row.lent_node_s or abs(row.without_s - row.with_s) > 1.0]
     if changed:
-        report.head("Jobs that start at another time without resizes, or that lent nodes", 3)
+        report.head("Waits with and without resizes")
+        report.say("Jobs that lent nodes, or start at another time in the replay without resizes.")
         rows: list[list[str | Cell]] = [
             [
                 row.id,
@@ -302,7 +312,7 @@ def _over_time(
     shown = sorted(begun[:MOST_SIZED], key=lambda job: job.start_s or 0.0)
     if any(job.resizes for job in shown):
         report.head("Sizes of jobs over time")
-        report.say("A bar is as wide as the job's number of nodes; the thin line is its wait.")
+        report.say("A bar is as high as the job's number of nodes; the thin line is its wait.")
         jobs = [SizedJob(job.id, job.name, job.submit_s, sizes[job.id]) for job in shown]
         report.sizes(history, jobs)
         if len(sizes) > len(shown):

@@ -1,6 +1,6 @@
 """What resizes have brought: the jobs of a daemon again on the virtual clock, without resizes.
 
-:func:`gain` replays the record of a daemon (:class:`rms.core.model.ran.Ran`) twice under the same
+:func:`gain` replays the record of a daemon (:class:`rms.core.model.jobs.Ran`) twice under the same
 policy: with resizes, and without. The two replays share one model, so their difference is the
 effect of resizes; the distance of the first from the real run is the error of the model.
 """
@@ -9,19 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from itertools import pairwise
-from multiprocessing import get_context
 from statistics import fmean
-from threading import Lock
 from typing import Any
 
 from msgspec.structs import replace
 
-from rms.core.model.jobs import JobId, JobSpec, Mode
-from rms.core.model.ran import JobRan, Ran
+from rms.core.model.jobs import JobId, JobRan, JobSpec, Mode, Ran
 from rms.core.model.speedup import Speedup, corrected
 from rms.core.policies import Policy, PolicyError, named
 from rms.core.rules.checks import RuleError
@@ -347,47 +342,3 @@ def _until(until_s: float, limit_s: float) -> Callable[[int], None]:
             raise GainError(f"expected a replay of at most {limit_s:g} s, got {done} jobs by then")
 
     return check
-
-
-# --- for a server ----------------------------------------------------------------------------
-
-
-class GainCache:
-    """The newest gain, computed in a process of its own, so that no other request waits for it."""
-
-    def __init__(self) -> None:
-        self._pool: ProcessPoolExecutor | None = None
-        self._lock = Lock()
-        self._newest: Gain | GainError | None = None
-        self._seq = -1
-
-    def known(self, seq: int) -> Gain | GainError | None:
-        """Return the gain as of an entry of the journal, or why there is none; None if unknown."""
-        return self._newest if seq == self._seq else None
-
-    def get(self, ran: Ran) -> Gain | GainError:
-        """Return the gain of a record; wait for the process that computes it."""
-        with self._lock:
-            newest = self.known(ran.seq)
-            if newest is None:
-                newest = self._newest = self._computed(ran)
-                self._seq = ran.seq
-            return newest
-
-    def close(self) -> None:
-        """End the process."""
-        with self._lock:
-            if self._pool is not None:
-                self._pool.shutdown(cancel_futures=True)
-                self._pool = None
-
-    def _computed(self, ran: Ran) -> Gain | GainError:
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
-        try:
-            return self._pool.submit(gain, ran).result()
-        except GainError as error:
-            return error
-        except BrokenProcessPool as error:
-            self._pool = None
-            return GainError(f"the process of the replay has ended: {error}")

@@ -12,6 +12,7 @@ import base64
 import binascii
 import hmac
 import re
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -28,9 +29,7 @@ from starlette.routing import Route
 
 from rms import plots
 from rms.client.connection import ServerError, ask
-from rms.core.model.ran import Ran
 from rms.daemon.ask.http import PEER, Peer
-from rms.sim.gain import GainCache, GainError
 from rms.web.views import Content, PageQuery, PageState, content, filled, query, stood_still, when
 from rms.wire.live import LIVE_PATH, Live
 from rms.wire.terminal import clock
@@ -109,9 +108,9 @@ class Bridge:
     threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(MOST_PAGES + 4, "daemon")
     )
-    replays: GainCache = field(default_factory=GainCache)
     gain: Gain | str = ""
     _replay: asyncio.Task[None] | None = None
+    _process: asyncio.subprocess.Process | None = None
     _replayed_s: float = -REPLAY_S
     _seq: int = -1
 
@@ -128,6 +127,11 @@ class Bridge:
             Route("/do/{what}", self._checked(self.act), methods=["POST"]),
         ]
         return Starlette(routes=[*files, style, *own])
+
+    def close(self) -> None:
+        """End a replay that is being computed."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
 
     def _checked(
         self, call: Callable[[Request], Awaitable[Response]]
@@ -209,17 +213,20 @@ class Bridge:
         return self.gain
 
     async def _replayed(self) -> None:
+        """Compute what resizes have brought by ``rms acct --gain``, a process of its own."""
+        words = ["acct", "--gain", "--json", "-", "--server", self.server]
+        pipe = asyncio.subprocess.PIPE
         try:
-            ran: Ran = await self._ask(Ran, self.server, "GET", "/ran")
-            work = partial(self.replays.get, ran)
-            brought = await asyncio.get_running_loop().run_in_executor(self.threads, work)
-            if isinstance(brought, GainError):
-                self.gain = f"There is no replay: {brought}."
+            command = [sys.executable, "-P", "-m", "rms", *words]
+            self._process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+            out, error = await self._process.communicate()
+            if self._process.returncode == 0:
+                self.gain = msgspec.json.decode(out, type=Gain)
             else:
-                self.gain = brought
-        except ServerError as error:
+                reason = error.decode(errors="replace").strip().rpartition("error: ")[2]
+                self.gain = f"There is no replay: {reason[:300]}."
+        except OSError as error:
             self.gain = f"There is no replay: {error}."
-            self._seq = -2
         finally:
             self._replayed_s, self._replay = asyncio.get_running_loop().time(), None
 
@@ -290,7 +297,7 @@ def _read(page: PageQuery, view: Content, live: Live) -> str:
         f'href="read?view={page.view}"', f'href="read?view={page.view}" aria-current="page"'
     )
     html = html.replace(
-        ">Connecting ...<", f">As of {clock(live.now_s, day=True)}; reload for news<"
+        ">Not connected<", f">As of {clock(live.now_s, day=True)}; reload for news<"
     )
     html = re.sub(r"(<main[^>]*>)", lambda found: found[1] + filled(view.frame, view), html)
     if news:

@@ -33,8 +33,15 @@ TITLE_SEGMENTS = 6
 
 
 def row_px(lanes: int) -> int:
-    """Return the height of a node's row."""
-    return 24 if lanes <= 12 else 18 if lanes <= 20 else 14
+    """Return the height of a node's row; page.css has a class for each."""
+    return next(
+        px for px, most in ((24, 12), (18, 20), (14, 32), (8, 64), (4, 1000)) if lanes <= most
+    )
+
+
+def rows_of_name(lanes: int) -> int:
+    """Return the number of rows beside which there is room for one name."""
+    return {8: 2, 4: 4}.get(row_px(lanes), 1)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from rms.formats.values import fold_slots
 from rms.plots import TimeWindow
 from rms.web import drawings
 from rms.wire.files import tail
-from rms.wire.live import JobLine, Lane, Live, LiveQuery, Mark, StartForecast, UsageRow
+from rms.wire.live import MOST_LANES, JobLine, Lane, Live, LiveQuery, Mark, StartForecast, UsageRow
 from rms.wire.terminal import clock, duration, hms, printable
 from rms.wire.users import OVER, Gain, JobRow
 
@@ -198,7 +198,7 @@ def query(page: PageQuery, after: int, hold_s: float, now_s: float) -> LiveQuery
         find=page.find,
         offset=page.offset,
         limit=ROWS,
-        lanes=32 if page.view in ("overview", "nodes") else 0,
+        lanes=MOST_LANES if page.view in ("overview", "nodes") else 0,
         end_s=end_s,
         span_s=page.span_s,
         power=page.view in ("overview", "power"),
@@ -391,7 +391,8 @@ def _show_lanes(view: Content, page: PageQuery, live: Live) -> None:
     marks: dict[str, list[Mark]] = {}
     for mark in lanes.marks:
         marks.setdefault(mark.job, []).append(mark)
-    view.fill("names", [(lane.name, PIECES.lane_name(lane, _slug(lane))) for lane in lanes.lanes])
+    named = lanes.lanes[:: drawings.rows_of_name(len(lanes.lanes))]
+    view.fill("names", [(lane.name, PIECES.lane_name(lane, _slug(lane))) for lane in named])
     view.fill("lanes", drawings.blocks(lanes.lanes, marks, window, still=page.still))
     view.fill(
         "held",

@@ -18,7 +18,7 @@ MOST_ROWS = 200
 SORTS = ("id", "name", "nodes", "time", "energy")
 """Orders of pending and running jobs."""
 
-MOST_LANES = 48
+MOST_LANES = 128
 MOST_ENTRIES = 50
 MOST_HISTORY = 40
 LONGEST_HOLD_S = 20.0

@@ -27,5 +27,5 @@ def test_the_row_of_a_job_shows_the_size_that_it_will_have(tmp_path: Path) -> No
         (line,) = now.jobs.lines
         row = content(PageQuery("jobs"), now).parts[f"jobs/{job}"]
     assert line.job.resize_to == 2 and f">{line.job.size} → 2 pending</td>" in row
-    assert cells(JobLine(job, 1, line.job), now.now_s)[3] == f"{line.job.size}->2"
+    assert f"{line.job.size}→2" in cells(JobLine(job, 1, line.job), now.now_s, 2, 12)[3]
     assert any("RUNNING, resize to 2: pending" in each for each in job_lines(line.job))

@@ -14,7 +14,7 @@ from dmr.check import check
 def test_a_loop_that_does_not_end_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "LEAST_S", 20.0)
+    monkeypatch.setattr(check, "LEAST_S", 12.0)
     monkeypatch.setattr(check, "TIMES", 4.0)
     monkeypatch.chdir(tmp_path)
     words = [MPIEXEC, "-n", "1", *program("endless_after")]

@@ -22,13 +22,13 @@ from rms.cli.client import web
 from rms.daemon.ask.http import bounded
 
 DEADLINE_S = 120.0
-MOST, ANSWER_S = 3, 2.0
+MOST, ANSWER_S, REQUEST_S = 3, 2.0, 8.0
 SCRIPT = b"GET /page.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[uvicorn.Server, str]]:
-    """Run ``rms web`` with few connections and a short time for answers; its daemon is absent."""
+    """Run ``rms web`` with few connections and short times; its daemon is absent."""
     servers: list[uvicorn.Server] = []
 
     class Server(uvicorn.Server):
@@ -37,7 +37,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[uvic
             servers.append(self)
 
     def few(most: int, **options: Any) -> Any:
-        return partial(bounded, MOST, answer_s=ANSWER_S)(**options)
+        return partial(bounded, MOST, request_s=REQUEST_S, answer_s=ANSWER_S)(**options)
 
     monkeypatch.setattr("rms.cli.client.ask", lambda *_: None)
     monkeypatch.setattr("rms.daemon.ask.http.bounded", few)

@@ -48,6 +48,13 @@ def test_a_private_daemon(without: Without, tmp_path: Path) -> None:
     assert done.stderr.endswith("uvicorn, got none; pip install 'malleable-mpi[rms]'\n")
 
 
+def test_figures_are_refused_before_the_simulation(without: Without, tmp_path: Path) -> None:
+    without("matplotlib")
+    done = called(rms, "reproduce", "iserte-rojek", "--figures", str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("matplotlib, got none; pip install 'malleable-mpi[rms]'\n")
+
+
 def test_completion(without: Without) -> None:
     without("shtab")
     for main in (dmr, mpdata, rms):

@@ -32,7 +32,7 @@ def marks() -> dict[str, list[str]]:
     """Return the files of tests, relative to their folder, with the names that their marks have."""
     named = {}
     for file in sorted(LIST.parent.rglob("*.py")):
-        if file.parent.name == "support":
+        if file.parent == LIST.parent / "support":
             continue
         words = ",".join(MARK.findall(file.read_text("utf-8")))
         if names := re.findall(r'"([a-z0-9-]+)"', words):

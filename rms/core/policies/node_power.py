@@ -607,7 +607,7 @@ class OptimalOperatingPoint(FrequencyPart, msgspec.Struct, frozen=True, forbid_u
     By its time and power over frequency; a job without operating points requests the highest.
 
     Attributes:
-        slowdown: largest run time there over that at the highest frequency.
+        slowdown: largest run time there relative to the one at the highest frequency.
     """
 
     slowdown: float = inf

@@ -57,7 +57,10 @@ from rms.wire.users import JobRow, NodeSpan
 
 OLDEST = 20_000  # older entries of the journal are not in the feed
 SEARCHED = 20_000  # number of archived jobs that a search for a text goes through
-MOST_BARS = 40  # a lane with more spans shows the share of time held instead of its jobs
+# A lane with more spans, and with more than its part of those of all lanes, shows the share of time
+# held instead of its jobs.
+MOST_BARS = 40
+MOST_SPANS = 1536
 MOST_MARKS = 300
 LEAST_S = 60.0  # shortest window, unless the query requests a shorter one
 PARTS = 120  # resolution of curves: parts of the window
@@ -315,7 +318,8 @@ def _lanes(context: Context, most: int, window: TimeWindow) -> Lanes:
     if len(groups) == len(names):
         spans += _unpowered(context, window)
     states = _states(context, groups)
-    lanes = lanes_of(names, groups, spans, window, states=states, most_bars=MOST_BARS, parts=PARTS)
+    bars = min(MOST_BARS, MOST_SPANS // max(1, len(groups)))
+    lanes = lanes_of(names, groups, spans, window, states=states, most_bars=bars, parts=PARTS)
     shown = list(lanes)
     jobs = dict.fromkeys(span.job for lane in shown for span in lane.spans)
     return Lanes(window.begin_s, window.end_s, shown, _marks(context, jobs, window))

@@ -16,8 +16,7 @@ from starlette.requests import Request
 
 from rms._version import __version__
 from rms.core.model.events import HeldByUser, Reason, Suspended, Withdrawn
-from rms.core.model.jobs import Job, JobId, JobState, sort_key
-from rms.core.model.ran import Ran
+from rms.core.model.jobs import Job, JobId, JobState, Ran, sort_key
 from rms.daemon.ask import views
 from rms.daemon.ask.http import (
     METRICS_TYPE,

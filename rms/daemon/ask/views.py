@@ -16,8 +16,7 @@ import msgspec
 
 from rms.core.books.spans import MODEL
 from rms.core.model.cluster import Cluster
-from rms.core.model.jobs import Job, JobId, JobState, Node, sort_key
-from rms.core.model.ran import JobRan, Ran, ResizeRan
+from rms.core.model.jobs import Job, JobId, JobRan, JobState, Node, Ran, ResizeRan, sort_key
 from rms.core.rules.powercap import expected_w
 from rms.core.scheduler.scheduler import repeats
 from rms.core.state import State

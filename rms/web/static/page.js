@@ -33,6 +33,7 @@ themeButton.addEventListener("click", () => {
 });
 darkSystem.addEventListener("change", showTheme);
 showTheme();
+themeButton.hidden = false;
 
 const shown = new Map();  // key -> element of a piece in a list
 let frame = null, lists = {}, span = null, lastNumber = -1, stop = null, lastNews = -1, following = "";
@@ -233,6 +234,7 @@ async function keepFollowing() {
   const own = stop = new AbortController();
   const asked = view();
   following = asked.toString();
+  if (lastNumber < 0) say("Connecting ...", false);
   for (const link of document.querySelectorAll("nav a")) {
     const own = {job: "jobs", array: "jobs"}[asked.get("view")] || asked.get("view");
     const is = link.getAttribute("href") === `#view=${own}`;

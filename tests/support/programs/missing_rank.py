@@ -25,7 +25,7 @@ from dmr.loop.driver import Driver
 from dmr.system import watch
 
 WHAT = sys.argv[1]
-watch.REPLY_S, watch.ABORT_S = 10.0, 30.0  # the machine may have other work
+watch.REPLY_S, watch.ABORT_S = 5.0, 30.0  # the machine may have other work
 comm = MPI.COMM_WORLD
 if WHAT == "reordered":
     comm = comm.Split(0, -comm.rank)

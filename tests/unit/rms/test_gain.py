@@ -10,11 +10,10 @@ from routed import routed
 from specs import job_spec
 
 from rms.client.status import gain_cells, gain_words
-from rms.core.model.jobs import JobId, Mode, NodePower, Site
-from rms.core.model.ran import JobRan, Ran, ResizeRan
+from rms.core.model.jobs import JobId, JobRan, Mode, NodePower, Ran, ResizeRan, Site
 from rms.core.model.speedup import Speedup
 from rms.daemon.ask.views import past_ran
-from rms.sim.gain import GainCache, GainError, gain, lent_node_s, run_times
+from rms.sim.gain import GainError, gain, lent_node_s, run_times
 from rms.wire.users import Gain
 
 TWO = Speedup((1, 2), (40.0, 20.0))
@@ -189,16 +188,3 @@ def test_words() -> None:
     assert "starts in the replay are 0:00:00 from the real ones" in error and "+0.0%" in error
     unsure = msgspec.structs.replace(brought, start_error_s=6.0)
     assert gain_words(unsure)[-1] == "The difference of the waits is within that error."
-
-
-def test_the_cache_computes_elsewhere_and_once() -> None:
-    cache, record = GainCache(), ran(lender(), borrower())
-    try:
-        assert cache.known(7) is None
-        brought = cache.get(record)
-        assert isinstance(brought, Gain) and brought == gain(record)
-        assert cache.get(record) is brought is cache.known(7) and cache.known(8) is None
-        empty = cache.get(msgspec.structs.replace(record, seq=8, jobs=()))
-        assert isinstance(empty, GainError) and str(empty) == "no job has started yet"
-    finally:
-        cache.close()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from routed import routed
 
 from rms.cli.main import main
-from rms.client.report import Report, watts_by_owner, watts_of
+from rms.client.report import Cell, Report, SizedJob, sizes_of, watts_by_owner, watts_of
 from rms.core.model.jobs import JobId
 from rms.daemon.store.journal import Journal
 from rms.plots import History
@@ -204,3 +204,42 @@ def test_what_is_no_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["report", str(tmp_path / "out"), *both]) == 2
     assert "expected one of" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_sizes_of_jobs_over_time() -> None:
+    """A resize changes the height of a bar; a job that still runs ends with the window."""
+    spans = [
+        NodeSpan("n1", "1", 0.0, None),
+        NodeSpan("n2", "1", 0.0, 10.0),
+        NodeSpan("n2", "2", 10.0, 30.0),
+        NodeSpan("n2", "1", 30.0, None),
+    ]
+    sizes = sizes_of(spans, 40.0)
+    assert sizes == {
+        "1": [(0.0, 2), (10.0, 1), (30.0, 2), (40.0, 0)],
+        "2": [(10.0, 1), (30.0, 0)],
+    }
+    report = Report("sizes")
+    history = History(["n1", "n2"], spans, [(0.0, 20.0)], 40.0)
+    report.sizes(history, [SizedJob("2", "<two>", 4.0, sizes["2"])])
+    page = report.parts[0]
+    assert 'class="step wait" data-a="4.0" data-b="10.0"' in page  # from its submission on
+    assert "job 2, 1 node, " in page and "0:00:20</title>" in page and "2 &lt;two&gt;" in page
+    assert 'x="25.000%" width="50.000%" y="1.0" height="20.0"' in page
+    path = 'd="M0 18H0.0V1.0H22.0V9.5H66.0V1.0H88.0V18.0H88V18Z"'
+    assert path in SizedJob("1", "one", 0.0, sizes["1"]).spark()
+
+
+def test_cells_of_a_page_and_of_its_csv() -> None:
+    report = Report("cells")
+    rows: list[list[str | Cell]] = [
+        ["a", Cell("0:01:05", "65.0", "65.0 s", "n", "65"), "1 J"],
+        ["b", Cell("", kind="n"), ""],
+    ]
+    report.table("times", ("Name", "Wait", "Energy"), rows, ("NAME", "WAIT_S", "ENERGY_J"))
+    assert report.files["times.csv"].splitlines() == [
+        *("NAME,WAIT_S,ENERGY_J", "a,65.0,1 J", "b,,")
+    ]
+    page = report.parts[0]
+    assert page.count('<th class="n">') == 2  # numbers, though some are empty
+    assert '<td class="n" title="65.0 s" data-v="65">0:01:05</td>' in page

@@ -49,7 +49,7 @@ def test_the_table_has_each_parameter_of_each_part_with_its_meaning(made: Module
     for kind, parts in PARTS.items():
         for name, part in parts.items():
             rows = re.findall(
-                r"^\| `(\w+)` \|.*\| (\S.*) \|$", text[f"{kind}: {name}"], re.MULTILINE
+                r"^\| `(\w+)` \|.*\| (\S.*) \|$", text[f"{kind}: `{name}`"], re.MULTILINE
             )
             fields = [field.name for field in msgspec.structs.fields(part)]
             assert [row[0] for row in rows] == fields

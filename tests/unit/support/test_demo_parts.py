@@ -14,6 +14,15 @@ STEPS = {(360, 150, 32): 454, (240, 100, 24): 303, (180, 75, 16): 227, (120, 50,
 """Of the plume, about as the month's stability limit has them."""
 
 
+class Said(list[str]):
+    """Keeps lines."""
+
+    detail = ""
+
+    def __call__(self, line: str, coloured: str | None = None) -> None:
+        self.append(line)
+
+
 @pytest.fixture
 def demo(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(SCRIPTS))
@@ -29,6 +38,40 @@ def test_a_slower_machine_has_smaller_parts_and_less_than_five_minutes(demo: Any
         seen.append(demo.SIZES.index(size))
     assert seen == sorted(seen) and seen[0] < seen[-1]
     assert demo.fitting(demo.Speed(60.0, 1e-6), STEPS, demo.BUDGET_S) is demo.SIZES[-1]
+
+
+def test_part_2_is_sized_by_the_time_of_part_1(demo: Any) -> None:
+    run = demo.Demo.__new__(demo.Demo)
+    run.speed, run.steps, run.say = demo.Speed(0.5, 6e-9), STEPS, Said()
+    run.begun, run.size = time.monotonic(), demo.SIZES[0]
+    run.expected_s = demo.expected(run.size, run.speed, STEPS)
+    first_s = run.expected_s[0]
+    run.adapt(1.1 * first_s)
+    assert run.size is demo.SIZES[0] and not run.say
+    run.begun -= 5.0 * first_s
+    run.adapt(5.0 * first_s)
+    assert run.speed.start_s == 2.5 and demo.SIZES.index(run.size) > 1
+    assert "5.0 times as long as expected" in run.say[0]
+
+
+@pytest.mark.parametrize(
+    ("rigid", "malleable", "apart"),
+    [
+        ([9.0], [0.2], True),
+        ([9.0, 9.4, 9.1], [0.2, 0.3, 0.2], True),
+        ([2.1, 2.6, 2.6, 2.5, 2.7, 6.7], [0.3, 0.4, 0.6, 0.4, 0.4, 0.4], True),
+        ([9.0, 0.1, 9.1], [0.2, 0.3, 0.2], False),  # the ranges overlap
+        ([1.0, 9.0, 5.0], [0.2, 0.3, 0.9], True),
+        ([1.0, 9.0, 1.1], [0.2, 0.3, 0.9], False),  # half of the range is above the difference
+    ],
+)
+def test_waits_differ_by_more_than_they_vary(
+    rigid: list[float], malleable: list[float], apart: bool, demo: Any
+) -> None:
+    urgent: Any = importlib.import_module("urgent")
+    waits = {"rigid": rigid, "malleable": malleable}
+    rows = {way: [{"wait_s": wait_s} for wait_s in own] for way, own in waits.items()}
+    assert urgent.separate(rows) == apart
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -48,15 +91,6 @@ def test_progress_shows_what_runs(
     assert "... part 1, job at step 3: " in shown
     assert ("a coloured line" in shown) == terminal and ("a line" in shown) != terminal
     assert ("\r" in shown) == terminal
-
-
-class Said(list[str]):
-    """Keeps lines."""
-
-    detail = ""
-
-    def __call__(self, line: str, coloured: str | None = None) -> None:
-        self.append(line)
 
 
 def test_nine_jobs_are_drawn_with_and_without_resizes(demo: Any, tmp_path: Path) -> None:
