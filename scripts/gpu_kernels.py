@@ -12,7 +12,7 @@ from mpdata.grid import Geometry, fill_halo
 from mpdata.numerics.cuda.device import CupyLauncher, CupyStepper
 from mpdata.numerics.cuda.job import macros
 from mpdata.numerics.cuda.memory import allocator
-from mpdata.numerics.cuda.tuning import TILES, best, keep, key_of
+from mpdata.numerics.cuda.tuning import best, candidates, keep, key_of
 from mpdata.options import Scheme, parse_boundaries
 
 SCHEME = Scheme(2)
@@ -122,8 +122,11 @@ def refusal(dtype, tile):
 
 def tune(cupy, device, grid, tuned):
     """Try the tiles on a grid and keep the best for this device; yield names and figures."""
-    shapes = {replace(tile, chunk=0): tile for tile in TILES}
-    pairs = [(dtype, tile) for dtype in ("f8", "f4") for tile in shapes.values()]
+    pairs = [
+        (dtype, tile)
+        for dtype in ("f8", "f4")
+        for tile in {replace(tile, chunk=0): tile for tile in candidates(dtype)}.values()
+    ]
     os.environ["PYTHONSAFEPATH"] = "1"  # workers do not import from the working folder
     with ProcessPoolExecutor(min(8, os.cpu_count() or 1), get_context("spawn")) as pool:
         refused = [error for error in pool.map(refusal, *zip(*pairs, strict=True)) if error]
@@ -142,7 +145,7 @@ def tune(cupy, device, grid, tuned):
                 return None
             return tried[str(tile)]
 
-        tile, least_s = best(TILES, seconds)
+        tile, least_s = best(candidates(dtype), seconds)
         keep(tuned, key_of(device, SCHEME, dtype), tile)
         yield f"fused {dtype}", {"best": asdict(tile), "seconds": least_s, "tried": tried}
         del block, out, seconds

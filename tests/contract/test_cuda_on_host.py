@@ -28,9 +28,17 @@ from selection import all_wide_but
 
 from mpdata.backends import choose_backend
 from mpdata.errors import InputError
-from mpdata.grid import Geometry, copy_layers, wrap_copies
+from mpdata.grid import Geometry, copy_layers, fill_halo, wrap_copies
 from mpdata.numerics.cuda import device, tuning
-from mpdata.numerics.cuda.job import GpuTile, Macros, job_type, macros, source
+from mpdata.numerics.cuda.job import (
+    SHARED_BYTES,
+    GpuTile,
+    Macros,
+    default_tile,
+    job_type,
+    macros,
+    source,
+)
 from mpdata.numerics.cuda.stepper import Build, CudaStepper, is_streamable, scratch_of
 from mpdata.options import Scheme, parse_boundaries
 
@@ -241,6 +249,8 @@ def test_what_cannot_be_is_refused() -> None:
             stepper_on(block, lambda *_: pytest.fail("built"), name)
     with pytest.raises(ValueError, match="expected tiles of more than 4 columns"):
         stepper_on(block, lambda *_: pytest.fail("built"), tile=GpuTile(4, 8))
+    with pytest.raises(ValueError, match=r"expected tiles of at most 49152 bytes .* got 56320"):
+        stepper_on(block, lambda *_: pytest.fail("built"), tile=GpuTile(32, 20))
 
 
 def test_tuned_tiles_are_kept_by_device_and_options(tmp_path: Path) -> None:
@@ -248,14 +258,37 @@ def test_tuned_tiles_are_kept_by_device_and_options(tmp_path: Path) -> None:
     key = tuning.key_of("A GPU", Scheme(2), "f4")
     assert key != tuning.key_of("A GPU", Scheme(2), "f8")
     assert tuning.recall(path, key) is None
-    seconds = {1: 3.0, 2: None, 3: 1.0, 4: 2.0}
-    tiles = [GpuTile(x=n) for n in seconds]
-    best, _ = tuning.best(tiles, lambda tile: seconds[tile.x])
+    tiles = tuning.TILES[:4]
+    seconds = dict(zip(tiles, (3.0, None, 1.0, 2.0), strict=True))
+    best, _ = tuning.best(tiles, seconds.__getitem__)
     tuning.keep(path, key, best)
     tuning.keep(path, "another", TILE)
-    assert tuning.recall(path, key) == GpuTile(x=3)
+    assert tuning.recall(path, key) == tiles[2]
+    assert tuning.recall(path, "another") is None, "it is no candidate"
     path.write_text("{")
     assert tuning.recall(path, key) is None
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_the_default_tile_is_a_candidate(dtype: str) -> None:
+    assert default_tile(dtype) in tuning.candidates(dtype)
+    assert all(tile.shared_bytes(dtype) <= SHARED_BYTES for tile in tuning.candidates(dtype))
+
+
+@needs_compiler
+@pytest.mark.parametrize("limiter", [False, True])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_zeros_of_both_signs_and_tiny_values_have_the_bits_of_the_reference(
+    dtype: str, limiter: bool, build: Build
+) -> None:
+    block = block_of((12, 9, 7), Scheme(2, limiter), "open,wall,periodic", dtype)
+    rng, least = np.random.default_rng(3), float(np.finfo(dtype).smallest_subnormal)
+    for array, usual in ((block.psi, (1.0, 0.5)), *((c, (0.1, -0.1)) for c in block.C)):
+        array[...] = rng.choice([0.0, -0.0, least, *usual], array.shape)
+    fill_halo(block.psi, block.geo)
+    expected = check.after(block, check.reference(block))
+    for variant in ("four", "fused"):
+        assert check.after(block, stepper_on(block, build, variant)).tobytes() == expected.tobytes()
 
 
 @given(st.integers(1, 6), st.integers(1, 20))
@@ -343,7 +376,7 @@ def test_a_missing_cupy_is_said_with_what_to_install() -> None:
 def test_nvcc_compiles_the_source(dtype: str, architecture: str, tmp_path: Path) -> None:
     everything = Scheme(2, True, True, True, True)
     for scheme in (Scheme(2), everything):
-        options = macros(scheme, np.dtype(dtype), (1, 2, 0), unit=False, tile=GpuTile())
+        options = macros(scheme, np.dtype(dtype), (1, 2, 0), unit=False, tile=default_tile(dtype))
         program = tmp_path / "kernels.cu"
         program.write_text(source(), encoding="utf-8")
         defines = [f"-D{name}={value}" for name, value in options.items()]
@@ -365,7 +398,7 @@ def nvrtc_library() -> Path | None:
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_nvrtc_compiles_the_source(dtype: str) -> None:
     nvrtc = ctypes.CDLL(str(nvrtc_library()))
-    options = macros(Scheme(2), np.dtype(dtype), (1, 2, 0), unit=False, tile=GpuTile())
+    options = macros(Scheme(2), np.dtype(dtype), (1, 2, 0), unit=False, tile=default_tile(dtype))
     flags = ["-std=c++17", "--fmad=false", "-arch=sm_90"]
     flags += [f"-D{name}={value}" for name, value in options.items()]
     program = ctypes.c_void_p()

@@ -20,17 +20,11 @@ DEVICE real updated(real psi, real net, real r) {
     return UNIT_DENSITY ? psi - net : fma(-net, r, psi);
 }
 
-// The neighbours of a face along another axis: sums of C over the two faces below and above, psi of
-// the four cells below and above, left and right of the face.
+// The neighbours of a face along another axis: sum and difference of C over the two faces below and
+// the two above, sums of psi over the two cells (left and right of the face) below and above, and
+// over the diagonals.
 struct Cross {
-    real c_below, c_above, left_below, right_below, left_above, right_above;
-
-    DEVICE real total() const { return c_below + c_above; }
-    DEVICE real divergence() const { return c_above - c_below; }
-    DEVICE real above() const { return left_above + right_above; }
-    DEVICE real below() const { return left_below + right_below; }
-    DEVICE real rising() const { return right_above + left_below; }
-    DEVICE real falling() const { return left_above + right_below; }
+    real total, divergence, below, above, rising, falling;
 };
 
 // The density at a face, under / over (J15 equation 10), from 1 / G of its cells.
@@ -55,8 +49,8 @@ DEVICE real basic_velocity(real c, Density density, real left, real right, Cross
     if (INFINITE_GAUGE) {
         real top = real(0.5) * lead * rise;
         if (OTHERS > 0) {
-            real cross = e.total() * (e.above() - e.below());
-            if (OTHERS > 1) cross = fma(f.total(), f.above() - f.below(), cross);
+            real cross = e.total * (e.above - e.below);
+            if (OTHERS > 1) cross = fma(f.total, f.above - f.below, cross);
             top = fma(real(0.5) * lead, rise, real(-0.03125) * flow * cross);
         }
         return top / density.under;
@@ -64,12 +58,12 @@ DEVICE real basic_velocity(real c, Density density, real left, real right, Cross
     const real a = left + right + real(EPSILON);
     real top = lead * rise, bottom = a;
     if (OTHERS > 0) {
-        const real along_e = e.total() * (e.above() - e.below());
-        const real b = e.above() + e.below() + real(EPSILON);
+        const real along_e = e.total * (e.above - e.below);
+        const real b = e.above + e.below + real(EPSILON);
         real cross = along_e, others = b;
         if (OTHERS > 1) {
-            const real along_f = f.total() * (f.above() - f.below());
-            const real d = f.above() + f.below() + real(EPSILON);
+            const real along_f = f.total * (f.above - f.below);
+            const real d = f.above + f.below + real(EPSILON);
             cross = fma(along_e, d, along_f * b);
             others = b * d;
         }
@@ -100,15 +94,15 @@ DEVICE real third_order(real v, real c, Density density, real left, real right, 
         terms = curve / along.bottom;
     } else {
         const real share = real(3) * size * fma(real(-2), size, real(1));
-        const Ratio mixed_e = per_psi(e.rising(), e.falling(), 4);
-        const real mean_e = e.total() * real(0.25);
+        const Ratio mixed_e = per_psi(e.rising, e.falling, 4);
+        const real mean_e = e.total * real(0.25);
         if (OTHERS == 1) {
             const real slope = share * (mean_e * mixed_e.top);
             terms = fma(curve, mixed_e.bottom, slope * along.bottom);
             terms = terms / (along.bottom * mixed_e.bottom);
         } else {
-            const Ratio mixed_f = per_psi(f.rising(), f.falling(), 4);
-            const real mean_f = f.total() * real(0.25);
+            const Ratio mixed_f = per_psi(f.rising, f.falling, 4);
+            const real mean_f = f.total * real(0.25);
             const Ratio across = per_psi(rising, falling, 8);
             const real twist = real(-2) * u * density.inverse() * mean_e * mean_f * across.top;
             terms = fma(curve, across.bottom, twist * along.bottom);
@@ -127,8 +121,8 @@ template <int OTHERS>
 DEVICE real divergent_flow(real v, real c, Density density, real left, real right, real c_left,
                            real c_right, Cross e, Cross f) {
     real twice = c_right - c_left;
-    if (OTHERS > 0) twice = twice + e.divergence();
-    if (OTHERS > 1) twice = twice + f.divergence();
+    if (OTHERS > 0) twice = twice + e.divergence;
+    if (OTHERS > 1) twice = twice + f.divergence;
     const real u = c * density.inverse();
     if (INFINITE_GAUGE) return fma(real(-0.125) * u * twice, left + right, v);
     return fma(real(-0.25) * u, twice, v);

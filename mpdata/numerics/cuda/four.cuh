@@ -37,8 +37,11 @@ struct AtFace {
     }
     DEVICE Cross cross(int e) const {
         const long long s = step_along(job, e);
-        return {pair(job.c[e]),     pair(job.c[e], s), left(job.psi, -s),
-                right(job.psi, -s), left(job.psi, s),  right(job.psi, s)};
+        const real left_below = left(job.psi, -s), right_below = right(job.psi, -s);
+        const real left_above = left(job.psi, s), right_above = right(job.psi, s);
+        const real c_below = pair(job.c[e]), c_above = pair(job.c[e], s);
+        return {c_below + c_above,        c_above - c_below,        left_below + right_below,
+                left_above + right_above, right_above + left_below, left_above + right_below};
     }
 };
 

@@ -3,7 +3,7 @@
 // Axes here are those of memory: 0 (x) contiguous, 1 (y), 2 (z) slowest. Pointers are to the first
 // interior cell, so coordinates of the halo are negative. Options are macros: REAL, EPSILON, AXES,
 // FILL_0 to FILL_2 (the grid's axes in their own order), LIMITER, GAUGE, THIRD_ORDER, DIVERGENT,
-// UNIT_DENSITY, CELL_THREADS, TILE_X, TILE_Y, TILE_BLOCKS, TILE_UNROLL.
+// UNIT_DENSITY, CELL_THREADS, TILE_X, TILE_Y, TILE_BLOCKS.
 #pragma once
 
 typedef REAL real;

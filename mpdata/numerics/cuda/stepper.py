@@ -15,8 +15,10 @@ import numpy.typing as npt
 from mpdata.grid import Geometry
 from mpdata.numerics.cuda.job import (
     CELL_BLOCK,
+    SHARED_BYTES,
     GpuTile,
     Macros,
+    default_tile,
     edges,
     job_type,
     macros,
@@ -121,7 +123,7 @@ class CudaStepper:
         tile: shape of the streaming kernel's blocks.
 
     Raises:
-        ValueError: an unknown variant, a tile too small, no contiguous axis.
+        ValueError: an unknown variant, a tile too small or too large, no contiguous axis.
     """
 
     splits = True
@@ -138,7 +140,8 @@ class CudaStepper:
     ) -> None:
         if variant not in VARIANTS:
             raise ValueError(f"expected a variant of {', '.join(VARIANTS)}, got {variant!r}")
-        self.geo, self.scheme, self.h, self.tile = geometry, scheme, h, tile or GpuTile()
+        self.geo, self.scheme, self.h = geometry, scheme, h
+        self.tile = tile or default_tile(h.dtype)
         self.variant = "fused" if variant == "auto" else variant
         if not is_streamable(scheme, len(geometry.active)):
             self.variant = "four"
@@ -147,6 +150,12 @@ class CudaStepper:
             raise ValueError(
                 f"expected tiles of more than {2 * self.reach} columns a side, got "
                 f"{self.tile.x} x {self.tile.y}"
+            )
+        shared = self.tile.shared_bytes(h.dtype)
+        if shared > SHARED_BYTES:
+            raise ValueError(
+                f"expected tiles of at most {SHARED_BYTES} bytes of shared memory, got {shared} "
+                f"({self.tile.x} x {self.tile.y})"
             )
         self.order = memory_axes(geometry, h.strides)
         if self.order and h.strides[self.order[0]] != h.dtype.itemsize:

@@ -2,9 +2,17 @@
 //
 // A block owns TILE_X x TILE_Y columns, one a thread; the outer REACH columns on each side serve
 // their neighbours only (where tiles overlap, extrema, velocities and betas are recomputed).
-// Plane after plane arrives; what a plane needs of the one below it is carried in registers, what
-// a column needs of those beside it passes through shared memory. Traffic per cell and step: 6
-// items (psi, three face values, h, out).
+// Plane after plane arrives; what a plane needs of those below it is carried in registers, what a
+// column needs of those beside it passes through shared memory. Traffic per cell and step: 6 items
+// (psi, three face values, h, out).
+//
+// Instructions limit the speed, not memory: on an NVIDIA H200 (2048 x 1024 x 64 cells, two passes,
+// limiter, density; Nsight Compute) float32 with tiles of 32 x 20 issues one in 64 % of the slots
+// and uses 17 % of the memory's bandwidth. The kernel before this one, with four barriers a plane
+// and spilled registers, issued one in 39 % of the slots (float64, tiles of 32 x 20). Hence:
+// - two barriers a plane, so that warps wait less for each other;
+// - sums that several faces share are computed once and carried, 1 / density passes by shared memory;
+// - tiles whose threads have the registers they need: 512 threads in float64, 640 in float32.
 #pragma once
 
 #if AXES == 3
@@ -13,23 +21,27 @@
 #define TILE_THREADS TILE_X * TILE_Y, TILE_BLOCKS
 
 constexpr int REACH = LIMITED ? 2 : 1;
-constexpr int PLANES_A_ROUND = TILE_UNROLL;  // a name, since macros in pragmas stay as they are
 // A row more below and above, so that the outer columns may look at neighbours that are not there;
-// what they make of them is used by nobody.
+// no cell that is written depends on what they compute from them.
 constexpr int TILE_CELLS = TILE_X * (TILE_Y + 2);
 
-// The cells of one plane in reach of a column, of an array or of shared memory.
+// The columns around a thread's own: elements of shared memory.
 struct Column {
     const real *at;
-    long long dy;
-    DEVICE real operator()(int x, int y) const { return at[x + y * dy]; }
+    DEVICE real operator()(int x, int y) const { return at[x + y * TILE_X]; }
 };
 
-// The same of an input array.
+// The same of one plane of an input array. The address of the tile's corner is the same for all
+// threads; the column's distance from it, in bytes, fits in 32 bits.
 struct Input {
-    const real *at;
+    const real *corner;
     long long dy;
-    DEVICE real operator()(int x, int y) const { return load(at + x + y * dy); }
+    unsigned column;
+    DEVICE real operator()(int x, int y) const {
+        return load((const real *)((const char *)(corner + y * dy) + column) + x);
+    }
+    DEVICE real operator()() const { return (*this)(0, 0); }
+    DEVICE Input moved(long long by) const { return {corner + by, dy, column}; }
 };
 
 // psi* at a cell outside the domain: rare, and kept out of the way of the registers.
@@ -38,157 +50,191 @@ COLD real psi_beyond(const Job &job, int x, int y, int z) {
                   [&](long long at) { return donor_cell(job, job.before, at); });
 }
 
-// What arrives from memory for a column with each plane q: psi one plane ahead, as the donor cell's
-// upper neighbour, and so the face above.
-struct Arrival {
-    real psi_above, cx, cy, cz_above, r;
-
-    DEVICE void fetch(const Job &job, long long at) {
-        const long long above = at + job.stride[2];
-        psi_above = load(job.before + above);
-        cx = load(job.c[0] + at);
-        cy = load(job.c[1] + at);
-        cz_above = load(job.c[2] + above);
-        r = inverse_density(job, at);
-    }
+// Sum and difference of the flow through two faces along another axis, below and above.
+struct Faces {
+    real total, divergence;
 };
+DEVICE Faces faces(real below, real above) { return {below + above, above - below}; }
 
 // One plane of a column, as far as the planes around it need it.
 struct Plane {
-    real psi;                 // before the step
-    real high, low;           // of psi before the step, over the cell and its six neighbours
-    real star;                // psi after the donor-cell pass
-    real west, east, south, north;  // star of the columns beside it
-    real cx, cx_east, cy, cy_north, cz, cz_west, cz_south;
+    real high, low;     // of psi before the step and of psi*, over the cell and its six neighbours
+    real star;          // psi after the donor-cell pass
+    real sum_x, sum_y;  // star and that of the column to the west, to the south
+    real cx, cx_east, cy, cy_north, cz;
+    real cz_sum_x, cz_sum_y;  // cz and that of the column to the west, to the south
     real r;                   // 1 / density
-    real flux_z;              // through the lower face
-    real up, down;            // betas
-    real net;                 // outflow of limited fluxes, but that through the upper face
+    real flux_x, flux_y, flux_z;  // through the lower faces
+    real up, down;                // betas
+    real limited_x, limited_y, limited_z;  // limited fluxes
 };
 
-DEVICE real star_of(const Plane &q, const Arrival &in, real below, const Input &psi) {
-    real net = donor_cell_outflow(0, psi(-1, 0), q.psi, psi(1, 0), q.cx, q.cx_east);
-    net = donor_cell_outflow(net, psi(0, -1), q.psi, psi(0, 1), q.cy, q.cy_north);
-    net = donor_cell_outflow(net, below, q.psi, in.psi_above, q.cz, in.cz_above);
-    return updated(q.psi, net, q.r);
-}
-
 KERNEL(fused_step, TILE_THREADS) {
-    __shared__ real star[2][TILE_CELLS], side[2][TILE_CELLS], beta[2][TILE_CELLS];
+    // Shared memory is written between one barrier and the next, and read only after that one: star,
+    // inverse and beta before the first barrier of a round, side and limited before the second. So
+    // two barriers a plane suffice. Of star and inverse two planes are read, hence two are kept.
+    __shared__ real star[2][TILE_CELLS], inverse[UNIT_DENSITY ? 1 : 2][TILE_CELLS];
+    __shared__ real beta[2][TILE_CELLS], side[2][TILE_CELLS], limited[2][TILE_CELLS];
     const int tx = threadIdx.x, ty = threadIdx.y, here = (ty + 1) * TILE_X + tx;
-    const int x = job.first[0] + blockIdx.x * (TILE_X - 2 * REACH) + tx - REACH;
-    const int y = job.first[1] + blockIdx.y * (TILE_Y - 2 * REACH) + ty - REACH;
+    const int corner_x = job.first[0] + blockIdx.x * (TILE_X - 2 * REACH) - REACH;
+    const int corner_y = job.first[1] + blockIdx.y * (TILE_Y - 2 * REACH) - REACH;
     const int end_x = job.first[0] + job.count[0], end_y = job.first[1] + job.count[1];
+    const int end_z = job.first[2] + job.count[2];
     const int z0 = job.first[2] + blockIdx.z * job.chunk;
-    const int z1 = z0 + job.chunk < job.first[2] + job.count[2] ? z0 + job.chunk
-                                                                : job.first[2] + job.count[2];
+    const int z1 = z0 + job.chunk < end_z ? z0 + job.chunk : end_z;
     const bool writes = tx >= REACH && tx < TILE_X - REACH && ty >= REACH && ty < TILE_Y - REACH &&
-                        x < end_x && y < end_y;
+                        corner_x + tx < end_x && corner_y + ty < end_y;
+    // Of the outer rows no fluxes and no betas are needed: whole warps where tiles are as wide.
+    const bool flows = ty >= 1, balances = ty >= 1 && ty < TILE_Y - 1;
     // Columns past the last one that is needed repeat it, so that none reads outside the arrays.
-    const int column_x = x < end_x + REACH ? x : end_x + REACH - 1;
-    const int column_y = y < end_y + REACH ? y : end_y + REACH - 1;
+    const int x = corner_x + tx < end_x + REACH ? corner_x + tx : end_x + REACH - 1;
+    const int y = corner_y + ty < end_y + REACH ? corner_y + ty : end_y + REACH - 1;
+    const bool aside = x < job.low[0] || x > job.high[0] || y < job.low[1] || y > job.high[1];
 
     const long long dy = job.stride[1], dz = job.stride[2];
-    long long at = offset(job, column_x, column_y, z0 - REACH);
-    Plane k = {}, j = {};  // the planes one and two below the newest
-    Arrival in;
-    in.fetch(job, at);
-    real psi_here = load(job.before + at);
-    real cz_here = load(job.c[2] + at);
-    k.psi = load(job.before + at - dz);
-    k.cz = load(job.c[2] + at - dz);
+    const unsigned column =
+        ((x - corner_x) + (y - corner_y) * (unsigned)dy) * (unsigned)sizeof(real);
+    const long long first = offset(job, corner_x, corner_y, z0 - REACH);
+    Input psi = {job.before + first, dy, column}, h = {job.h + first, dy, column};
+    Input c0 = {job.c[0] + first, dy, column}, c1 = {job.c[1] + first, dy, column};
+    Input c2 = {job.c[2] + first, dy, column};
+    const auto density = [&] { return UNIT_DENSITY ? real(1) : h(); };
+    // The plane that is done while plane z is the newest.
+    real *done = job.out + first - (LIMITED ? 3 : 2) * dz;
+    const auto write = [&](real value) { *(real *)((char *)done + column) = value; };
 
-    // Unrolled, planes change their names and not their registers.
-#pragma unroll PLANES_A_ROUND
-    for (int z = z0 - REACH; z < z1 + REACH; ++z, at += dz) {
-        // The newest plane: psi*, and the extrema of psi around the cell.
+    // Loads are issued a plane ahead. q is the newest plane; k, j, i are one, two, three below it.
+    Plane k = {}, j = {}, i = {};
+    real psi_k = psi.moved(-dz)(), psi_q = psi(), psi_above = psi.moved(dz)();
+    real cz_q = c2(), cz_above = c2.moved(dz)();
+    real cx_q = c0(), cy_q = c1(), density_q = density();
+
+    // Unrolled, the loop needs more registers than there are.
+#pragma unroll 1
+    for (int z = z0 - REACH; z <= z1 + REACH; ++z) {
+        // Of the newest plane psi*, and the extrema of psi.
         Plane q;
-        q.psi = psi_here, q.cx = in.cx, q.cy = in.cy, q.cz = cz_here, q.r = in.r;
-        q.cx_east = load(job.c[0] + at + 1);
-        q.cy_north = load(job.c[1] + at + dy);
-        const Input psi = {job.before + at, dy};
-        if (beyond(job, column_x, column_y, z))
-            q.star = psi_beyond(job, column_x, column_y, z);
-        else
-            q.star = star_of(q, in, k.psi, psi);
-        if (LIMITED) {
-            Balance around = {q.psi, q.psi, 0, 0};
-            around.bound(psi(-1, 0)), around.bound(psi(1, 0));
-            around.bound(psi(0, -1)), around.bound(psi(0, 1));
-            around.bound(k.psi), around.bound(in.psi_above);
-            q.high = around.high, q.low = around.low;
+        {
+            const real west = psi(-1, 0), east = psi(1, 0), south = psi(0, -1), north = psi(0, 1);
+            q.cx = cx_q, q.cx_east = c0(1, 0);
+            q.cy = cy_q, q.cy_north = c1(0, 1);
+            q.cz = cz_q;
+            q.r = UNIT_DENSITY ? real(1) : real(1) / density_q;
+            if (!UNIT_DENSITY) inverse[z & 1][here] = q.r;
+            if (aside || z < job.low[2] || z > job.high[2]) {
+                q.star = psi_beyond(job, x, y, z);
+            } else {
+                real net = donor_cell_outflow(0, west, psi_q, east, q.cx, q.cx_east);
+                net = donor_cell_outflow(net, south, psi_q, north, q.cy, q.cy_north);
+                net = donor_cell_outflow(net, psi_k, psi_q, psi_above, q.cz, cz_above);
+                q.star = updated(psi_q, net, q.r);
+            }
+            star[z & 1][here] = q.star;
+            if (LIMITED) {
+                Balance around = {psi_q, psi_q, 0, 0};
+                around.bound(west), around.bound(east), around.bound(south), around.bound(north);
+                around.bound(psi_k), around.bound(psi_above), around.bound(q.star);
+                q.high = around.high, q.low = around.low;
+            }
         }
-        psi_here = in.psi_above, cz_here = in.cz_above;
-        if (z + 1 < z1 + REACH) in.fetch(job, at + dz);
-        real *newest = star[z & 1], *older = star[(z + 1) & 1];
-        newest[here] = q.star;
+        const Input c0_k = c0.moved(-dz), c1_k = c1.moved(-dz), c2_q = c2;
+        // Past the last plane nothing is needed: it is loaded again.
+        const long long on = z + 1 < z1 + REACH ? dz : 0;
+        psi = psi.moved(on), c0 = c0.moved(on), c1 = c1.moved(on), c2 = c2.moved(on);
+        if (!UNIT_DENSITY) h = h.moved(on);
+        const real cz_next = cz_above;
+        psi_k = psi_q, psi_q = psi_above, psi_above = psi.moved(dz)();
+        cz_above = c2.moved(dz)(), cx_q = c0(), cy_q = c1(), density_q = density();
+
+        // Of plane j the betas, of plane i the outflow but that through the upper face; without
+        // limiter, plane j is done.
+        real net;
+        if (LIMITED) {
+            if (balances) {
+                Balance cell = {j.high, j.low, 0, 0};
+                cell.flow(j.flux_x, side[0][here + 1]);
+                cell.flow(j.flux_y, side[1][here + TILE_X]);
+                cell.flow(j.flux_z, k.flux_z);
+                cell.betas(j.star, j.r, j.up, j.down);
+                beta[0][here] = j.up, beta[1][here] = j.down;
+            }
+            net = outflow(0, i.limited_x, limited[0][here + 1]);
+            net = outflow(net, i.limited_y, limited[1][here + TILE_X]) - i.limited_z;
+        } else if (writes && z > z0 + 1) {
+            net = outflow(0, j.flux_x, side[0][here + 1]);
+            net = outflow(net, j.flux_y, side[1][here + TILE_X]);
+            write(updated(j.star, outflow(net, j.flux_z, k.flux_z), j.r));
+        }
         BARRIER();
 
         // Pseudo-velocities and their fluxes: plane k's lower x and y faces, the z face up to q.
-        const Column sq = {newest + here, TILE_X}, sk = {older + here, TILE_X};
-        q.west = sq(-1, 0), q.east = sq(1, 0), q.south = sq(0, -1), q.north = sq(0, 1);
-        const Input cz = {job.c[2] + at, dy};
-        q.cz_west = cz(-1, 0), q.cz_south = cz(0, -1);
-        const Input cx_k = {job.c[0] + at - dz, dy}, cy_k = {job.c[1] + at - dz, dy};
-        Density density = density_at_face(inverse_density(job, at - dz - 1), k.r);
-        Cross e = {cy_k(-1, 0) + k.cy, cy_k(-1, 1) + k.cy_north, sk(-1, -1), k.south, sk(-1, 1),
-                   k.north};
-        Cross f = {k.cz_west + k.cz, q.cz_west + q.cz, j.west, j.star, q.west, q.star};
-        real v = basic_velocity<2>(k.cx, density, k.west, k.star, e, f);
-        if (DIVERGENT)
-            v = divergent_flow<2>(v, k.cx, density, k.west, k.star, cx_k(-1, 0), k.cx_east, e, f);
-        const real flux_x = advective_flux(k.west, k.star, v);
+        if (flows) {
+            const Column sq = {star[z & 1] + here}, sk = {star[(z + 1) & 1] + here};
+            const real q_west = sq(-1, 0), q_east = sq(1, 0), q_south = sq(0, -1), q_north = sq(0, 1);
+            const real west = sk(-1, 0), east = sk(1, 0), south = sk(0, -1), north = sk(0, 1);
+            const real corner = sk(-1, -1);
+            q.sum_x = q_west + q.star, q.sum_y = q_south + q.star;
+            q.cz_sum_x = c2_q(-1, 0) + q.cz, q.cz_sum_y = c2_q(0, -1) + q.cz;
+            if (LIMITED) {
+                Balance cell = {k.high, k.low, 0, 0};
+                cell.bound(west), cell.bound(east), cell.bound(south), cell.bound(north);
+                cell.bound(j.star), cell.bound(q.star);
+                k.high = cell.high, k.low = cell.low;
+            }
+            const auto r = [&](int dx, int by) {
+                return UNIT_DENSITY ? real(1) : inverse[(z + 1) & 1][here + dx + by * TILE_X];
+            };
 
-        density = density_at_face(inverse_density(job, at - dz - dy), k.r);
-        e = {cx_k(0, -1) + k.cx, cx_k(1, -1) + k.cx_east, sk(-1, -1), k.west, sk(1, -1), k.east};
-        f = {k.cz_south + k.cz, q.cz_south + q.cz, j.south, j.star, q.south, q.star};
-        v = basic_velocity<2>(k.cy, density, k.south, k.star, e, f);
-        if (DIVERGENT)
-            v = divergent_flow<2>(v, k.cy, density, k.south, k.star, cy_k(0, -1), k.cy_north, e, f);
-        const real flux_y = advective_flux(k.south, k.star, v);
+            Density at_face = density_at_face(r(-1, 0), k.r);
+            Faces y_faces = faces(c1_k(-1, 0) + k.cy, c1_k(-1, 1) + k.cy_north);
+            Faces z_faces = faces(k.cz_sum_x, q.cz_sum_x);
+            Cross e = {y_faces.total, y_faces.divergence, corner + south, sk(-1, 1) + north, 0, 0};
+            Cross f = {z_faces.total, z_faces.divergence, j.sum_x, q.sum_x, 0, 0};
+            real v = basic_velocity<2>(k.cx, at_face, west, k.star, e, f);
+            if (DIVERGENT)
+                v = divergent_flow<2>(v, k.cx, at_face, west, k.star, c0_k(-1, 0), k.cx_east, e, f);
+            k.flux_x = advective_flux(west, k.star, v);
 
-        density = density_at_face(k.r, q.r);
-        e = {k.cx + q.cx, k.cx_east + q.cx_east, k.west, q.west, k.east, q.east};
-        f = {k.cy + q.cy, k.cy_north + q.cy_north, k.south, q.south, k.north, q.north};
-        v = basic_velocity<2>(q.cz, density, k.star, q.star, e, f);
-        if (DIVERGENT)
-            v = divergent_flow<2>(v, q.cz, density, k.star, q.star, k.cz, cz_here, e, f);
-        q.flux_z = advective_flux(k.star, q.star, v);
-        side[0][here] = flux_x, side[1][here] = flux_y;
-        BARRIER();
+            at_face = density_at_face(r(0, -1), k.r);
+            Faces x_faces = faces(c0_k(0, -1) + k.cx, c0_k(1, -1) + k.cx_east);
+            z_faces = faces(k.cz_sum_y, q.cz_sum_y);
+            e = {x_faces.total, x_faces.divergence, corner + west, sk(1, -1) + east, 0, 0};
+            f = {z_faces.total, z_faces.divergence, j.sum_y, q.sum_y, 0, 0};
+            v = basic_velocity<2>(k.cy, at_face, south, k.star, e, f);
+            if (DIVERGENT)
+                v = divergent_flow<2>(v, k.cy, at_face, south, k.star, c1_k(0, -1), k.cy_north, e, f);
+            k.flux_y = advective_flux(south, k.star, v);
 
-        if (!LIMITED) {
-            const Column sx = {side[0] + here, TILE_X}, sy = {side[1] + here, TILE_X};
-            real net = outflow(outflow(0, flux_x, sx(1, 0)), flux_y, sy(0, 1));
-            net = outflow(net, k.flux_z, q.flux_z);
-            if (writes && z > z0 && z <= z1) job.out[at - dz] = updated(k.star, net, k.r);
-            j = k, k = q;
-            continue;
+            at_face = density_at_face(k.r, q.r);
+            x_faces = faces(k.cx + q.cx, k.cx_east + q.cx_east);
+            y_faces = faces(k.cy + q.cy, k.cy_north + q.cy_north);
+            e = {x_faces.total, x_faces.divergence, west + q_west, east + q_east, 0, 0};
+            f = {y_faces.total, y_faces.divergence, south + q_south, north + q_north, 0, 0};
+            v = basic_velocity<2>(q.cz, at_face, k.star, q.star, e, f);
+            if (DIVERGENT)
+                v = divergent_flow<2>(v, q.cz, at_face, k.star, q.star, k.cz, cz_next, e, f);
+            q.flux_z = advective_flux(k.star, q.star, v);
+            side[0][here] = k.flux_x, side[1][here] = k.flux_y;
         }
 
-        // The betas of plane k.
-        Balance cell = {largest(k.high, k.star), least(k.low, k.star), 0, 0};
-        cell.bound(k.west), cell.bound(k.east), cell.bound(k.south), cell.bound(k.north);
-        cell.bound(j.star), cell.bound(q.star);
-        cell.flow(flux_x, side[0][here + 1]);
-        cell.flow(flux_y, side[1][here + TILE_X]);
-        cell.flow(k.flux_z, q.flux_z);
-        cell.betas(k.star, k.r, k.up, k.down);
-        beta[0][here] = k.up, beta[1][here] = k.down;
+        // The limited fluxes of plane j; then plane i is done.
+        if (LIMITED) {
+            if (balances) {
+                const Column up = {beta[0] + here}, down = {beta[1] + here};
+                const auto limit = [&](real flux, real up_left, real down_left) {
+                    return flux * allowed(flux, up_left, down_left, j.up, j.down);
+                };
+                j.limited_x = limit(j.flux_x, up(-1, 0), down(-1, 0));
+                j.limited_y = limit(j.flux_y, up(0, -1), down(0, -1));
+                j.limited_z = limit(j.flux_z, i.up, i.down);
+                limited[0][here] = j.limited_x, limited[1][here] = j.limited_y;
+            }
+            if (writes && z > z0 + 2) write(updated(i.star, net + j.limited_z, i.r));
+        }
         BARRIER();
-
-        // The limited fluxes, side by side with those of the columns beyond; then plane j is done.
-        const Column up = {beta[0] + here, TILE_X}, down = {beta[1] + here, TILE_X};
-        const real limited_x = flux_x * allowed(flux_x, up(-1, 0), down(-1, 0), k.up, k.down);
-        const real limited_y = flux_y * allowed(flux_y, up(0, -1), down(0, -1), k.up, k.down);
-        const real limited_z = k.flux_z * allowed(k.flux_z, j.up, j.down, k.up, k.down);
-        side[0][here] = limited_x, side[1][here] = limited_y;
-        BARRIER();
-        k.net = outflow(0, limited_x, side[0][here + 1]);
-        k.net = outflow(k.net, limited_y, side[1][here + TILE_X]) - limited_z;
-        if (writes && z > z0 + 1 && z <= z1 + 1)
-            job.out[at - 2 * dz] = updated(j.star, j.net + limited_z, j.r);
-        j = k, k = q;
+        cz_q = cz_next;
+        done += dz;
+        i = j, j = k, k = q;
     }
 }
 

@@ -14,26 +14,20 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mpdata.numerics.cuda.job import GpuTile
+from mpdata.numerics.cuda.job import SHARED_BYTES, GpuTile
 from mpdata.options import Scheme
 
 TILES = tuple(
-    GpuTile(x, y, chunk, blocks, unroll)
-    for x, y, blocks in (
-        (32, 12, 1),
-        (32, 12, 2),
-        (32, 16, 1),
-        (32, 16, 2),
-        (32, 20, 1),
-        (36, 14, 1),
-        (64, 8, 1),
-        (64, 12, 1),
-        (64, 16, 1),
-    )
-    for unroll in (1, 2)
-    for chunk in (64, 256)
+    GpuTile(x, y, chunk, blocks)
+    for x, y, blocks in ((32, 12, 2), (32, 14, 1), (32, 16, 1), (32, 20, 1), (32, 26, 1))
+    for chunk in (128, 256)
 )
-"""What is tried: columns, and blocks on a multiprocessor, such as fit the registers."""
+"""Candidates; rows as wide as a warp, whose outer ones then skip work as whole warps."""
+
+
+def candidates(dtype: npt.DTypeLike) -> list[GpuTile]:
+    """Return the tiles to try: those that fit in the shared memory of a block on every device."""
+    return [tile for tile in TILES if tile.shared_bytes(dtype) <= SHARED_BYTES]
 
 
 def store_path(env: Mapping[str, str]) -> Path:
@@ -49,11 +43,12 @@ def key_of(device: str, scheme: Scheme, dtype: npt.DTypeLike) -> str:
 
 
 def recall(path: Path, key: str) -> GpuTile | None:
-    """Return the tile kept under a key; None if there is none, or none that can be read."""
+    """Return the tile kept under a key; None if there is none, or none of today's candidates."""
     try:
-        return GpuTile(**json.loads(path.read_text(encoding="utf-8"))[key])
+        tile = GpuTile(**json.loads(path.read_text(encoding="utf-8"))[key])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return tile if tile in TILES else None
 
 
 def keep(path: Path, key: str, tile: GpuTile) -> None:
