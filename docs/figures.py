@@ -92,11 +92,13 @@ def gpu(path: Path) -> list[str]:
     """Return the tables of one GPU: the kernels, the paper's job, resizes."""
     made = json.loads(path.read_text(encoding="utf-8"))
     device, grid = made["device"], " x ".join(map(str, made["grid"]))
+    date, note = made.get("date", "no date"), made.get("note", "")
     lines = [
-        f"`scripts/gpu` on one {device['name']} (CuPy {device['cupy']}, CUDA "
+        f"`scripts/gpu`, {date}, on one {device['name']} (CuPy {device['cupy']}, CUDA "
         f"{device['driver'] // 1000}), {grid} cells, two passes, limiter, density. A copy within "
         f"the device moves {made['copy_gb_s']:,.0f} GB/s, which is the limit of the last column; "
-        f"{made['tests']['counts'].get('PASSED', 0)} tests of `tests/gpu` passed there.",
+        f"{made['tests']['counts'].get('PASSED', 0)} tests of `tests/gpu` passed there. "
+        f"{note}".rstrip(),
         "",
     ]
     rows: list[list[object]] = [
