@@ -199,6 +199,12 @@ def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, Spec], app: Program
             "that know nothing of one another: start it by mpirun, or by srun --mpi=pmi2 where "
             "Slurm has that"
         )
+    for name, spec in specs.items():
+        if not isinstance(spec, Spec):
+            raise UsageError(
+                f"field {name!r}: expected dmr.adapt(array, shape, ...), a FieldSpec or a ListSpec, "
+                f"got {type(spec).__name__}"
+            )
     if plan.every < 1:
         raise UsageError(f"expected a resize point every 1 or more steps, got {plan.every}")
     scripts = not plan.resizes and runtime.manager is None
