@@ -202,8 +202,8 @@ def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, Spec], app: Program
     for name, spec in specs.items():
         if not isinstance(spec, Spec):
             raise UsageError(
-                f"field {name!r}: expected dmr.adapt(array, shape, ...), a FieldSpec or a ListSpec, "
-                f"got {type(spec).__name__}"
+                f"field {name!r}: expected dmr.adapt(array, shape, ...), a FieldSpec or a "
+                f"ListSpec, got {type(spec).__name__}"
             )
     if plan.every < 1:
         raise UsageError(f"expected a resize point every 1 or more steps, got {plan.every}")
