@@ -146,6 +146,11 @@ class Shell:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
             time.sleep(0.5)
+        # Jobs of a daemon have sessions of their own.
+        for entry in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if f"HOME={self.folder}".encode() in entry.read_bytes().split(b"\0"):
+                    os.kill(int(entry.parent.name), signal.SIGKILL)
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
