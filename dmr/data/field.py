@@ -54,7 +54,8 @@ class FieldSpec(Spec):
     ``initial`` returns values of shape ``box.shape``, or broadcastable to it.
 
     Attributes:
-        halo: cells of halo: one number for all sides, or ``(below, above)`` for each axis.
+        halo: cells of halo: one number for all sides, or for each axis a number or
+            ``(below, above)``.
         xp: array module that holds the blocks.
         order: axes from slowest to contiguous in memory; the paper's N, L, M by default.
         thinnest: least block thickness where an axis is cut, by default the halo's.
@@ -67,7 +68,7 @@ class FieldSpec(Spec):
         exchange_problem: why :meth:`Field.exchange` is not available; set when a run is entered.
     """
 
-    halo: int | Halo = 0
+    halo: int | Sequence[int | tuple[int, int]] = 0
     _: KW_ONLY
     xp: ArrayModule = field(default=np, compare=False)
     order: tuple[int, ...] | None = None
@@ -85,10 +86,11 @@ class FieldSpec(Spec):
             object.__setattr__(self, "alignment", np.dtype(self.dtype).itemsize)
         if self.order is not None and sorted(self.order) != list(range(axes)):
             raise ValueError(f"expected an order of {axes} axes, got {self.order}")
-        if isinstance(self.halo, int):
-            good = self.halo >= 0
-        else:
-            good = len(self.halo) == axes and min(min(side) for side in self.halo) >= 0
+        try:
+            good = [len(sides) for sides in self.halos] == [2] * axes
+            good = good and min(map(min, self.halos), default=0) >= 0
+        except TypeError:
+            good = False
         if not good:
             raise ValueError(
                 f"expected a halo of 0 or more on each of {axes} axes, got {self.halo}"
@@ -99,7 +101,7 @@ class FieldSpec(Spec):
         """The halo of every axis as (below, above)."""
         if isinstance(self.halo, int):
             return ((self.halo, self.halo),) * len(self.shape)
-        return self.halo
+        return tuple((side, side) if isinstance(side, int) else side for side in self.halo)
 
     def thinnest_blocks(self) -> tuple[int, ...]:
         """Return the least thickness of a block along each split axis."""
@@ -520,7 +522,7 @@ def adapt(
     array: npt.NDArray[Any],
     shape: tuple[int, ...],
     *,
-    halo: int | Halo = 0,
+    halo: int | Sequence[int | tuple[int, int]] = 0,
     split: tuple[int, ...] = (0,),
     ranges: Ranges | None = None,
     grid: Callable[[int], Sequence[int]] | None = None,
@@ -599,6 +601,7 @@ class WrappedSpec(FieldSpec):
         if array.shape != memory_layout.padded:
             raise ValueError(
                 f"expected an array of shape {memory_layout.padded} for cells {box.start} to "
-                f"{box.stop} and their halo, got {array.shape}"
+                f"{box.stop} and their halo, got {array.shape}; "
+                "cut axes by dmr.split_range, or state the cut with ranges="
             )
         return array.transpose(memory_layout.order)
