@@ -177,7 +177,7 @@ SHEET: list[tuple[str, list[tuple[str, str]]]] = [
         [
             ("rms top; rms web", "live: terminal, browser"),
             ("rms report out/", "one page of a daemon"),
-            ("rms acct --energy --cost", "joules and cost"),
+            ("rms acct --energy --cost --prices p.toml", "joules and cost"),
             ("rms serve --power-cap 400", "a limit in watts"),
             ("rms policy backfill-share", "swap the policy"),
             ("rms profile -- COMMAND", "time and energy by size"),
