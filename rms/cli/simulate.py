@@ -296,6 +296,11 @@ def _malleable(arguments: argparse.Namespace) -> int:
             f"bandwidth, got {arguments.policy}"
         )
     shares = _numbers(arguments.malleable or "0,100", "--malleable as shares in per cent", 100.0)
+    if any(0.0 < share < 1.0 for share in shares):
+        raise FileError(
+            "expected --malleable as shares in per cent, each 0 or 1 to 100 (50 for one half), "
+            f"got {arguments.malleable!r}"
+        )
     serials: tuple[float, ...] = SERIALS
     if arguments.serial is not None:
         serials = _numbers(arguments.serial, "--serial as parts of a run time", 1.0)
