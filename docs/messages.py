@@ -211,7 +211,7 @@ REMEDIES = (
     (r"MPI_Comm_connect", "The run uses `restart` from then on; nothing is to do."),
     (r"cannot be (pickled|copied|merged|split)", "Store plain values in `run.state`, or a field."),
     (r"nested too deep", "Flatten the value."),
-    (r"not trusted", "The checkpoint must belong to this user and be writable by nobody else."),
+    (r"not trusted", "The checkpoint must belong to this user and not be writable by others."),
     (r"not enough memory", "Use `merge`, or more nodes."),
     (r"ended by SIGTERM", "Continue with `--restart` if the run writes checkpoints."),
     (r"data did not arrive whole", "A hash differs: check memory and network; the run continues."),

@@ -299,10 +299,10 @@ def _read(page: PageQuery, view: Content, live: Live) -> str:
     html = html.replace(
         ">Not connected<", f">As of {clock(live.now_s, day=True)}; reload for news<"
     )
-    html = re.sub(r"(<main[^>]*>)", lambda found: found[1] + filled(view.frame, view), html)
+    html = re.sub(r"(<main[^>]*>)", lambda match: match[1] + filled(view.frame, view), html)
     if news:
         html = re.sub(
-            r"(<ol id=\"news\"[^>]*>).*?</ol>", lambda found: f"{found[1]}{news}</ol>", html
+            r"(<ol id=\"news\"[^>]*>).*?</ol>", lambda match: f"{match[1]}{news}</ol>", html
         )
     return stood_still(filled(html, view), live.now_s)
 

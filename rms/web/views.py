@@ -95,8 +95,8 @@ _SINCE = re.compile(r'(<span [^>]*data-since="(\d+)">)[^<]*')
 
 def stood_still(text: str, now_s: float) -> str:
     """Return HTML with the times as they are now, for a page without its script."""
-    text = _AT.sub(lambda found: found[1] + relative(float(found[2]), now_s), text)
-    return _SINCE.sub(lambda found: found[1] + hms(now_s - float(found[2])), text)
+    text = _AT.sub(lambda match: match[1] + relative(float(match[2]), now_s), text)
+    return _SINCE.sub(lambda match: match[1] + hms(now_s - float(match[2])), text)
 
 
 # --- query --------------------------------------------------------------------------------------
@@ -333,10 +333,10 @@ _PLACE = re.compile(r'(<(\w+)[^<>]*\sdata-(part|list)="([^"]*)"[^<>]*>)(?=</\2>)
 def filled(html: str, content: Content) -> str:
     """Return HTML with the pieces of a view in their places."""
 
-    def place(found: re.Match[str]) -> str:
-        kind, name = found[3], found[4]
+    def place(match: re.Match[str]) -> str:
+        kind, name = match[3], match[4]
         keys = [name] if kind == "part" else content.lists.get(name, [])
-        return found[1] + "".join(content.parts.get(key, "") for key in keys)
+        return match[1] + "".join(content.parts.get(key, "") for key in keys)
 
     return _PLACE.sub(place, html)
 

@@ -97,7 +97,7 @@ def test_the_page_keeps_its_theme_and_its_times_and_is_used_by_keys(browser: Any
         rms.until(lambda: ran.text_content() != first, "later time")
         page.locator("[data-bars]").focus()
         page.keyboard.press("ArrowRight")
-        page.locator(".told", has_text=f"job {job}: 2 nodes (n1 to n2) from").wait_for()
+        page.locator(".readout", has_text=f"job {job}: 2 nodes (n1 to n2) from").wait_for()
         page.keyboard.press("Enter")
         page.locator("h2", has_text=f"Job {job}").wait_for()
         submitted = page.locator("time[data-at]").first

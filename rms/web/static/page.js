@@ -39,8 +39,8 @@ const shown = new Map();  // key -> element of a piece in a list
 let frame = null, lists = {}, span = null, lastNumber = -1, stop = null, lastNews = -1, following = "";
 
 function view() {
-  const asked = new URLSearchParams(location.hash.slice(1));
-  return asked.get("view") ? asked : new URLSearchParams("view=overview");
+  const query = new URLSearchParams(location.hash.slice(1));
+  return query.get("view") ? query : new URLSearchParams("view=overview");
 }
 
 // --- what is shown ---------------------------------------------------------------------------
@@ -77,7 +77,7 @@ function element(html) {
   return made.content.firstElementChild;
 }
 
-// What has the focus is found again in what takes its place.
+// What has the focus is restored in what takes its place.
 function keepingFocus(holder, change) {
   const had = document.activeElement;
   const inside = had && holder && holder.contains(had) ? had : null;
@@ -190,10 +190,10 @@ function say(words, lost) {
   connection.classList.toggle("live", words === "Live");
 }
 
-async function follow(asked, signal) {
+async function follow(query, signal) {
   const headers = {Authorization: `Bearer ${token}`};
   if (lastNumber >= 0) headers["Last-Event-ID"] = String(lastNumber);
-  const answer = await fetch(`stream?${asked}`, {headers, signal, cache: "no-store"});
+  const answer = await fetch(`stream?${query}`, {headers, signal, cache: "no-store"});
   if (!answer.ok) {
     const said = await answer.json().catch(() => ({error: `status ${answer.status}`}));
     say(said.error, true);
@@ -232,17 +232,17 @@ function take(event) {
 async function keepFollowing() {
   if (stop) stop.abort();
   const own = stop = new AbortController();
-  const asked = view();
-  following = asked.toString();
+  const query = view();
+  following = query.toString();
   if (lastNumber < 0) say("Connecting ...", false);
   for (const link of document.querySelectorAll("nav a")) {
-    const own = {job: "jobs", array: "jobs"}[asked.get("view")] || asked.get("view");
+    const own = {job: "jobs", array: "jobs"}[query.get("view")] || query.get("view");
     const is = link.getAttribute("href") === `#view=${own}`;
     if (is) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
   while (!own.signal.aborted) {
     try {
-      if (!await follow(asked, own.signal)) return;
+      if (!await follow(query, own.signal)) return;
       say("Connection lost; trying again ...", true);
     } catch (error) {
       if (own.signal.aborted) return;
@@ -329,10 +329,10 @@ document.addEventListener("submit", (event) => {
     openJob(`${form.dataset.task}_${form.elements.task.value}`);
   } else if (form.dataset.find !== undefined) {
     event.preventDefault();
-    const asked = view();
-    asked.set("find", form.elements.find.value);
-    asked.delete("offset");
-    location.hash = asked.toString();
+    const query = view();
+    query.set("find", form.elements.find.value);
+    query.delete("offset");
+    location.hash = query.toString();
   }
 });
 
@@ -362,7 +362,7 @@ function overBars(event, holder) {
   const goal = blocks[at < 0 ? 0 : Math.min(Math.max(at + step, 0), blocks.length - 1)];
   for (const old of holder.querySelectorAll(".cursor")) old.classList.remove("cursor");
   goal.classList.add("cursor");
-  main.querySelector(".told").textContent = goal.querySelector("title").textContent;
+  main.querySelector(".readout").textContent = goal.querySelector("title").textContent;
 }
 
 function overCells(event, holder) {
@@ -374,7 +374,7 @@ function overCells(event, holder) {
   for (const [name, value] of Object.entries(box)) mark.setAttribute(name, value);
   row.append(mark);
   const task = `${holder.dataset.array}_${Number(row.dataset.first) + cursor[1]}`;
-  holder.parentElement.querySelector(".told").textContent = `task ${task}`;
+  holder.parentElement.querySelector(".readout").textContent = `task ${task}`;
   if (event.key === "Enter") openJob(task);
 }
 
