@@ -25,6 +25,10 @@ class UsageError(CollectiveError):
     exit_code = 2
 
 
+class LostRunError(CollectiveError):
+    """The job of this run was requeued, and a later run of it has its files."""
+
+
 class TransferError(Exception):
     """Data cannot be moved to its new rank; one sentence. Raised by one rank."""
 

@@ -147,10 +147,10 @@ class Shell:
                 os.killpg(self.process.pid, number)
             time.sleep(0.5)
         # Jobs of a daemon have sessions of their own.
-        for entry in Path("/proc").glob("[0-9]*/environ"):
+        for place in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if f"HOME={self.folder}".encode() in entry.read_bytes().split(b"\0"):
-                    os.kill(int(entry.parent.name), signal.SIGKILL)
+                if f"HOME={self.folder}".encode() in (place / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(place.name), signal.SIGKILL)
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:

@@ -20,7 +20,7 @@ scripts/bench/results/NAME.json` adds one, with the machine and the date of the 
 
 A virtual machine has other users beside it: compare figures of one table only, and repeat a bench
 before you rely on a difference of a few per cent. A *target* or *bound* is the project's own; rows
-that miss it say so. No figure is of a network: all worlds ran on one machine.
+that miss it say so. The only network is the one between hosts that are namespaces of one machine.
 """
 
 TARGET_GCELLS_S, TARGET_S = 17, 90
@@ -28,6 +28,7 @@ TARGET_GCELLS_S, TARGET_S = 17, 90
 
 PARTS = (
     ("dmr", "dmr: resizes and halos"),
+    ("hosts", "dmr: resizes between hosts"),
     ("mpdata", "mpdata: CPU kernels"),
     ("gpu-", "mpdata: GPU kernels"),
     ("rms", "rms: scheduler, daemon, Slurm"),

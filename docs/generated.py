@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+import fault_table
 import figures
 import messages
 
@@ -80,6 +81,7 @@ def write(reference: Path) -> None:
         "reference/commands.md": commands(),
         "reference/messages.md": messages.page(ROOT),
         "project/performance.md": figures.performance(results),
+        "project/corrected-faults.md": fault_table.page(ROOT / "tests" / "faults"),
         "mpdata/gpu-figures.txt": "\n".join(gpus),
     }
     for name, text in pages.items():

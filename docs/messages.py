@@ -204,7 +204,11 @@ TOPICS = (
 
 REMEDIES = (
     (r"mpiexec on PATH", "Install the extra `mpich` or load the module of your MPI."),
-    (r"not ready within", "Raise `Deadlines.boot_s` (`rms serve --boot-deadline`)."),
+    (
+        r"not ready within",
+        "Raise `Deadlines.boot_s` (`rms serve --boot-deadline`); keep what a program compiles in a "
+        "folder that all nodes share.",
+    ),
     (r"MPI_Comm_spawn failed", "Use MPICH, or an RMS and the strategy `warm`; see `dmr probe`."),
     (r"new world ended with|world is gone", "Read the output of the new ranks above the message."),
     (r"did not answer|no connection within|have not sent|nothing moved", "Raise `Plan.deadlines`."),

@@ -21,7 +21,9 @@ from rms.wire.messages import (
     JOIN_VARIABLE,
     LAUNCHES_VARIABLE,
     LISTENER_VARIABLE,
+    MARK_VARIABLE,
     PER_NODE,
+    RUN_VARIABLE,
     SERVER_VARIABLE,
     SLOTS_VARIABLE,
     TOKEN_VARIABLE,
@@ -126,6 +128,13 @@ class Runtime:
         """Kind of this rank's slot: ``cpu``, ``core`` or ``gpu``; "" for no slot."""
         return kind_of(self.slot)
 
+    @property
+    def run_of_job(self) -> tuple[str, int] | None:
+        """The job of an RMS and the number of this run of it, None without an RMS."""
+        if self.manager is None:
+            return None
+        return self.env.get(MARK_VARIABLE, ""), int(self.manager.run)
+
     def forget_completion(self) -> None:
         """Delete the completion record of an earlier run (collective)."""
         if self.completion is None or self.rendezvous is not None:
@@ -202,7 +211,8 @@ def manager_of(env: Mapping[str, str]) -> Manager | None:
         return None
     from dmr.wire.rms import Manager
 
-    return Manager(env[SERVER_VARIABLE], env[JOB_VARIABLE], env.get(TOKEN_VARIABLE, ""))
+    token, run = env.get(TOKEN_VARIABLE, ""), env.get(RUN_VARIABLE, "0")
+    return Manager(env[SERVER_VARIABLE], env[JOB_VARIABLE], token, run)
 
 
 def cached_probe(mpiexec: str | None, env: Mapping[str, str]) -> dict[str, Any] | None:

@@ -16,9 +16,8 @@ LAUNCHER_PREFIXES = (
     "PRTE_",
     "HYDI_",
     "MPI_LOCAL",
-    "OMPI_COMM",
-    "OMPI_APP",
-    "OMPI_UNIV",
+    *("OMPI_APP", "OMPI_ARGV", "OMPI_COMM", "OMPI_FILE", "OMPI_NUM", "OMPI_PARENT"),
+    *("OMPI_TOOL", "OMPI_UNIV", "OMPI_WORLD"),
 )
 """Prefixes of the variables that a launcher sets for its ranks; another one must not see them."""
 

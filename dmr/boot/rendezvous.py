@@ -16,7 +16,7 @@ import msgspec
 
 from dmr.boot.mpiexec import leave_launcher
 from dmr.errors import described
-from dmr.wire.channel import ChannelError, ControlChannel, Listener, Refused, connect
+from dmr.wire.channel import ChannelError, ControlChannel, Listener, Refused, connect, place_of
 from rms.wire.messages import Failed, Ready, Report
 
 if TYPE_CHECKING:
@@ -85,10 +85,10 @@ class Rendezvous:
 
     def _leave_when_given_up(self) -> None:
         """End this process, which may wait in MPI, once the old world has closed its listener."""
-        host, port, _ = self.listener.rsplit(":", 2)
+        place = place_of(self.listener)
         while not _reached.wait(LOOK_S):
             try:
-                socket.create_connection((host, int(port)), CONNECT_S).close()
+                socket.create_connection(place, CONNECT_S).close()
             except ConnectionRefusedError:
                 if not _reached.is_set():
                     leave_launcher()

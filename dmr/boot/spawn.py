@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import NoReturn
 
 from mpi4py import MPI
 
@@ -22,7 +24,17 @@ from dmr.errors import RolledBackError
 from dmr.plan import NextWorld
 from dmr.wire.channel import LOOPBACK, ChannelError, ControlChannel, Listener
 from rms.wire.messages import JOIN_VARIABLE, LISTENER_VARIABLE, SLOTS_VARIABLE
-from rms.wire.mpiexec import mpiexec_command
+from rms.wire.mpiexec import host_options, mpiexec_command
+
+HOSTS_VARIABLES = {
+    "HYDRA_HOST_FILE",
+    "PRTE_MCA_prte_default_hostfile",
+    "SLURM_JOB_ID",
+    "PBS_NODEFILE",
+    "PE_HOSTFILE",
+    "LSB_HOSTS",
+}
+"""Variables from which mpiexec takes its hosts."""
 
 POLL_S = 0.1
 """Interval of the checks that a started mpiexec still runs."""
@@ -46,10 +58,8 @@ def spawn(
     ranks = wanted.ranks - (comm.size if wanted.strategy == "merge" else 0)
     slots = wanted.slots[-ranks:]
     listener = None
-    machines = set(comm.allgather(MPI.Get_processor_name()))
     if comm.rank == 0:
-        near = LOOPBACK if len(machines) == 1 else MPI.Get_processor_name()
-        listener = Listener(near if runtime.manager is None else runtime.manager.host)
+        listener = _listener(runtime)
         stack.callback(listener.close)
     # Spawn cannot set the environment; env(1) can.
     settings = [f"{LISTENER_VARIABLE}={'' if listener is None else listener.address}"]
@@ -57,6 +67,10 @@ def spawn(
         settings.append(f"{SLOTS_VARIABLE}={' '.join(slots)}")
     if backend := wanted.backend or runtime.backend:
         settings.append(f"{BACKEND_VARIABLE}={backend}")
+    if MPI.get_vendor()[0] == "Open MPI":  # which takes no variable to other hosts by itself
+        kept = clean_environment(os.environ)
+        names = {word.partition("=")[0] for word in settings} | {"PWD", "OLDPWD", "HOSTNAME"}
+        settings += [f"{n}={kept[n]}" for n in kept if n.isidentifier() and n not in names]
     late = f"MPI_Comm_spawn did not return within {boot_s:g} s and cannot be taken back"
     timer = threading.Timer(boot_s, end_all_ranks, (late,))
     timer.daemon = True
@@ -88,6 +102,13 @@ def spawn(
     return inter, wait
 
 
+def _listener(runtime: Runtime) -> Listener:
+    """Return a listener that a new world on any host of the launcher can connect to."""
+    if runtime.manager is not None:
+        return Listener(runtime.manager.host)
+    return Listener(socket.gethostname() if runtime.launched else LOOPBACK)
+
+
 def _put_mpiexec_on_path(mpiexec: str | None) -> None:
     """Put mpiexec on PATH: without one, MPI_Comm_spawn of a singleton waits forever."""
     if mpiexec is None:
@@ -103,24 +124,40 @@ def hosts_of(slots: Sequence[str]) -> str:
     return ",".join(f"{name}:{len(list(ranks))}" for name, ranks in groupby(names))
 
 
+def host_of_rank(env: Mapping[str, str] = os.environ) -> str:
+    """Return the name by which the launcher knows this rank's host."""
+    return env.get("PMI_HOSTNAME") or MPI.Get_processor_name()
+
+
 def start_mpiexec(
-    runtime: Runtime, wanted: NextWorld, stack: contextlib.ExitStack, boot_s: float
+    runtime: Runtime,
+    wanted: NextWorld,
+    stack: contextlib.ExitStack,
+    boot_s: float,
+    hosts: Sequence[str] = (),
 ) -> tuple[subprocess.Popen[bytes], ControlChannel]:
     """Rank 0: start a world by an mpiexec of its own, and meet it.
 
     The process is ended if an error leaves ``stack``.
+
+    Args:
+        hosts: of the present ranks. The new ranks start there in turn, unless the environment
+            names hosts to mpiexec.
 
     Raises:
         ChannelError: it could not be started, ended, or was not ready within ``boot_s``.
     """
     if runtime.mpiexec is None:
         raise ChannelError("expected mpiexec on PATH to start the new world, got none")
-    listener = Listener(LOOPBACK)
+    listener = _listener(runtime)
     stack.callback(listener.close)
     env = clean_environment(os.environ) | {LISTENER_VARIABLE: listener.address}
     if wanted.backend:
         env[BACKEND_VARIABLE] = wanted.backend
-    command = mpiexec_command(runtime.mpiexec, wanted.ranks, runtime.command)
+    where: list[str] = []
+    if len(set(hosts)) > 1 and not HOSTS_VARIABLES & env.keys():
+        where = host_options(runtime.mpiexec, hosts, env)
+    command = mpiexec_command(runtime.mpiexec, wanted.ranks, runtime.command, where)
     try:
         process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL)
     except OSError as error:
@@ -135,7 +172,7 @@ def start_mpiexec(
     raise ChannelError(f"the new world was not ready within {boot_s:g} s")
 
 
-def end_all_ranks(why: str) -> None:
+def end_all_ranks(why: str) -> NoReturn:
     """End this process, and by that its world, where a rank would wait in MPI forever."""
     print(f"error: {why}", file=sys.stderr, flush=True)
     os._exit(1)

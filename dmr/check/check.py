@@ -197,10 +197,10 @@ def _output_of(
 
 def _end_marked(mark: str) -> None:
     """Kill the processes with this variable in their environment: ranks without a launcher."""
-    for entry in Path("/proc").glob("[0-9]*/environ"):
+    for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if mark.encode() in entry.read_bytes().split(b"\0"):
-                os.kill(int(entry.parent.name), signal.SIGKILL)
+            if mark.encode() in (place / "environ").read_bytes().split(b"\0"):
+                os.kill(int(place.name), signal.SIGKILL)
 
 
 def run_once(

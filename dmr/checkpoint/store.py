@@ -13,9 +13,12 @@ import os
 import re
 import secrets
 import shutil
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
+
+import msgspec
 
 from dmr.checkpoint.format import (
     BrokenCheckpointError,
@@ -26,11 +29,13 @@ from dmr.checkpoint.format import (
     write_part,
 )
 from dmr.data.distributed import Distributed
-from dmr.errors import UsageError, print_line, words_of
+from dmr.errors import LostRunError, UsageError, print_line, words_of
 from dmr.plan import Schedule
 from dmr.state.progress import Progress
 from dmr.world import World
+from rms.wire.files import write_whole
 
+LOST = "a later run of this job has taken over its folder"
 KEEP = 2
 """Checkpoints that a folder keeps."""
 
@@ -41,19 +46,74 @@ PARTS_NAME = re.compile(r"checkpoint-(\d{10})-[0-9a-f]{8}\.parts")
 # --- the folder ---------------------------------------------------------------------------------
 
 
+OWNER = ".owner"
+"""File in a folder of checkpoints that names the run of a job that may write there."""
+
+
+class _Owner(msgspec.Struct):
+    """The content of that file: the job of an RMS, the number of its run, and a world of it."""
+
+    job: str
+    run: int
+    world: str
+
+
 class Lock:
     """The right to write checkpoints in a folder, held by one run at a time (rank 0's).
 
-    It is a lock on the folder itself, so it leaves nothing behind and ends with its process.
+    It is a lock on the folder itself, so it leaves nothing behind and ends with its process. Under
+    an RMS a later run of the same job takes it over, from a host that is cut off or paused and
+    cannot release it, or where the file system has locks for one host only: a file names the owner,
+    and only the owner's checkpoints get their names.
+
+    Args:
+        run: the job of an RMS and the number of this run of it, None without one.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._handle = -1
+    def __init__(self, directory: Path, run: tuple[str, int] | None = None) -> None:
+        self._directory, self._file = directory, directory / OWNER
+        self._handle: int | None = None
+        self._own = None if run is None else _Owner(*run, secrets.token_hex(8))
 
     def acquire(self) -> bool:
         """Return whether this process holds it now."""
-        if self._handle < 0:
+        locked, own = self._lock(), self._own
+        if own is None:
+            return locked
+        other = self._owner()
+        if other is not None and other.job == own.job and other.run > own.run:
+            locked = False
+        elif not locked:
+            locked = other is not None and other.job == own.job and other.run < own.run
+        if locked:
+            try:
+                write_whole(self._file, msgspec.json.encode(own))
+            except OSError:  # a full disk: the lock of the file system has to do
+                if self._handle is None:
+                    raise
+                self._own = None
+        else:
+            self._unlock()
+        return locked
+
+    def is_lost(self) -> bool:
+        """Return whether another run, or another world of this one, has taken it over."""
+        return self._own is not None and self._owner() != self._own
+
+    def release(self) -> None:
+        """Let another world, or another run, have it."""
+        if self._own is not None and not self.is_lost():
+            self._file.unlink(missing_ok=True)
+        self._unlock()
+
+    def _owner(self) -> _Owner | None:
+        try:
+            return msgspec.json.decode(self._file.read_bytes(), type=_Owner)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def _lock(self) -> bool:
+        if self._handle is None:
             self._directory.mkdir(parents=True, exist_ok=True)
             handle = os.open(self._directory, os.O_RDONLY)
             try:
@@ -64,20 +124,22 @@ class Lock:
             self._handle = handle
         return True
 
-    def release(self) -> None:
-        """Let another world, or another run, have it."""
-        if self._handle >= 0:
+    def _unlock(self) -> None:
+        if self._handle is not None:
             os.close(self._handle)
-            self._handle = -1
+            self._handle = None
 
 
-def lock(schedule: Schedule, world: World) -> Lock:
+def lock(schedule: Schedule, world: World, run: tuple[str, int] | None = None) -> Lock:
     """Lock a folder for this run (collective).
 
+    Args:
+        run: the job of an RMS and the number of this run of it, None without one.
+
     Raises:
-        UsageError: another run holds it, or it cannot be made.
+        UsageError: another run holds it, it cannot be made, or not all ranks see it.
     """
-    folder = Lock(schedule.directory)
+    folder = Lock(schedule.directory, run)
     problem = None
     if world.rank == 0:
         try:
@@ -88,7 +150,30 @@ def lock(schedule: Schedule, world: World) -> Lock:
     problem = world.internal_comm.bcast(problem)
     if problem is not None:
         raise UsageError(f"expected {schedule.directory} for this run alone, got: {problem}")
+    if apart := _hosts_apart(schedule.directory, world):
+        folder.release()
+        raise UsageError(
+            f"expected {schedule.directory} in a file system that all hosts of this run share, "
+            f"got another folder or none on {', '.join(apart)}"
+        )
     return folder
+
+
+def _hosts_apart(directory: Path, world: World) -> list[str]:
+    """Return the hosts that do not see what rank 0 writes in a folder (collective)."""
+    if world.size == 1:
+        return []
+    comm, mark = world.internal_comm, None
+    if world.rank == 0:
+        with contextlib.suppress(OSError):  # on a full disk the checkpoints report it
+            made = directory / f".seen-{secrets.token_hex(4)}"
+            made.touch()
+            mark = made
+    mark = comm.bcast(mark)
+    seen = comm.allgather((socket.gethostname(), mark is None or mark.exists()))
+    if world.rank == 0 and mark is not None:
+        mark.unlink()
+    return sorted({host for host, sees in seen if not sees})
 
 
 def path_of(directory: Path, step: int) -> Path:
@@ -134,20 +219,31 @@ def write(
     progress: Progress,
     options: Mapping[str, Any],
     log: TextIO,
+    lock: Lock | None = None,
 ) -> Path | None:
     """Write a checkpoint (collective); return its path, or None where it could not be written.
 
     Each rank writes its part, rank 0 the index. A failure (a full disk, for example) leaves the
     earlier checkpoints as they are, and the run goes on.
+
+    Args:
+        lock: rank 0's, of the folder.
+
+    Raises:
+        LostRunError: another run of the job has taken the folder over.
     """
     path, comm = path_of(schedule.directory, progress.step), world.internal_comm
     edges = {name: block.edges for name, block in fields.items() if block.edges}
     fields = {name: block.carried() for name, block in fields.items()}
     problem, folder = comm.bcast(_new_folder(path) if world.rank == 0 else None)
     if problem is None:
-        reports = comm.gather(write_part(folder, world.rank, fields))
+        missing = f"expected {folder.parent} on all nodes, got none on {socket.gethostname()}"
+        part = write_part(folder, world.rank, fields) if folder.is_dir() else (missing, {})
+        reports = comm.gather(part)
         if reports is not None:
             problem = _problem_of_parts(folder, reports)
+            if lock is not None and lock.is_lost():
+                problem = LOST
             if problem is None:
                 index = index_of_parts(folder, fields, edges, [parts for _, parts in reports])
                 problem = write_index(path, index, fields, progress, options)
@@ -156,6 +252,8 @@ def write(
             else:
                 shutil.rmtree(folder, ignore_errors=True)
         problem = comm.bcast(problem)
+    if problem == LOST:
+        raise LostRunError(f"checkpoint at step {progress.step} not written: {problem}")
     if problem is not None and world.rank == 0:
         words = f"warning: checkpoint at step {progress.step} not written: {problem}"
         print_line(words, log)

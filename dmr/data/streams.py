@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 1 << 20
 """Bytes of one message: small enough to be in cache still when it is hashed."""
 
-WINDOW = 2
-"""Messages under way per rank, each way."""
+WINDOW = 4
+"""Messages under way per rank, each way. With 2, MPICH's ofi moved 10 to 45 % less over TCP."""
 
 DIGEST_BYTES = 8
 

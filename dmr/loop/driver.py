@@ -360,8 +360,10 @@ class Driver:
             with WATCH.within("a checkpoint", patient=True):
                 self._note_replaced()
                 progress = merged_progress(comm, run.internal.per_rank, run.progress)
+                log, lock = run.runtime.log, run.internal.checkpoint_lock
+                options = self.plan.options
                 return store.write(
-                    schedule, run.world, run.fields, progress, self.plan.options, run.runtime.log
+                    schedule, run.world, run.fields, progress, options, log, lock=lock
                 )
         except (UsageError, ValuesError) as error:
             run.note(f"warning: checkpoint at step {run.step} not written: {error}")

@@ -182,7 +182,9 @@ def _rms_client(run: Run, plan: Plan) -> Iterator[None]:
             plan.strategy,
             tuple(progress.launches),
             plan.cooldown_s,
+            step=progress.step,
             restarts=plan.restart and plan.checkpoint is not None,
+            superseded=WATCH.supersede,
         )
     try:
         yield
@@ -335,7 +337,7 @@ def _restore(run: Run, plan: Plan, schedule: Schedule) -> None:
     """Lock the folder of checkpoints; restore the newest one if the plan has it (collective)."""
     from dmr.checkpoint import store
 
-    run.internal.checkpoint_lock = store.lock(schedule, run.world)
+    run.internal.checkpoint_lock = store.lock(schedule, run.world, run.runtime.run_of_job)
     if not plan.restart:
         store.refuse_others(schedule, run.world)
         return

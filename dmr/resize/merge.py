@@ -294,7 +294,10 @@ def _build_and_commit(old: MergeSide, stays: bool, sent: int, move_s: float) -> 
             raise failed  # type: ignore[misc]
 
     def commit(parts: list[float]) -> OpenResize:
-        return replace.commit(old, sent, move_s, max(parts), acks.answers())
+        cost = replace.commit(old, sent, move_s, max(parts), acks.answers())
+        if cost is None:  # the ranks that have joined may step already
+            raise RuntimeError(f"resize at step {run.step}: {replace.UNCLEAR}")
+        return cost
 
     try:
         return old.report_and_decide(problem, build_s, commit, check, everywhere=True)

@@ -23,7 +23,9 @@ only. A section below is a step of the protocol: the old world's function, then 
 A step that fails on one rank fails on all ranks of its world by
 :class:`~dmr.errors.RolledBackError`, and rank 0 sends Refused with the reason. In every step up to
 TakenOver the old world still has everything: it goes on as it was, and the new world leaves. Every
-wait has a deadline.
+wait has a deadline. The job is the new world's from Committed on. If the connection ends before
+TakenOver, the new world has died, and the old one goes on; if nothing comes in time, the new world
+may have the job, and the old one ends.
 
 Strategy merge (:mod:`dmr.resize.merge`) shares the steps, except move and leave.
 """
@@ -65,6 +67,7 @@ from dmr.wire.channel import (
     Committed,
     ControlChannel,
     Header,
+    SilentError,
     Stored,
     TakenOver,
     connect,
@@ -74,6 +77,8 @@ from dmr.world import decompositions_for
 
 ERROR_LENGTH = 120
 """Length to which an error message of MPI is cut."""
+
+UNCLEAR = "the new world has not answered the commit, and may have the job"
 
 IDLE_S = 1e-3
 """Sleep between polls of ranks that wait for the old world, which needs their core."""
@@ -177,8 +182,8 @@ def replace_world(run: Run, plan: Plan, wanted: NextWorld) -> None:
             "connect": connected - introduced,
             "send": clock() - connected,
         }
-        commit_old(old, problem, sent)
-    leave_old(run, wanted)
+        answered = commit_old(old, problem, sent)
+    leave_old(run, wanted, answered=answered)
 
 
 def take_over(app: Program, run: Run, plan: Plan, join: Join) -> None:
@@ -240,8 +245,10 @@ def start_old(old: OldWorld) -> list[Callable[[], ControlChannel]]:
     def encode_state() -> None:
         old.encoded = encode(with_merged(run.progress, old.merged))
 
+    hosts: list[str] | None = None
+
     def start_mpiexec() -> ControlChannel:
-        started = spawn.start_mpiexec(run.runtime, wanted, old.stack, boot_s)
+        started = spawn.start_mpiexec(run.runtime, wanted, old.stack, boot_s, hosts or ())
         run.internal.mpiexec, channel = started
         return channel
 
@@ -253,9 +260,10 @@ def start_old(old: OldWorld) -> list[Callable[[], ControlChannel]]:
             # of a process in which one has timed out.
             raise RolledBackError("MPI_Comm_connect does not work in this world, or no longer does")
         return [partial(connect, one.address, old.deadlines.connect_s) for one in wanted.launches]
-    if wanted.strategy == "restart":
-        return [start_mpiexec]
     comm = run.world.internal_comm
+    if wanted.strategy == "restart":
+        hosts = comm.gather(spawn.host_of_rank())
+        return [start_mpiexec]
     old.inter, wait = spawn.spawn(run.runtime, comm, wanted, old.stack, boot_s)
     return [wait]
 
@@ -276,6 +284,9 @@ def start_new(new: NewWorld) -> str:
 
         hashes = constant.hashes(constants)
         new.constants = new.report_and_decide(None, hashes, partial(constant.combined, constants))
+    else:
+        # MPI connects two ranks at their first message: here, not while the old world waits.
+        new.agree(None, lambda _: None)
     port = ""
     if new.inter is None and new.run.world.rank == 0:
         with contextlib.suppress(MPI.Exception):
@@ -528,7 +539,9 @@ def store_old(old: OldWorld) -> None:
         if run.world.rank == 0:
             old.stack.callback(shutil.rmtree, schedule.directory, ignore_errors=True)
     progress, log = with_merged(run.progress, old.merged), run.runtime.log
-    path = store.write(schedule, run.world, run.fields, progress, old.plan.options, log)
+    lock = None if old.plan.checkpoint is None else run.internal.checkpoint_lock
+    options = old.plan.options
+    path = store.write(schedule, run.world, run.fields, progress, options, log, lock=lock)
     if path is None:
         raise RolledBackError(old.in_phase("the checkpoint could not be written"))
     old.on_root(lambda: old.say(Stored(str(schedule.directory), run.step)))
@@ -569,27 +582,31 @@ def build_new(new: NewWorld) -> tuple[str | None, float]:
 # --- commit -------------------------------------------------------------------------------------
 
 
-def commit_old(old: OldWorld, problem: str | None, sent: int) -> None:
+def commit_old(old: OldWorld, problem: str | None, sent: int) -> bool:
     """Give the job away, once every rank has done its part and the new world has all of it.
 
     Args:
         problem, sent: this rank's result of the move.
+
+    Returns:
+        Whether the new world has answered; if not, it may have the job.
     """
 
-    def give_away(parts: list[int]) -> None:
+    def give_away(parts: list[int]) -> OpenResize | None:
         acks = old.expect(Acknowledged)
         restart = old.wanted.strategy == "restart"
         stored = sum(block.spec.nbytes for block in old.run.fields.values()) if restart else 0
-        commit(old, sum(parts) + stored, 0.0, 0.0, acks)
+        return commit(old, sum(parts) + stored, 0.0, 0.0, acks)
 
-    old.report_and_decide(problem, sent, give_away, old.check_reports)
-    if old.inter is not None:
+    answered = old.report_and_decide(problem, sent, give_away, old.check_reports) is not None
+    if answered and old.inter is not None:
         old.inter.Disconnect()
+    return answered
 
 
 def commit(
     old: OldWorld, sent: int, move_s: float, build_s: float, acks: Sequence[Acknowledged]
-) -> OpenResize:
+) -> OpenResize | None:
     """Rank 0: send Committed with the record of the resize, and wait for TakenOver.
 
     If the new world is gone by then, this one still has the job.
@@ -598,6 +615,9 @@ def commit(
         sent: bytes that all ranks have sent.
         move_s, build_s: seconds that ranks of this world have moved and built (merge).
         acks: of every new launch.
+
+    Returns:
+        The record; None if the new world does not answer, and may have the job.
     """
     run, wanted = old.run, old.wanted
     move_s = max([move_s, *(ack.move_s for ack in acks)])
@@ -622,6 +642,8 @@ def commit(
     try:
         old.say(Committed(cost))
         old.expect(TakenOver)
+    except SilentError:
+        return None
     except ChannelError:
         if lock is not None:
             lock.acquire()
@@ -648,9 +670,15 @@ def commit_new(
         if new.plan.checkpoint is not None and not joins:
             from dmr.checkpoint import store
 
-            run.internal.checkpoint_lock = store.Lock(new.plan.checkpoint.directory)
+            owner = run.runtime.run_of_job
+            run.internal.checkpoint_lock = store.Lock(new.plan.checkpoint.directory, owner)
             run.internal.checkpoint_lock.acquire()
-        new.say(TakenOver())
+        try:
+            new.say(TakenOver())
+        except ChannelError:
+            if joins:
+                raise
+            # The job is this world's all the same: the old world has ended.
         return committed.cost
 
     cost = new.report_and_decide(problem, (move_s, build_s), take)
@@ -665,8 +693,10 @@ def commit_new(
 # --- leave --------------------------------------------------------------------------------------
 
 
-def leave_old(run: Run, wanted: NextWorld) -> None:
-    """End the old world."""
+def leave_old(run: Run, wanted: NextWorld, *, answered: bool) -> None:
+    """End the old world; with an error if the new one has not answered the commit."""
+    if not answered:
+        run.note(f"error: resize at step {run.step}: {UNCLEAR}, so this world ends")
     detach_fields(run)
     if wanted.strategy == "restart" and run.runtime.manager is None:
         # This process, the parent of the new world's mpiexec, waits for it to pass on its status.
@@ -675,4 +705,4 @@ def leave_old(run: Run, wanted: NextWorld) -> None:
             MPI.Finalize()
         if run.internal.mpiexec is not None:
             raise Left(run.internal.mpiexec.wait())
-    raise Left(0)
+    raise Left(0 if answered or run.runtime.manager is not None else 1)

@@ -320,6 +320,10 @@ class Watch:
         while (message := _receive(comm, self._tag)) is not None:
             self._requests.append(comm.isend(place, message[0], self._tag - 1))
 
+    def supersede(self, message: str) -> None:
+        """End all ranks of a run that the RMS has given up; called on any thread."""
+        self._end(message)
+
     def _end(self, message: str, code: int = 1) -> None:
         """End all ranks; a status of 1 is a failure, any other a cancellation.
 

@@ -130,6 +130,10 @@ class PeerGoneError(ChannelError):
     """The other side has closed its end of the channel, or died."""
 
 
+class SilentError(ChannelError):
+    """The other side does not answer in time, or cannot be reached: it may live, and go on."""
+
+
 class ControlChannel:
     """One connection, a context manager that closes it."""
 
@@ -151,14 +155,14 @@ class ControlChannel:
             self._sock.settimeout(SEND_S)
             self._sock.sendall(data)
         except OSError as error:
-            raise PeerGoneError(f"the other world is gone ({error})") from None
+            raise _lost(error) from None
 
     def receive(self, deadline_s: float) -> Message:
         """Return the next message of the other side.
 
         Raises:
             PeerGoneError: the other side is gone.
-            ChannelError: it sends nothing within ``deadline_s``.
+            SilentError: it sends nothing within ``deadline_s``, or cannot be reached.
         """
         until = time.monotonic() + deadline_s
         (length,) = LENGTH.unpack(self.read(LENGTH.size, until, deadline_s))
@@ -186,18 +190,25 @@ class ControlChannel:
         while len(received) < count:
             left = until - time.monotonic()
             if left <= 0:
-                raise ChannelError(f"the other world did not answer within {deadline_s:g} s")
+                raise SilentError(f"the other world did not answer within {deadline_s:g} s")
             try:
                 self._sock.settimeout(left)
                 part = self._sock.recv(count - len(received))
             except TimeoutError:
                 continue
             except OSError as error:
-                raise PeerGoneError(f"the other world is gone ({error})") from None
+                raise _lost(error) from None
             if not part:
                 raise PeerGoneError("the other world is gone")
             received += part
         return bytes(received)
+
+
+def _lost(error: OSError) -> ChannelError:
+    """Return the error of a connection that failed; it was reset only where its process ended."""
+    if isinstance(error, ConnectionError):
+        return PeerGoneError(f"the other world is gone ({error})")
+    return SilentError(f"the other world cannot be reached ({error})")
 
 
 def _proof(token: str, side: str, address: Sequence[Any], nonces: bytes) -> bytes:
@@ -273,6 +284,15 @@ class Listener:
         self._unauthenticated.clear()
 
 
+def place_of(address: str) -> tuple[str, int]:
+    """Return host and port of a listener's address: the loopback address for this host's own.
+
+    A host's own name need not resolve there.
+    """
+    host, port, _ = address.rsplit(":", 2)
+    return (LOOPBACK if host == socket.gethostname() else host), int(port)
+
+
 def connect(address: str, deadline_s: float) -> ControlChannel:
     """Return a channel to a :class:`Listener`.
 
@@ -280,10 +300,10 @@ def connect(address: str, deadline_s: float) -> ControlChannel:
         PeerGoneError: nobody listens there.
         ChannelError: the listener does not authenticate itself in time.
     """
-    host, port, token = address.rsplit(":", 2)
+    (host, port), token = place_of(address), address.rpartition(":")[2]
     until = time.monotonic() + deadline_s
     try:
-        sock = socket.create_connection((host, int(port)), deadline_s)
+        sock = socket.create_connection((host, port), deadline_s)
         channel, peer = ControlChannel(sock), sock.getpeername()
     except OSError as error:
         raise PeerGoneError(f"the new world is gone ({error})") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -25,15 +26,21 @@ from rms.wire.messages import (
 RETRY_S = 0.5
 TIMEOUT_S = 10.0
 FLUSH_S = 2.0
+SUPERSEDED = 410  # status of an answer to an earlier run of a job
+
+
+class SupersededError(UnreachableError):
+    """The RMS has given this run of the job up, and requeued the job."""
 
 
 @dataclass(frozen=True)
 class Manager:
-    """The address of this job's RMS."""
+    """The address of this job's RMS, and the number of this run of the job."""
 
     server: str
     job: str
     token: str
+    run: str = "0"
 
     @property
     def host(self) -> str:
@@ -51,14 +58,18 @@ class Manager:
             connection: one that is kept, for messages that may arrive twice; None for a new one.
 
         Raises:
+            SupersededError: the job was requeued since this run of it.
             UnreachableError: the RMS is not there, or refuses.
         """
+        path = f"/jobs/{self.job}/{path}?run={self.run}"
         over = connection or self.connection()
         try:
-            status, answer = over.request("POST", f"/jobs/{self.job}/{path}", body, self.token)
+            status, answer = over.request("POST", path, body, self.token)
         finally:
             if connection is None:
                 over.close()
+        if status == SUPERSEDED:
+            raise SupersededError(f"the RMS has given up this run of job {self.job}")
         if status != 200:
             raise UnreachableError(f"status {status}")
         return answer
@@ -69,7 +80,9 @@ class RmsClient:
 
     Args:
         answered: number of the newest request that has an answer.
+        step: steps that earlier worlds have done.
         restarts: whether the job can continue from a checkpoint.
+        superseded: called once, on a thread, when the RMS has given up this run of the job.
 
     Attributes:
         request: the newest resize request without an answer, or None.
@@ -84,13 +97,15 @@ class RmsClient:
         strategy: str,
         launches: tuple[tuple[int, int], ...],
         cooldown_s: float = 0.0,
+        step: int = 0,
         restarts: bool = False,
+        superseded: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.request: ResizeRequest | None = None
-        self.step = self.steps = 0
+        self.step, self.steps = step, 0
         self.strategy, self.launches = strategy, launches
         self._cooldown_s, self._restarts = cooldown_s, restarts
-        self._manager, self._newest = manager, answered
+        self._manager, self._newest, self._superseded = manager, answered, superseded
         self._reports: deque[Report] = deque()
         self._wake, self._closing = threading.Event(), threading.Event()
         self._sender = threading.Thread(target=self._send, name="rms-send", daemon=True)
@@ -144,6 +159,10 @@ class RmsClient:
                 if answer.request is not None and answer.request.number > self._newest:
                     self.request, self._newest = answer.request, answer.request.number
                 pause = answer.pause_s
+            except SupersededError as error:
+                self._closing.set()
+                self._superseded(str(error))
+                break
             except (UnreachableError, msgspec.DecodeError):
                 pause = RETRY_S
             if pause:

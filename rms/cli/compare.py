@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 import os
 from pathlib import Path
 
@@ -68,7 +67,7 @@ def add_compare(command: argparse.ArgumentParser) -> None:
 
 def compare(arguments: argparse.Namespace) -> int:
     """``rms compare SCRIPT...``: run the scripts in every mode; exit 1 if a job failed."""
-    from rms.launch.slurm.commands import Slurm, SlurmError
+    from rms.launch.slurm.commands import SlurmError
     from rms.studies import compare as study
 
     with refuse_on(PolicyError):
@@ -99,8 +98,6 @@ def compare(arguments: argparse.Namespace) -> int:
     with refuse_on(PolicyError), refuse_on(SlurmError, exit_code=1):
         scripts = [path.absolute() for path in arguments.scripts]
         result = study.compare(scripts, list(map(Mode, modes)), setup, say, arguments.times)
-        if not local:
-            result["oversubscribed"] = Slurm(os.environ, getpass.getuser()).oversubscribed()
     if arguments.figure is not None:
         study.draw(result, arguments.figure)
     wrong = study.problems(result)

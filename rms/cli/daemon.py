@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rms.cli.options import ON_DEMAND, add_engine, add_policy, check_engine, local_nodes
+from rms.cli.options import HOSTS, ON_DEMAND, add_engine, add_policy, check_engine, local_nodes
 from rms.core.policies import DEFAULT, MissingPartError, Policy, PolicyError, placing
-from rms.daemon.nodes.nodes import POWERED_BY_SLURM
+from rms.daemon.nodes.nodes import POWERED_ELSEWHERE
 from rms.daemon.restart.recover import replayed
 from rms.daemon.serve import LEVELS, check_start, run_daemon, start_log
 from rms.daemon.store.context import Settings, log
@@ -68,7 +68,12 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         help="start nothing; print the nodes and settings of these options (and this cluster "
         "file); with Slurm's engines, what this site allows",
     )
-    add("--reach", metavar="NAME", help="how mpiexec reaches nodes (-launcher, default: slurm)")
+    add(
+        "--reach",
+        metavar="NAME",
+        help="remote shell to the hosts of --cluster: ssh, or a program that is called as NAME "
+        "HOST COMMAND; with Slurm's engines, how mpiexec reaches nodes (-launcher, default: slurm)",
+    )
     add("--partition", default="", metavar="NAME", help="of engine slurm (default: Slurm's own)")
     add("--ntasks-per-node", type=at_least(1), metavar="N", help="slots of a node (default: CPUs)")
     add_policy(add)
@@ -98,6 +103,13 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         default=60.0,
         metavar="S",
         help="for a world that boots beside a running one (default 60)",
+    )
+    add(
+        "--stall-limit",
+        type=positive,
+        metavar="S",
+        help="end and requeue a job that makes no step for so long, and for 20 times the mean time "
+        "of its steps (default: never; after 30 s a warning)",
     )
     add(
         "--with-parent", nargs="?", type=at_least(1), const=os.getppid(), metavar="PID",
@@ -138,10 +150,10 @@ def add_serve(command: argparse.ArgumentParser) -> None:
 
 
 OPTIONS_OF = {
-    "reach": ("slurm-pilot", "slurm"),
-    "ntasks-per-node": ("slurm-pilot", "slurm"),
+    "reach": ("local", "slurm-pilot", "slurm"),
+    "ntasks-per-node": ("slurm-pilot", "slurm", HOSTS),
     "partition": ("slurm",),
-    "margin": ("slurm-pilot",),
+    "margin": ("slurm-pilot", HOSTS),
 }
 """Engines of options that others do not have."""
 
@@ -225,12 +237,17 @@ def _add_energy(command: argparse.ArgumentParser) -> None:
 
 def serve(arguments: argparse.Namespace) -> int:
     """``rms serve``: run the daemon until it receives a signal or ``rms shutdown``."""
-    if arguments.engine != ON_DEMAND:
+    if arguments.engine not in (ON_DEMAND, HOSTS):
         check_engine(arguments.engine)
-        _check_options(arguments)
+        if arguments.engine == "local" and arguments.reach is not None:
+            arguments.engine = HOSTS
+            if arguments.cluster is None:
+                raise CommandError("expected --cluster FILE.toml with --reach, got none")
+        else:
+            _check_options(arguments)
     if arguments.check is not None and arguments.check != Path():
         arguments.cluster = arguments.check
-    if arguments.check is not None and arguments.engine not in ("local", ON_DEMAND):
+    if arguments.check is not None and arguments.engine not in ("local", ON_DEMAND, HOSTS):
         return _check_site(arguments)
     start_log(arguments.log_level, os.environ)
     state = (arguments.state or state_folder(os.environ)).absolute()
@@ -239,7 +256,7 @@ def serve(arguments: argparse.Namespace) -> int:
         policy = _policy(arguments, (state / "journal.sqlite").exists())
         commands = _power_commands(arguments)
         if arguments.engine != "local" and not policy.always_on:
-            raise PolicyError(POWERED_BY_SLURM)
+            raise PolicyError(POWERED_ELSEWHERE)
         shared = policy.placement.shared and arguments.engine != "slurm"
         if policy.placement.pooled and not shared:
             got = f"{policy.name}, whose jobs share nodes"
@@ -251,6 +268,7 @@ def serve(arguments: argparse.Namespace) -> int:
             parent=arguments.with_parent,
             grace_s=arguments.grace,
             boot_s=arguments.boot_deadline,
+            stall_s=arguments.stall_limit,
             assumed_s=_assumed_s(arguments.assumed_time),
             policy_modules=_policy_modules(arguments.policy_modules),
             profiles=profiles.folder(os.environ, state_folder(os.environ)),
@@ -278,7 +296,7 @@ def serve(arguments: argparse.Namespace) -> int:
 
 def _of_slurm(engine: str) -> tuple[type[Exception], ...]:
     """Return the error of Slurm's engines, which their launchers raise too."""
-    if engine == "local":
+    if engine in ("local", HOSTS):
         return ()
     from rms.launch.slurm.commands import SlurmError
 
@@ -289,7 +307,8 @@ def _check_options(arguments: argparse.Namespace) -> None:
     for option, having in OPTIONS_OF.items():
         value = getattr(arguments, option.replace("-", "_"))
         if value not in (None, "") and arguments.engine not in having:
-            expected = f"--engine {' or '.join(having)} for --{option}"
+            words = " or ".join("--reach ssh" if name == HOSTS else name for name in having)
+            expected = f"--engine {words} for --{option}"
             raise CommandError(f"expected {expected}, got --engine {arguments.engine}")
 
 
@@ -358,7 +377,7 @@ def _policy(arguments: argparse.Namespace, goes_on: bool) -> Policy:
 def _power_commands(arguments: argparse.Namespace) -> PowerCommands | None:
     off, on, deadline_s = arguments.power_off, arguments.power_on, arguments.power_on_deadline
     if (off or on) and arguments.engine != "local":
-        got = f"--engine {arguments.engine}, whose nodes Slurm itself powers off"
+        got = f"--engine {arguments.engine}, whose nodes the daemon does not power off"
         raise CommandError(f"expected --power-off and --power-on with --engine local, got {got}")
     try:
         return PowerCommands.parse(off, on, deadline_s)
@@ -377,6 +396,8 @@ def _engine(arguments: argparse.Namespace, *, shared: bool) -> local.JobEngine:
         )
         engine = local.local_engine(cluster, meters)
         return engine if arguments.cluster is None else engine.first(arguments.nodes)
+    if arguments.engine == HOSTS:
+        return _hosts(arguments, meters)
     from rms.launch.slurm import engines
 
     options = engines.EngineOptions(
@@ -394,6 +415,24 @@ def _engine(arguments: argparse.Namespace, *, shared: bool) -> local.JobEngine:
     else:
         engine = engines.pilot(os.environ, user, options, margin_s=arguments.margin)
     return engine.first(arguments.nodes)
+
+
+def _hosts(arguments: argparse.Namespace, meters: MeterChoice) -> local.JobEngine:
+    """Return the hosts of the cluster file, or those of the allocation that this process is in."""
+    from rms.launch.hosts import allocation, launcher
+
+    margin_s = arguments.margin
+    if margin_s is None:
+        margin_s = arguments.grace + 30.0
+    if arguments.reach is not None:
+        file = read_cluster(arguments.cluster)
+        slots = dict(zip(file.nodes, file.slots, strict=True))
+        hosts = allocation.reached_by(slots, arguments.reach)
+    else:
+        hosts = allocation.detect(os.environ)
+    tasks = arguments.ntasks_per_node
+    cluster = launcher.cluster_of(hosts.slots, arguments.cluster, tasks)
+    return launcher.engine(cluster, hosts, margin_s, meters).first(arguments.nodes)
 
 
 def _check_site(arguments: argparse.Namespace) -> int:
@@ -459,8 +498,19 @@ def add_pilot(command: argparse.ArgumentParser) -> None:
     add_serve(command)
 
 
+def _within(arguments: argparse.Namespace) -> int:
+    """Serve on the nodes of the allocation that this process runs in."""
+    from rms.launch.hosts.allocation import KINDS
+
+    if not any(name in os.environ for name in KINDS):
+        expected = f"--on-demand, --keep N, or an allocation ({', '.join(KINDS)})"
+        raise CommandError(f"expected {expected}, got none")
+    arguments.engine = "slurm-pilot" if KINDS[0] in os.environ else HOSTS
+    return serve(arguments)
+
+
 def pilot(arguments: argparse.Namespace) -> int:
-    """``rms pilot``: serve on nodes that the daemon requests from Slurm."""
+    """``rms pilot``: serve in an allocation, or on nodes that the daemon requests from Slurm."""
     from rms.launch.slurm.ondemand import PilotLimits
 
     if arguments.engine != "local":
@@ -469,7 +519,7 @@ def pilot(arguments: argparse.Namespace) -> int:
         raise CommandError(f"expected --max-nodes for rms pilot, got --nodes {arguments.nodes}")
     keep, most = arguments.keep, arguments.max_nodes
     if not (arguments.on_demand or keep):
-        raise CommandError("expected --on-demand, --keep N or both, got neither")
+        return _within(arguments)
     if most is not None and most < keep:
         raise CommandError(f"expected --max-nodes of at least {keep}, got {most}")
     time_s = parse_time(arguments.time)

@@ -26,6 +26,9 @@ ENGINES = ("local", "slurm-pilot", "slurm")
 ON_DEMAND = "pilot on demand"
 """The engine of ``rms pilot``."""
 
+HOSTS = "hosts"
+"""The engine of hosts that a remote shell reaches: of a cluster file, Grid Engine or PBS."""
+
 
 def add_engine(add: Callable[..., argparse.Action]) -> None:
     text = f"source of the nodes: {', '.join(ENGINES)} (default: local, this machine)"

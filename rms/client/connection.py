@@ -66,8 +66,9 @@ def ask(
     except ValueError as error:
         raise ServerError(str(error)) from None
     if status != 200:
-        # 503: the daemon cannot write its journal now.
-        raise ServerError(_refusal(content, status, path), 1 if status == 503 else 2)
+        # 503: the daemon cannot write its journal now. 410: an earlier run of a job, which has to
+        # wait for its end rather than go on.
+        raise ServerError(_refusal(content, status, path), 1 if status in (410, 503) else 2)
     try:
         return msgspec.json.decode(content, type=answer)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from rms.client.connection import ServerError, ask, sendable, server_address
-from rms.wire.messages import JOB_VARIABLE, TOKEN_VARIABLE, LaunchRequest, StepNumber, StepState
+from rms.wire.messages import (
+    JOB_VARIABLE,
+    RUN_VARIABLE,
+    TOKEN_VARIABLE,
+    LaunchRequest,
+    StepNumber,
+    StepState,
+)
 from rms.wire.mpiexec import is_program
 
 T = TypeVar("T")
@@ -66,10 +73,10 @@ def launch(arguments: argparse.Namespace) -> int:
     body = LaunchRequest(
         command, str(Path.cwd()), sendable(env), own_output(1), own_output(2), os.urandom(8).hex()
     )
-    steps = f"/jobs/{job}/steps"
-    number = _until_answered(StepNumber, server, "POST", steps, body, token).step
+    steps, run = f"/jobs/{job}/steps", f"?run={env.get(RUN_VARIABLE, '0')}"
+    number = _until_answered(StepNumber, server, "POST", f"{steps}{run}", body, token).step
     while True:
-        state = _until_answered(StepState, server, "GET", f"{steps}/{number}", None, token)
+        state = _until_answered(StepState, server, "GET", f"{steps}/{number}{run}", None, token)
         if state.exit_code is not None:
             if state.message:
                 print(f"rms: {state.message}", file=sys.stderr)

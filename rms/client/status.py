@@ -170,6 +170,10 @@ def job_facts(job: JobRow) -> Iterator[tuple[str, str]]:
         rates = [f"{s.steps / s.seconds:.4g} on {s.nodes}" for s in job.seen if s.seconds > 0.0]
         yield "steps a second", ", ".join(rates)
     yield "energy", OwnerEnergy.of(job.energy).words
+    if job.slurm.slurm_job:
+        held = job.slurm.held or []
+        since = [f"{','.join(own.nodes)} since {clock(own.at_s)}" for own in held]
+        yield "in Slurm", "; ".join([f"job {job.slurm.slurm_job}", *since])
     if by_slurm := slurm_words(job.slurm):
         yield "by Slurm", by_slurm
     for name, listed in (("only on", job.nodelist), ("not on", job.exclude)):

@@ -50,8 +50,8 @@ class Idle:
         self.since_s.update(dict.fromkeys(nodes, now_s))
 
     def whole_since_s(self, slots: Iterable[Node]) -> float:
-        """Return the time since which all slots of an idle host are idle."""
-        return max([self.since_s.get(node, -inf) for node in slots])
+        """Return the time since which all slots of an idle host are idle, inf before any event."""
+        return max([self.since_s.get(node, inf) for node in slots])
 
     def switch(self, now_s: float, *, on: bool) -> None:
         """Enter that a host was powered on or off."""

@@ -41,7 +41,7 @@ from rms.daemon.jobs.worlds import Worlds
 from rms.daemon.kernels import tasks_of
 from rms.daemon.nodes.energy import CapWatch, Meters
 from rms.daemon.nodes.nodes import (
-    POWERED_BY_SLURM,
+    POWERED_ELSEWHERE,
     FrequencyControl,
     LeaseWatch,
     Nodes,
@@ -232,7 +232,7 @@ class Daemon:
         policy = guarded(placing(name, self.context.settings.policy_modules))
         check_placement(policy, self.context.cluster)
         if not policy.always_on and self.launcher.shared_filesystem:
-            raise PolicyError(POWERED_BY_SLURM)
+            raise PolicyError(POWERED_ELSEWHERE)
         self.journal.policy(name, self.time())
         self.scheduler.engine.policy = policy
         self.frequencies.begin()

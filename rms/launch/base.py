@@ -194,6 +194,7 @@ class EngineNodes:
         starts_steps: whether a script can be started on a node without a job of its own.
         max_concurrent_resizes: how many jobs policies should resize at once, 0 for any number.
         unavailable_label: the state of nodes that are unavailable.
+        logs_nodes: whether it logs itself which nodes become unavailable.
     """
 
     requeue_on_shutdown = False
@@ -201,6 +202,7 @@ class EngineNodes:
     starts_steps = True
     max_concurrent_resizes = 0
     unavailable_label = "down"
+    logs_nodes = False
 
     def open(self) -> None:
         """Begin: the daemon serves."""
@@ -239,9 +241,17 @@ class EngineNodes:
         """Return the nodes that jobs cannot have now, None while these are unknown."""
         return None
 
+    def lost(self) -> Collection[str]:
+        """Return nodes that are down or no longer held, and whose processes may not end here."""
+        return ()
+
     def silent_s(self) -> float:
         """Return the time without an answer of the resource manager, 0 while it answers."""
         return 0.0
+
+    def complaints(self) -> Sequence[str]:
+        """Return lines for the log on answers of the resource manager that cannot be used."""
+        return ()
 
     def leases(self) -> LeaseTerms | None:
         """Return the time for which nodes are held, None for nodes that are there for good."""

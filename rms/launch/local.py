@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import IO
 
 from rms.core.model.cluster import Cluster
+from rms.core.model.contention import Processors
 from rms.core.model.jobs import NodePower
-from rms.formats.config import FileError, read_cluster
+from rms.formats.config import ClusterFile, FileError, read_cluster
 from rms.formats.profiles import Machine
 from rms.launch.base import (
     EngineNodes,
@@ -57,6 +58,7 @@ from rms.wire.messages import (
     LAUNCHES_VARIABLE,
     LISTENER_VARIABLE,
     PROCESSORS_VARIABLE,
+    RUN_VARIABLE,
     SERVER_VARIABLE,
     SLOTS_VARIABLE,
     TOKEN_VARIABLE,
@@ -167,6 +169,8 @@ class LocalLauncher:
         shared_filesystem: whether jobs run on other machines, whose files may appear late.
         watches_processes: whether it reads the memory of all processes of a job, and can send them
             any signal.
+        run_of: how often a job was requeued. Each run has files of its own for its ends, so that no
+            process of an earlier run, on a host that comes back, writes into them.
     """
 
     state: Path
@@ -180,6 +184,9 @@ class LocalLauncher:
     nodes: EngineNodes = field(default_factory=EngineNodes, init=False, repr=False)
     clocks: NodeClocks = field(default_factory=LocalClocks, init=False, repr=False)
     meter_token: str = field(default="", init=False, repr=False)
+    run_of: Callable[[str], int] = field(
+        default_factory=lambda: lambda _: 0, init=False, repr=False
+    )
 
     shared_filesystem = False
     watches_processes = True
@@ -242,7 +249,12 @@ class LocalLauncher:
 
     def status_file(self, job: str) -> Path:
         """Return the file of a script's exit status."""
-        return self.state / "jobs" / job / "status"
+        return self._file(job, "status")
+
+    def _file(self, job: str, name: str) -> Path:
+        """Return a file of the present run of a job."""
+        run = self.run_of(job)
+        return self.state / "jobs" / job / (f"{name}.{run}" if run else name)
 
     def script_env(self, job: str, path: str) -> dict[str, str]:
         """Return the variables of a job's script that its launcher sets."""
@@ -250,6 +262,7 @@ class LocalLauncher:
             "PATH": f"{self.shims}{os.pathsep}{path}",
             "RMS_SERVER": self.server,
             "RMS_STATUS": str(self.status_file(job)),
+            RUN_VARIABLE: str(self.run_of(job)),
             INSTANCE_VARIABLE: f"{self.instance_id}:{job}",
         }
 
@@ -311,6 +324,7 @@ class LocalLauncher:
             SLOTS_VARIABLE: " ".join(launch.slots),
             COMPLETION_VARIABLE: str(record),
             WORLD_VARIABLE: str(launch.launch),
+            RUN_VARIABLE: str(self.run_of(job)),
             "RMS_SERVER": self.server,
             INSTANCE_VARIABLE: f"{self.instance_id}:{job}",
         }
@@ -343,7 +357,7 @@ class LocalLauncher:
 
     def completion_file(self, job: str, step: int) -> Path:
         """Return the file of the completion record of a step."""
-        return self.state / "jobs" / job / f"completion-{step}.json"
+        return self._file(job, f"completion-{step}.json")
 
     def members(self, job: str | None = None, launch: int | None = None) -> list[int]:
         """Return the live processes of a launch, of a job, or of all jobs of this daemon."""
@@ -400,6 +414,9 @@ class LocalLauncher:
         """
         for pid in self.members(job, launch):
             self.end_process(pid)
+
+    def end_leftovers(self, job: str) -> None:
+        """End what a run without processes here may have left on hosts, before these are used."""
 
     def end_process(self, pid: int) -> None:
         """End a process at once; the daemon repeats this until the process is gone."""
@@ -532,6 +549,41 @@ def from_file(path: Path, *, shared: bool = False) -> Cluster:
         first += of_node
     columns = cluster.power, cluster.bandwidth_gb_s, (), cluster.levels, cluster.processors
     return Cluster(cluster.nodes, tuple(slots), *columns)
+
+
+def host_cluster(
+    hosts: tuple[str, ...], slots: tuple[tuple[str, ...], ...] | None, file: ClusterFile | None
+) -> Cluster:
+    """Return nodes with their slots (for None those of the file) and the power of the file."""
+    gb_s: tuple[float, ...] = ()
+    kinds: tuple[tuple[Processors, ...], ...] = ()
+    levels = () if file is None else file.levels
+    if file is None:
+        slots = slots or ()
+        core, cores = CORE_POWER, [len(own) for own in slots]
+        power = tuple(
+            NodePower(core.idle_w * n, core.static_w * n, core.dynamic_w * n) for n in cores
+        )
+    else:
+        at = [file.nodes.index(host) for host in hosts]
+        power = tuple(file.power[n] for n in at)
+        gb_s = tuple(file.bandwidth_gb_s[n] for n in at) if file.bandwidth_gb_s else ()
+        kinds = tuple(file.processors[n] for n in at) if file.processors else ()
+        if slots is None:
+            slots = tuple(numbered(file.slots[n], gpus=bool(file.gpus[n])) for n in at)
+        for host, kind, own in zip(hosts, kinds, slots, strict=False):
+            if (number := sum(processors.number for processors in kind)) != len(own):
+                expected = f"as many processors of {host} in the cluster file as slots, {len(own)}"
+                raise FileError(f"expected {expected}, got {number}")
+    placed = tuple(
+        tuple(f"{host}/{slot}" for slot in own) for host, own in zip(hosts, slots, strict=True)
+    )
+    return Cluster(hosts, placed, power, gb_s, levels=levels, processors=kinds)
+
+
+def numbered(number: int, *, gpus: bool) -> tuple[str, ...]:
+    """Return the names of so many slots of a host."""
+    return tuple(f"{'gpu' if gpus else 'core'}:{n}" for n in range(number))
 
 
 def with_levels(cluster: Cluster, env: Mapping[str, str]) -> Cluster:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rms.wire.messages import WORLD_VARIABLE
+from rms.wire.messages import MARK_VARIABLE, WORLD_VARIABLE
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -113,7 +113,7 @@ def children(pid: int) -> list[int]:
 # A restarted daemon recognizes the processes of jobs by their environment; one without it is a
 # descendant of others.
 
-INSTANCE_VARIABLE = "RMS_MARK"
+INSTANCE_VARIABLE = MARK_VARIABLE
 """Environment variable of every process of a job: ``INSTANCE_ID:JOB``."""
 
 NO_ENVIRONMENT = ("", "")
@@ -157,6 +157,11 @@ class Processes:
         """Return the jobs that live processes belong to, sorted."""
         self._scan()
         return sorted({job for pid, (job, _) in self._own.items() if alive(pid)})
+
+    def owners(self) -> list[tuple[str, str]]:
+        """Return the jobs and launches that live processes belong to, sorted."""
+        self.of(None, None)
+        return sorted({owner for pid, owner in self._own.items() if alive(pid)} - {NO_ENVIRONMENT})
 
     def _scan(self) -> None:
         now = time.monotonic()

@@ -445,7 +445,7 @@ def _differences(result: Mapping[str, Any]) -> list[str]:
     if times < FEWEST_ROUNDS:
         runs = "a single run" if times == 1 else f"{times} runs"
         return [
-            f"From {runs} of each mode no difference can be told from noise: "
+            f"From {runs} of each mode no difference can be concluded: "
             f"use --times {FEWEST_ROUNDS} or more."
         ]
     if len(result["rows"]) < 2:
@@ -465,7 +465,7 @@ def _differences(result: Mapping[str, Any]) -> list[str]:
         alike = [f"{pair['than']} and {pair['mode']}" for pair in pairs if not pair["differs"]]
         lines.append(f"{name}, differences: {', '.join(apart) or 'none'}.")
         if alike:
-            lines.append(f"{name}, not distinguishable from noise: {', '.join(alike)}.")
+            lines.append(f"{name}, within the spread of the runs: {', '.join(alike)}.")
     return lines + causes(result)
 
 
@@ -500,21 +500,20 @@ def causes(result: Mapping[str, Any]) -> list[str]:
         effect = (
             f"{100.0 * abs(1.0 - ratio):.0f} % {'less' if ratio < 1.0 else 'more'} time"
             if pair["differs"]
-            else "no difference that can be told from noise"
+            else "no difference beyond the spread of the runs"
         )
         lines.append(f"{cause} ({modes}): {effect}.")
     return lines
 
 
 def _power(result: Mapping[str, Any]) -> list[str]:
-    shared = "Several nodes are one machine here: states and books count, times do not."
     power = f"Power is from {result['power_source']}."
     if result["power_source"] == "model":
         power = (
             "Power is modelled, not measured: a busy core draws its static and dynamic power at "
             "efficiency 1, an idle one its idle power."
         )
-    return [shared, power] if result.get("oversubscribed") else [power]
+    return [power]
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:

@@ -131,6 +131,13 @@ def read_completion(path: Path) -> CompletionRecord:
 SERVER_VARIABLE = "RMS_SERVER"
 JOB_VARIABLE = "RMS_JOB_ID"
 TOKEN_VARIABLE = "RMS_TOKEN"
+RUN_VARIABLE = "RMS_RUN"
+"""Set for scripts and ranks: how often their job was requeued before. The daemon refuses messages
+of an earlier run (status 410), whose host was given up and has come back."""
+
+MARK_VARIABLE = "RMS_MARK"
+"""Set for all processes of a job: the id of the daemon's journal and that of the job."""
+
 SLOTS_VARIABLE = "DMR_SLOTS"
 """Set for the ranks of a world: their slots, in rank order, such as ``cpu:0 cpu:1``."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 
 LAUNCHERS = ("srun", "mpirun", "mpiexec")
@@ -33,6 +34,21 @@ def mpiexec_command(
     if needed and os.geteuid() == 0:
         needed.append("--allow-run-as-root")
     return [mpiexec, *needed, *where, "-n", str(ranks), *command]
+
+
+def host_options(mpiexec: str, hosts: Sequence[str], env: Iterable[str]) -> list[str]:
+    """Return the options that start ranks on hosts in turn; one named twice takes two ranks.
+
+    Args:
+        env: names of the variables that all ranks are to have.
+    """
+    counts = ",".join(f"{host}:{len(list(same))}" for host, same in groupby(hosts))
+    if not is_open_mpi(mpiexec):
+        return ["-hosts", counts]
+    # Open MPI fills the first host otherwise, and takes no variable to other hosts by itself.
+    names = [name for name in env if name.isidentifier()]
+    exports = [word for name in names for word in ("-x", name)]
+    return ["--host", counts, "--map-by", "node:oversubscribe", *exports]
 
 
 def is_open_mpi(mpiexec: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from killed import COMMAND, Bench
 from killed import bench as open_bench
@@ -71,8 +72,11 @@ def test_new_ranks_that_die_without_a_report_end_the_job(bench: Bench) -> None:
 
 def test_ranks_that_are_silent_for_longer_than_a_move_may_take_are_ended(bench: Bench) -> None:
     begun(bench, "warm", 2, 0)
+    job = bench.daemon.jobs[ONE]
+    job.submission = msgspec.structs.replace(job.submission, requeue=False)
     bench.machine.end("1", 0)
     assert ended(bench, MOVE_S + 4 * LAST_REPORT_S)
+    assert ONE in bench.daemon.context.state.ended
     assert not bench.machine.of("1", 1)
 
 

@@ -8,7 +8,9 @@ import pytest
 from killed import Bench, Outliving, bench
 from submissions import hand_in
 
+from rms.core.model.events import HeldByUser
 from rms.core.model.jobs import JobId, JobSpec, JobState, Mode
+from rms.daemon.store.record import REQUEUED
 
 
 def look(opened: Bench) -> None:
@@ -61,3 +63,27 @@ def test_jobs_that_ran_do_not_run_again(
         assert [line.split(":")[0] for line in lines] == [
             *("job 2 COMPLETED", "job 3 FAILED", fourth)
         ]
+
+
+def test_a_job_that_was_requeued_has_no_status_and_runs_again(tmp_path: Path) -> None:
+    one = JobId("1")
+    with bench(tmp_path) as opened:
+        spec = JobSpec(one, opened.now_s, 4, 4, 4, Mode.FIXED, hold=True)
+        hand_in(opened.daemon, [spec], requeue=True)
+        opened.journal.flush()
+        size = (tmp_path / "journal-wal").stat().st_size
+        opened.daemon.handle(HeldByUser(opened.now_s, (one,), False))
+        look(opened)
+        opened.daemon.scripts.cancel(opened.daemon.jobs[one], REQUEUED)
+        opened.machine.end("1", None, 143)
+        look(opened)
+        assert opened.machine.begun == [("1", None)] * 2
+        opened.launcher.kill("1")
+        cut(opened, size)
+        opened.start()
+        look(opened)
+        state = opened.daemon.context.state
+        assert one in state.held, opened.said
+        opened.daemon.handle(HeldByUser(opened.now_s, (one,), False))
+        look(opened)
+        assert opened.machine.of("1")

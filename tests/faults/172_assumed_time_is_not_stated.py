@@ -1,4 +1,4 @@
-"""Nothing message at the submission of a job without ``--time`` how it was planned."""
+"""No message at the submission of a job without ``--time`` stated the time that is assumed."""
 
 from __future__ import annotations
 

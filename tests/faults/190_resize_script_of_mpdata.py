@@ -1,4 +1,4 @@
-"""A wrong DMR_RESIZE_AT is one sentence and status 2 for ``mpdata run`` as for other programs."""
+"""``mpdata run`` did not refuse a wrong DMR_RESIZE_AT in one sentence, as other programs do."""
 
 from __future__ import annotations
 

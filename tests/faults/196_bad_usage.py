@@ -1,4 +1,4 @@
-"""Wrong usage of rms, dmr and mpdata was answered without what was got, or what was meant."""
+"""Refusals of wrong usage named neither the wrong value nor the option that is close to it."""
 
 from __future__ import annotations
 

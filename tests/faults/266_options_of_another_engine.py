@@ -15,11 +15,10 @@ from rms.cli.main import main
 @pytest.mark.parametrize(
     ("words", "engines"),
     [
-        ("--reach ssh", "slurm-pilot or slurm"),
-        ("--ntasks-per-node 2", "slurm-pilot or slurm"),
+        ("--ntasks-per-node 2", "slurm-pilot or slurm or --reach ssh"),
         ("--partition debug", "slurm"),
-        ("--margin 30", "slurm-pilot"),
-        ("--engine slurm --margin 30", "slurm-pilot"),
+        ("--margin 30", "slurm-pilot or --reach ssh"),
+        ("--engine slurm --margin 30", "slurm-pilot or --reach ssh"),
         ("--engine slurm-pilot --partition debug", "slurm"),
     ],
 )
@@ -31,6 +30,11 @@ def test_options_of_another_engine_are_refused(
     assert refusal(f"rms serve {words}") == (
         f"rms: error: expected --engine {engines} for {option.split()[0]}, got --engine {engine}\n"
     )
+
+
+def test_a_remote_shell_needs_hosts(refusal: Callable[[str], str]) -> None:
+    expected = "rms: error: expected --cluster FILE.toml with --reach, got none\n"
+    assert refusal("rms serve --reach ssh") == expected
 
 
 def test_the_first_nodes_of_a_cluster_file_are_served(

@@ -1,4 +1,4 @@
-"""Commands named jobs and values that nobody had given, or did not report what they skipped."""
+"""Commands named jobs and values that no user had given, or did not report what they skipped."""
 
 from __future__ import annotations
 

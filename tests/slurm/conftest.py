@@ -12,12 +12,12 @@ from slurm_bed import NODES, Slurm, brought_up
 def asked(request: pytest.FixtureRequest) -> None:
     """Skip what starts a real Slurm unless that is wanted."""
     if not request.config.getoption("--slurm"):
-        pytest.skip("starts a real Slurm on this machine: asked for by --slurm")
+        pytest.skip("starts a real Slurm on this machine: expected --slurm")
 
 
 @pytest.fixture(scope="session", params=["linear", "cons_tres"])
 def session_slurm(asked: None, request: pytest.FixtureRequest) -> Iterator[Slurm]:
-    with brought_up("--nodes", str(NODES), "--select", request.param) as slurm:
+    with brought_up("--hosts", str(NODES), "--select", request.param) as slurm:
         yield slurm
 
 

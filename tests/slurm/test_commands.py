@@ -13,6 +13,7 @@ from slurm_bed import Slurm as Bed
 
 from rms.launch.slurm import site
 from rms.launch.slurm.commands import Meaning, Slurm, SlurmError
+from rms.launch.slurm.output import QueuedJob
 
 one_select = pytest.mark.parametrize("session_slurm", ["linear"], indirect=True)
 """For what does not depend on the way of selecting nodes."""
@@ -58,16 +59,22 @@ def test_an_array_in_the_queue_and_in_accounting(slurm: Bed) -> None:
         *["--nodes=2", "--exclusive", "--time=10", "--array=0-5", "--output=/dev/null"],
         *["--wrap", "sleep 600"],
     )
-    slurm.wait_until(lambda: len(slurm.idle()) == 0, "two run")
-    rows = [row for row in read.jobs("--states=all") if row.array_id == job]
-    assert sorted(row.task or 0 for row in rows) == [0, 1, 2, 3, 4, 5]
+
+    def rows() -> list[QueuedJob]:
+        return [row for row in read.jobs("--states=all") if row.array_id == job]
+
+    def running() -> list[int]:
+        return [row.job_id for row in rows() if row.state == "RUNNING"]
+
+    slurm.wait_until(lambda: len(running()) == 2, "two run")
+    assert sorted(row.task or 0 for row in rows()) == [0, 1, 2, 3, 4, 5]
     assert len(read.nodes()) == NODES
-    raw = [row.job_id for row in rows if row.state == "RUNNING"]
+    raw = running()
 
     def known() -> bool:  # accounting hears of a job when it is submitted and when it begins
         return [record.state for record in records(read, raw)] == ["RUNNING"] * 2
 
-    slurm.wait_until(known, "accounting has both")
+    slurm.wait_until(known, lambda: f"accounting has both, {raw}: {records(read, raw)}")
 
 
 def test_growing_and_shrinking(slurm: Bed) -> None:
@@ -130,7 +137,7 @@ def test_shrinking_to_nodes_it_has_not(slurm: Bed) -> None:
 
 @pytest.fixture(scope="module")
 def with_gres(asked: None) -> Iterator[Bed]:
-    with brought_up("--nodes", "2", "--select", "cons_tres", "--tokens", "1") as slurm:
+    with brought_up("--hosts", "2", "--select", "cons_tres", "--tokens", "1") as slurm:
         yield slurm
 
 
@@ -149,7 +156,7 @@ def test_a_site_with_gres_is_refused_before_slurm_breaks_a_donor(with_gres: Bed)
 
 
 def test_a_controller_that_is_away(asked: None) -> None:
-    with brought_up("--nodes", "1") as slurm:
+    with brought_up("--hosts", "1") as slurm:
         read = commands(slurm)
         assert read.ping()
         slurm.stop("slurmctld")

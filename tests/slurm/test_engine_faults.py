@@ -176,7 +176,7 @@ def test_others_took_the_nodes_of_a_start(rms: SlurmRms, answer: str) -> None:
 def test_permission_is_refused(rms: SlurmRms, answer: str) -> None:
     """A site that lets no running job grow any more: rolled back, with Slurm's words."""
     job = started(rms)
-    conf = rms.bed.folder / "slurm.conf"
+    conf = rms.bed.folder / "etc" / "slurm.conf"
     text = conf.read_text()
     conf.write_text(text.replace("permit_job_expansion,", ""))
     try:
@@ -283,7 +283,7 @@ def test_a_shrink_waits_for_the_controller(rms: SlurmRms, answer: str) -> None:
 
 @pytest.fixture(scope="module")
 def rigid(asked: None) -> Iterator[Slurm]:
-    with brought_up("--nodes", str(NODES), "--no-expand") as found:
+    with brought_up("--hosts", str(NODES), "--no-expand") as found:
         yield found
 
 

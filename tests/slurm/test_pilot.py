@@ -443,7 +443,7 @@ def test_a_node_that_goes_down(slurm: Slurm, alone: str) -> None:
         )
         pilot.until(lambda: f"job {jobs[1]}: lost its nodes" in pilot.said(), "requeue")
         assert pilot.row(jobs[0])["state"] == "RUNNING"
-        assert pilot.row(jobs[1])["state"] == "PENDING"
+        pilot.until(lambda: pilot.row(jobs[1])["state"] == "PENDING", "end of the lost run")
         pilot.ask("cancel", opted)
         pilot.until(lambda: pilot.row(jobs[1])["state"] == "RUNNING", "start elsewhere")
         assert down not in pilot.row(jobs[1])["nodes"]

@@ -29,13 +29,13 @@ def test_a_killed_agent_of_a_pilot_is_started_again_on_its_node(
     with closing(Metered(slurm, 2)) as pilot:
         pilot.until(lambda: sources(pilot) == ["rapl", "rapl"], "readings of both nodes")
         with counters:  # it stood still until its first reading was known
-            before = agents(pilot._mark)
+            before = agents(pilot.mark)
             assert len(before) == 2
             killed, other = sorted(before)
             os.kill(before[killed], signal.SIGKILL)
-            pilot.until(lambda: len(agents(pilot._mark)) == 1, "its end")
-            pilot.until(lambda: len(agents(pilot._mark)) == 2, "another agent")
-            after = agents(pilot._mark)
+            pilot.until(lambda: len(agents(pilot.mark)) == 1, "its end")
+            pilot.until(lambda: len(agents(pilot.mark)) == 2, "another agent")
+            after = agents(pilot.mark)
             assert after[other] == before[other] and after[killed] != before[killed]
         for pid in after.values():
             package = last_known(pilot, pid)["package-0"]

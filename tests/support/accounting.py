@@ -45,6 +45,7 @@ def records_from_text(text: str) -> list[AccountingRecord]:
         job, _, state, nodes, names, submit, start, end, name = words
         if "." in job:
             continue
+        submit_s, start_s = output._time(submit), output._time(start)
         rows.append(
             AccountingRecord(
                 job_id=output._whole(job),
@@ -52,8 +53,9 @@ def records_from_text(text: str) -> list[AccountingRecord]:
                 state=state.partition(" ")[0],  # CANCELLED by 1000
                 nodes=output._whole(nodes),
                 hosts=output.hosts(names),
-                submit_s=output._time(submit),
-                start_s=output._time(start),
+                submit_s=submit_s,
+                # After a shrink Slurm 24.11 has the job's own start here, and the shrink's there.
+                start_s=None if start_s is None else max(start_s, submit_s or 0.0),
                 end_s=output._time(end),
             )
         )

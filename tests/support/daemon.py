@@ -16,11 +16,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from processes import MARK, RMS, called, started
+from shims import Shims
 
 from rms.cli.main import main
 from rms.client.connection import ServerError, ask
@@ -29,6 +31,19 @@ from rms.wire.users import OVER, AcctAnswer
 
 POWER = "{ idle_w = 3.0, static_w = 5.0, dynamic_w = 7.0 }"
 DEADLINE_S = 180.0
+
+COLUMNS = ("id", "state", "size", "resizing", "resize_to", "step", "reason", "nodes")
+
+
+def stacks_of(pid: int) -> str:
+    """Return the stacks of a process of ``paced.py``, of any other nothing."""
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(file.readlink()).startswith("/memfd:stacks"):
+                os.kill(pid, signal.SIGUSR2)
+                time.sleep(0.1)
+                return file.read_text()
+    return ""
 
 
 class Rms:
@@ -44,13 +59,21 @@ class Rms:
         self.log = self.folder / "log"
         self.server = f"unix:{self.state / 'socket'}"
         self.process: subprocess.Popen[str] | None = None
-        self._mark = ""
+        self.mark = ""
         try:
             self.prepare()
             self.start()
         except BaseException:
             self.close()
             raise
+
+    @cached_property
+    def shims(self) -> Shims:
+        """Shims before the commands of the batch system, from the first use on.
+
+        On a test bed their folder comes first on the daemon's PATH.
+        """
+        return Shims(self.folder)
 
     # --- the daemon itself ----------------------------------------------------------------------
 
@@ -78,7 +101,7 @@ class Rms:
                     stderr=log,
                 )
             )
-        self._mark = self.process.mark  # type: ignore[attr-defined]
+        self.mark = self.process.mark  # type: ignore[attr-defined]
         self.until(lambda: self.said().count("serving at") > served, "a serving daemon")
 
     def said(self) -> str:
@@ -103,7 +126,7 @@ class Rms:
 
     def env(self) -> dict[str, str]:
         """Return the environment of a client: what it starts is killed with the daemon."""
-        return {**self.environment(), "RMS_SERVER": self.server, MARK: self._mark}
+        return {**self.environment(), "RMS_SERVER": self.server, MARK: self.mark}
 
     def rms(
         self, *words: str, folder: Path | None = None, **variables: str
@@ -188,8 +211,25 @@ class Rms:
             else:
                 time.sleep(every_s)
                 continue
-            raise AssertionError(f"no {what}; {why}:\n{self.said()}\n{self.surroundings()}")
+            words = (self.said(), self.job_lines(), self.surroundings())
+            raise AssertionError("\n".join([f"no {what}; {why}:", *words]))
         return found
+
+    def job_lines(self) -> str:
+        """Return a line for each job, and for each of its ranks that can be seen from here."""
+        lines = list[str]()
+        with contextlib.suppress(Exception):  # of a daemon that is gone
+            for row in self.rows():
+                if row["state"] not in OVER:
+                    lines.append(" ".join(f"{name}={row[name]}" for name in COLUMNS))
+            for pid, env in sorted(self.processes().items()):
+                with contextlib.suppress(OSError):
+                    waits = Path(f"/proc/{pid}/wchan").read_text()
+                    times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                    ids = [env.get(name) for name in ("DMR_WORLD", "DMR_JOIN", "PMI_RANK")]
+                    lines.append(f"pid {pid} world, request, rank {ids}: {times[0]} {waits}")
+                    lines.append(stacks_of(pid))
+        return "\n".join(lines)
 
     def surroundings(self) -> str:
         """Return what else a failed wait tells of."""
@@ -266,15 +306,15 @@ class Rms:
     def processes(self) -> dict[int, dict[str, str]]:
         """Return the live processes of jobs with their environments."""
         found = {}
-        for entry in Path("/proc").glob("[0-9]*/environ"):
+        for place in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                items = entry.read_bytes().decode(errors="replace").split("\0")
+                items = (place / "environ").read_bytes().decode(errors="replace").split("\0")
                 env = dict(item.split("=", 1) for item in items if "=" in item)
                 if "RMS_MARK" not in env:
                     continue
                 files = env.get("RMS_STATUS", "") + env.get("DMR_COMPLETION", "")
                 if env.get("RMS_SERVER") == self.server or str(self.state) in files:
-                    found[int(entry.parent.name)] = env
+                    found[int(place.name)] = env
         return found
 
     def ranks(self) -> list[int]:
@@ -326,7 +366,7 @@ def short_job_beside_array(rms: Rms, script: str, most: int) -> tuple[str, str]:
     first, second = f"{array}_1", f"{array}_2"
     assert rms.running(first)["size"] == most, rms.get(f"/history/{first}")
     short = rms.submit("sleep 0.5", "--mode", "fixed", "--nodes", "1", "--time", "1")
-    assert rms.over(short) == ["COMPLETED"]
+    assert rms.over(short) == ["COMPLETED"], rms.row(short)
     assert rms.resizes(first) == [(most, most - 1)]
     assert rms.row(first)["state"] == "RUNNING" and rms.row(second)["state"] == "PENDING"
     rms.until(lambda: len(rms.resizes(first)) == 2, "the node's way back")

@@ -1,8 +1,10 @@
 """Arrays of short malleable MPDATA jobs, resized and cancelled at random, their daemon killed.
 
-``scripts/soak`` runs it for 20 minutes. Printed is what was asked for and what came of it; it ends
-with 1 if a job is missing, doubled or has another end or other bits than it should, a process is
-left, the daemon holds more and more, or its books do not balance.
+``scripts/soak`` runs it for 20 minutes. The daemon, its agent of meters and ranks are stopped
+(SIGSTOP) for a while now and then, too. Printed is what was asked for and what came of it; it ends
+with 1 if a job is missing, doubled or has another end or other bits than it should, the answers
+about a job or a node fit no order of events (:mod:`virtual.history`), a process is left, the daemon
+holds more and more, or its books do not balance. ``--history`` writes the answers to a file.
 """
 
 from __future__ import annotations
@@ -21,17 +23,20 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from daemon import LocalRms, Rms
+from powercap import agents
 from processes import ROOT, called, program
+from virtual.history import Call, JobModel, SwitchModel, first_misfit
 
 from mpdata.cli.main import main as mpdata
 from rms.wire.users import OVER
@@ -44,6 +49,8 @@ MOST_OPEN = (3, 12, 2, 6)
 NODES = 5
 OVER_S = 900.0
 """For what is left at the end, on a machine that has other things to do."""
+
+METER = "while :; do echo node 61.7 W; sleep 1; done"
 
 SCRIPTS = {
     "one step": "{run}",
@@ -90,6 +97,7 @@ class Soak:
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
     drained: set[str] = field(default_factory=set)
     held: set[str] = field(default_factory=set)
+    calls: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
     life: int = 0
 
     # --- what is asked ------------------------------------------------------------------------
@@ -118,6 +126,7 @@ class Soak:
 
     def _submit(self, key: str, submission: tuple[list[str], int, str, int]) -> None:
         words, steps, state, tasks = submission
+        begun_s = time.monotonic()
         done = self.rms.rms("submit", *words, "--json", "-", PACE_S="0.04", PACE_LATE_S="0")
         if done.returncode:
             self.unanswered[key] = submission
@@ -129,6 +138,8 @@ class Soak:
         if known := self.jobs.keys() & ids:
             self.wrong.append(f"given twice: {sorted(known)}")
         self.jobs.update({one: Expected(steps, state) for one in ids})
+        for one in ids:
+            self.note(f"job {one}", "submit", begun_s, "ok")
 
     def resize(self) -> None:
         """Ask for another size of a running job."""
@@ -160,8 +171,11 @@ class Soak:
 
     def look(self) -> None:
         """See what has become of the jobs, and what the daemon holds."""
+        known, begun_s = list(self.jobs), time.monotonic()
         with contextlib.suppress(AssertionError):
             self.rows = {row["id"]: row for row in self.rms.rows()}
+            for job in known:
+                self.note(f"job {job}", "read", begun_s, seen(self.rows.get(job)))
             ended = sum(row["state"] in OVER for row in self.rows.values())
             self.samples.append(holding(self.rms, self.life, ended))
 
@@ -195,18 +209,47 @@ class Soak:
 
     def ask(self, *words: str) -> bool:
         """Ask for something that may be refused; return whether it was done."""
+        begun_s = time.monotonic()
         done = self.rms.rms(*words)
+        self.enter(words, begun_s, done)
         self.counted[words[0] if not done.returncode else f"{words[0]} refused"] += 1
         if done.returncode:
             self.refused(words[0], done)
         return not done.returncode
+
+    def enter(
+        self, words: tuple[str, ...], begun_s: float, done: subprocess.CompletedProcess[str]
+    ) -> None:
+        """Enter a command and its answer in the history."""
+        what, *names = words
+        away = bool(done.returncode) and self._is_away(done)
+        answer = None if away else "refused" if done.returncode else "ok"
+        if what in ("drain", "resume"):
+            state = "drained" if what == "drain" else "up"
+            for node in names:
+                self.note(f"node {node}", state, begun_s, answer)
+        elif what != "policy":
+            job = names[0]
+            for one in self.jobs:
+                if one == job:
+                    self.note(f"job {one}", what, begun_s, answer)
+                elif one.partition("_")[0] == job:  # of an array, a task may be over
+                    self.note(f"job {one}", what, begun_s, None)
+
+    def note(self, subject: str, kind: str, begun_s: float, answer: str | None) -> None:
+        """Enter a call in the history of a job or a node."""
+        ended_s = inf if answer is None else time.monotonic()
+        self.calls[subject].append(Call(kind, begun_s, ended_s, answer))
+
+    def _is_away(self, done: subprocess.CompletedProcess[str]) -> bool:
+        return "running daemon" in done.stderr or self.rms.process.poll() is not None  # type: ignore[union-attr]
 
     def refused(self, what: str, done: subprocess.CompletedProcess[str]) -> None:
         """Hold a refusal against the daemon, unless it was killed."""
         lines = done.stderr.strip().splitlines()
         words = re.sub(r"\d+(_\d+)?", "N", (lines or done.stdout.strip().splitlines() or [""])[0])
         self.counted[f"  because {words[:90]}"] += 1
-        away = "running daemon" in done.stderr or self.rms.process.poll() is not None  # type: ignore[union-attr]
+        away = self._is_away(done)
         if len(lines) != 1 or not (away or what != "submit"):
             self.wrong.append(f"{what}: status {done.returncode}: {done.stderr}")
 
@@ -229,6 +272,21 @@ class Soak:
         for key, submission in list(self.unanswered.items()):
             self._submit(key, submission)
 
+    def stop(self) -> None:
+        """Stop the daemon, its agent or a rank for a while, as a paused machine does."""
+        assert self.rms.process is not None
+        stopped = {
+            "daemon": [self.rms.process.pid],
+            "agent": [*agents(self.rms.mark).values()],
+            "rank": self.rms.ranks(),
+        }
+        what = self.rng.choice([name for name, pids in stopped.items() if pids])
+        pid = self.rng.choice(stopped[what])
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+            self.counted[f"{what} stopped"] += 1
+            threading.Timer(self.rng.uniform(0.1, 2.0), _go_on, (pid,)).start()
+
     def act(self) -> None:
         """Ask for something."""
         acts: dict[Callable[[], None], int] = {
@@ -240,6 +298,7 @@ class Soak:
             self.hold: 1,
             self.requeue: 1,
             self.look: 3,
+            self.stop: 1,
         }
         self.rng.choices(list(acts), list(acts.values()))[0]()
         time.sleep(self.rng.uniform(0.0, 0.4))
@@ -275,6 +334,12 @@ class Soak:
         for job, expected in self.jobs.items():
             if job in rows:
                 self._check(rows[job], expected)
+        self.look()
+        for subject, calls in self.calls.items():
+            model = JobModel() if subject.startswith("job") else SwitchModel("up")
+            if misfit := first_misfit(model, calls):
+                lines = "\n    ".join(map(str, misfit[-8:]))
+                self.wrong.append(f"answers about {subject} fit no order:\n    {lines}")
         self.counted["resizes"] = sum(len(row["resizes"]) for row in rows.values())
         self.look()
         self.rms.nothing_left()
@@ -320,6 +385,21 @@ class Soak:
                 self.wrong.append(f"life {life}: memory grew from {kib[0]} to {kib[1]} KiB")
 
 
+def seen(row: dict[str, Any] | None) -> str:
+    """Return the state of a job's row, as the model of jobs has it."""
+    if row is None:
+        return "ABSENT"
+    if row["state"] in OVER:
+        return "OVER"
+    held = row["state"] == "PENDING" and row["reason"].startswith("JobHeldUser")
+    return "HELD" if held else str(row["state"])
+
+
+def _go_on(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
 def holding(rms: Rms, life: int, ended: int) -> Sample:
     """Return what the daemon's process holds."""
     assert rms.process is not None
@@ -351,7 +431,8 @@ def soak(
     Args:
         keep: where the daemon's folder is copied if something is.
     """
-    rms = LocalRms(nodes, "--grace", "5", "--boot-deadline", "120", "--keep-events", "1500")
+    limits = ("--grace", "5", "--boot-deadline", "120", "--keep-events", "1500")
+    rms = LocalRms(nodes, *limits, "--meter-command", METER)
     try:
         found = Soak(rms, random.Random(seed), nodes)
         try:
@@ -379,10 +460,16 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=5, metavar="N", help="default 5")
     parser.add_argument("--seed", type=int, default=1, metavar="N")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="copy the folder of a fault here")
+    parser.add_argument("--history", type=Path, metavar="FILE", help="write all answers here")
     asked = parser.parse_args()
+    if asked.history is not None and not asked.history.absolute().parent.is_dir():
+        parser.error(f"expected --history in a folder that exists, got {asked.history}")
     for number in (signal.SIGTERM, signal.SIGINT):  # what was started is ended then
         signal.signal(number, lambda *_: sys.exit(130))
     found = soak(asked.seconds, asked.kills, asked.seed, asked.keep)
+    if asked.history is not None:
+        lines = [f"{subject}: {call}" for subject, calls in found.calls.items() for call in calls]
+        asked.history.write_text("\n".join([*lines, ""]))
     print("\n".join(f"{count:6d} {what}" for what, count in found.counted.items()))
     print(
         f"{len(found.jobs)} jobs, {found.life} kills; {'WRONG' if found.wrong else 'all is well'}"

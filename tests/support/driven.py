@@ -20,7 +20,7 @@ from rms.core.model.events import (
     Submitted,
 )
 from rms.core.model.jobs import JobId, JobSpec, Mode, Speedup
-from rms.core.policies import named
+from rms.core.policies import Policy, named
 from rms.core.scheduler.engine import Engine
 from rms.sim.simulator import Simulation
 
@@ -57,8 +57,10 @@ def job(
 class Driven:
     """An engine whose starts begin at once, and whose resizes take no time unless held."""
 
-    def __init__(self, nodes: int, policy: str = "backfill-share", *, prompt: bool = True) -> None:
-        self.engine = Engine(nodes, named(policy))
+    def __init__(
+        self, nodes: int, policy: str | Policy = "backfill-share", *, prompt: bool = True
+    ) -> None:
+        self.engine = Engine(nodes, named(policy) if isinstance(policy, str) else policy)
         self.prompt = prompt
 
     def happen(self, *events: Event) -> list[tuple[str, int]]:

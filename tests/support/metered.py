@@ -45,7 +45,7 @@ class MeteredRms(LocalRms):
 
     def agent(self) -> int:
         """Return the agent, once there is one."""
-        return int(self.until(lambda: agents(self._mark).get(""), "an agent"))
+        return int(self.until(lambda: agents(self.mark).get(""), "an agent"))
 
     def sources(self) -> list[str]:
         return [row["power_source"] for row in self.get("/nodes")]

@@ -23,7 +23,8 @@ class OnDemand(Rms):
         return [*RMS, "pilot", "--state", str(self.state), *plain, *self._options]
 
     def environment(self) -> dict[str, str]:
-        path = os.pathsep.join((str(BIN), self.bed.environment["PATH"]))
+        first = (self.folder / "bin", BIN, self.bed.environment["PATH"])
+        path = os.pathsep.join(map(str, first))
         return {**self.bed.environment, "RMS_PROFILES": "", "PATH": path}
 
     def surroundings(self) -> str:

@@ -82,10 +82,10 @@ def marked(mark: str) -> list[int]:
     Sessions and groups would not do: mpiexec's proxies and ranks each make their own.
     """
     found = []
-    for entry in Path("/proc").glob("[0-9]*/environ"):
+    for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if f"{MARK}={mark}".encode() in entry.read_bytes().split(b"\0"):
-                found.append(int(entry.parent.name))
+            if f"{MARK}={mark}".encode() in (place / "environ").read_bytes().split(b"\0"):
+                found.append(int(place.name))
     return found
 
 

@@ -30,6 +30,49 @@ METRICS_TOKEN = "of Prometheus"
 SCRIPT = {"text": "#!/bin/sh\ntrue\n", "name": "job", "cwd": "/", "env": {"A": "1"}, "options": {}}
 
 
+async def answered(
+    app: Any,
+    method: str,
+    path: str,
+    body: bytes | None,
+    shown: str | None,
+    server: tuple[str, int | None] | None,
+    state: dict[str, Any] | None = None,
+) -> tuple[int, dict[str, str], bytes]:
+    """Call an ASGI application; return the status, the headers and the body of its answer.
+
+    Args:
+        body: None for a client that is gone before it has sent one.
+        shown: the header ``Authorization``, if any.
+        server: the address at which the request arrives.
+    """
+    path, _, query = path.partition("?")
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": unquote(path),
+        "query_string": query.encode(),
+        "raw_path": path.encode(),
+        "headers": [(b"authorization", shown.encode())] if shown else [],
+        "server": server,
+        "state": state or {},
+    }
+    messages: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if body is None:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        messages.append(message)
+
+    await app(scope, receive, send)
+    headers = {key.decode(): value.decode() for key, value in messages[0]["headers"]}
+    text = b"".join(message.get("body", b"") for message in messages)
+    return messages[0]["status"], headers, text
+
+
 class Idle(LocalLauncher):
     """Starts nothing: a script counts as started, and runs until the daemon ends."""
 
@@ -93,30 +136,12 @@ class Routed:
             shown = session.sign_request(method, path, digest(body))
         elif token is not None:
             shown = f"Bearer {token}"
-        path, _, query = path.partition("?")
-        scope = {
-            "type": "http",
-            "method": method,
-            "path": unquote(path),
-            "query_string": query.encode(),
-            "raw_path": path.encode(),
-            "headers": [(b"authorization", shown.encode())] if shown else [],
-            "server": server,
-            "state": {} if peer is None else {PEER: peer},
-        }
-        said: list[dict[str, Any]] = []
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send(message: dict[str, Any]) -> None:
-            said.append(message)
-
         stop = self.stopped.append
         routes = Routes(self.daemon, lambda: stop(True), USERS_TOKEN, ["socket"], METRICS_TOKEN)
-        self.loop.run_until_complete(routes.app()(scope, receive, send))  # type: ignore[arg-type]
-        self.headers = {key.decode(): value.decode() for key, value in said[0]["headers"]}
-        return said[0]["status"], b"".join(message.get("body", b"") for message in said)
+        state = {} if peer is None else {PEER: peer}
+        work = answered(routes.app(), method, path, body, shown, server, state)
+        status, self.headers, text = self.loop.run_until_complete(work)
+        return status, text
 
     def session(self, token: str, name: str, peer: Peer, *, over_tcp: bool = True) -> Session:
         """Return a client's session after a handshake, whether or not the daemon has the token."""

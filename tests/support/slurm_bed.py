@@ -1,4 +1,4 @@
-"""A real Slurm on this machine for tests: the test bed of ``scripts/slurm-testbed``."""
+"""A real Slurm on this machine for tests: on the hosts of ``scripts/cluster``."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from typing import Any
 import pytest
 from processes import ROOT
 
-SCRIPT = [sys.executable, str(ROOT / "scripts" / "slurm-testbed")]
+SCRIPT = [sys.executable, str(ROOT / "scripts" / "cluster")]
 DEADLINE_S = 180.0
 UP_DEADLINE_S = 600.0  # packages may have to be installed first
 LEAK_S = 60.0
 """Nodes that stay allocated for so long after the jobs were cancelled may be leaked."""
 NODES = 4
+VERSION = os.environ.get("SLURM_VERSION", "22.05")
+"""The version that the tests of Slurm start; `scripts/cluster up --help` names all."""
 
 
 def call_script(*words: str, deadline_s: float = UP_DEADLINE_S) -> subprocess.CompletedProcess[str]:
@@ -33,6 +35,16 @@ def call_script(*words: str, deadline_s: float = UP_DEADLINE_S) -> subprocess.Co
     return subprocess.run(
         [*SCRIPT, *words], capture_output=True, text=True, timeout=deadline_s, check=False
     )
+
+
+def shared_kernels() -> list[str]:
+    """Return the options by which all hosts have the machine code that scripts/test keeps.
+
+    A host compiles on its own disk otherwise; on a loaded machine that takes longer than a new
+    world has to boot.
+    """
+    folder = os.environ.get("NUMBA_CACHE_DIR")
+    return ["--share", folder] if folder else []
 
 
 @dataclass
@@ -143,8 +155,10 @@ class Slurm:
 
     def _up(self, *words: str) -> str:
         """Call ``up`` with the options of this test bed; return what it prints."""
-        options = [f"--{key}={self.record[key]}" for key in ("nodes", "select", "tokens")]
+        options = [f"--{key}={self.record[key]}" for key in ("slurm", "select", "tokens")]
+        options += [f"--hosts={self.record['nodes']}"]
         options += ["--no-expand"] if self.record["no_expand"] else []
+        options += [f"--share={path}" for path in self.record["share"]]
         up = call_script("up", "--folder", str(self.folder), *options, *words)
         assert up.returncode == 0, up.stderr
         return up.stdout
@@ -205,12 +219,19 @@ class Slurm:
 
 @contextlib.contextmanager
 def brought_up(*words: str) -> Iterator[Slurm]:
-    """A test bed in a folder of its own; brought down at the end, whatever happened."""
+    """A cluster in a folder of its own; brought down at the end, whatever happened.
+
+    Its hosts see the folder of temporary files of this machine, where the tests and their daemons
+    are.
+    """
     # Sockets lie in it, so pytest's long paths will not do.
     place = Path(tempfile.mkdtemp(prefix="slurm-"))
     folder = place / "bed"
     try:
-        up = call_script("up", "--folder", str(folder), "--json", "-", *words)
+        up = call_script(
+            *("up", "--folder", str(folder), "--json", "-", "--share", tempfile.gettempdir()),
+            *("--slurm", VERSION, *shared_kernels(), *words),
+        )
         assert up.returncode == 0, up.stderr
         yield Slurm(folder, json.loads(up.stdout))
     finally:

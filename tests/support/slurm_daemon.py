@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ class SlurmRms(Rms):
 
     def prepare(self) -> None:
         slow = self.folder / "bin" / "mpdata"
-        slow.parent.mkdir()
+        slow.parent.mkdir(exist_ok=True)
         paced = " ".join(program("paced"))
         slow.write_text(f'#!/bin/sh\nPACE_S=0.1 exec {paced} {MPDATA} "$@"\n')
         slow.chmod(0o755)
@@ -43,12 +42,16 @@ class SlurmRms(Rms):
         return [*RMS, "serve", "--state", str(self.state), *options]
 
     def environment(self) -> dict[str, str]:
-        path = (self.folder / "bin", BIN, os.environ["PATH"])
+        path = (self.folder / "bin", BIN, self.bed.environment["PATH"])
         return {**self.bed.environment, "PATH": os.pathsep.join(map(str, path))}
 
     def surroundings(self) -> str:
         queue = self.bed.run("squeue", "--states=all").stdout
-        return queue + self.bed.run("sinfo", "--Node", "--long").stdout
+        queue += self.bed.run("sinfo", "--Node", "--long").stdout
+        with contextlib.suppress(Exception):  # of a daemon that is gone
+            for row in self.rows():
+                queue += "".join(f"job {row['id']}: {why}\n" for why in self.rolled_back(row["id"]))
+        return queue
 
     def close(self) -> None:
         """End the daemon in order, so that it cancels its jobs in Slurm; then all the rest."""
@@ -100,21 +103,9 @@ class SlurmRms(Rms):
     @contextlib.contextmanager
     def without_a_look(self) -> Iterator[None]:
         """Let the daemon have no answer of squeue: it decides by what it knew of Slurm before."""
-        hold, waits, command = (self.folder / name for name in ("hold", "waits", "bin/squeue"))
-        squeue = shutil.which("squeue", path=self.bed.environment["PATH"])
-        new = self.folder / "squeue"
-        new.write_text(
-            f"#!/bin/sh\nwhile [ -e {hold} ]; do : > {waits}; sleep 0.05; done\n"
-            f'exec {squeue} "$@"\n'
-        )
-        new.chmod(0o755)
-        hold.touch()
-        new.rename(command)
-        try:
-            self.until(waits.exists, "question of the daemon")
+        with self.shims.held("squeue") as waits:
+            waits()
             yield
-        finally:
-            hold.unlink()
 
     def number(self, job: str) -> int:
         """Return a job's number in Slurm."""
@@ -170,7 +161,8 @@ class Pilot(Rms):
         return [*RMS, "serve", "--state", str(self.state), *options]
 
     def environment(self) -> dict[str, str]:
-        return {**self.slurm.environment, "SLURM_JOB_ID": self.allocation}
+        path = os.pathsep.join((str(self.folder / "bin"), self.slurm.environment["PATH"]))
+        return {**self.slurm.environment, "PATH": path, "SLURM_JOB_ID": self.allocation}
 
     def env(self) -> dict[str, str]:
         """Clients are outside the allocation."""
@@ -220,12 +212,13 @@ class Pilot(Rms):
                 found[int(parts[3])] = self.named(nodes)
         return [found[launch] for launch in sorted(found)]
 
-    def nothing_left(self) -> None:
-        """No process of a job, and no step of one, is left."""
+    def nothing_left(self, but: str = "") -> None:
+        """No process of a job, and no step of one, is left, but a step whose name ends so."""
         self.slurm.wait_until(lambda: not self.processes(), "no process left")
 
         def left() -> list[str]:
-            return [name for name in self.steps() if ".meter-" not in name]
+            steps = [name for name in self.steps() if ".meter-" not in name]
+            return [name for name in steps if not but or not name.endswith(but)]
 
         self.slurm.wait_until(
             lambda: not left(), lambda: f"no step left, got {left()}\n{self.said()}"

@@ -80,7 +80,7 @@ def test_each_script_runs_once_before_the_first_mode_and_is_counted_nowhere(
         whole = f"{part}: {jobs} of {jobs} jobs ended, "
         assert f"{part} ..." in progress and any(line.startswith(whole) for line in progress)
     assert "Before the first mode each script ran once (2 jobs" in done.stdout
-    assert "From 2 runs of each mode no difference can be told from noise" in done.stdout
+    assert "From 2 runs of each mode no difference can be concluded" in done.stdout
 
 
 def test_more_nodes_than_cores_is_refused(run: Run, tmp_path: Path) -> None:

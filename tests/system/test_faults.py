@@ -128,6 +128,29 @@ def test_the_old_world_goes_on(rms: Rms, alone: str, fault: str) -> None:
     TABLE.append((fault, "rolled back, same bits", "resized later", why))
 
 
+@pytest.mark.parametrize(
+    ("strategy", "script", "at", "resizes"),
+    [
+        ("spawn", "10:2,20:2", 10, "[[20, 1, 2]]"),
+        ("merge", "10:2,20:2", 10, "[[20, 1, 2]]"),
+        ("merge", "10:2,20:1,30:1", 20, "[[10, 1, 2], [30, 2, 1]]"),
+    ],
+    ids=["spawn", "merge grows", "merge shrinks"],
+)
+@pytest.mark.promise("rollback")
+def test_wrong_bytes_roll_back_and_the_next_resize_moves_all(
+    run: Run, strategy: str, script: str, at: int, resizes: str
+) -> None:
+    """By merge, ranks that stay then have their share of lists that differ from rank to rank."""
+    env = {"DMR_RESIZE_AT": script, "DMR_STRATEGY": strategy}
+    done = run(MPIEXEC, "-n", "1", *program("wrong_bytes"), str(at), env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (why,) = [line for line in done.stdout.splitlines() if "rolled back" in line]
+    assert "data did not arrive whole" in why
+    assert f"{resizes} cells True, items True" in done.stdout.splitlines()
+    TABLE.append((f"{strategy}: wrong bytes", "rolled back, same answer", f"{strategy} later", why))
+
+
 @pytest.mark.promise("rollback")
 def test_a_new_world_that_says_no_word(alone: str) -> None:
     """The deadline is so short that another daemon has to allow the resize after it."""

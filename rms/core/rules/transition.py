@@ -732,7 +732,9 @@ def _use_cluster(state: State, site: Site, lost: set[Node]) -> None:
     state.booting.clear()
     state.switched.clear()
     state.lent.clear()
-    state.idle = None if state.idle is None else Idle()
+    if state.idle is not None:
+        state.idle = Idle()
+        state.idle.begin(site.nodes, state.now_s)
     state.measured_w, state.idle_above_w = None, 0.0
     state.use_site()
     state.vacant = bytearray(b"\x01" * site.nodes)

@@ -74,6 +74,16 @@ class Engine:
         self.state.use_estimates(exact=policy.exact)
         self._rank()
 
+    def replace(self, policy: Policy) -> None:
+        """Let another policy decide in place of one that has failed.
+
+        No state is kept of a pass that was under way, so that a journal, which has its decisions
+        only, leads to the same state.
+        """
+        self.policy = policy
+        self._end_pass()
+        self.state.needs_pass = True
+
     def _count_usage(self) -> None:
         """Count the usage of accounts from now on, where the policy goes by it."""
         state, half_life_s = self.state, self._policy.order.half_life_s

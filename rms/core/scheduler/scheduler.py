@@ -112,7 +112,13 @@ class Scheduler:
             engine.follow(event, recorded)
             return list(recorded)
         engine.apply(event)
-        decisions: list[Decision] = []
+        decisions = self._decided(event)
+        if self.failure:
+            engine.replace(engine.policy)
+        return decisions
+
+    def _decided(self, event: Event) -> list[Decision]:
+        engine, decisions = self.engine, list[Decision]()
         policies = iter(self.stand_ins)
         while engine.asks(event):
             try:

@@ -67,6 +67,11 @@ class Twin:
             twin._begin(state)
         return twin
 
+    def knows(self, job_id: JobId) -> bool:
+        """Return whether its schedule may still go by the run of a job that is over."""
+        own = self.state
+        return job_id in own.pending or job_id in own.running or job_id in self.past
+
     @property
     def next_s(self) -> float:
         """The time of the next end after which a waiting job may start, or inf."""

@@ -80,6 +80,7 @@ from rms.wire.users import (
 
 JOB_QUERY = ("id", "state", "name", "user", "after", "limit")
 ACCT_QUERY = ("id", "state", "name", "user")
+RUN = "run"  # in requests of jobs: how often the job was requeued before
 QUERIES = {"/jobs": JOB_QUERY, "/acct": ACCT_QUERY}
 CANCELLED_AT_ONCE = 1000  # pending jobs that are cancelled before other requests get a turn
 ROWS_AT_ONCE = 100  # rows of jobs that are built before other requests get a turn
@@ -134,6 +135,12 @@ class Routes:
         def job(request: Request) -> None:
             job_id = _job_id(request)  # the error is the same for a job that does not exist
             self._check(request, job_name(job_id), f"job {job_id}")
+            run, now = request.query_params.get(RUN), self.daemon.jobs[job_id].run
+            if run is not None and run != str(now):
+                raise RefusedError(
+                    410,
+                    f"expected run {now} of job {job_id}, which was requeued, got run {run[:9]}",
+                )
 
         def meter(request: Request) -> None:
             self._check(request, METER_TOKEN, "this daemon's meters")
@@ -538,6 +545,7 @@ REFUSALS = {
     401: "The token is missing, wrong, or that of another connection.",
     404: "The job, node, step or path does not exist.",
     409: "The state of the job does not permit this.",
+    410: "The job was requeued, and the request is one of its earlier run.",
     413: "The request is too long.",
     503: "The journal cannot be written now: the disk is full, or its files are missing.",
 }
@@ -566,12 +574,13 @@ def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         schema = schemas[str(answer)]
         content = {METRICS_TYPE: {"schema": schema}} if answer is str else _json(schema)
         done = {"description": "It was done.", "content": content}
+        of_job = (RUN,) if endpoint.path.startswith("/jobs/") else ()
         parameters = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in re.findall(r"{(\w+)}", endpoint.path)
         ] + [
             {"name": name, "in": "query", "schema": {"type": "string"}}
-            for name in QUERIES.get(endpoint.path, ())
+            for name in QUERIES.get(endpoint.path, of_job)
         ]
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = {
             "summary": (endpoint.call.__doc__ or "").partition("\n")[0],

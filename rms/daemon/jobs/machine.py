@@ -213,6 +213,12 @@ class Requeue(ResizeAction, frozen=True):
     reason: str
 
 
+class GiveUp(ResizeAction, frozen=True):
+    """End this run of the job, which hangs; the job waits again if it may."""
+
+    reason: str
+
+
 class Say(ResizeAction, frozen=True):
     """Tell the operator."""
 
@@ -378,12 +384,11 @@ class ResizeMachine:
         return roll_back(job, context, message.reason)
 
     def _check_move(self, at: Flight, message: Observed) -> Instructions:
-        job, resize, context = at
+        _, resize, context = at
         if context.now_s <= resize.until_s:
             return []
         resize.until_s = inf
-        words = f"job {job.id}: no report of its resize for {MOVE_S:g} s; it is ended"
-        return [Say(words), Act.KILL_JOB]
+        return [GiveUp(f"no report of its resize for {MOVE_S:g} s")]
 
     # --- launches leave, nodes are given back ------------------------------------------------
 

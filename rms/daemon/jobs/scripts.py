@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rms.core.model.events import Ended, Event, Reopened, Requeued, Start, Started
@@ -20,6 +20,7 @@ from rms.launch.processes import check_own_file
 from rms.wire.messages import PROCESSORS_VARIABLE, TOKEN_VARIABLE
 from rms.wire.users import restart_words
 
+SUSPECT_S = 60.0  # time for which nodes of a run that hung get no job, where they are remote
 START_S = 0.02  # time budget for starting jobs, after which requests are answered for as long
 
 
@@ -156,6 +157,23 @@ class Scripts:
             job.ending, job.kill_at = state, kill_at
             self.terminate(job)
 
+    def give_up(self, job: JobRuntime, reason: str, hosts: Sequence[str]) -> None:
+        """End the run of a job that hangs, at once; the job waits again if it may, or has failed.
+
+        Its script ends with its ranks, so that it goes on to no other line.
+
+        Args:
+            hosts: nodes that may be the cause, which no job gets for some time.
+        """
+        context, now = self._context, self._context.now()
+        context.suspects.update(dict.fromkeys(hosts, now + SUSPECT_S))
+        log.warning(f"job {job.id}: {reason}; this run is ended")
+        if job.ending is None:
+            job.lost, job.ending = reason, REQUEUED if job.submission.requeue else "FAILED"
+        job.kill_at = now
+        context.journal.note(EndingNote(job.id, job.ending, now))
+        context.launcher.kill(job.id)
+
     def end_some(self) -> None:
         """End the jobs whose end was requested while the journal was full, once it is not."""
         context = self._context
@@ -182,10 +200,10 @@ class Scripts:
 
     def forget(self, job: JobRuntime) -> Notes:
         """Drop everything about a job's ended processes; return the notes for the next event."""
+        # Before the event: a waiting job with a status has ended, where a journal is damaged.
+        self._context.launcher.status_file(job.id).unlink(missing_ok=True)
         job.forget_processes()
         self._ends.pop(job.id, None)
-        # Before the event, else it is taken for that of the next run.
-        self._context.launcher.status_file(job.id).unlink(missing_ok=True)
         kinds = EndingNote, ResizeNote, ScriptNote, SignalNote
         return [*(kind(job.id) for kind in kinds), job.steps_note()]
 
@@ -201,7 +219,7 @@ class Scripts:
         if ending == REQUEUED:
             if not well or end_state:
                 before = "before its nodes are taken away" if self.stopping else "to start again"
-                self.requeue(job, f"requested to end {before}")
+                self.requeue(job, job.lost or f"requested to end {before}")
                 return
             ending = None  # it came to its own end in time
         limited = bool(job.submission.memory_mib)
@@ -223,6 +241,7 @@ class Scripts:
         reason = end_reason or f"script ended with {status}"
         reason = lost or (reason if failed is None else failed.message)
         limits = {"TIMEOUT": f"TimeLimit: {reason}", "OUT_OF_MEMORY": f"OutOfMemory: {reason}"}
+        reason = job.lost if job.lost and state == "FAILED" else reason
         reason = "" if state == "COMPLETED" else limits.get(state, reason)
         self.enter_end(job, status, reason, state)
         log.info(f"job {job.id} {state}{': ' if reason else ''}{reason}")

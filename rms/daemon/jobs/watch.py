@@ -8,7 +8,8 @@ it starts, is resized or is ending.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from math import inf
 from operator import itemgetter
 
 from rms.core.model.jobs import Job, JobState
@@ -18,11 +19,14 @@ from rms.daemon.jobs.worlds import Worlds
 from rms.daemon.store.context import Context, Faults, describe, log
 from rms.daemon.store.journal import JournalError
 from rms.daemon.store.notes import SignalNote
-from rms.daemon.store.record import JobRuntime
+from rms.daemon.store.record import JobRuntime, Pulse
 from rms.launch.base import NODES_LOST
 from rms.launch.processes import resident_mib
 
 LIMITS_LOOK_S = 1.0  # interval between two checks of a job's memory
+LOST_S = 10.0
+"""Time for the processes of a job on lost nodes to end by themselves, with a better reason."""
+
 BUDGET_S = 0.01  # time budget of a round, after which requests are answered
 
 
@@ -37,6 +41,7 @@ class JobWatch:
         self._context, self._scripts, self._worlds = context, scripts, worlds
         self._faults, self.has_signals = faults, False
         self._ends, self._unseen = 0, 0
+        self._lost: Collection[str] = ()
 
     def child_ended(self) -> None:
         """Let the next tick check all jobs, as the child may belong to any of them."""
@@ -47,6 +52,7 @@ class JobWatch:
         context, ends = self._context, self._ends
         now, jobs = context.now(), context.jobs
         first, self._unseen = self._unseen, 0
+        self._lost = context.launcher.nodes.lost()
         due = [  # of thousands of jobs nearly none is due: the test takes 0.125 us per job
             (at, job)
             for at, job in enumerate(map(jobs.__getitem__, context.state.running))
@@ -81,13 +87,18 @@ class JobWatch:
         if running.state is JobState.CONFIGURING and not self._scripts.see_started(job):
             return
         self._worlds.tick(job)
+        self._check_nodes(job, running, now)
+        self._check_pulse(job, running, now)
         self._check_limits(job, running, now)
-        if job.kill_at is not None and now > job.kill_at:
-            self._context.launcher.kill(job.id)
+        launcher, status = self._context.launcher, None
         if job.script is not None:
             status = job.script.status()
-            if status is not None:
-                self.end_script(job, status)
+        killed = job.kill_at is not None and now > job.kill_at
+        # An engine may need rounds to kill the rest, and would begin anew with every request.
+        if killed and (status is None or launcher.members(job.id)):
+            launcher.kill(job.id)
+        if status is not None:
+            self.end_script(job, status)
 
     def end_script(self, job: JobRuntime, status: int) -> None:
         """End a job whose script has ended, once it has no processes left."""
@@ -112,7 +123,44 @@ class JobWatch:
             if step.exit_code is None:
                 processes += [step.worlds[n] for n in step.current]
         calm = all(process.is_child and process.status() is None for process in processes)
-        return due_s(job, running) if calm else 0.0
+        limit_s, pulse = self._context.settings.stall_s, job.pulse
+        pulse_s = inf if pulse is None else pulse.due_s(limit_s)
+        return min(due_s(job, running), pulse_s) if calm else 0.0
+
+    def _check_nodes(self, job: JobRuntime, running: Job, now_s: float) -> None:
+        """Give up the run of a job on lost nodes whose processes do not end by themselves."""
+        gone: list[str] = []
+        if self._lost:
+            hosts = self._context.cluster.hosts_of(running.nodes)
+            gone = [host for host in hosts if host in self._lost]
+        if not gone or job.ending is not None:
+            job.lost_since_s = None
+        elif job.lost_since_s is None:
+            job.lost_since_s = now_s
+        elif now_s > job.lost_since_s + LOST_S:
+            self._scripts.give_up(job, f"lost its nodes: {', '.join(gone)}", gone)
+
+    def _check_pulse(self, job: JobRuntime, running: Job, now_s: float) -> None:
+        """Tell of a job without messages or steps; past ``--stall-limit`` give its run up."""
+        step = job.running_step
+        if running.state is not JobState.RUNNING or step is None or job.ending is not None:
+            job.pulse = None
+            return
+        if job.pulse is None and (step.has_polled or job.polls):  # a start, restart, suspension
+            job.pulse = Pulse.begin(now_s, job.step)
+        pulse, limit_s = job.pulse, self._context.settings.stall_s
+        if pulse is None or 0 < job.total <= job.step:
+            return
+        words = pulse.words(now_s)
+        if words and not pulse.reported:
+            log.warning(f"job {job.id}: {words}")
+        elif pulse.reported and not words:
+            log.info(f"job {job.id}: makes steps again")
+        pulse.reported = words
+        if limit_s is not None and now_s > pulse.stepped_s + pulse.late_s(limit_s):
+            what = words or f"no step for {now_s - pulse.stepped_s:.0f} s, after step {pulse.step}"
+            hosts = self._context.cluster.hosts_of(running.held)
+            self._scripts.give_up(job, f"{what} (--stall-limit {limit_s:g})", hosts)
 
     def _check_limits(self, job: JobRuntime, running: Job, now_s: float) -> None:
         """End a job that is past a limit; send its signal before its time is up."""

@@ -20,7 +20,7 @@ from rms.daemon.store.context import Context, Handle, describe, log
 from rms.daemon.store.journal import JournalError
 from rms.daemon.store.notes import LineNote, Note, Notes, ResizesNote, ScriptNote
 from rms.daemon.store.private import line_file
-from rms.daemon.store.record import JobRuntime, ResizeNote, ResizeState, Step, StepRateLimit
+from rms.daemon.store.record import JobRuntime, Pulse, ResizeNote, ResizeState, Step, StepRateLimit
 from rms.launch.base import LaunchCommand, LaunchError, ManagedProcess, WorldLaunch, hosts_of
 from rms.wire.messages import (
     LAUNCHES_VARIABLE,
@@ -60,10 +60,7 @@ class Worlds:
         running = context.state.running[job.id]
         if running.state is JobState.CONFIGURING:  # the script runs, but was not reported yet
             self._handle(Started(context.time(), job.id))
-        slots = context.cluster.slots_of(running.nodes)
-        relaunched = job.resize is not None and job.resize.state is ResizeState.STARTING
-        if job.resize is not None and relaunched:
-            slots = job.resize.slots
+        slots, resized = self.slots_of(job)
         number, step = len(job.steps), Step(command)
         context.private.keep(line_file(job.id, number), command.env)
         job.steps.append(step)
@@ -76,7 +73,7 @@ class Worlds:
         launches = tuple((launch, len(part)) for launch, part in parts.items())
         wanted = WorldLaunch(number, 0, (), command, launches=launches if len(parts) > 1 else ())
         try:
-            self._boot_worlds(job, wanted, parts, resized=relaunched)
+            self._boot_worlds(job, wanted, parts, resized=resized)
             step.current = tuple(parts)
             self.enter_worlds(job, step.current)
         except LaunchError as error:
@@ -85,6 +82,16 @@ class Worlds:
                 context.launcher.kill(job.id, launch)
         self.save_steps(job)
         return number
+
+    def slots_of(self, job: JobRuntime) -> tuple[Sequence[str], bool]:
+        """Return the slots of a job's next step, and whether they are those of its resize.
+
+        Nodes that a completed shrink gives up are the job's until its old ranks have left.
+        """
+        running = self._context.state.running.get(job.id)
+        if job.resize is not None and job.resize.committed:
+            return job.resize.slots, True
+        return () if running is None else self._context.cluster.slots_of(running.nodes), False
 
     def parts(
         self, job: JobId, command: LaunchCommand, slots: Sequence[str]
@@ -198,6 +205,7 @@ class Worlds:
             step.exit_code, step.message = status or 1, "died without a completion record"
         else:
             step.exit_code, step.message = status, f"program ended with {status}"
+        job.pulse = None
         self.feed(job, machine.StepEnded())
         self.save_steps(job)
 
@@ -215,6 +223,10 @@ class Worlds:
         job.step, job.total = poll.step, poll.steps
         step = job.running_step
         if step is not None:
+            now_s = self._context.now()
+            if job.pulse is None:
+                job.pulse, job.calm_until_s = Pulse.begin(now_s, job.step), 0.0
+            job.pulse.hear(now_s, job.step)
             before = step.has_polled, step.strategy, step.ranks, step.restartable
             step.has_polled, step.cooldown_s = True, poll.cooldown_s
             step.restartable = poll.restartable
@@ -417,6 +429,9 @@ class Worlds:
                 self._run_script(job)
             case machine.Requeue(reason):
                 self._scripts.requeue(job, reason)
+            case machine.GiveUp(reason):
+                held = self._context.state.running[job.id].held
+                self._scripts.give_up(job, reason, self._context.cluster.hosts_of(held))
             case machine.Say(words):
                 log.info(words)
 

@@ -43,9 +43,9 @@ from rms.launch.base import Demand, WaitingJob
 from rms.power.frequency import FrequencyError
 from rms.wire.messages import ClockOrders, ClockReport
 
-POWERED_BY_SLURM = (
-    "expected node_power always-on with Slurm's nodes, which Slurm itself powers off "
-    "(SuspendProgram), got another"
+POWERED_ELSEWHERE = (
+    "expected node_power always-on with nodes that the daemon does not power off itself (Slurm "
+    "does, by SuspendProgram), got another"
 )
 
 
@@ -77,7 +77,7 @@ class Nodes:
 
     def tick(self) -> None:
         """Tell the scheduler which nodes have become unavailable, or available."""
-        launcher = self._context.launcher
+        context, launcher = self._context, self._context.launcher
         silent_s, before_s = launcher.nodes.silent_s(), self._silent_s
         self._silent_s = silent_s
         if silent_s and not before_s:
@@ -85,11 +85,18 @@ class Nodes:
             log.warning(f"{words}: starts and resizes wait, running jobs go on")
         elif before_s and not silent_s:
             log.info(f"slurmctld answers again, after {before_s:.0f} s")
-        away = launcher.nodes.unavailable()
+        for words in launcher.nodes.complaints():
+            log.warning(words)
+        away, now, suspects = launcher.nodes.unavailable(), context.now(), context.suspects
+        for name in [name for name, until_s in suspects.items() if until_s <= now]:
+            del suspects[name]
+        if away is not None:
+            away = frozenset((*away, *suspects))
         if away is None or self._away == away:
             return
         gone = sorted(set(away) - (self._away or set()))
-        if gone and launcher.nodes.requeue_on_shutdown and launcher.nodes.leases() is None:
+        nodes = launcher.nodes
+        if gone and nodes.requeue_on_shutdown and not nodes.logs_nodes and nodes.leases() is None:
             log.warning(f"not to be had now: {', '.join(gone)}")
         self._away = frozenset(away)
         self._close_and_open(self._context.cluster.hosts)

@@ -253,7 +253,11 @@ def _begun(first: Entry | None, cluster: Cluster | None, *, again: bool) -> tupl
 def _use(result: Replayed, entry: Opened | PolicySet) -> bool:
     """Let the policy of an entry decide; return whether it exists."""
     policy = _policy(entry.policy, result.missing)
-    result.engine.policy = policy or stand_ins(result.scheduler.cluster)[0]
+    instead = policy or stand_ins(result.scheduler.cluster)[0]
+    if isinstance(entry, PolicySet) and entry.reason:
+        result.engine.replace(instead)
+    else:
+        result.engine.policy = instead
     return policy is not None
 
 
@@ -308,6 +312,7 @@ def resume(
         end_unrecorded_runs(daemon)
     if (scheduler.where, scheduler.cluster.names) == (where, cluster.names):
         scheduler.cluster = cluster
+        daemon.nodes.tick()  # before anything starts
         adopt(daemon)
     else:
         reopen(daemon, cluster)
@@ -357,7 +362,7 @@ def restore_jobs(journal: Journal, scheduler: Scheduler) -> dict[JobId, JobRunti
         if job_id in resizes:
             job.resizes = resizes[job_id].rows
         if job_id in steps:
-            job.launch_count = steps[job_id].launches
+            job.launch_count, job.run = steps[job_id].launches, steps[job_id].run
         if job_id in ends:
             end = ends[job_id]
             job.answer, job.exit_code = end.answer, end.exit_code
@@ -422,20 +427,26 @@ def _adopt(daemon: Daemon, job: JobRuntime, running: Job) -> None:
     script = daemon.launcher.find_script(job.id, pid)
     if running.state is JobState.CONFIGURING:
         if script is None:
+            away = daemon.launcher.nodes.unavailable() or ()
+            if not set(away).isdisjoint(daemon.context.cluster.hosts_of(running.nodes)):
+                _end_or_requeue(daemon, job, "could not start, its nodes do not answer yet", True)
+                return
             daemon.scripts.start(job, running.nodes)
             log.info(f"job {job.id}: started now, as decided before the restart")
             _go_on_ending(daemon, job)  # it may have been submitted to Slurm before
             return
         job.script = script
         if not script.started:
+            _go_on_ending(daemon, job)
             return
         daemon.handle(Started(daemon.time(), job.id))
     _take_back(daemon, job, script)
 
 
 def _take_back(daemon: Daemon, job: JobRuntime, script: ManagedProcess | None) -> None:
-    members, journal = restore_steps(daemon, job), daemon.journal
-    ending, resize = journal.noted(EndingNote, job.id), journal.noted(ResizeNote, job.id).resize
+    journal = daemon.journal
+    job.resize = resize = journal.noted(ResizeNote, job.id).resize
+    members = restore_steps(daemon, job)
     wanted = daemon.context.state.running[job.id].requested_nodes
     if (
         script is None
@@ -456,20 +467,28 @@ def _take_back(daemon: Daemon, job: JobRuntime, script: ManagedProcess | None) -
             if script.status() is None
             else f"job {job.id}: ended while the daemon was away"
         )
-    elif ending.state == REQUEUED or (job.submission.requeue and not ending.state):
-        daemon.scripts.requeue(job, "ended, its processes are gone")
-        return
     else:
-        log.info(f"job {job.id}: ended, its processes are gone")
-        state = "FAILED" if ending.state in ("", REQUEUED) else ending.state
-        reason = "its processes died while the daemon was away"
-        daemon.scripts.enter_end(job, 1, reason, state)
+        _end_or_requeue(daemon, job, "ended, its processes are gone", job.submission.requeue)
         return
-    job.resize = resize
     if job.launch_count:
         daemon.worlds.enter_worlds(job, (job.launch_count - 1,))
     daemon.worlds.feed(job, Adopted())
     _go_on_ending(daemon, job)
+
+
+def _end_or_requeue(daemon: Daemon, job: JobRuntime, words: str, again: bool) -> None:
+    """Let a job without processes here wait again, if it may, or end it."""
+    job.resize = None
+    daemon.launcher.end_leftovers(job.id)
+    state = daemon.journal.noted(EndingNote, job.id).state
+    if state == REQUEUED or (again and not state):
+        daemon.scripts.requeue(job, words)
+        return
+    log.info(f"job {job.id}: {words}")
+    if daemon.context.state.running[job.id].state is JobState.CONFIGURING:
+        daemon.handle(Started(daemon.time(), job.id))
+    reason = "its processes died while the daemon was away"
+    daemon.scripts.enter_end(job, 1, reason, "FAILED" if state in ("", REQUEUED) else state)
 
 
 def _go_on_ending(daemon: Daemon, job: JobRuntime) -> None:
@@ -493,7 +512,7 @@ def restore_steps(daemon: Daemon, job: JobRuntime) -> list[int]:
         return ManagedProcess(min(launcher.members(job.id, number), default=0))
 
     note = journal.noted(StepsNote, job.id)
-    job.keys, job.launch_count, job.steps = note.keys, note.launches, []
+    job.keys, job.launch_count, job.run, job.steps = note.keys, note.launches, note.run, []
     for number, step in enumerate(note.steps):
         line = journal.noted(LineNote, f"{job.id}/{number}")
         if not line.command:
@@ -516,9 +535,7 @@ def restore_steps(daemon: Daemon, job: JobRuntime) -> list[int]:
 def _find_first_world(daemon: Daemon, job: JobRuntime) -> None:
     """Find the first world of a step whose start was not noted; else let its line ask again."""
     launcher, step, first = daemon.launcher, job.steps[-1], job.launch_count
-    running = daemon.context.state.running.get(job.id)
-    slots = () if running is None else daemon.context.cluster.slots_of(running.nodes)
-    parts = daemon.worlds.parts(job.id, step.command, slots)
+    parts = daemon.worlds.parts(job.id, step.command, daemon.worlds.slots_of(job)[0])
     for number in range(first, first + len(parts)):
         kept, members = launcher.world_status_file(job.id, number), launcher.members(job.id, number)
         if members or kept.exists():

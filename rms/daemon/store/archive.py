@@ -121,8 +121,11 @@ def waits_for(context: Context, job_id: JobId) -> Later | None:
 
 
 def stalled(context: Context, job_id: JobId) -> str:
-    """Return why a start or resize of a job waits for Slurm, or ""."""
-    job = context.state.running.get(job_id)
+    """Return why a start or resize of a job waits for Slurm, or why it seems to hang, or ""."""
+    job, runtime = context.state.running.get(job_id), context.jobs.get(job_id)
+    pulse = None if job is None or runtime is None else runtime.pulse
+    if pulse is not None and pulse.reported:
+        return f"Stalled: {pulse.reported}"
     if job is None or (job.state is not JobState.CONFIGURING and job.requested_size is None):
         return ""
     return context.controller_away
@@ -170,6 +173,7 @@ def is_settled(context: Context, job: Job) -> bool:
 # them, decides the same.
 
 KEPT = 1_000  # number of jobs that are over and stay in memory
+MOST = 4  # limit of jobs that stay for the sake of the schedule of EASY, in multiples of those
 AT_ONCE = 100  # number of jobs that are archived at once: requests are answered in between
 
 NOTES = (
@@ -203,14 +207,16 @@ def retire(context: Context) -> bool:
 
 
 def _due(context: Context, number: int) -> Iterator[Job]:
-    """Yield the jobs among the first ended ones whose rows do not change any more."""
+    """Yield the jobs among the first ended ones that nothing depends on any more."""
     state, spans = context.state, context.scheduler.energy.measured.spans
+    twin = None if len(state.ended) > MOST * KEPT else context.scheduler.engine.twin
     wanted = {after.job for job in state.held.values() for after in job.spec.after}
     booked = {span.owner for span in spans.kept()}
     return (
         job
         for job_id, job in islice(state.ended.items(), number)
         if job_id not in booked
+        and (twin is None or not twin.knows(job_id))
         and wanted.isdisjoint((job_id, job.spec.array or job_id))
         and context.jobs[job_id].summary != ""
     )

@@ -258,6 +258,8 @@ class Settings:
     # from SIGTERM to SIGKILL: time for a job to reach a resize point and write its checkpoint
     grace_s: float = GRACE_S
     boot_s: float = BOOT_S
+    # time without a new step after which a job's run is given up; None: never
+    stall_s: float | None = None
     # run time to plan with for jobs without a limit; None: unlimited
     assumed_s: float | None = None
     # the user's modules whose functions a later policy may name
@@ -291,6 +293,8 @@ class Context:
     drained: frozenset[str] = frozenset()
     # names of nodes that could not be powered off or on, until a user resumes them
     broken: frozenset[str] = frozenset()
+    # nodes of runs that were given up, and until when they get no job: any of them may have failed
+    suspects: dict[str, float] = field(default_factory=dict)
     nodes_wait: str = ""  # why requested nodes are not there yet, "" if none are requested
     private: Private = field(init=False)
     metrics: Metrics = field(default_factory=Metrics, init=False)
@@ -301,6 +305,12 @@ class Context:
 
     def __post_init__(self) -> None:
         self.private = Private(self.launcher.state, self.launcher.instance_id)
+        self.launcher.run_of = self._run_of
+
+    def _run_of(self, job: str) -> int:
+        """Return how often a job was requeued, 0 for a name that is not a job's."""
+        runtime = self.jobs.get(JobId(job))
+        return 0 if runtime is None else runtime.run
 
     @property
     def state(self) -> State:

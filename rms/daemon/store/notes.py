@@ -182,11 +182,15 @@ class StepNote(msgspec.Struct, kw_only=True):
 
 
 class StepsNote(Note, tag="steps"):
-    """The steps of a job, the keys of its launcher lines, and the number of launches so far."""
+    """The steps of a job, the keys of its launcher lines, and the number of launches so far.
+
+    ``run`` counts how often it was requeued.
+    """
 
     keys: list[str] = []
     launches: int = 0
     steps: list[StepNote] = []
+    run: int = 0
 
 
 class ResizesNote(Note, tag="resizes"):

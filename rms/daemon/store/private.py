@@ -150,11 +150,24 @@ def bind(listen: str) -> tuple[socket.socket, str]:
         return _bind_unix(Path(listen.removeprefix("unix:"))), listen
     host, _, port = listen.removeprefix("tcp:").rpartition(":")
     try:
-        server = socket.create_server((host, int(port)))
+        server = socket.create_server((_interface(host), int(port)))
     except OSError as error:
         why = str(error.strerror).partition(" (")[0]  # which names the address again
         raise ServeError(f"cannot listen on {listen}: {why}") from None
     return server, f"http://{host}:{server.getsockname()[1]}"
+
+
+def _interface(host: str) -> str:
+    """Return the address to bind for a host; "" for all, where a name means this machine alone.
+
+    Debian and others give a machine's own name a loopback address there; other machines know the
+    name by another one.
+    """
+    if host == "localhost" or is_loopback(host):
+        return host
+    with contextlib.suppress(OSError):
+        return "" if is_loopback(socket.gethostbyname(host)) else host
+    return host
 
 
 def check_address(listen: str) -> None:

@@ -127,6 +127,69 @@ class StepCount:
     span_s: float
 
 
+SILENT_S = 30.0
+"""Time without a message of a job, or without a step, that is reported."""
+
+STEPS_LATE = 20.0
+"""A step is late after at least so many times the mean time of a step."""
+
+
+@dataclass
+class Pulse:
+    """The last sign of life of a running step of a job: its messages and the steps that it makes.
+
+    Attributes:
+        heard_s: time of its last message.
+        stepped_s, step: time of the last message with a new step, and that step.
+        since_s, first: time and step of the first message.
+        heard: whether there was one.
+        reported: the line of the log about it, "" for a job that makes steps.
+    """
+
+    heard_s: float
+    stepped_s: float
+    since_s: float
+    step: int = 0
+    first: int = 0
+    heard: bool = False
+    reported: str = ""
+
+    @classmethod
+    def begin(cls, now_s: float, step: int) -> Pulse:
+        """Return that of a job at its first message, or of one that is observed anew."""
+        return cls(now_s, now_s, now_s, step, step)
+
+    def hear(self, now_s: float, step: int) -> None:
+        """Take in a message."""
+        if not self.heard:  # a job that restarts has made steps before
+            self.heard, self.since_s, self.first = True, now_s, step
+        self.heard_s = now_s
+        if step != self.step:
+            self.stepped_s, self.step = now_s, step
+
+    def late_s(self, limit_s: float) -> float:
+        """Return the time from a step after which the next is late, at least a limit.
+
+        The first may take as long as so many steps of the limit, as it comes after the set-up.
+        """
+        steps = self.step - self.first
+        mean_s = (self.stepped_s - self.since_s) / steps if steps > 0 else limit_s
+        return max(limit_s, STEPS_LATE * mean_s)
+
+    def due_s(self, limit_s: float | None) -> float:
+        """Return the time after which something may be wrong, if nothing happens before."""
+        least_s = SILENT_S if limit_s is None else min(SILENT_S, limit_s)
+        return min(self.heard_s + SILENT_S, self.stepped_s + self.late_s(least_s))
+
+    def words(self, now_s: float) -> str:
+        """Return what is wrong, "" for nothing."""
+        if now_s > self.heard_s + SILENT_S:
+            return f"no message of its ranks for {now_s - self.heard_s:.0f} s"
+        if now_s > self.stepped_s + self.late_s(SILENT_S):
+            return f"no step for {now_s - self.stepped_s:.0f} s, after step {self.step}"
+        return ""
+
+
 @dataclass
 class JobRuntime:
     """Everything the daemon knows about a job that the scheduler does not."""
@@ -139,6 +202,7 @@ class JobRuntime:
     # of the launcher lines so far, in the order of ``steps``
     keys: list[str] = field(default_factory=list)
     launch_count: int = 0  # number of launches so far; the next launch has this number
+    run: int = 0  # how often it was requeued: what an earlier run writes and sends is ignored
     resizes: list[ResizeRow] = field(default_factory=list)
     resize: PendingResize | None = None
     call: PendingCall | None = None
@@ -156,6 +220,10 @@ class JobRuntime:
     answer: str = ""
     summary: str | None = None  # last line of its output, "" while that is due, None without one
     exit_code: int | None = None
+    pulse: Pulse | None = None  # of the running step, None before its first message
+    polls: bool = False  # whether an earlier run of it has sent messages
+    lost: str = ""  # why its present run was given up, "" for a run that goes on
+    lost_since_s: float | None = None  # since when it has a node that is lost
     count: StepCount | None = None  # the present count of steps; None during a resize
     calm_until_s: float = 0.0  # skip checking this job until then unless a child of the daemon ends
     checked_ends: int = 0  # number of ended children at the last check of this job
@@ -249,13 +317,16 @@ class JobRuntime:
             pids = {number: world.pid for number, world in step.worlds.items()}
             facts = {name: getattr(step, name) for name in STEP_FACTS}
             steps.append(StepNote(pids=pids, **facts))
-        return StepsNote(self.id, list(self.keys), self.launch_count, steps)
+        return StepsNote(self.id, list(self.keys), self.launch_count, steps, self.run)
 
     def forget_processes(self) -> None:
-        """Drop everything about its processes, which have all ended."""
+        """Drop everything about its processes: they have ended, or are on lost nodes."""
+        self.run += 1
         self.script = self.resize = self.call = self.diagnosis = None
         self.ending = self.kill_at = None
         self.calm_until_s = 0.0
         self.signalled, self.user_strategy = False, ""
+        self.polls |= any(step.has_polled for step in self.steps)
+        self.pulse, self.lost, self.lost_since_s = None, "", None
         self.steps, self.keys, self.count = [], [], None
         self.step = self.total = self.requested_ranks = 0

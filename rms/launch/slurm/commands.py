@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import PurePath
 from threading import Event, Lock
+from types import MappingProxyType
 from typing import TypeVar
 
 from rms.launch.slurm import output
@@ -75,6 +76,12 @@ def partition_of(own: Sequence[str]) -> str:
     return ""
 
 
+def literal_path(path: PurePath) -> str:
+    """Return a path as sbatch takes it without replacements: a backslash turns them all off."""
+    text = str(path)
+    return text.replace("\\", r"\\") if "\\" in text else text.replace("%", "%%")
+
+
 def environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return a job's environment without the variables that steer sbatch, accounts aside."""
     return {
@@ -123,10 +130,17 @@ class Meaning(Enum):
     GONE = "the job has ended, or there is none"
     DENIED = "this user may not do it"
     UNREACHABLE = "the controller does not answer"
+    UNCLEAR = "the answer is cut or garbled, and does not tell what was done"
 
 
 _PHRASES = (
-    (Meaning.UNREACHABLE, "unable to contact|socket timed out|zero bytes|connection refused"),
+    # salloc --immediate that had to wait in the queue
+    (Meaning.LATER, "unable to allocate resources: connection timed out"),
+    (
+        Meaning.UNREACHABLE,
+        "unable to contact|socket timed out|zero bytes|connection refused"
+        "|connection timed out|no route to host",
+    ),
     (Meaning.DENIED, "invalid user id|permission denied"),
     (Meaning.GONE, "invalid job id|already finished|already completed|job dependency problem"),
     (
@@ -154,6 +168,7 @@ class CommandResult:
     err: str
 
 
+Answer = TypeVar("Answer")
 Run = Callable[[Sequence[str], Mapping[str, str], float], CommandResult]
 
 
@@ -199,12 +214,18 @@ class Slurm:
 
     ``outer`` is the caller's environment; its options for Slurm and its allocation are left out.
     Output is read as text: JSON is 50 times as long.
+
+    Attributes:
+        complaints: lines for the log on answers that cannot be used; one for each command until
+            it is answered well.
     """
 
     outer: Mapping[str, str]
     user: str
     run: Run = run_command
     deadline_s: float = DEADLINE_S
+    complaints: list[str] = field(default_factory=list)
+    _complained: set[str] = field(default_factory=set)
     _begun_s: dict[int, float] = field(default_factory=dict)  # of commands under way, by thread
     _silent_since_s: float | None = None
 
@@ -233,12 +254,13 @@ class Slurm:
             done = self.run(command, environment, limit_s)
         finally:
             self._begun_s.pop(thread, None)
-        words = " ".join((done.err.strip() or done.out.strip() or "it prints no reason").split())
+        words = " ".join((done.err.strip() or done.out.strip()).split())
         error = None
         if done.status is None:
             error = SlurmError(f"{name} did not end within {limit_s:g} s", Meaning.UNREACHABLE)
         elif done.status != 0:
-            error = SlurmError(f"{name} failed: {words}", meaning_of(words))
+            meaning = meaning_of(words) if words else Meaning.UNCLEAR
+            error = SlurmError(f"{name} failed: {words or 'it prints no reason'}", meaning)
         if name in ASK_CONTROLLER and "--version" not in command:
             away = "ping" in command and " is UP" not in done.out
             away |= error is not None and error.meaning is Meaning.UNREACHABLE
@@ -247,6 +269,25 @@ class Slurm:
         if error is not None:
             raise error
         return done
+
+    def read(self, parse: Callable[[str], Answer], *command: str) -> Answer:
+        """Return the values in a command's output; SlurmError if they cannot be read."""
+        text = self.call(*command).out
+        try:
+            found = parse(text)
+        except ValueError as error:
+            raise self.unclear(command[0], str(error)) from None
+        self._complained.discard(command[0])
+        return found
+
+    def unclear(self, command: str, words: str) -> SlurmError:
+        """Return the error of an answer that is cut or garbled, after a line for the log."""
+        name = PurePath(command).name
+        error = SlurmError(f"{name} gave no clear answer: {words}", Meaning.UNCLEAR)
+        if name not in self._complained:
+            self._complained.add(name)
+            self.complaints.append(f"{error}; it is called again")
+        return error
 
     def silent_s(self) -> float:
         """Return the time without an answer of the controller, 0 while it answers."""
@@ -272,20 +313,50 @@ class Slurm:
             return " is UP" in self.call("scontrol", "ping").out
         return False
 
-    def jobs(self, *options: str) -> list[QueuedJob]:
-        """Return the jobs that squeue's options select."""
+    def jobs(
+        self, *options: str, known: Mapping[int, str] = MappingProxyType({})
+    ) -> list[QueuedJob]:
+        """Return the jobs that squeue's options select.
+
+        Args:
+            known: numbers and names of jobs that are among them, if Slurm still has them. An
+                answer without one that the controller shows is cut.
+        """
         command = ["squeue", "--noheader", "--array", f"--format={output.QUEUE_FORMAT}", *options]
-        return output.queue_from_text(self.call(*command).out)
+
+        def whole(text: str) -> list[QueuedJob]:
+            rows = output.queue_from_text(text)
+            names = {row.job_id: row.name for row in rows}
+            for number, name in known.items():
+                if names.get(number) != name and self._has(number, name):
+                    raise ValueError(f"expected job {number} in its list, got {len(rows)} jobs")
+            return rows
+
+        return self.read(whole, *command)
+
+    def holders(self, states: str) -> list[tuple[int, tuple[str, ...]]]:
+        """Return numbers and nodes of all users' jobs in these states."""
+        command = ["squeue", "--noheader", "--array", f"--format={output.HOLDERS_FORMAT}"]
+        return self.read(output.holders_from_text, *command, f"--states={states}")
+
+    def _has(self, job: int, name: str) -> bool:
+        """Return whether the controller has a job of this number and name."""
+        try:
+            return self.job(job).name == name
+        except SlurmError as error:
+            if error.meaning is Meaning.GONE:
+                return False
+            raise
 
     def partitions(self) -> list[Partition]:
         """Return all partitions."""
-        done = self.call("sinfo", "--noheader", f"--format={output.PARTITIONS_FORMAT}")
-        return output.partitions_from_text(done.out)
+        command = ["sinfo", "--noheader", f"--format={output.PARTITIONS_FORMAT}"]
+        return self.read(output.partitions_from_text, *command)
 
     def nodes(self) -> list[SiteNode]:
         """Return all nodes: one row for all that are alike, as ``sinfo --Node`` takes a second."""
         command = ["sinfo", "--noheader", "--exact", f"--format={output.NODES_FORMAT}"]
-        return output.nodes_from_text(self.call(*command).out)
+        return self.read(output.nodes_from_text, *command)
 
     def check_accounting(self, job: int) -> None:
         """Refuse a site whose accounting does not answer queries of jobs."""
@@ -300,25 +371,18 @@ class Slurm:
 
     def job(self, job: int) -> JobDetails:
         """Return the controller's details of a job."""
-        done = self.call("scontrol", "--details", "show", "job", str(job))
-        return output.details_from_text(done.out)
-
-    def oversubscribed(self) -> bool:
-        """Return whether several nodes are one machine, as on a test bed: timings mean nothing."""
-        rows = self.call("sinfo", "--noheader", "--Node", "--format=%N %n").out.split("\n")
-        nodes = {tuple(row.split()) for row in rows if row.strip()}
-        return len({machine for _, machine in nodes}) < len(nodes)
+        command = ["scontrol", "--details", "show", "job", str(job)]
+        return self.read(output.details_from_text, *command)
 
     def steps(self, job: int) -> list[tuple[str, str]]:
         """Return (id, name) of the running steps of a job; none if the job is over."""
         try:
-            done = self.call("squeue", "--steps", f"--jobs={job}", "--noheader", "--format=%i|%j")
+            command = ["squeue", "--steps", f"--jobs={job}", "--noheader", "--format=%i|%j"]
+            return self.read(output.steps_from_text, *command)
         except SlurmError as error:
             if error.meaning is Meaning.GONE:
                 return []
             raise
-        rows = (line.strip().partition("|") for line in done.out.splitlines())
-        return [(step, name.strip()) for step, _, name in rows if step]
 
     def submit(self, *words: str, environment: Mapping[str, str] | None = None) -> int:
         """Hand options and a script to sbatch; return the job's id."""
@@ -329,11 +393,11 @@ class Slurm:
                 **{k: v for k, v in self._environment.items() if k in SITE_VARIABLES},
             }
             sbatch = shutil.which("sbatch", path=self.outer.get("PATH")) or sbatch
-        answer = self.call(sbatch, "--parsable", *words, environment=own).out.strip()
-        number = answer.partition(";")[0]  # the cluster's name may follow
-        if not number.isdecimal():
-            raise SlurmError(f"expected a job id of sbatch, got {answer!r}")
-        return int(number)
+        answer = self.call(sbatch, "--parsable", *words, environment=own).out
+        number = re.fullmatch(r"(\d+)(?:;\S+)?\n", answer)  # the cluster's name may follow
+        if number is None:
+            raise self.unclear("sbatch", f"expected a job's number, got {answer!r}")
+        return int(number[1])
 
     def cancel(self, *jobs: int, only_pending: bool = False) -> None:
         """End jobs, or only pending ones; a job that has ended is no failure."""
@@ -386,7 +450,17 @@ class Slurm:
         named = [f"--nodelist={','.join(on)}"] if on else []
         try:
             donor = self.allocate(nodes, donor_name, f"--dependency=expand:{job}", *named, *options)
-            if self.job(donor).has_gres:  # all of a node's, as it is exclusive
+            try:
+                granted = self.job(donor)
+            except SlurmError as error:
+                if error.meaning is not Meaning.GONE:
+                    raise
+                raise self.unclear("salloc", f"expected {donor_name}, got no job {donor}") from None
+            if granted.name != donor_name:
+                raise self.unclear(
+                    "salloc", f"expected {donor_name}, got job {donor}, {granted.name}"
+                )
+            if granted.has_gres:  # all of a node's, as it is exclusive
                 raise SlurmError("the free nodes have GRES, and Slurm cannot give those away")
             # Slurm 22.05 also merges a donor into a COMPLETING job, which then keeps the
             # nodes until an administrator sets them down and resumes them.
@@ -412,9 +486,9 @@ class Slurm:
             *["salloc", "--no-shell", "--immediate=1", "--exclusive", f"--nodes={nodes}"],
             *[f"--job-name={name}", *options],
         )
-        granted = re.search(r"Granted job allocation (\d+)", done.err)
+        granted = re.search(r"Granted job allocation (\d+)\n", done.err)
         if granted is None:
-            raise SlurmError(f"expected a granted job of salloc, got {done.err.strip()!r}")
+            raise self.unclear("salloc", f"expected a granted job, got {done.err.strip()!r}")
         return int(granted[1])
 
     def cancel_named(self, name: str) -> None:
@@ -427,8 +501,6 @@ class Slurm:
 THREADS = 8  # most threads wait: for an answer, or for the next second
 SHARE = 0.5
 """Share of the time in which changes of running jobs may keep the controller busy."""
-
-Answer = TypeVar("Answer")
 
 
 class RateLimiter:

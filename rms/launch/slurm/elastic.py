@@ -8,6 +8,7 @@ killed. The script ends by the age of a file that the daemon touches.
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
 import time
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ from rms.launch.slurm.ondemand import (
     Withdraw,
     decide,
 )
-from rms.launch.slurm.output import QueuedJob
+from rms.launch.slurm.output import NO_TEXT, QueuedJob
 from rms.launch.slurm.pilot import PilotNodes
 
 POLL_S = 2.0  # time between two polls of the queue
@@ -101,7 +102,7 @@ class Allocations:
 
     def look(self) -> None:
         """Query the queue now, and wait for the answer, if there is one."""
-        with contextlib.suppress(SlurmError, ValueError):
+        with contextlib.suppress(SlurmError):
             self._take_in(self._rows())
 
     def poll(self) -> bool:
@@ -133,7 +134,9 @@ class Allocations:
         return True
 
     def _rows(self) -> list[QueuedJob]:
-        return self.slurm.jobs("--states=all", f"--user={self.slurm.user}", f"--name={self.name}")
+        known = dict.fromkeys([*self.running, *self.coming, *self.pending], self.name)
+        which = ["--states=all", f"--user={self.slurm.user}", f"--name={self.name}"]
+        return self.slurm.jobs(*which, known=known)
 
     def _take_in(self, rows: Sequence[QueuedJob]) -> None:
         self.silent, self.current = False, True
@@ -148,8 +151,7 @@ class Allocations:
         waiting = [row for row in rows if row.state == "PENDING"]
         if waiting:
             self._refused_words = ""
-        texts = [f"allocation {row.job_id} waits in Slurm: {row.reason}" for row in waiting]
-        self.wait_reason = "; ".join(texts) or self._refused_words
+        self.wait_reason = "; ".join(map(waits_words, waiting)) or self._refused_words
         for number in self.running.keys() - before.keys():
             hosts = ",".join(self.running[number].hosts)
             self.news.append(f"allocation {number} has {hosts}")
@@ -192,6 +194,10 @@ class Allocations:
             try:
                 news.append(self._carry_out_one(action))
             except SlurmError as error:
+                if (
+                    error.meaning is Meaning.UNCLEAR
+                ):  # the next answer of squeue shows what was done
+                    continue
                 if isinstance(action, Submit) and error.meaning is not Meaning.UNREACHABLE:
                     self._refuse(f"Slurm refuses an allocation: {error}")
                 elif isinstance(action, Alter):  # another is submitted instead
@@ -257,11 +263,27 @@ while :; do
 done
 host=$1
 shift
-number=$(sed -n "s/^$host //p" "@file@")
+number=$(sed -n "s/^$host //p" @file@)
 [ -n "$number" ] || { echo "expected a node that is held, got $host" >&2; exit 1; }
-exec "@srun@" --jobid="$number" --nodes=1 --ntasks=1 --nodelist="$host" --input=none --quiet \
+exec @srun@ --jobid="$number" --nodes=1 --ntasks=1 --nodelist="$host" --input=none --quiet \
     $options /bin/sh -c "$*"
 """
+
+
+def reach_script(table: Path, srun: str) -> str:
+    """Return the script that runs a command on a node.
+
+    Args:
+        table: the file of nodes and their allocations.
+        srun: the command.
+    """
+    return REACH.replace("@srun@", shlex.quote(srun)).replace("@file@", shlex.quote(str(table)))
+
+
+def waits_words(row: QueuedJob) -> str:
+    """Return why an allocation waits; Slurm has no reason for one that was just submitted."""
+    why = "" if row.reason in NO_TEXT else f": {row.reason}"
+    return f"allocation {row.job_id} waits in Slurm{why}"
 
 
 class OnDemandNodes(PilotNodes):
@@ -294,8 +316,7 @@ class OnDemandNodes(PilotNodes):
         self._allocations = Allocations(self.executor, launcher.name("pilot"), options, folder)
         self._table, self._reach = folder / "nodes", launcher.shims / "reach"
         srun = shutil.which("srun") or "srun"
-        text = REACH.replace("@file@", str(self._table)).replace("@srun@", srun)
-        self._reach.write_text(text)
+        self._reach.write_text(reach_script(self._table, srun))
         self._reach.chmod(0o755)
         self._allocations.look()  # those of a daemon that was killed
         self._hold_all()
@@ -368,6 +389,13 @@ class OnDemandNodes(PilotNodes):
             leaving = self._leaving[number].hosts if number in self._leaving else ()
             there.update(set(allocation.hosts).difference(allocation.unfit, leaving))
         return frozenset(self._cluster).difference(there)
+
+    def lost(self) -> frozenset[str]:
+        """Return nodes that are down or that no allocation holds, once Slurm has answered."""
+        if not self._allocations.current or self._allocations.silent:
+            return frozenset()
+        held = {host for allocation in self.held.values() for host in allocation.hosts}
+        return super().lost() | frozenset(self._cluster).difference(held)
 
     def leases(self) -> LeaseTerms:
         """Return the times at which jobs on the held nodes have to end."""

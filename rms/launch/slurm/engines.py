@@ -10,11 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from rms.core.model.cluster import Cluster
-from rms.core.model.contention import Processors
-from rms.core.model.jobs import NodePower
 from rms.core.rules.checks import LEAST_S
-from rms.formats.config import ClusterFile, FileError, read_cluster
-from rms.launch.local import CORE_POWER, JobEngine
+from rms.formats.config import ClusterFile, read_cluster
+from rms.launch.local import JobEngine, host_cluster, numbered
 from rms.launch.slurm.commands import Executor, Slurm, SlurmError
 from rms.launch.slurm.elastic import OnDemandNodes
 from rms.launch.slurm.jobs import SlurmJobs
@@ -76,7 +74,7 @@ def pilot(
     if file is None or options.tasks is not None:
         slots = allocated(env, slurm, hosts, options.tasks)
     nodes = partial(OneAllocation, number=within, hosts=hosts, margin_s=margin_s)
-    return _engine(slurm, options, _cluster(hosts, slots, file), nodes, f"slurm:{within}")
+    return _engine(slurm, options, host_cluster(hosts, slots, file), nodes, f"slurm:{within}")
 
 
 def site(
@@ -132,9 +130,13 @@ def on_demand(
     most = limits.most or there
     limits = replace(limits, most=most, margin_s=margin_s, time_s=60.0 * minutes)
     if not limits.keep <= limits.most <= there:
+        if limits.most > there:
+            raise SlurmError(
+                f"expected --max-nodes of at most {there}, the nodes of partition {chosen.name}, "
+                f"got {limits.most}"
+            )
         raise SlurmError(
-            f"expected --keep of at most --max-nodes, and that of at most {there} nodes of "
-            f"partition {chosen.name}, got {limits.keep} and {limits.most}"
+            f"expected --keep of at most {limits.most}, as --max-nodes, got {limits.keep}"
         )
     if limits.longest_s < LEAST_S or limits.time_s > (chosen.limit_s or math.inf):
         raise SlurmError(
@@ -185,7 +187,7 @@ def _partition(
     slots = None
     if file is None or options.tasks is not None:
         slots = tuple(_slots(named[host], options.tasks) for host in hosts)
-    return slurm, facts, chosen, _cluster(hosts, slots, file)
+    return slurm, facts, chosen, host_cluster(hosts, slots, file)
 
 
 def _margin(margin_s: float | None, grace_s: float) -> float:
@@ -228,46 +230,12 @@ def _hosts(
     return tuple(host for host in hosts if host in file.nodes)
 
 
-def _cluster(
-    hosts: tuple[str, ...], slots: tuple[tuple[str, ...], ...] | None, file: ClusterFile | None
-) -> Cluster:
-    """Return nodes with their slots (for None those of the file) and the power of the file."""
-    gb_s: tuple[float, ...] = ()
-    kinds: tuple[tuple[Processors, ...], ...] = ()
-    levels = () if file is None else file.levels
-    if file is None:
-        slots = slots or ()
-        core, cores = CORE_POWER, [len(own) for own in slots]
-        power = tuple(
-            NodePower(core.idle_w * n, core.static_w * n, core.dynamic_w * n) for n in cores
-        )
-    else:
-        at = [file.nodes.index(host) for host in hosts]
-        power = tuple(file.power[n] for n in at)
-        gb_s = tuple(file.bandwidth_gb_s[n] for n in at) if file.bandwidth_gb_s else ()
-        kinds = tuple(file.processors[n] for n in at) if file.processors else ()
-        if slots is None:
-            slots = tuple(_numbered(file.slots[n], gpus=bool(file.gpus[n])) for n in at)
-        for host, kind, own in zip(hosts, kinds, slots, strict=False):
-            if (number := sum(processors.number for processors in kind)) != len(own):
-                expected = f"as many processors of {host} in the cluster file as slots, {len(own)}"
-                raise FileError(f"expected {expected}, got {number}")
-    placed = tuple(
-        tuple(f"{host}/{slot}" for slot in own) for host, own in zip(hosts, slots, strict=True)
-    )
-    return Cluster(hosts, placed, power, gb_s, levels=levels, processors=kinds)
-
-
 def _slots(node: SiteNode, tasks: int | None) -> tuple[str, ...]:
     """Return the slots of a node: so many tasks, else its GPUs, else its CPUs."""
     gpus = sum(int(n) for n in re.findall(r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)", node.gres))
     if tasks is not None:
-        return _numbered(tasks, gpus=False)
-    return _numbered(gpus or node.cpus, gpus=bool(gpus))
-
-
-def _numbered(count: int, *, gpus: bool) -> tuple[str, ...]:
-    return tuple(f"{'gpu' if gpus else 'core'}:{n}" for n in range(count))
+        return numbered(tasks, gpus=False)
+    return numbered(gpus or node.cpus, gpus=bool(gpus))
 
 
 def allocated(
@@ -283,12 +251,12 @@ def allocated(
     if tasks is None and not gpus and requested.isdecimal():
         tasks = int(requested)
     if tasks is not None or gpus:
-        return (_numbered(gpus if tasks is None else tasks, gpus=tasks is None),) * len(hosts)
+        return (numbered(gpus if tasks is None else tasks, gpus=tasks is None),) * len(hosts)
     cpus = counts(env.get("SLURM_JOB_CPUS_PER_NODE", ""))
     if len(cpus) != len(hosts):  # the environment of another place, or none
         cpus_of = {node.name: node.cpus for node in slurm.nodes()}
         cpus = [cpus_of.get(host, 1) for host in hosts]
-    return tuple(_numbered(n, gpus=False) for n in cpus)
+    return tuple(numbered(n, gpus=False) for n in cpus)
 
 
 def gpus_per_node(env: Mapping[str, str]) -> int:

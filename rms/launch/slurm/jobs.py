@@ -93,7 +93,7 @@ class SlurmJobs(SlurmNodes):
         self._wrapper = launcher.shims / "slurm-job"
         self._wrapper.write_text(WRAPPER)
         self._wrapper.chmod(0o755)
-        self._poller = QueuePoller(self.executor, self._is_own)
+        self._poller = QueuePoller(self.executor, self._is_own, self._known)
         options = launcher.step_options(launcher.name(METER))
         env = commands.plain_environment(self.executor.slurm.outer)
         start_agent = partial(launcher.start_agent, env=env)
@@ -108,10 +108,15 @@ class SlurmJobs(SlurmNodes):
         self._cancelled_s: dict[str, float] = {}
         self._past: dict[str, SubmissionRecord | None] = {}
         self._unavailable: frozenset[str] | None = None
+        self._dead = frozenset[str]()
 
     def _is_own(self, name: str) -> bool:
         instance = self._launcher.instance_id[:8]
         return name.startswith((f"rms.{instance}.", f"{queue.DONOR}.{instance}."))
+
+    def _known(self) -> dict[int, str]:
+        live = [job for job in self.jobs.values() if not job.finished]
+        return {job.record.number: job.name for job in live if job.record.number is not None}
 
     def donor(self, job: str) -> str:
         """Return the name of the donors of a job."""
@@ -147,7 +152,7 @@ class SlurmJobs(SlurmNodes):
         before = self._record(job)
         maybe_submitted = before is not None and before.open
         if before is None:
-            record = SubmissionRecord(time.time())
+            record = SubmissionRecord()
         else:
             record = before if maybe_submitted else before.next()
         own = parse_script(launch.script).slurm_options
@@ -155,7 +160,9 @@ class SlurmJobs(SlurmNodes):
         child = self._job(job, record)
         child.hosts = tuple(hosts_of([slot for node in launch.nodes for slot in node]))
         if record.before and not maybe_submitted:
-            child.keep()  # at once: the one before must not be taken for this one
+            # At once: the one before, and its status, must not be taken for this one's.
+            self._launcher.status_file(job).unlink(missing_ok=True)
+            child.keep()
         path = launch.env.get("PATH", os.defpath)
         env = commands.environment(launch.env) | self._launcher.script_env(job, path)
         env["RMS_SCRIPT"] = str(launch.script)
@@ -174,8 +181,8 @@ class SlurmJobs(SlurmNodes):
             *["--exclusive", "--no-requeue", f"--nodes={len(child.hosts)}"],
             *[f"--job-name={child.name}", f"--nodelist={','.join(child.hosts)}"],
             *[f"--chdir={launch.cwd}", "--open-mode=append"],
-            "--output=" + str(launch.output).replace("%", "%%"),
-            *([] if errors is None else ["--error=" + str(errors).replace("%", "%%")]),
+            f"--output={commands.literal_path(launch.output)}",
+            *([] if errors is None else [f"--error={commands.literal_path(errors)}"]),
             *self._limit(partition, launch.limit_s),
             str(self._wrapper),
             *launch.arguments,
@@ -204,10 +211,11 @@ class SlurmJobs(SlurmNodes):
 
     def find(self, job: str, pid: int | None) -> ManagedProcess | None:
         """Return a job after a restart of the daemon; the next snapshot has its state."""
-        record = self._record(job)
-        if record is None or record.number is None or record.closed:
+        record, over = self._record(job), self._launcher.status_file(job).exists()
+        if record is None or record.closed or (record.number is None and not over):
             return None
         child = self._job(job, record)
+        child.started = child.finished = record.number is None
         child.numbered_s = time.monotonic()
         return child
 
@@ -318,6 +326,13 @@ class SlurmJobs(SlurmNodes):
         """Return the nodes that were unavailable in the last snapshot of Slurm's queue."""
         return self._unavailable
 
+    def diagnose_failure(self, job: str, hosts: Sequence[str]) -> PendingCall:
+        """Return the dead nodes of a failed job: its ranks may notice them before Slurm does."""
+        lost = [host for host in hosts if host in self._dead]
+        if lost:
+            self.jobs[job].close()
+        return lambda: f"lost its nodes: {', '.join(lost)}" if lost else ""
+
     def job_details(self, job: str) -> SlurmRow:
         """Return a job's number in Slurm, the nodes it held there, and Slurm's own energy."""
         child = self.jobs.get(job)
@@ -373,6 +388,7 @@ class SlurmJobs(SlurmNodes):
         now = time.monotonic()
         self.contested = {node: until for node, until in self.contested.items() if until > now}
         self._unavailable = snapshot.unavailable | self.contested.keys()
+        self._dead = snapshot.dead
 
     def resize(self, job_id: str, change: Callable[[], queue.ChangeOutcome | None]) -> PendingCall:
         """Begin a change of a running job; at its end the job's new nodes are recorded."""
@@ -385,6 +401,7 @@ class SlurmJobs(SlurmNodes):
             self.resizes.pop(job_id, None)
             now, failure = outcome
             if now is not None and now.hosts and now.resized_s is not None:
+                job.enter_start((), now.start_s)
                 # A job that is just ending loses its nodes one by one: that is no change.
                 since_s = max((at_s for at_s, hosts in job.record.held if hosts), default=0.0)
                 if now.resized_s > since_s:
@@ -410,16 +427,16 @@ class SlurmJobs(SlurmNodes):
             if isinstance(error, SlurmError) and error.meaning is Meaning.LATER:
                 self._give_up(job)
             return
-        if not number:  # its end was requested before it was submitted
-            job.finished = True
+        if not number:  # its end was requested before it was submitted, or it has ended
+            job.finished, job.started = True, job.written_status() is not None
             return
         job.record.number, job.numbered_s = number, time.monotonic()
         job.keep()
 
     def _give_up(self, job: SlurmJob) -> None:
         """Let a job that did not get its nodes be requeued; no job gets them for a while."""
-        job.end_state, job.record.closed = NODES_LOST, True
-        job.keep()
+        job.end_state = NODES_LOST
+        job.close()
         until_s = time.monotonic() + CONTESTED_S
         self.contested.update(dict.fromkeys(job.hosts, until_s))
 
@@ -430,8 +447,7 @@ class SlurmJobs(SlurmNodes):
                 self._end(job, VANISHED)
         elif row.state in RUNNING:
             job.started, job.wait_reason = True, ""
-            if not job.held:
-                job.enter_nodes(row.hosts, row.start_s)
+            job.enter_start(row.hosts, row.start_s)
             if self._meters is not None and job.metered != job.held:
                 self._meters.start(row.job_id, set(job.held) - set(job.metered))
                 job.metered = job.held
@@ -442,8 +458,8 @@ class SlurmJobs(SlurmNodes):
             if snapshot.begun_s > job.completing_s + COMPLETING_S:
                 self._end(job, row.state)
         else:
-            if row.hosts and not job.held:
-                job.enter_nodes(row.hosts, row.start_s)
+            if row.hosts:
+                job.enter_start(row.hosts, row.start_s)
             self._end(job, row.state)
 
     def _waits(self, job: SlurmJob, row: QueuedJob) -> None:
@@ -466,15 +482,36 @@ class SlurmJobs(SlurmNodes):
         if job.held:
             job.enter_nodes(())
         if job.end_state == NODES_LOST:
-            job.record.closed = True
-            job.keep()
+            job.close()
         if self._measures:
             self._unread.append((time.monotonic() + ACCOUNTING_DELAY_S, job))
 
     def _cancel_strays(self, snapshot: QueueSnapshot) -> None:
         """Cancel donors without a resize and unknown jobs, which earlier daemons have left."""
         for row in snapshot.own.values():
+            if row.state not in ("PENDING", "CONFIGURING", "RUNNING"):
+                continue
             job = row.name.rpartition(".")[2]
             owners = self.resizes if row.name == self.donor(job) else self.jobs
-            if job not in owners and row.state in ("PENDING", "CONFIGURING", "RUNNING"):
+            if job not in owners or (owners is self.jobs and self._is_second(job, row, snapshot)):
                 self.cancel(row.job_id)
+
+    def _is_second(self, job_id: str, row: QueuedJob, snapshot: QueueSnapshot) -> bool:
+        """Return whether a job in Slurm is a second one of the same job; one that runs is kept.
+
+        Slurm may have two after a submission whose answer was lost.
+        """
+        job = self.jobs[job_id]
+        number = job.record.number
+        if row.job_id == number or job.submission is not None:
+            return False
+        if number is None or job.finished or snapshot.begun_s < job.numbered_s:
+            return job.finished
+        first = snapshot.own.get(number)
+        waits = first is not None and first.state == "PENDING"
+        if row.state == "RUNNING" and waits and row.job_id not in job.record.before:
+            job.record.number, job.withdrawn = row.job_id, False
+            job.keep()
+            self.cancel(number)
+            return False
+        return True

@@ -344,6 +344,11 @@ class SlurmNodes(EngineNodes):
         """Return the time without an answer of the controller, 0 while it answers."""
         return self.executor.slurm.silent_s()
 
+    def complaints(self) -> list[str]:
+        """Return lines for the log on answers of Slurm that cannot be used, each once."""
+        found = self.executor.slurm.complaints
+        return [found.pop(0) for _ in range(len(found))]
+
     def start(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
         """Run a job script once."""
         raise NotImplementedError

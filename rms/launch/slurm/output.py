@@ -1,6 +1,6 @@
 """The output of Slurm's commands as values. Pure: text in, rows out.
 
-Output of an unexpected shape is a ValueError.
+Output of an unexpected shape, or without its end, is a ValueError.
 
 Times are seconds since the epoch: commands run with ``SLURM_TIME_FORMAT=%s``.
 """
@@ -14,11 +14,13 @@ from rms.formats.jobscript import parse_time
 from rms.formats.values import ScriptError, expand
 
 QUEUE_FORMAT = "%A|%F|%K|%T|%D|%N|%r|%l|%V|%S|%u|%j"  # the name, which may hold |, comes last
+HOLDERS_FORMAT = "%A|%N"  # without names: those of other users may hold line breaks and any column
 NODES_FORMAT = "%N|%P|%T|%c|%G|%E"
 PARTITIONS_FORMAT = "%l|%N|%P"
 
 NO_TEXT = ("", "(null)", "None assigned", "N/A", "None", "none", "Unknown")
 SYMBOLS = "*~#!%$@^-+"  # after a node's state
+DEAD = ("down", "fail", "failing", "error")  # states of a node whose jobs do not go on
 _WHOLE_LINE = ("Command=", "WorkDir=", "StdErr=", "StdIn=", "StdOut=", "Comment=", "AdminComment=")
 
 
@@ -68,6 +70,7 @@ class JobDetails:
     """The controller's details of a job; ``hosts`` are its real nodes."""
 
     job_id: int
+    name: str
     state: str
     hosts: tuple[str, ...]
     batch_host: str | None
@@ -88,9 +91,21 @@ def hosts(text: str) -> tuple[str, ...]:
 
 
 def queue_from_text(text: str) -> list[QueuedJob]:
-    """Read ``squeue --noheader --array --states=all --format=QUEUE_FORMAT``."""
+    """Read ``squeue --noheader --array --states=all --format=QUEUE_FORMAT``.
+
+    A line that does not begin with a number and have all columns is more of the name before it.
+    """
+    columns, found = QUEUE_FORMAT.count("|") + 1, list[list[str]]()
+    for line in _lines(text):
+        words = line.split("|", columns - 1)
+        if len(words) == columns and words[0].isdecimal():
+            found.append(words)
+        elif found:
+            found[-1][-1] += f"\n{line}"
+        else:
+            raise ValueError(f"expected {columns} columns, got {line!r}")
     rows = []
-    for words in _rows(text, QUEUE_FORMAT.count("|") + 1):
+    for words in found:
         job, array, task, state, nodes, names, reason, limit, submit, start, user, name = words
         in_array = task not in NO_TEXT
         rows.append(
@@ -110,6 +125,11 @@ def queue_from_text(text: str) -> list[QueuedJob]:
             )
         )
     return rows
+
+
+def holders_from_text(text: str) -> list[tuple[int, tuple[str, ...]]]:
+    """Read ``squeue --noheader --array --format=HOLDERS_FORMAT``: jobs with their nodes."""
+    return [(_whole(job), hosts(names)) for job, names in _rows(text, 2)]
 
 
 def nodes_from_text(text: str) -> list[SiteNode]:
@@ -143,13 +163,29 @@ def partitions_from_text(text: str) -> list[Partition]:
     return list(partitions.values())
 
 
+def steps_from_text(text: str) -> list[tuple[str, str]]:
+    """Read ``squeue --steps --noheader --format=%i|%j``: (id, name) of each."""
+    rows = (line.strip().partition("|") for line in _lines(text))
+    return [(step, name.strip()) for step, _, name in rows if step[:1].isdecimal()]
+
+
 def details_from_text(text: str) -> JobDetails:
     """Read ``scontrol --details show job ID`` by lines: names may look like other fields."""
     fields: dict[str, str] = {}
     gres = []
-    for line in map(str.strip, text.splitlines()):
+    if not text.endswith("\n\n"):
+        raise ValueError(f"expected an empty line after a job, got {text[-80:]!r}")
+    words_of_the_user = False
+    for line in text.splitlines():
+        # Since Slurm 25.11; a command may hold newlines.
+        words_of_the_user |= line.lstrip().startswith("SubmitLine=")
+        words_of_the_user &= not line.lstrip().startswith("WorkDir=")
+        if words_of_the_user:
+            continue
         if line.startswith("JobId="):
+            line, _, fields["JobName"] = line.partition(" JobName=")
             line = line.partition(" ")[0]
+        line = line.strip()
         if line.startswith(_WHOLE_LINE):
             continue
         for word in line.split():
@@ -161,6 +197,7 @@ def details_from_text(text: str) -> JobDetails:
     try:
         return JobDetails(
             job_id=_whole(fields["JobId"]),
+            name=fields["JobName"],
             state=fields["JobState"],
             hosts=hosts(fields["NodeList"]),
             batch_host=fields.get("BatchHost"),
@@ -182,11 +219,17 @@ def version_from_text(text: str) -> tuple[int, ...]:
 
 
 def _rows(text: str, columns: int) -> list[list[str]]:
-    rows = [line.split("|", columns - 1) for line in text.splitlines() if line.strip()]
+    rows = [line.split("|", columns - 1) for line in _lines(text) if line.strip()]
     for row in rows:
         if len(row) != columns:
             raise ValueError(f"expected {columns} columns, got {'|'.join(row)!r}")
     return rows
+
+
+def _lines(text: str) -> list[str]:
+    if text and not text.endswith("\n"):
+        raise ValueError(f"expected whole lines, got {text[-80:]!r} at the end")
+    return text.split("\n")[:-1]
 
 
 def _whole(text: str) -> int:

@@ -47,6 +47,7 @@ from rms.launch.slurm.launcher import (
     is_part_of,
     step_on_each,
 )
+from rms.launch.slurm.output import DEAD
 from rms.launch.slurm.site import UNFIT
 from rms.power.frequency import Shares
 from rms.wire.messages import ClockOrders
@@ -63,7 +64,6 @@ OVER = (
     *("COMPLETED", "COMPLETING", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"),
     *("BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REVOKED"),
 )
-DEAD = ("down", "fail", "failing", "error")
 
 READINGS_PER_S = 50.0
 """Readings of power that the daemon takes from all nodes of an allocation together."""
@@ -87,11 +87,13 @@ class AllocationSnapshot:
         over: the state in which it has ended, "" before.
         end_s: when its time is up, by the wall clock; None without a limit.
         unfit: its nodes that cannot be used now.
+        lost: those that are down, or that Slurm has removed from it.
     """
 
     over: str
     end_s: float | None
     unfit: frozenset[str]
+    lost: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -159,9 +161,10 @@ class Allocation:
         if self.suspects:
             self.suspects.intersection_update(self._failing(sorted(self.suspects)))
         over = details.state if details.state in OVER else ""
-        unfit = {n.name for n in self.slurm.nodes() if n.state in UNFIT or not n.responds}
-        unusable = unfit.intersection(self.hosts) | set(self.hosts).difference(details.hosts)
-        return AllocationSnapshot(over, details.end_s, frozenset(unusable))
+        own = [node for node in self.slurm.nodes() if node.name in self.hosts]
+        lost = {n.name for n in own if n.state in DEAD} | set(self.hosts).difference(details.hosts)
+        unfit = lost | {n.name for n in own if n.state in UNFIT or not n.responds}
+        return AllocationSnapshot(over, details.end_s, frozenset(unfit), frozenset(lost))
 
     def diagnose(self, name: str, hosts: Sequence[str]) -> str:
         """Return how the steps of a job lost their nodes or were cancelled, "" if they were not.
@@ -180,8 +183,6 @@ class Allocation:
         except SlurmError as error:
             over = error.meaning is Meaning.GONE
             return f"its allocation {self.number} has ended" if over else ""
-        except ValueError:  # output of an unexpected shape
-            return ""
         # Slurm takes minutes to notice a dead node, and one that is silent may be back at once.
         held = set(details.hosts) - down
         lost = [host for host in hosts if host not in held] or self._failing(hosts)
@@ -338,6 +339,11 @@ class PilotNodes(SlurmNodes):
     def controller_answers(self) -> bool:
         """Return whether the controller has answered the last queries."""
         return not any(allocation.silent for allocation in self.held.values())
+
+    def lost(self) -> frozenset[str]:
+        """Return nodes that are down, or that Slurm has removed from their allocation."""
+        snapshots = [held.snapshot for held in self.held.values()]
+        return frozenset().union(*(own.lost for own in snapshots if own is not None))
 
     def allocations(self, job: str) -> list[int]:
         """Return all allocations: a job may have nodes of several."""

@@ -19,7 +19,7 @@ import msgspec
 from rms.launch.base import NODES_LOST, ManagedProcess
 from rms.launch.processes import KEEP_STATUS
 from rms.launch.slurm.commands import Executor, Meaning, Slurm, SlurmError
-from rms.launch.slurm.output import JobDetails, QueuedJob
+from rms.launch.slurm.output import DEAD, JobDetails, QueuedJob
 from rms.launch.slurm.site import UNFIT
 from rms.wire.files import write_whole
 
@@ -45,6 +45,7 @@ class QueueSnapshot:
             may be missing.
         own: the jobs of this daemon by number, donors and ended ones too.
         unavailable: nodes that others hold, or that are not fit for work.
+        dead: nodes that are down or do not answer the controller.
         hidden: nodes held by jobs that are not shown, or that have come between two queries.
     """
 
@@ -53,34 +54,50 @@ class QueueSnapshot:
     own: Mapping[int, QueuedJob]
     unavailable: frozenset[str]
     hidden: frozenset[str]
+    dead: frozenset[str] = frozenset()
 
 
-def take_snapshot(slurm: Slurm, is_own: Callable[[str], bool]) -> QueueSnapshot:
-    """Return a snapshot."""
+def take_snapshot(
+    slurm: Slurm, is_own: Callable[[str], bool], known: Mapping[int, str]
+) -> QueueSnapshot:
+    """Return a snapshot; ``known`` are the numbers and names of jobs that should be in it."""
     begun_s = time.monotonic()
     own = {
         row.job_id: row
-        for row in slurm.jobs("--states=all", f"--user={slurm.user}")
+        for row in slurm.jobs("--states=all", f"--user={slurm.user}", known=known)
         if is_own(row.name)
     }
     ours: set[str] = set()
     others: set[str] = set()
-    for row in slurm.jobs(f"--states={HOLDING}"):
-        (ours if row.job_id in own else others).update(row.hosts)
+    for number, hosts in slurm.holders(HOLDING):
+        (ours if number in own else others).update(hosts)
     hidden: set[str] = set()
+    dead: set[str] = set()
     for node in slurm.nodes():
         if node.state in ("allocated", "mixed") and node.name not in ours:
             hidden.add(node.name)
         if not node.responds or node.state in (*UNFIT, *RESERVED):
             others.add(node.name)
-    return QueueSnapshot(begun_s, time.monotonic(), own, frozenset(others), frozenset(hidden))
+        if not node.responds or node.state in DEAD:
+            dead.add(node.name)
+    ended_s, unavailable = time.monotonic(), frozenset(others)
+    return QueueSnapshot(begun_s, ended_s, own, unavailable, frozenset(hidden), frozenset(dead))
 
 
 class QueuePoller:
-    """Takes one snapshot after the other; never waits for an answer."""
+    """Takes one snapshot after the other; never waits for an answer.
 
-    def __init__(self, executor: Executor, is_own: Callable[[str], bool]) -> None:
-        self._executor, self._is_own = executor, is_own
+    Args:
+        known: returns the numbers and names of jobs that Slurm should have.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        is_own: Callable[[str], bool],
+        known: Callable[[], Mapping[int, str]],
+    ) -> None:
+        self._executor, self._is_own, self._known = executor, is_own, known
         self._query: Future[QueueSnapshot] | None = None
         self._next_s = self._pause_s = 0.0
         self._hidden: frozenset[str] = frozenset()
@@ -103,8 +120,8 @@ class QueuePoller:
                 self._next_s = now + AWAY_S - CALM_S
         pause_s = CALM_S if self.trouble or not urgent else URGENT_S
         if self._query is None and now >= self._next_s + max(pause_s, self._pause_s):
-            slurm = self._executor.slurm
-            self._query = self._executor.ask(lambda: take_snapshot(slurm, self._is_own))
+            slurm, known = self._executor.slurm, self._known()
+            self._query = self._executor.ask(lambda: take_snapshot(slurm, self._is_own, known))
         return snapshot
 
 
@@ -121,6 +138,7 @@ END_STATES = {"CANCELLED": "CANCELLED", "TIMEOUT": "TIMEOUT", "DEADLINE": "TIMEO
 """Slurm's states of ended jobs, and the RMS's; with other states, nodes were lost."""
 
 SUBMIT_AGAIN_S = 2.0
+UNCLEAR_MOST = 3  # answers of sbatch that do not tell whether a job was submitted
 
 WRAPPER = f"""#!/bin/sh
 export {SLURM_NUMBER_VARIABLE}="$SLURM_JOB_ID"
@@ -137,14 +155,12 @@ class SubmissionRecord(msgspec.Struct):
     """The record of a job of Slurm's.
 
     Attributes:
-        since_s: time of the submission; an earlier job of its name is another one.
         before: numbers of earlier jobs of that name.
         closed: whether it is over, and the job of the RMS waits for another.
         donor: salloc's options for its donors.
         held: times and nodes that the job of the RMS has held, under all its numbers.
     """
 
-    since_s: float
     before: list[int] = []
     number: int | None = None
     closed: bool = False
@@ -162,7 +178,7 @@ class SubmissionRecord(msgspec.Struct):
     def next(self) -> SubmissionRecord:
         """Return the record of another job of Slurm's for the same job of the RMS."""
         used = [*self.before, *([] if self.number is None else [self.number])]
-        return SubmissionRecord(time.time(), used, held=self.held)
+        return SubmissionRecord(used, held=self.held)
 
     @property
     def open(self) -> bool:
@@ -219,6 +235,11 @@ class SlurmJob(ManagedProcess):
         """Its nodes by its record."""
         return self.record.held[-1][1] if self.record.held else ()
 
+    def close(self) -> None:
+        """Let the job of the RMS wait for another one of Slurm's."""
+        self.record.closed = True
+        self.keep()
+
     def keep(self) -> None:
         """Save its record; on a full disk later."""
         self.unsaved = True
@@ -241,6 +262,19 @@ class SlurmJob(ManagedProcess):
         elif self.held != now:
             held.append((time.time() if at_s is None else at_s, now))
             self.keep()
+
+    def enter_start(self, hosts: Sequence[str], at_s: float | None) -> None:
+        """Record the nodes of its start, unless it is recorded to hold nodes, or to have ended.
+
+        They are the nodes of its submission, as it may have been resized since.
+
+        Args:
+            hosts: its nodes now, for a job that an earlier daemon has submitted; none if these are
+                the nodes after a resize.
+            at_s: time of its start.
+        """
+        if not self.held and not self.finished:
+            self.enter_nodes(self.hosts or hosts, at_s)
 
     def end(self, state: str) -> None:
         """Record that Slurm is done with it."""
@@ -271,7 +305,8 @@ def submit(
             which takes long with many jobs.
 
     Returns:
-        Its number in Slurm; 0 if its end was requested before.
+        Its number in Slurm; 0 if its end was requested before, or if its script has ended and Slurm
+        has forgotten it.
 
     Raises:
         SlurmError: refused, or its record could not be saved, or the daemon ends: its record stays
@@ -287,15 +322,18 @@ def submit(
             os.fsync(file.fileno())
     except OSError as error:
         raise SlurmError(f"expected to write down that {job.name} starts: {error}") from None
+    unclear = 0
     while True:
         try:
             for row in slurm.jobs("--states=all", f"--user={slurm.user}") if search else ():
-                new = row.job_id not in record.before and row.name == job.name
-                if new and (row.submit_s or 0.0) >= record.since_s - 1:
+                if row.job_id not in record.before and row.name == job.name:
                     return row.job_id
-            return 0 if job.end_requested else slurm.submit(*arguments, environment=environment)
+            over = job.end_requested or (search and job.written_status() is not None)
+            return 0 if over else slurm.submit(*arguments, environment=environment)
         except SlurmError as error:
-            if error.meaning is not Meaning.UNREACHABLE:
+            unclear += error.meaning is Meaning.UNCLEAR
+            away = error.meaning in (Meaning.UNREACHABLE, Meaning.UNCLEAR)
+            if not away or unclear > UNCLEAR_MOST:
                 raise
             if executor.closing.wait(SUBMIT_AGAIN_S):
                 raise
@@ -403,7 +441,7 @@ class Retried:
         first_s = self._first_s.setdefault(meaning, now)
         # A controller that has just restarted refuses changes until its nodes have reported.
         away = Meaning.UNREACHABLE in self._first_s
-        later = away or meaning is Meaning.LATER
+        later = away or meaning in (Meaning.LATER, Meaning.UNCLEAR)
         patience_s = RESIZE_AWAY_S if away else LATER_S if later else 0.0
         if self._give_up and now >= first_s + patience_s:
             return None, f"later: {words}" if later else words

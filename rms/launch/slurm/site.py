@@ -11,9 +11,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rms.launch.slurm.commands import Slurm, SlurmError
+from rms.launch.slurm.known_faults import KNOWN_FAULTS, KnownFault
+from rms.launch.slurm.known_faults import as_text as version_text
 from rms.launch.slurm.output import JobDetails, SiteNode
 
 OLDEST = (20, 11)
+TRIED = ((22, 5), (24, 11), (26, 5))
+"""The versions that the project's tests start."""
+
 KNOWN_SELECTS = ("select/linear", "select/cons_tres", "select/cons_res")
 UNFIT = ("down", "drained", "draining", "fail", "failing", "error", "unknown", "maint")
 
@@ -26,6 +31,7 @@ class SlurmSite:
     cluster: str
     select: str
     scheduler_parameters: tuple[str, ...]
+    controller_parameters: tuple[str, ...]
     accounting: str
     energy: str
     nodes: tuple[SiteNode, ...]
@@ -53,12 +59,17 @@ def inspect_site(slurm: Slurm) -> SlurmSite:
     queue = slurm.jobs("--states=all")
     if config.get("AccountingStorageType", "").endswith("/slurmdbd"):
         slurm.check_accounting(queue[0].job_id if queue else 1)
-    words = [word.strip().lower() for word in config.get("SchedulerParameters", "").split(",")]
+
+    def words(key: str) -> tuple[str, ...]:
+        found = (word.strip().lower() for word in config.get(key, "").split(","))
+        return tuple(word for word in found if word not in ("", "(null)"))
+
     return SlurmSite(
         version=version,
         cluster=config.get("ClusterName", ""),
         select=config.get("SelectType", ""),
-        scheduler_parameters=tuple(word for word in words if word not in ("", "(null)")),
+        scheduler_parameters=words("SchedulerParameters"),
+        controller_parameters=words("SlurmctldParameters"),
         accounting=config.get("AccountingStorageType", ""),
         energy=config.get("AcctGatherEnergyType", ""),
         nodes=nodes,
@@ -78,6 +89,17 @@ def refusals(site: SlurmSite) -> dict[str, str]:
     if not books.allowed:
         changes = {"grow": books, "shrink": books}
     return {what: verdict.why for what, verdict in changes.items() if not verdict.allowed}
+
+
+def known_faults(site: SlurmSite) -> list[KnownFault]:
+    """Return the known faults of a site's version and configuration."""
+    return [
+        fault
+        for fault in KNOWN_FAULTS
+        if fault.affects(site.version)
+        and (not fault.plugins or site.select in fault.plugins)
+        and (not fault.parameter or fault.parameter in site.controller_parameters)
+    ]
 
 
 def measures(site: SlurmSite) -> bool:
@@ -119,22 +141,29 @@ def try_resize(slurm: Slurm, name: str, now: Callable[[], float]) -> list[Verdic
 
 def as_text(site: SlurmSite, tried: Iterable[Verdict] = ()) -> list[str]:
     """Return the verdicts as lines of text."""
-    major, *rest = site.version
-    number = ".".join([str(major), *(f"{part:02d}" for part in rest[:1]), *map(str, rest[1:])])
     head = (
-        f"Slurm {number}, cluster {site.cluster or '(no name)'}, {site.select or 'select unknown'}:"
+        f"Slurm {version_text(site.version)}, cluster {site.cluster or '(no name)'},"
+        f" {site.select or 'select unknown'}:"
         f" {len(site.fit)} of {len(site.nodes)} nodes fit for work"
     )
     lines = [
         f"{'yes' if v.allowed else 'no ':3s}  {v.what}: {v.why}" for v in [*verdicts(site), *tried]
     ]
-    return [head, *lines]
+    if site.version[:2] not in TRIED:
+        tried_with = ", ".join(map(version_text, TRIED))
+        lines.append(f"rms is tested with Slurm {tried_with}, not with this version")
+    faults = [
+        f"fault  {known.fault} ({known.versions}): {known.advice} [{known.source}]"
+        for known in known_faults(site)
+    ]
+    return [head, *lines, *(faults or ["no known fault of this version hits jobs that resize"])]
 
 
 def as_json(site: SlurmSite, tried: Iterable[Verdict] = ()) -> dict[str, Any]:
     """Return the facts and the verdicts as JSON."""
     rows = [asdict(verdict) for verdict in [*verdicts(site), *tried]]
-    return {**asdict(site), "verdicts": rows}
+    faults = [{**asdict(known), "versions": known.versions} for known in known_faults(site)]
+    return {**asdict(site), "verdicts": rows, "known_faults": faults}
 
 
 ENGINES = {

@@ -94,7 +94,7 @@ def short_of_memory(true: Callable[..., Iterator[Any]], rank: int) -> Callable[.
     return cut
 
 
-def small_files(*_: Any) -> None:
+def small_files(*_: Any, **__: Any) -> None:
     """Let files grow so far only, once there are two checkpoints."""
     if len(list(Path(sys.argv[sys.argv.index("--checkpoint-dir") + 1]).glob("*.h5"))) == 2:
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]

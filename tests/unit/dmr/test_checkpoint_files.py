@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ import h5py
 import numpy as np
 import pytest
 
-from dmr.checkpoint.files import WriteBehindFile
+from dmr.checkpoint import files
+from dmr.checkpoint.files import WriteBehindFile, new_hdf5
 
 FULL = Path("/dev/full")
 
@@ -40,6 +42,54 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert sink.problem is None
     with h5py.File(tmp_path / "a.h5") as file:
         assert np.array_equal(file["a"], values)
+
+
+@pytest.mark.parametrize(("every", "begun"), [(10, [0, 1, 1, 2]), (0, [0, 0, 0, 0])])
+def test_the_disk_begins_to_write_as_a_file_grows(
+    every: int, begun: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles: list[int] = []
+    monkeypatch.setattr(files, "WRITE_BEHIND_BYTES", every)
+    monkeypatch.setattr(files.libc, "begin_writeback", handles.append)
+    with WriteBehindFile(tmp_path / "a") as sink:
+        found = []
+        for size in (4, 6, 9, 1):
+            sink.write(bytes(size))
+            found.append(len(handles))
+        assert set(handles) <= {sink.fileno()}
+    assert found == begun
+
+
+def test_an_error_at_the_close_is_kept_unless_there_was_one(tmp_path: Path) -> None:
+    """A file system of the network tells there that a disk is full."""
+    for earlier in (None, OSError("earlier")):
+        sink = WriteBehindFile(tmp_path / "a")
+        sink.problem = earlier
+        os.close(sink.fileno())
+        sink.close()
+        found = sink.problem
+        assert found is not None
+        assert found is earlier if earlier is not None else found.errno == errno.EBADF
+
+
+def test_a_file_that_the_disk_has_not_accepted_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="no space"), new_hdf5(tmp_path / "a.h5") as (file, disk):
+        file["a"] = 1.0
+        disk.problem = OSError(errno.ENOSPC, "no space")
+    with new_hdf5(tmp_path / "b.h5") as (file, _):
+        file["a"] = 1.0
+    with h5py.File(tmp_path / "b.h5") as file:
+        assert file["a"][()] == 1.0
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no device that is always full")
+def test_a_length_that_cannot_be_set_is_kept_as_an_error() -> None:
+    sink = WriteBehindFile(FULL)
+    assert sink.truncate(5) == 5 and sink.problem is not None
+    first = sink.problem
+    assert sink.write(b"abc") == 3 and sink.truncate(6) == 6
+    sink.close()
+    assert sink.problem is first
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no device that is always full")

@@ -9,6 +9,8 @@ import h5py
 import numpy as np
 import pytest
 from checkpoints import write
+from mpi4py import MPI
+from mpi_runs import runtime_on
 
 import dmr
 from dmr.checkpoint.format import BrokenCheckpointError, read_checkpoint
@@ -103,6 +105,16 @@ def test_a_part_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
         restored(path, (1, 1))
 
 
+def test_a_part_of_another_shape_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, (2, 1))
+    with h5py.File(last_part(path), "r+") as file:
+        cells = file["fields/a"][:-1]
+        del file["fields/a"]
+        file["fields/a"] = cells
+    with pytest.raises(BrokenCheckpointError, match=r"part 1\.h5 has another shape"):
+        restored(path, (1, 1))
+
+
 def test_a_missing_part_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, (2, 1))
     last_part(path).unlink()
@@ -122,8 +134,44 @@ def test_lists_of_any_length_come_back(tmp_path: Path, counts: tuple[int, ...]) 
         block.items = items
         lists.append(block)
     path = write(tmp_path, lists, 7, 10 * values[:1].nbytes or 160)
+    with h5py.File(path) as file:  # for other readers
+        assert np.array_equal(file["fields/a"], values)
     for rank, count in ((0, 0), (1, len(values))):
         block = spec.block(spec.decompose((2,)), rank)
         read_checkpoint(path, {"a": block}, {})
         assert isinstance(block, Items) and len(block.items) == count
         assert count == 0 or np.array_equal(block.items, values)
+
+
+def test_a_restarted_run_counts_the_requests_of_its_rms_from_the_first(tmp_path: Path) -> None:
+    """Else it takes the first requests of the new run of the job for answered ones."""
+
+    def answered(*, restart: bool) -> int:
+        plan = dmr.Plan(checkpoint=dmr.Schedule(tmp_path, 2), restart=restart)
+        fields = {"u": dmr.adapt(np.zeros(4), (4,))}
+        with dmr.malleable(runtime_on(MPI.COMM_SELF), fields, plan) as run:
+            before = run.progress.answered_request
+            run.progress.answered_request = 3
+            for _ in run.loop(3):
+                pass
+        return before
+
+    assert (answered(restart=False), answered(restart=True)) == (0, 0)
+
+
+def test_a_run_does_not_begin_anew_beside_broken_checkpoints(tmp_path: Path) -> None:
+    def run(*, restart: bool) -> None:
+        plan = dmr.Plan(checkpoint=dmr.Schedule(tmp_path, 2), restart=restart)
+        fields = {"u": dmr.adapt(np.zeros(4), (4,))}
+        with dmr.malleable(runtime_on(MPI.COMM_SELF), fields, plan) as run:
+            for _ in run.loop(5):
+                pass
+
+    run(restart=False)
+    broken = sorted(tmp_path.glob("*.h5"))
+    for path in broken:
+        path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(dmr.UsageError, match="expected a whole checkpoint in") as error:
+        run(restart=True)
+    assert broken and all(path.name in str(error.value) for path in broken)
+    assert sorted(tmp_path.glob("*.h5")) == broken

@@ -55,6 +55,18 @@ def test_a_hash_is_of_the_whole_however_it_is_cut(
     assert hash_on(ranks, whole, (axis,)) != first
 
 
+@pytest.mark.parametrize("dtype", [*TYPES, "U3", "S11", ">c8", "m8[s]"])
+def test_every_byte_of_an_item_counts(dtype: Any) -> None:
+    size = np.dtype(dtype).itemsize
+    found = set()
+    for changed in (None, *range(2 * size)):
+        raw = np.full(2 * size, 1, "u1")
+        if changed is not None:
+            raw[changed] = 2
+        found.add(hash_on(1, raw.view(dtype), (0,)))
+    assert len(found) == 1 + 2 * size
+
+
 def test_cells_that_are_swapped_are_noticed() -> None:
     whole = np.arange(12.0)
     assert hash_on(2, whole, (0,)) != hash_on(2, whole[::-1].copy(), (0,))

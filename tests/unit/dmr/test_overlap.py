@@ -14,6 +14,7 @@ from stand_in import DeviceArray, DeviceModule
 
 from dmr.data.decomposition import Box, Decomposition, Transfer, chunks, transfers
 from dmr.data.field import Field, FieldSpec
+from dmr.data.streams import Form, offer
 
 Pair = tuple[Decomposition, Decomposition]
 Host = npt.NDArray[Any]
@@ -297,3 +298,35 @@ def test_initial_values_may_be_broadcast() -> None:
     assert block.interior.dtype == np.float32
     assert (block.interior == 2.5).all()
     assert block.padded.sum() == 2.5 * everything(spec.shape).size
+
+
+def test_a_field_counts_its_spare_array() -> None:
+    spec = spec_of((5, 6, 4), halo=2)
+    block = Field(spec, spec.decompose((2, 1)), 1)
+    one = block.memory_layout.allocation_bytes
+    assert block.nbytes == one
+    block.spare[...] = 0.0
+    assert block.nbytes == 2 * one
+    block.flip()
+    assert block.nbytes == 2 * one
+
+
+@pytest.mark.parametrize(
+    ("halo", "alike"),
+    [
+        (((1, 1), (1, 1), (2, 2)), True),
+        (((3, 2), (1, 1), (2, 2)), True),  # along the slowest axis
+        (((1, 1), (1, 1), (2, 1)), False),
+        (((1, 1), (0, 1), (2, 2)), False),
+    ],
+)
+def test_layers_lie_alike_where_their_halos_are_the_same(halo: Any, alike: bool) -> None:
+    def form(halo: Any) -> Form:
+        spec = FieldSpec((5, 6, 4), "f8", lambda _: 0.0, halo=halo, row_major=True)
+        return Form.of(Field(spec, spec.decompose((1, 1)), 0))
+
+    assert form(((1, 1), (1, 1), (2, 2))).alike(form(halo)) is alike
+
+
+def test_a_device_field_offers_no_memory_of_the_host() -> None:
+    assert np.array_equal(Form.of(device_field()).memory, offer(0))

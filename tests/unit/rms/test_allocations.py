@@ -23,7 +23,7 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self.rows: dict[int, str] = {}
-        self.refusal = ""
+        self.refusal = self.answer = ""
         self.called: list[tuple[str, ...]] = []
         self.executor = Executor(Slurm({}, "me", self.run))
         self.known = Allocations(self.executor, NAME, ("--time=60",), folder)
@@ -38,15 +38,17 @@ class Site:
     ) -> CommandResult:
         if self.refusal == AWAY:
             return CommandResult(1, "", AWAY)
+        if "show" in command and int(command[-1]) not in self.rows:
+            return CommandResult(1, "", "slurm_load_jobs error: Invalid job id specified")
         if command[0] == "squeue":
-            return CommandResult(0, "\n".join(self.rows.values()), "")
+            return CommandResult(0, "".join(f"{row}\n" for row in self.rows.values()), "")
         self.called.append(tuple(command))
         if self.refusal:
             return CommandResult(1, "", self.refusal)
         if command[0] == "sbatch":
             number = 40 + len(self.rows)
             self.put(number, "PENDING")
-            return CommandResult(0, f"{number}\n", "")
+            return CommandResult(0, self.answer or f"{number}\n", "")
         if command[:3] == ("scontrol", "--details", "show"):
             return CommandResult(0, DETAILS, "")
         return CommandResult(0, "", "")
@@ -69,7 +71,9 @@ class Site:
 
 DETAILS = """JobId=41 JobName=x
 JobState=RUNNING Reason=None
-NodeList=a,b,c BatchHost=a StartTime=100 EndTime=200"""
+NodeList=a,b,c BatchHost=a StartTime=100 EndTime=200
+
+"""
 
 
 @pytest.fixture
@@ -99,6 +103,14 @@ def test_what_is_asked_for_is_known_once_slurm_has_it(site: Site) -> None:
     site.put(41, "RUNNING", "a,b,c", time.time())
     site.until(lambda: 41 in site.known.running)
     assert site.known.wait_reason == "" and "allocation 41 has a,b,c" in site.known.news
+
+
+def test_an_answer_of_sbatch_that_is_cut_is_no_refusal(site: Site) -> None:
+    site.answer = "4"
+    site.do(Submit(1, 1))
+    assert site.known.may_submit and list(site.known.pending) == [40]
+    (said,) = site.executor.slurm.complaints
+    assert said.startswith("sbatch gave no clear answer")
 
 
 def test_nodes_go_back_but_that_of_the_script(site: Site) -> None:

@@ -309,6 +309,16 @@ def test_for_a_due_job_whoever_comes_to_a_resize_point_gives() -> None:
     assert point(driven, 2, 10.0) == [("2", 2), ("3", 2)]
 
 
+def test_room_is_made_after_the_end_of_a_job_that_was_giving_some() -> None:
+    driven = Driven(8, prompt=False)
+    for number, at_s in ((1, 0.0), (3, 20.0)):
+        driven.submit(job(number, (4, 8, 8), FLEXIBLE, at_s=at_s))
+        assert driven.submit(job(number + 1, (4,), at_s=at_s)) == []
+        assert point(driven, number, at_s + 1.0) == [(str(number), 4)]
+        assert ends(driven, number, at_s + 2.0) == [(str(number + 1), 4)]
+        ends(driven, number + 1, at_s + 3.0)
+
+
 def test_nobody_gives_who_is_as_good_as_over() -> None:
     driven = Driven(4)
     driven.submit(job(1, (1, 4, 4), FLEXIBLE, run_s=2.5, price_s=3.0))

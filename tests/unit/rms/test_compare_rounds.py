@@ -115,7 +115,7 @@ def test_only_ranges_that_do_not_overlap_are_differences() -> None:
     }
     text = table(result)
     assert text[1].split()[:3] == ["fixed", "10.5", "(10.0-11.0)"]
-    assert "Time, not distinguishable from noise: fixed and malleable." in text
+    assert "Time, within the spread of the runs: fixed and malleable." in text
     assert any("moldable 0.77 of fixed" in line for line in text)
     assert problems(result) == []
 
@@ -127,7 +127,7 @@ def test_causes_of_a_gain() -> None:
     assert "(malleable beside fixed): none took place, so both modes do the same" in full
     overlapping = {**NOISY, "flexible": [7.0, 8.1, 8.05], "malleable": [13.0, 14.0, 12.0]}
     _, resizes, full = causes(comparison(overlapping, {"flexible": 2, "malleable": 1}))
-    assert resizes.endswith("no difference that can be told from noise.")
+    assert resizes.endswith("no difference beyond the spread of the runs.")
     assert full.endswith("(malleable beside fixed): 24 % more time.")
 
 
@@ -136,7 +136,7 @@ def test_fewer_than_three_rounds_show_no_difference(times: int, said: str) -> No
     result = comparison({"fixed": [10.0] * times, "flexible": [5.0] * times}, {"flexible": 1})
     assert not any(pair["differs"] for pair in result["differs"])
     text = "\n".join(table(result))
-    assert f"From {said} of each mode no difference can be told from noise" in text
+    assert f"From {said} of each mode no difference can be concluded" in text
     assert "less time" not in text and "of fixed" not in text
 
 

@@ -189,6 +189,17 @@ def test_a_migration_asks_for_the_same_frequency_and_raises_its_new_host() -> No
     assert over[JobId("1")].end_s == pytest.approx(66.0 + 1000.0 - 66.0 / 1.25)
 
 
+def test_a_host_runs_at_the_highest_frequency_of_its_jobs() -> None:
+    """Job 4 is moved to the host whose clock it has already, though another has fewer free."""
+    where = site(3, 4)
+    jobs = (job(1, 1), (0,)), (job(2, 1), (1,)), (job(3, 3), (4, 5, 6)), (job(4, 1), (8,))
+    state = placed(where, *jobs)
+    for number, share in ((1, 1.0), (2, 0.5), (3, 0.9)):
+        one = state.running[JobId(str(number))]
+        one.requested_frequencies = (share,) * one.size
+    assert moved(state) == {"4": (2,)}
+
+
 def test_a_malleable_job_is_narrowed_where_that_frees_a_host() -> None:
     """No slot is free on the first host; job 2 does without its one on the second."""
     spec = structs.replace(job(2, 2), nodes_min=1, speedup=Speedup(law=(100.0, 900.0)))

@@ -7,11 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from idle import Bench
 from routed import Routed, routed
+from submissions import hand_in
 
+from rms.core.model.cluster import Cluster
 from rms.core.model.events import Reopened
-from rms.core.model.jobs import JobId, NodePower
+from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
+from rms.core.policies.admission import InOrder
 from rms.daemon.jobs import scripts
+from rms.daemon.restart import recover
+from rms.daemon.store.journal import Journal
 from rms.formats.prices import Prices, Series
 from rms.wire.users import ResizeRow
 
@@ -152,3 +158,30 @@ def test_what_meters_say_is_waited_for_and_told_with_its_uncertainty(
     energy = found["energy"]
     assert energy["cluster_j"] == pytest.approx(190.0 + 35.0, rel=1e-12)
     assert sum(row["joules"] for row in found["rows"]) == pytest.approx(225.0, rel=1e-12)
+
+
+def test_a_job_that_ended_before_its_nodes_were_taken_away_has_ended_then(tmp_path: Path) -> None:
+    """The daemon was away: it goes on much later, with other nodes."""
+    with Journal.open(tmp_path / "journal") as journal:
+        bench = Bench(journal, tmp_path, Cluster(("a",), (("cpu:0",),), (NodePower(),)), "fifo")
+        hand_in(bench.daemon, [JobSpec(JobId("1"), 1000.0, 1, 1, 1, Mode.FIXED)])
+        status = bench.launcher.status_file("1")
+        status.parent.mkdir(parents=True, exist_ok=True)
+        status.write_text("0")
+        os.utime(status, (1050.0, 1050.0))
+        bench.now_s, bench.cluster = 5000.0, Cluster(("b",), (("cpu:0",),), (NodePower(),))
+        daemon = bench.resumed(where="elsewhere")
+        over = daemon.context.state.ended[JobId("1")]
+        assert (str(over.state), over.end_s) == ("COMPLETED", 1050.0)
+
+
+def test_a_restart_follows_recorded_decisions_whatever_a_policy_decides_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(("a", "b"), (("cpu:0",), ("cpu:1",)), (NodePower(),) * 2)
+    with Journal.open(tmp_path / "journal") as journal:
+        bench = Bench(journal, tmp_path, cluster, "fifo")
+        hand_in(bench.daemon, [JobSpec(JobId("1"), 1000.0, 1, 1, 1, Mode.FIXED)])
+        monkeypatch.setattr(InOrder, "__call__", lambda *_: [])
+        found = recover.restored(journal, cluster).engine.state
+        assert [job.nodes for job in found.running.values()] == [(0,)] and not found.pending

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from said import Said
 from specs import job_spec
 
+from rms.core.books.ledger import Ledger
 from rms.core.books.measured import ReplacedAgentError
 from rms.core.books.spans import IDLE, MODEL
 from rms.core.model.cluster import Cluster
@@ -33,9 +34,11 @@ from rms.core.model.events import (
     Submitted,
     TasksHold,
 )
-from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Speedup
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
+from rms.core.policies import named
+from rms.core.scheduler.engine import Engine
 from rms.core.scheduler.snapshot import freeze
-from rms.core.state import is_task
+from rms.core.state import State, is_task
 from rms.daemon.nodes.energy import Meters
 from rms.daemon.restart.recover import restore
 from rms.daemon.store.archive import energy_rows
@@ -196,6 +199,9 @@ def test_a_lost_report_loses_nothing_and_a_repeated_one_counts_once(daemon: Daem
         daemon.report("n1", number, rapl(500.0))
     daemon.report("n1", 3, rapl(400.0))
     assert daemon.owners()["1"] == 500.0
+    daemon.now_s = 6.0  # the next report counts from the newest one, not from a late one
+    daemon.report("n1", 5, rapl(600.0))
+    assert daemon.owners()["1"] == 600.0
     daemon.rows_add_up()
 
 
@@ -312,9 +318,9 @@ def test_the_books_of_the_last_jobs_end_are_settled_by_later_reports(daemon: Dae
     assert after.busy_j == pytest.approx(before.busy_j)
 
 
-def grown(daemon: Daemon) -> None:
-    """Have a job go from one node to two: it stops at 20 s and goes on at 30 s."""
-    daemon.happen(
+def growth() -> tuple[Event, ...]:
+    """Return the events of a job that goes from one node to two, and stands from 20 to 30 s."""
+    return (
         Submitted(0.0, (job(),)),
         Started(0.0, ONE),
         ResizePoint(10.0, ONE),
@@ -325,7 +331,7 @@ def grown(daemon: Daemon) -> None:
 
 
 def test_the_energy_of_a_resize(daemon: Daemon) -> None:
-    grown(daemon)
+    daemon.happen(*growth())
     energy = daemon.context.scheduler.energy
     assert energy.resize_j(ONE, 1) == pytest.approx(2 * 10 * 100.0)
     found = energy.resizes[ONE, 1]
@@ -337,6 +343,20 @@ def test_the_energy_of_a_resize(daemon: Daemon) -> None:
     energy = daemon.context.scheduler.energy
     assert energy.resize_j(ONE, 1) == pytest.approx(2000.0)
     assert energy.resize_j(ONE, 2) is None
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_both_worlds_draw_during_a_resize_whether_nodes_are_counted_or_placed(
+    counted: bool,
+) -> None:
+    state, ledger = State(Site(3, (POWER,) * 3), counted), Ledger((POWER,) * 3)
+    engine = Engine(3, named("fifo"))
+    engine.state = state
+    for event in (*growth(), Ended(40.0, ONE, "COMPLETED")):
+        ledger.advance(state, event.at_s)
+        engine.handle(event)
+    ledger.advance(state, 40.0)
+    assert ledger.busy_j[ONE] == pytest.approx(100.0 * (20.0 + 2 * 20.0))
 
 
 def test_the_measured_energy_of_a_resize(daemon: Daemon) -> None:

@@ -15,7 +15,7 @@ from rms.launch.slurm.commands import CommandResult, Slurm, SlurmError
 from rms.launch.slurm.engines import EngineOptions, allocated, counts, gpus_per_node
 
 HOSTS = ("n1", "n2", "n3")
-NODES = "\n".join(f"n{n}|all|alloc|{cpus}|(null)|none" for n, cpus in ((1, 8), (2, 4), (3, 8)))
+NODES = "".join(f"n{n}|all|alloc|{cpus}|(null)|none\n" for n, cpus in ((1, 8), (2, 4), (3, 8)))
 
 
 def site(said: Mapping[str, str]) -> Slurm:
@@ -99,6 +99,7 @@ JOB = """JobId=7 JobName=interactive
    StartTime=1700000000 EndTime=1700003600
    NodeList=n[1-3]
    BatchHost=n1
+
 """
 
 

@@ -156,7 +156,8 @@ from rms.power.frequency import available, locked
 domain = next(one for one in available() if one.name == sys.argv[1])
 with locked(domain, int(sys.argv[2])):
     print("held", flush=True)
-    time.sleep(600)
+    for _ in range(6000):  # a SIGINT just before one long sleep would be handled after it
+        time.sleep(0.1)
 """
 
 

@@ -55,6 +55,17 @@ def test_jobs_are_refused_and_looked_after_until_there_is_room(
     fault("no room on the disk", "submissions refused (503), jobs go on, written when there is")
 
 
+@pytest.mark.promise("full-disk")
+@pytest.mark.parametrize("path", ["/hold", "/cancel", "/drain"])
+def test_a_command_that_could_be_lost_is_not_confirmed(server: Routed, path: str) -> None:
+    server.submit(nodes=[2, 2])
+    job = server.submit(nodes=[2, 2])
+    fill(server.daemon.journal)
+    status, answer = server.ask("POST", path, {"node": "n1"} if path == "/drain" else {"id": job})
+    assert status == 503 and "database or disk is full" in answer["error"], answer
+    assert server.ask("GET", "/jobs")[0] == 200
+
+
 def test_a_script_that_finds_no_room_is_refused(
     server: Routed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

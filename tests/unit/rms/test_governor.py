@@ -41,6 +41,19 @@ def said(text: str, state: State, at_s: float, present: Governor = HIGH) -> Gove
     return GovernorRule.parse(text).governor(lender, range(4), present)[0]
 
 
+def test_tasks_know_whether_a_job_waits_for_their_nodes() -> None:
+    found = engine(None)
+    lender = NodesForTasks.__new__(NodesForTasks)
+    context: Any = SimpleNamespace(state=found.state)
+    lender._context = context
+    assert lender.jobs_wait() is False
+    found.handle(TasksHold(0.0, (Node(0), Node(1)), ("", "")))
+    found.handle(Submitted(1.0, (job_spec(1, 2), job_spec(2, 5))))
+    assert lender.jobs_wait() is False  # the first has started, the other never can
+    found.handle(Submitted(2.0, (job_spec(3, 2),)))
+    assert lender.jobs_wait() is True
+
+
 @pytest.mark.promise("governor")
 @pytest.mark.parametrize(
     ("rule", "expected"),

@@ -45,7 +45,7 @@ class Steps(BaseHTTPRequestHandler):
         self._answer({"step": 7})
 
     def do_GET(self) -> None:
-        assert self.path == "/jobs/5/steps/7"
+        assert self.path == "/jobs/5/steps/7?run=0"
         self._answer({"exit_code": 3, "message": "died"})
 
     def _answer(self, found: object) -> None:
@@ -108,7 +108,7 @@ def test_a_launcher_line_imports_the_messages_and_little_else(
     loaded, done = modules(tmp_path, *words, env=env)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (3, "rms: died")
     ((path, body),) = server.asked
-    assert (path, body["command"]) == ("/jobs/5/steps", ["true", "--its", "own"])
+    assert (path, body["command"]) == ("/jobs/5/steps?run=0", ["true", "--its", "own"])
     assert of("rms", loaded) == OF_WIRE | OF_LAUNCH | {"rms.wire.mpiexec", "rms.wire.terminal"}
     assert not of("dmr", loaded) | of("mpdata", loaded) | HEAVY & loaded
 

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 from faults import Fault
-from killed import COMMAND, Bench, KilledError
+from killed import COMMAND, Bench, KilledError, Outliving
 from killed import bench as opened
 
 from rms.core.model.events import Resize as ResizeDecision
@@ -20,6 +20,7 @@ from rms.core.model.jobs import JobId, JobState, Mode
 from rms.daemon.restart.recover import replayed
 from rms.daemon.store.record import REQUEUED, ResizeNote
 from rms.daemon.store.snapshots import EVERY
+from rms.launch.base import ManagedProcess, ScriptLaunch
 from rms.wire.messages import (
     Begun,
     CompletionRecord,
@@ -217,6 +218,31 @@ def told(
         found = replayed(context.journal)
         assert (found.differing, found.refused, found.unrecorded) == ([], [], {}), where
         return db.writes
+
+
+def test_a_job_that_runs_again_is_adopted_though_its_second_start_was_not_noted(
+    tmp_path: Path,
+) -> None:
+    """The number of the process that ran its first script is not taken for the second's."""
+
+    def start(launcher: Outliving, job: str, launch: ScriptLaunch) -> ManagedProcess:
+        launcher.machine.start(job, None, launcher.status_file(job))
+        raise KilledError
+
+    with opened(tmp_path) as bench:
+        submits(bench)
+        told_to_wait_again(bench)
+        bench.machine.end("1", None, 143)
+        with patch.object(Outliving, "start_script", start), pytest.raises(KilledError):
+            looks(bench)
+        bench.start()
+        looks(bench)
+        state = bench.daemon.context.state
+        assert bench.machine.begun == [("1", None)] * 2
+        assert state.running[ONE].state is JobState.RUNNING, bench.said
+        bench.machine.end("1", None)
+        looks(bench)
+        assert state.ended[ONE].state is JobState.COMPLETED
 
 
 ROWS = [(name, after, None) for name in STORIES for after in (True, False)]

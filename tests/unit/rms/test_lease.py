@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
+from pathlib import Path
 
 import pytest
+from routed import Idle, routed
 
 from rms.core.model.cluster import Cluster
-from rms.core.model.events import Decision, Ended, Event, NodesLeased, Start, Started, Submitted
+from rms.core.model.events import (
+    Decision,
+    Ended,
+    Event,
+    NodesLeased,
+    ResizeAsked,
+    ResizePoint,
+    Start,
+    Started,
+    Submitted,
+)
 from rms.core.model.jobs import JobId, JobSpec, Mode, Node, NodePower
 from rms.core.policies import named
 from rms.core.rules.checks import LEAST_S, needs_s
 from rms.core.rules.transition import TransitionError
 from rms.core.scheduler.scheduler import Scheduler
 from rms.core.scheduler.snapshot import freeze, thaw
+from rms.daemon.nodes.nodes import EVERY_S, SAME_S, LeaseWatch
+from rms.launch.base import Demand, EngineNodes, LeaseTerms
 
 
 def scheduler(nodes: int = 4) -> Scheduler:
@@ -103,3 +118,66 @@ def test_a_snapshot_keeps_it() -> None:
 def test_nodes_that_there_are_not_are_refused() -> None:
     with pytest.raises(TransitionError, match="expected nodes of this cluster"):
         scheduler(2).feed(leased(0.0, 1.0, 2.0, 3.0))
+
+
+# --- the daemon ----------------------------------------------------------------------------------
+
+
+class Lent(EngineNodes):
+    """Nodes that are held for a time."""
+
+    def __init__(self) -> None:
+        self.until_s: dict[str, float] = {}
+        self.demand: Demand | None = None
+
+    def leases(self) -> LeaseTerms:
+        return LeaseTerms(self.until_s, 2, 500.0, "")
+
+    def follow(self, demand: Demand) -> Sequence[str]:
+        self.demand = demand
+        return ()
+
+
+def test_the_daemon_follows_the_ends_of_its_nodes(tmp_path: Path) -> None:
+    with routed(tmp_path) as server:
+        context, nodes, events = server.daemon.context, Lent(), list[Event]()
+        launcher = Idle(tmp_path, "instance", "unix:none")
+        launcher.nodes = nodes
+        context.launcher = launcher
+
+        def handle(event: Event) -> None:
+            events.append(event)
+            if isinstance(event, NodesLeased):
+                server.daemon.handle(event)
+
+        watch = LeaseWatch(context, handle)
+
+        def told(**until_s: float) -> list[Event]:
+            """Return the events of a round in which nodes are held until these times."""
+            nodes.until_s = until_s
+            server.clock[0] += EVERY_S
+            before = len(events)
+            ends.extend(watch.tick(starts=True))
+            return events[before:]
+
+        ends: list[JobId] = []
+        (lease,) = told(n1=2000.0, n2=2000.0)
+        assert isinstance(lease, NodesLeased)
+        assert (lease.until_s, lease.most, lease.longest_s) == ((2000.0, 2000.0), 2, 500.0)
+        assert told(n1=2000.0 + SAME_S - 1, n2=2000.0) == []
+        (lease,) = told(n1=2000.0 + SAME_S + 1, n2=2000.0)
+        assert isinstance(lease, NodesLeased) and lease.until_s == (2006.0, 2000.0)
+
+        job = JobId(server.submit(nodes=[1, 2], mode="malleable", time_s=None))
+        server.daemon.handle(Started(server.clock[0], job))
+        server.daemon.handle(ResizePoint(server.clock[0], job))
+        assert context.state.running[job].nodes == (0, 1)
+        server.clock[0] = 2000.0 - LEAST_S
+        *_, asked = told(n1=3000.0, n2=2000.0)
+        assert isinstance(asked, ResizeAsked)
+        assert (asked.job, asked.size, asked.nodes) == (job, 1, (0,)) and ends == []
+        context.state.running[job].refused_sizes = frozenset({1})
+        assert told(n1=3000.0, n2=2000.0) == []
+        server.clock[0] = 2000.0
+        assert told(n1=3000.0, n2=2000.0) == [] and ends == [job]
+        assert nodes.demand is not None and nodes.demand.busy == {"n1", "n2"}

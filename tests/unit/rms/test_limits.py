@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import until
 from routed import SCRIPT, Routed, routed
+from specs import job_spec
 
-from rms.core.model.jobs import JobId
+from rms.core.model.jobs import Job, JobId
 from rms.daemon.jobs import watch
 from rms.daemon.store.notes import SignalNote
 from rms.formats.jobscript import Options, parse_text, read_option
@@ -33,6 +35,18 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Routed]:
     monkeypatch.setattr(ManagedProcess, "status", lambda process: None)
     with routed(tmp_path) as found:
         yield found
+
+
+def test_a_limit_counts_from_the_start_and_not_while_a_job_is_suspended() -> None:
+    job = Job(job_spec(1, 1, limit_s=100.0))
+    assert job.limit_end_s == inf
+    job.start_s = 1000.0
+    assert job.limit_end_s == 1100.0
+    job.suspended_at_s = 1050.0
+    assert job.limit_end_s == inf
+    job.suspended_at_s, job.suspended_s = None, 70.0
+    assert job.limit_end_s == 1170.0
+    assert Job(job_spec(2, 1, run_s=5.0)).limit_end_s == inf
 
 
 # --- what is asked -------------------------------------------------------------------------------

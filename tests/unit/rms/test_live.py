@@ -210,6 +210,18 @@ def test_what_there_is_not_is_refused(server: Routed, query: object, expected: s
 
 
 @pytest.mark.promise("web-data")
+def test_idle_power_is_that_of_the_nodes_nobody_has_at_the_time(server: Routed) -> None:
+    server.submit(nodes=[1, 1])
+    server.clock[0] = 1150.0
+    server.submit(nodes=[1, 1])
+    server.clock[0] = 1200.0
+    points = asked(server, power=True, span_s=200.0)["power"]["points"]
+    assert {idle_w for at_s, _, idle_w, *_ in points if at_s < 1148.0} == {5.0}
+    assert {idle_w for at_s, _, idle_w, *_ in points if at_s > 1152.0} == {0.0}
+    assert {tuple(point[3:]) for point in points} == {(0.0, 0.0)}
+
+
+@pytest.mark.promise("web-data")
 def test_rows_are_sorted_and_arrays_unfolded(server: Routed) -> None:
     server.submit(nodes=[2, 2], job_name="b")
     server.submit(array="1-3", job_name="c")
@@ -225,5 +237,8 @@ def test_rows_are_sorted_and_arrays_unfolded(server: Routed) -> None:
     assert ids(sort="-id", unfold=["2"], limit=2) == ["3", "2_3"]
     assert ids(sort="time")[0] == "3" and ids(sort="-energy")[0] == "1"
     assert ids(sort="nodes") == ["2_[1-3]", "1", "3"]
+    array = server.submit(array="1-4").partition("_")[0]
+    assert server.ask("POST", "/cancel", {"id": f"{array}_[2-3]"})[0] == 200
+    assert ids()[-1] == f"{array}_[1,4]"
     status, answer = server.ask("POST", "/live", {"jobs": "active", "sort": "colour"})
     assert status == 400 and "expected to sort by id, name" in answer["error"]

@@ -21,7 +21,7 @@ from rms.daemon.restart.recover import replay, resume
 from rms.daemon.store.context import Settings
 from rms.daemon.store.journal import Journal
 from rms.daemon.store.notes import ScriptNote
-from rms.daemon.store.record import JobRuntime, PendingResize
+from rms.daemon.store.record import JobRuntime, PendingResize, Step
 from rms.launch.base import ManagedProcess, ScriptLaunch
 from rms.launch.local import LocalLauncher
 
@@ -230,6 +230,15 @@ def test_a_calm_job_is_looked_at_when_a_child_ends_or_a_limit_is_due(tmp_path: P
         assert looks() and not looks() and not looks()
         watch.child_ended()  # another's
         assert looks() and not looks()
+        far = Child(0)  # the end of ranks on another host, or of an earlier daemon, is no signal
+        far.is_child = False
+        job = daemon.jobs[JobId("1")]
+        job.steps = [Step(command=None, worlds={0: far}, current=(0,))]  # type: ignore[arg-type]
+        watch.child_ended()
+        assert looks() and looks() and looks()
+        job.steps[0].exit_code = 0
+        assert looks() and not looks()
+        job.steps.clear()
         clock[0] += 101.0
         assert looks() and launcher.told == ["1"]  # its time is up
         assert looks() and looks()  # until it has ended

@@ -177,6 +177,16 @@ def test_under_a_placement_that_picks_nodes_itself_it_waits() -> None:
     assert later is not None and later.reason.startswith("NodeList: this policy")
 
 
+def test_ranks_fill_the_nodes_that_are_named(tmp_path: Path) -> None:
+    slots = ("cpu:0",), ("cpu:1", "cpu:2")
+    with routed(tmp_path, Cluster(("small", "wide"), slots, (NodePower(),) * 2)) as server:
+        body = SCRIPT | {"options": {"ntasks": 2}}
+        status, answer = server.ask("POST", "/jobs", body)
+        assert status == 400 and "--ntasks to fill whole nodes of 1 or 2 slots" in answer["error"]
+        job = server.daemon.context.state.job(JobId(server.submit(ntasks=2, nodelist="wide")))
+        assert job is not None and (job.spec.preferred, job.nodes) == (1, (1,))
+
+
 def test_lists_are_submitted_as_to_slurm_or_refused_in_words(tmp_path: Path) -> None:
     with routed(tmp_path) as server:
         state = server.daemon.context.state

@@ -26,6 +26,7 @@ from rms.core.model.events import (
     Start,
     Started,
     Submitted,
+    Ticked,
 )
 from rms.core.model.jobs import JobId, JobSpec, Mode, Node, NodePower, Site
 from rms.core.policies import POLICIES, Policy, adjusted, named
@@ -33,6 +34,7 @@ from rms.core.rules.checks import RuleError, check
 from rms.core.rules.powercap import expected_w
 from rms.core.rules.transition import TransitionError, power_off
 from rms.core.scheduler.engine import Engine
+from rms.core.state import Idle
 from rms.formats.config import FileError, read_cluster
 from rms.sim.run import chosen
 from rms.sim.simulator import Simulation
@@ -163,6 +165,16 @@ def test_no_more_than_so_many_are_switched_in_a_minute() -> None:
     assert found.engine.state.ended[JobId("2")].start_s == 230.0
 
 
+def test_the_next_switch_is_a_minute_after_the_earlier_one_of_off_and_on() -> None:
+    idle = Idle()
+    idle.switch(0.0, on=True)
+    assert idle.next_s(1, 5.0) == 60.0
+    idle.switch(10.0, on=False)
+    assert idle.next_s(1, 20.0) == 60.0
+    assert idle.next_s(1, 65.0) == 70.0
+    assert idle.next_s(2, 20.0) == inf
+
+
 def test_nodes_that_are_on_are_taken_first() -> None:
     specs = [
         fixed(1, 0.0, 1, 10.0, 10.0),
@@ -274,6 +286,7 @@ def test_boots_keep_to_the_power_cap() -> None:
     rms.engine.state.power_models = (low,)
     rms.decided(Submitted(2.0, (fixed(2, 2.0, 2, 5.0, 5.0),)))
     assert list(state.booting) == [0] and expected_w(state) == 250.0
+    assert rms.decided(Ticked(12.0)) == []  # the other one would boot beside it
     rms.decided(NodeBooted(22.0, Node(0)))
     assert list(state.booting) == [1]
     assert rms.decided(NodeBooted(42.0, Node(1)))
@@ -309,7 +322,7 @@ def test_nodes_that_are_counted_are_not_powered_off() -> None:
         (["--power-on", "true"], "got only --power-on"),
         (["--power-off", "true", "--power-on", "no-such-program x"], "'no-such-program x'"),
         (["--engine", "slurm", "--power-off", "true", "--power-on", "true"], "--engine local"),
-        (["--engine", "slurm", "--policy", "{off}"], "which Slurm itself powers off"),
+        (["--engine", "slurm", "--policy", "{off}"], "that the daemon does not power off"),
     ],
 )
 def test_commands_that_cannot_be_are_refused_in_a_sentence(

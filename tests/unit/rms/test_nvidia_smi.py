@@ -68,13 +68,13 @@ case "$*" in *-lms*) {then} ;; esac
 def group_members(group: int) -> list[int]:
     """Return the live processes of a process group."""
     found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for place in Path("/proc").glob("[0-9]*"):
         try:
-            fields = stat.read_text().rpartition(")")[2].split()
+            fields = (place / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[2]) == group and fields[0] != "Z":
-            found.append(int(stat.parent.name))
+            found.append(int(place.name))
     return found
 
 

@@ -248,7 +248,7 @@ def test_every_job_runs_and_then_all_is_let_go(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "expected --on-demand, --keep N or both, got neither"),
+        ([], "expected --on-demand, --keep N, or an allocation (SLURM_JOB_ID, "),
         (["--keep", "-1"], "--keep: expected a whole number of at least 0, got '-1'"),
         (["--keep", "3", "--max-nodes", "2"], "expected --max-nodes of at least 3, got 2"),
         (["--on-demand", "--backlog", "0"], "expected a whole number of at least 1, got '0'"),

@@ -6,12 +6,13 @@ from operator import is_
 from pathlib import Path
 
 import pytest
+from driven import Driven
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specs import job_spec
 
 from rms.core.model.events import Resize, Start, Submitted
-from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Speedup
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import POLICIES, PolicyError, adjusted, named
 from rms.core.rules.checks import RuleError, check
 from rms.core.scheduler.engine import Engine
@@ -53,6 +54,42 @@ def test_jobs_that_had_the_same_nodes_share_the_numbers_in_memory() -> None:
     first, second = simulation.engine.state.ended.values()
     assert first.nodes == second.nodes == tuple(range(600))
     assert all(map(is_, first.nodes, second.nodes))
+
+
+@pytest.mark.parametrize(("energy", "size"), [(0.0, 8), (0.5, 5), (0.9, 3)])
+def test_a_job_grows_while_the_weighted_sum_of_time_and_energy_falls(
+    energy: float, size: int
+) -> None:
+    """100 / n + 10 s on n of 8 nodes, of 100 W busy and 10 W idle: 3 nodes need least energy."""
+    site = Site(8, (NodePower(10.0, 100.0, 0.0),))
+    engine = Engine(site, adjusted(named("array-share"), sizing={"energy": energy}))
+    one = spec(1, 1, 8, Mode.FLEXIBLE, law=(100.0, 10.0))
+    (start,) = engine.handle(Submitted(0.0, (one,)))
+    assert isinstance(start, Start) and len(start.nodes) == size
+
+
+def test_under_easy_a_job_without_a_time_limit_delays_nobody_who_waits() -> None:
+    engine = Engine(4, named("easy"))
+    first, head = (job_spec(n, size, limit_s=100.0) for n, size in ((1, 3), (2, 4)))
+    endless, short = JobSpec(JobId("3"), 0.0, 1, 1, 1, Mode.FIXED), job_spec(4, 1, limit_s=100.0)
+    decisions = engine.handle(Submitted(0.0, (first, head, endless, short)))
+    assert [each.job for each in decisions if isinstance(each, Start)] == ["1", "4"]
+
+
+@pytest.mark.parametrize(
+    ("size", "needed", "sizes"),
+    [(8, 7, [4, 2, 1]), (6, 3, [3]), (6, 5, []), (7, 3, [])],
+)
+def test_by_doubling_a_job_gives_half_of_its_nodes_at_a_time(
+    size: int, needed: int, sizes: list[int]
+) -> None:
+    """Where halves do not make room for the other, or the size is odd, it gives none."""
+    policy = adjusted(named("array-share"), sizing={"sizes": "doubling", "rotate": False})
+    driven = Driven(size, policy)
+    assert driven.submit(spec(1, 1, size, Mode.MALLEABLE)) == [("1", size)]
+    starts = [("2", needed)] if sizes else []
+    other = spec(2, needed, needed, Mode.FIXED)
+    assert driven.submit(other) == [*(("1", each) for each in sizes), *starts]
 
 
 def test_three_jobs_on_six_nodes_run_side_by_side() -> None:

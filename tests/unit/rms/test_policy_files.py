@@ -223,6 +223,11 @@ def test_a_job_without_power_counts_as_what_its_slots_draw_when_busy() -> None:
     assert started(engine, *(unstated(n) for n in range(1, 4))) == ["1"]
     later = engine.explain(JobId("2"))
     assert later is not None and later.reason.startswith("PowerCap")
+    engine = Engine(site, adjusted(named("p-bff"), placement={"cap_w": 249.9}))
+    assert started(engine, unstated(1), unstated(2, 3)) == ["1"]
+    later = engine.explain(JobId("2"))
+    assert later is not None
+    assert later.reason == "PowerCap: 3 nodes are free, but its power fits on none"
     engine = Engine(site, adjusted(named("p-bff"), placement={"cap_w": 250.0}))
     assert started(engine, job(1, 1, 76.0), unstated(2), job(3, 1, 74.0)) == ["1", "3"]
     assert PowerSlot(174.0).refusal(site, unstated(1)) == (

@@ -332,6 +332,14 @@ def test_idle_nodes_that_draw_more_than_expected_leave_less_of_the_cap() -> None
     assert list(driven.engine.state.running) == ["1"]
 
 
+def test_idle_nodes_that_draw_more_than_expected_leave_less_beside_a_job_too() -> None:
+    driven = Driven(300.0, "easy")
+    driven.happen(PowerMeasured(1.0, 130.0))  # 40 W were expected
+    assert driven.submit(job(1, (3,), at_s=2.0)) == [("1", 3)]
+    assert driven.submit(job(2, (1,), at_s=3.0)) == []
+    assert driven.why(2).startswith("PowerCap: needs 50 W on 1 node, 20 W are left of 300 W")
+
+
 def test_what_takes_all_that_is_left_has_nothing_to_yield() -> None:
     """Sums of the same powers in another order may be above the cap by rounding."""
     narrowed = []

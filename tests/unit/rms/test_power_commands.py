@@ -167,5 +167,5 @@ def test_who_is_slow_is_down_and_its_command_is_killed(made: Made) -> None:
 def test_slurms_nodes_are_slurms_to_power_off(made: Made) -> None:
     bench = made("true", "true")
     bench.daemon.launcher.shared_filesystem = True
-    with pytest.raises(PolicyError, match="which Slurm itself powers off"):
+    with pytest.raises(PolicyError, match="that the daemon does not power off"):
         bench.daemon.set_policy(bench.daemon.scheduler.engine.policy.key)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import cast
 
+from rms.core.books.measured import MeteredHost
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import (
     Decision,
@@ -15,6 +16,7 @@ from rms.core.model.events import (
     PowerMeasured,
     Resized,
     ResizePoint,
+    ResizeRolledBack,
     Start,
     Started,
     Submitted,
@@ -22,10 +24,12 @@ from rms.core.model.events import (
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.core.policies import named
 from rms.core.scheduler.scheduler import Scheduler
-from rms.daemon.nodes.energy import CAP_STALE_S, LAG_S, CapWatch
+from rms.daemon.nodes.energy import CAP_STALE_S, LAG_S, CapWatch, restore_energy
 from rms.daemon.store.context import Context
-from rms.daemon.store.notes import Note
+from rms.daemon.store.journal import Journal
+from rms.daemon.store.notes import MeterNote, Note
 from rms.wire.messages import DeviceEnergy, Metered
+from rms.wire.users import EnergyRow
 
 NAMES = ("n1", "n2", "n3", "n4")
 
@@ -97,6 +101,17 @@ def test_a_reading_of_before_a_shrink_does_not_count() -> None:
     assert watched.size_wanted is None
 
 
+def test_a_reading_of_before_a_resize_was_rolled_back_does_not_count() -> None:
+    """The nodes that were held for it draw less."""
+    watched = Watched()
+    watched.read(240.0)
+    assert watched.read(340.0) == [340.0]
+    watched.now_s += 0.5
+    watched.handle(ResizeRolledBack(watched.now_s, JobId("1")))
+    watched.now_s -= 0.5
+    assert watched.read(320.0) == [] and watched.read(290.0) == [290.0]
+
+
 def test_readings_count_that_are_always_in_part_of_before() -> None:
     """Jobs end all the time: the cap holds all the same, if not at once."""
     watched = Watched()
@@ -135,3 +150,24 @@ def test_without_a_cap_nothing_is_entered() -> None:
     watched = Watched()
     watched.handle(PowerCapSet(watched.now_s, None))
     assert watched.read(999.0) == watched.read(999.0) == []
+
+
+def test_a_restart_reads_all_rows_that_late_reports_may_still_change() -> None:
+    hosts = {
+        name: MeteredHost("agent", 1, heard_s, nodes={name: heard_s})
+        for name, heard_s in (("n1", 5000.0), ("n2", 3000.0), ("n3", 4000.0))
+    }
+    asked = list[float]()
+
+    def newest_energy(since_s: float) -> list[EnergyRow]:
+        asked.append(since_s)
+        return []
+
+    journal = SimpleNamespace(
+        notes=lambda _: {name: MeterNote(host=host) for name, host in hosts.items()},
+        energy_sums=lambda _: [],
+        newest_energy=newest_energy,
+    )
+    watched = Watched()
+    restore_energy(watched.scheduler, cast("Journal", journal))
+    assert asked == [min(watched.scheduler.energy.measured.kept_s.values())] == [3000.0]

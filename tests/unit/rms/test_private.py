@@ -14,7 +14,14 @@ import pytest
 from routed import SCRIPT, routed
 from sentences import one_sentence
 
-from rms.daemon.store.private import Private, ServeError, check_loopback, make_folder, secret
+from rms.daemon.store.private import (
+    Private,
+    ServeError,
+    check_loopback,
+    make_folder,
+    owner_only,
+    secret,
+)
 from rms.launch.base import LaunchError
 from rms.wire.http import UnreachableError, request
 
@@ -23,6 +30,18 @@ SECRET = "swordfish-4711"
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.promise("no-one-in")
+def test_files_are_their_owners_alone_for_a_block(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with owner_only():
+            (tmp_path / "own").touch()
+        (tmp_path / "any").touch()
+    finally:
+        os.umask(before)
+    assert (mode(tmp_path / "own"), mode(tmp_path / "any")) == (0o600, 0o666)
 
 
 @pytest.mark.promise("no-one-in")
@@ -121,7 +140,8 @@ def test_what_can_be_asked_is_described(tmp_path: Path) -> None:
         submit = found["paths"]["/jobs"]["post"]
         sent = submit["requestBody"]["content"]["application/json"]["schema"]
         assert sent == {"$ref": "#/components/schemas/Submission"}
-        assert list(submit["responses"]) == ["200", "400", "401", "404", "409", "413", "503"]
+        refusals = ["400", "401", "404", "409", "410", "413", "503"]
+        assert list(submit["responses"]) == ["200", *refusals]
         assert found["components"]["schemas"]["Submission"]["properties"]["name"] == {
             "type": "string",
             "maxLength": 1024,

@@ -289,6 +289,7 @@ def test_all_launches_of_a_merge_must_be_ready() -> None:
     MACHINE.handle(found, given, machine.CallAnswered())
     assert words(MACHINE.handle(found, given, Ready(1, 2, "x", ""))) == ["SaveResize"]
     assert found.request is None
+    assert MACHINE.handle(found, given, Ready(1, 9, "x", "")) == []  # no launch of this resize
     assert words(MACHINE.handle(found, given, Ready(1, 1, "y", ""))) == ["TellJob", "SaveResize"]
     assert found.request is not None
     assert [world.launch for world in found.request.worlds] == [1, 2]
@@ -469,10 +470,7 @@ def test_a_world_that_is_not_ready_in_time() -> None:
 def test_a_move_without_end_ends_the_job() -> None:
     found = in_state("moving")
     given = fed(found, OBSERVED, at_s=100.1 + MOVE_S)
-    assert given == [
-        machine.Say("job 7: no report of its resize for 180 s; it is ended"),
-        machine.Act.KILL_JOB,
-    ]
+    assert given == [machine.GiveUp("no report of its resize for 180 s")]
     assert fed(found, OBSERVED, at_s=1e9) == []
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import getpass
+import json
 
 import pytest
-from routed import SCRIPT, USERS_TOKEN, Routed
+from routed import SCRIPT, USERS_TOKEN, Routed, answered
 
 from rms.core.model.jobs import JobId
 from rms.daemon.ask.http import Peer
+from rms.daemon.ask.routes import Routes
 from rms.wire.signing import USER_TOKEN, Session, digest, job_name
 
 JOB_ROW = (
@@ -160,6 +162,25 @@ def test_what_cannot_be_is_refused_in_one_sentence(
     found, answer = server.ask(method, path, body)
     assert (found, list(answer)) == (status, ["error"])
     assert expected in answer["error"] and "\n" not in answer["error"]
+
+
+def test_an_answer_is_sent_after_all_entries_are_on_the_disk(server: Routed) -> None:
+    journal, job = server.daemon.journal, server.submit(nodes=[2, 2])
+    for method, path in (("POST", "/cancel"), ("GET", "/jobs")):
+        before = journal.written
+        server.daemon.nodes.drain(["n2"], drained=method == "POST")
+        assert server.ask(method, path, {"id": job} if method == "POST" else None)[0] == 200
+        assert before < journal.written == journal.synced
+
+
+def test_a_client_that_goes_before_its_request_is_whole_is_no_error(server: Routed) -> None:
+    routes = Routes(server.daemon, lambda: None, "users", ["socket"], "metrics")
+    work = answered(routes.app(), "POST", "/jobs", None, None, ("socket", None))
+    status, _, text = server.loop.run_until_complete(work)
+    assert (status, json.loads(text)["error"]) == (
+        400,
+        "expected a whole request, got a part of one",
+    )
 
 
 def test_over_tcp_users_show_the_servers_token(server: Routed) -> None:

@@ -8,8 +8,10 @@ import pytest
 from specs import job_spec
 
 from rms.core.model.contention import Processors, SharedNode
+from rms.core.model.events import Submitted
 from rms.core.model.jobs import JobId, JobSpec, Site
 from rms.core.policies import Policy, PolicyError, adjusted, named
+from rms.core.scheduler.engine import Engine
 from rms.sim.simulator import Simulation
 
 LEVELS = ((0.9, 0.7), (1.45, 0.75), (2.0, 0.8), (2.8, 0.875), (4.0, 1.0))
@@ -84,6 +86,14 @@ def test_threshold_lets_a_job_wait_unless_the_cluster_is_empty() -> None:
     ended = run(site(PLAIN), policy, job(1, 1, 64.0), job(2, 1, 64.0), job(3, 4, 64.0)).engine.state
     starts = [ended.ended[JobId(str(number))].start_s for number in (1, 2, 3)]
     assert starts == [0.0, 100.0, 200.0]
+
+
+def test_who_waits_for_bandwidth_is_told_so() -> None:
+    engine = Engine(site(PLAIN), easy("less-consume", threshold=1.5))
+    engine.handle(Submitted(0.0, (job(1, 1, 64.0), job(2, 3, 64.0))))
+    later = engine.explain(JobId("2"))
+    assert later is not None
+    assert later.reason == "Resources: 3 nodes are free, but too little memory bandwidth there"
 
 
 @pytest.mark.parametrize(("forecast", "node", "slowdown"), [(False, 0, 2.0), (True, 1, 1.045)])

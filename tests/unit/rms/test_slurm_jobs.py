@@ -43,7 +43,7 @@ def slurm_job(folder: Path, record: SubmissionRecord | None = None) -> SlurmJob:
         None,
         folder / "status",
         name="rms.x.1",
-        record=record or SubmissionRecord(0.0),
+        record=record or SubmissionRecord(),
         record_file=folder / "slurm.json",
     )
 
@@ -98,7 +98,7 @@ def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
     found.close()
 
 
-JOB = JobDetails(7, "RUNNING", ("n1",), "n1", False, 1.0, None, None)
+JOB = JobDetails(7, "rms.x.1", "RUNNING", ("n1",), "n1", False, 1.0, None, None)
 
 
 def answer(change: queue.Retried) -> queue.ChangeOutcome:
@@ -166,10 +166,10 @@ def test_nodes_that_a_job_loses_by_ending_are_no_change(
     tmp_path: Path, executor: Executor, state: str, resized_s: float, entered: bool
 ) -> None:
     before = [(1.0, ("n1",)), (5.0, ("n1", "n2"))]
-    record = SubmissionRecord(0.0, number=7, held=list(before))
+    record = SubmissionRecord(number=7, held=list(before))
     tracker = jobs_of(tmp_path, executor)
     tracker.jobs["1"] = slurm_job(tmp_path, record)
-    now = JobDetails(7, state, ("n1",), "n1", False, 1.0, None, resized_s)
+    now = JobDetails(7, "rms.x.1", state, ("n1",), "n1", False, 1.0, None, resized_s)
     assert tracker.resize("1", lambda: (now, ""))() == ""
     assert record.held == ([*before, (6.0, ("n1",))] if entered else before)
     assert SubmissionRecord.read(tmp_path / "slurm.json") == (record if entered else None)
@@ -275,7 +275,7 @@ def test_a_snapshot_of_no_use_is_asked_for_again(
         raise KeyError("jobs")
 
     monkeypatch.setattr(queue, "take_snapshot", take)
-    found = queue.QueuePoller(executor, bool)
+    found = queue.QueuePoller(executor, bool, dict)
     deadline = time.monotonic() + 120
     while not found.trouble:
         assert found.poll(urgent=True) is None and time.monotonic() < deadline

@@ -18,19 +18,22 @@ from killed import bench as opened
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import (
+    Decision,
     Ended,
     Event,
     Resize,
+    ResizeAsked,
     Resized,
     ResizePoint,
     Start,
     Started,
     Submitted,
+    TasksHold,
 )
-from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Speedup
+from rms.core.model.jobs import JobId, JobSpec, Mode, Node, NodePower, Speedup
 from rms.core.policies import named
 from rms.core.scheduler.scheduler import Scheduler
-from rms.core.scheduler.snapshot import freeze
+from rms.core.scheduler.snapshot import freeze, thaw
 from rms.daemon.restart.recover import replayed, restored
 from rms.daemon.store.journal import Journal, JournalFullError
 from rms.daemon.store.sandbox import fork
@@ -118,6 +121,36 @@ def test_a_snapshot_that_no_version_can_read_is_passed_over(tmp_path: Path) -> N
     journal = life.again()
     assert image(restored(journal).scheduler) == known
     assert [each for each in journal.damage if "expected a snapshot" in each]
+
+
+def tasks_hold(at_s: float, *nodes: int) -> TasksHold:
+    """Return the event that tasks hold these nodes and no others."""
+    return TasksHold(at_s, tuple(map(Node, nodes)), ("task:a[1]",) * len(nodes))
+
+
+def decisions(scheduler: Scheduler, *events: Event) -> list[Decision]:
+    return [each for event in events for each in scheduler.feed(event)]
+
+
+@pytest.mark.promise("snapshots")
+def test_a_snapshot_has_waiting_resizes_lent_nodes_and_past_owners_of_nodes() -> None:
+    one, two = JobId("1"), JobId("2")
+    specs = JobSpec(one, 0.0, 1, 1, 1, Mode.FIXED), JobSpec(two, 0.0, 1, 3, 1, Mode.MALLEABLE)
+    scheduler = Scheduler(CLUSTER, named("fifo"))
+    decisions(scheduler, Submitted(0.0, specs), Started(0.0, one), Started(0.0, two))
+    decisions(scheduler, Ended(5.0, one, "COMPLETED"), tasks_hold(6.0, 3))
+    decisions(scheduler, ResizeAsked(7.0, two, 2, holds=True))
+    thawed = thaw(freeze(scheduler), lambda key, cluster: named(key))
+    assert thawed.engine.state == scheduler.engine.state
+    assert [span.job for span in thawed.timeline.past] == [one]
+    assert thawed.timeline.past == scheduler.timeline.past
+    (resize,) = decisions(thawed, ResizePoint(8.0, two))
+    assert isinstance(resize, Resize) and resize.size == 2
+    decisions(thawed, Resized(9.0, two), Ended(10.0, two, "COMPLETED"))
+    wide = JobSpec(JobId("3"), 11.0, 4, 4, 4, Mode.FIXED)
+    assert decisions(thawed, Submitted(11.0, (wide,))) == []
+    (start,) = decisions(thawed, tasks_hold(12.0))
+    assert isinstance(start, Start) and len(start.nodes) == 4
 
 
 @pytest.mark.promise("snapshots")

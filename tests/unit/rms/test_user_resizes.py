@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from driven import MALLEABLE, Driven, job
 
 from rms.core.model.events import (
     Decision,
@@ -75,6 +76,18 @@ def test_the_choice_is_given_back_to_the_policy(policy: str) -> None:
     assert said.code is Reason.BY_POLICY and sizes(decided) == [(A, 4)]  # type: ignore[union-attr]
     again.follow(auto, [said, *decided])
     assert again.state == engine.state and not engine.state.running[A].kept
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_nodes_that_a_widening_takes_are_reserved_at_the_end_of_its_job(others: int) -> None:
+    """Two further nodes stay free then if another job ends as well: a long job may have those."""
+    driven = Driven(4 + others, "easy", prompt=False)
+    driven.submit(*(job(number, (1,)) for number in range(others)), job(7, (1, 1, 3), MALLEABLE))
+    driven.happen(ResizePoint(1.0, JobId("7")), ResizeAsked(1.0, JobId("7"), 2 + (not others)))
+    assert driven.engine.state.free_count == 1 + others
+    assert driven.submit(job(8, (4 - others,), at_s=2.0)) == []
+    long = job(9, (1 + others,), at_s=3.0, run_s=1000.0)
+    assert driven.submit(long) == [("9", 2)] * others
 
 
 def test_what_waits_for_a_resize_point_is_taken_back() -> None:

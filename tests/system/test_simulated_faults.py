@@ -1,0 +1,43 @@
+"""Worlds on a virtual clock (``scripts/simulate-faults``): whatever fails, what must hold does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import ROOT
+
+SEEDS = ROOT / "tests" / "support" / "virtual" / "seeds.py"
+
+
+def simulate(tmp_path: Path, *options: str) -> dict[str, object]:
+    out = tmp_path / "out.json"
+    done = subprocess.run(
+        [sys.executable, str(SEEDS), "--json", str(out), *options],
+        env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, object] = json.loads(out.read_text())
+    return found
+
+
+@pytest.mark.promise("seeds")
+def test_the_fixed_seeds(tmp_path: Path) -> None:
+    found = simulate(tmp_path, "--first", "0", "--seeds", "8", "--hours", "1", "--processes", "1")
+    assert found["seeds"] == 8 and found["failed"] == []
+    counted = found["counted"]
+    assert isinstance(counted, dict)
+    assert counted["kill"] and counted["process"] and counted["network"] and counted["resizes"]
+
+
+@pytest.mark.wide
+def test_random_seeds(tmp_path: Path) -> None:
+    found = simulate(tmp_path, "--seeds", "100000", "--hours", "4", "--seconds", "180")
+    assert found["failed"] == []
