@@ -11,8 +11,8 @@ from wide_flexible import LONGER, NODES, Stream
 
 
 def untimed(reason: str) -> str:
-    """Return why a job waits without the time until it is reserved."""
-    return re.sub(r"reserved in \d+ s", "reserved", reason)
+    """Return why a job waits without its two times: until it is reserved, and since it is due."""
+    return re.sub(r"(reserved in|due for) \d+ s", r"\1", reason)
 
 
 @pytest.mark.promise("wide-flexible")
