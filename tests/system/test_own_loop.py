@@ -36,6 +36,9 @@ def test_code_after_the_block_is_reached_by_the_last_world_alone(run: Run, stead
     assert said.startswith("[[10, 2, 3], [20, 3, 1]]") and digest == steady
     assert "'befores': [3, 1]" in said and "'afters': [3, 1]" in said
     assert found.count("after the block") == 1
+    # Of both fields: the array of 23 x 29 doubles, and the list beside it.
+    (moved,) = [line.split()[1:] for line in found if line.startswith("bytes ")]
+    assert len(moved) == 2 and all(int(size) > 23 * 29 * 8 for size in moved)
 
 
 LOOPS = program("any_loops")

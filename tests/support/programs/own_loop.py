@@ -130,6 +130,7 @@ def main(comm):
             rows = rows[np.argsort(rows[:, 0])]
             digest = hashlib.sha256(np.ascontiguousarray(whole).tobytes() + rows.tobytes())
             sizes = [[r.step, r.from_ranks, r.to_ranks] for r in run.resizes]
+            print("bytes", *(r.bytes for r in run.resizes))
             print(f"{sizes} {run.state} sha256 {digest.hexdigest()}", flush=True)
     print("after the block", flush=True)
 

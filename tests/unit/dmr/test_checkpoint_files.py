@@ -88,6 +88,8 @@ def test_a_length_that_cannot_be_set_is_kept_as_an_error() -> None:
     assert sink.truncate(5) == 5 and sink.problem is not None
     first = sink.problem
     assert sink.write(b"abc") == 3 and sink.truncate(6) == 6
+    assert sink.truncate() == sink.tell()
+    assert sink.truncate(None) == sink.tell()
     sink.close()
     assert sink.problem is first
 

@@ -20,7 +20,7 @@ from rms.core.model.jobs import JobId, JobState, Mode
 from rms.daemon.restart.recover import replayed
 from rms.daemon.store.record import REQUEUED, ResizeNote
 from rms.daemon.store.snapshots import EVERY
-from rms.launch.base import ManagedProcess, ScriptLaunch
+from rms.launch.base import ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.wire.messages import (
     Begun,
     CompletionRecord,
@@ -243,6 +243,29 @@ def test_a_job_that_runs_again_is_adopted_though_its_second_start_was_not_noted(
         bench.machine.end("1", None)
         looks(bench)
         assert state.ended[ONE].state is JobState.COMPLETED
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_first_world_whose_start_was_not_noted_is_the_steps(tmp_path: Path, lives: bool) -> None:
+    """Its ranks live, or have ended while there was no daemon: it is not started a second time."""
+
+    def boot(launcher: Outliving, job: str, launch: WorldLaunch) -> ManagedProcess:
+        kept = launcher.world_status_file(job, launch.launch)
+        launcher.machine.start(job, launch.launch, kept)
+        raise KilledError
+
+    with opened(tmp_path) as bench:
+        submits(bench)
+        with patch.object(Outliving, "boot_world", boot), pytest.raises(KilledError):
+            bench.daemon.worlds.launch(bench.daemon.jobs[ONE], COMMAND, "key")
+        if not lives:
+            bench.machine.end("1", 0, 3)
+        bench.start()
+        looks(bench)
+        bench.daemon.worlds.launch(bench.daemon.jobs[ONE], COMMAND, "key")
+        (step,) = bench.daemon.jobs[ONE].steps
+        assert (step.current, step.exit_code) == ((0,), None if lives else 3), bench.said
+        assert bench.machine.begun == [("1", None), ("1", 0)]
 
 
 ROWS = [(name, after, None) for name in STORIES for after in (True, False)]

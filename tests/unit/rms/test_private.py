@@ -146,6 +146,16 @@ def test_what_can_be_asked_is_described(tmp_path: Path) -> None:
             "type": "string",
             "maxLength": 1024,
         }
+        content = {
+            path: found["paths"][path]["get"]["responses"]["200"]["content"]
+            for path in ("/metrics", "/jobs")
+        }
+        (kind,) = content["/metrics"]
+        assert kind.startswith("text/plain") and content["/metrics"][kind]["schema"] == {
+            "type": "string"
+        }
+        (kind,) = content["/jobs"]
+        assert kind == "application/json" and content["/jobs"][kind]["schema"]["type"] == "array"
         refs = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(found)))
         assert refs <= found["components"]["schemas"].keys() and len(refs) > 30
         assert server.ask("GET", "/openapi.json", over_tcp=True)[0] == 401

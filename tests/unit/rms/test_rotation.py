@@ -36,6 +36,17 @@ def test_sizes_are_exchanged_once_that_is_due(price_s: float, delay_s: float, du
     assert sizes(due_s + 0.05, price_s, delay_s) == EXCHANGED
 
 
+def test_the_best_of_several_times_between_exchanges_is_waited_for() -> None:
+    """Three equal jobs on four nodes: one exchange a third of 20 s is best, and ends after 19.1 s.
+
+    Six exchanges would come every 3.3 s; with a price of 1 s for each resize they end later.
+    """
+    jobs = [RotationJob(0.2, 1, {1: 100.0, 2: 50.0, 4: 40.0}, 1.0) for _ in range(3)]
+    due_s = 20 / 3 * 19.1 / 20 - 2.0
+    assert rotation_sizes(jobs, 1, due_s - 0.05) == [1, 1, 1]
+    assert rotation_sizes(jobs, 1, due_s + 0.05) == [2, 1, 1]
+
+
 def test_an_exchange_that_costs_more_than_it_brings_is_not_made() -> None:
     assert sizes(1e6, price_s=2.0) == EXCHANGED
     assert sizes(1e6, price_s=8.0) == PRESENT
