@@ -156,7 +156,7 @@ def test_a_migration_has_to_pay() -> None:
 
 @pytest.mark.parametrize(("run_s", "pays"), [(10.0, False), (10.125, True)])
 def test_a_migration_that_only_makes_good_its_costs_is_not_made(run_s: float, pays: bool) -> None:
-    """Of 10 s the host is off for 8 s, which saves 512 J; 2 s on two slots of 128 W cost as much."""
+    """Of 10 s the host is off for 8, which saves 512 J; 2 s on two slots of 128 W cost as much."""
     power = NodePower(128.0, 512.0, 0.0, off_w=64.0, boot_s=2.0, boot_j=0.0)
     where = structs.replace(site(), power=(power,) * 2)
     short = structs.replace(job(2, 1, run_s, price_s=2.0), power_w=128.0)
