@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 
 from prometheus_client import (
     CollectorRegistry,
@@ -76,18 +77,35 @@ class Faults:
     def __init__(self) -> None:
         self._last = dict[str, str]()
 
-    @contextlib.contextmanager
-    def of(self, part: str) -> Iterator[None]:
+    def of(self, part: str) -> Contained:
         """Contain errors of a part of the daemon."""
-        try:
-            yield
-        except JournalError:
-            raise
-        except Exception as error:
-            words = describe(error)
-            if self._last.get(part) != words:
-                self._last[part] = words
-                log.warning(f"{part}: {words}; the rest goes on")
+        return Contained(part, self._last)
+
+
+class Contained:
+    """Contains errors of a part, in a block: a class, as every round enters some tens of them."""
+
+    __slots__ = ("_last", "_part")
+
+    def __init__(self, part: str, last: dict[str, str]) -> None:
+        self._part, self._last = part, last
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, JournalError):
+            return False
+        words = describe(error)
+        if self._last.get(self._part) != words:
+            self._last[self._part] = words
+            log.warning(f"{self._part}: {words}; the rest goes on")
+        return True
 
 
 # --- the clock -----------------------------------------------------------------------------------

@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import random
 import selectors
-import threading
 import types
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
+
+from greenlet import getcurrent, greenlet
 
 T = TypeVar("T")
 
@@ -228,8 +229,8 @@ STOPPED_S = 0.5
 class Thread:
     """A function on a thread of a process, which waits on the virtual clock.
 
-    One thread runs at a time: the loop gives it the turn, and has it back where the function waits
-    or ends. In a process that is gone a wait does not return.
+    It is a greenlet, as one thread runs at a time: the loop gives it the turn, and has it back
+    where the function waits or ends. In a process that is gone a wait does not return.
 
     Attributes:
         running: the thread that has the turn, None for the loop's own.
@@ -239,16 +240,13 @@ class Thread:
 
     def __init__(self, loop: VirtualLoop, life: Life, work: Callable[[], None]) -> None:
         self._loop, self._life, self._work, self.over = loop, life, work, False
-        self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
-        threading.Thread(target=self._main, daemon=True).start()
+        self._stack = greenlet(self._main)
 
     def _main(self) -> None:
-        self._turn.acquire()
         with contextlib.suppress(KilledError):
             self._life.point("start of a thread")
             self._work()
         self.over = True
-        self._back.release()
 
     def step(self) -> None:
         """Let it run until it waits again."""
@@ -259,14 +257,13 @@ class Thread:
             return
         before = Life.running, Thread.running
         Life.running, Thread.running = self._life, self
-        self._turn.release()
-        self._back.acquire()
+        self._stack.parent = getcurrent()  # the turn comes back here
+        self._stack.switch()
         Life.running, Thread.running = before
 
     def wait(self, seconds: float) -> None:
         """Wait, on this thread."""
         self._life.point("before a wait")
         self._loop.call_later(seconds, self.step)
-        self._back.release()
-        self._turn.acquire()
+        self._stack.parent.switch()
         self._life.point("after a wait")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
+from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -672,4 +673,6 @@ def patches(clock: Clock) -> Iterator[Any]:
     """Yield what is in place of the clock and of processes in the modules of the engine."""
     for name in ("commands", "queue", "jobs", "launcher"):
         yield patch(f"rms.launch.slurm.{name}.time", clock)
+    threading = SimpleNamespace(get_ident=lambda: id(Thread.running))
+    yield patch("rms.launch.slurm.commands.threading", threading)
     yield patch("rms.launch.slurm.launcher.has_live_children", lambda _: True)

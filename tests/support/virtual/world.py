@@ -666,13 +666,13 @@ class World:
         now_s, server = self.loop.time(), self.server
         assert server is not None
         hindered = self.files.full or self.machine.refusal or state.power_cap_w is not None
-        most = max((job.spec.nodes_max for job in state.pending.values()), default=inf)
         if (
-            most > state.free_count
-            or hindered
+            hindered
             or state.running
             or self._idle is None
             or self._idle[0] != server
+            or max((job.spec.nodes_max for job in state.pending.values()), default=inf)
+            > state.free_count
         ):
             self._idle, self._idle_looks = (server, now_s), 0
             return
