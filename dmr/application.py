@@ -28,6 +28,7 @@ from rms.wire.messages import ResizeReport
 
 if TYPE_CHECKING:
     from dmr.checkpoint.store import Lock
+    from dmr.memory.copies import Copies
     from dmr.wire.rms import RmsClient
 
 
@@ -120,6 +121,8 @@ class RunState:
     """Rank 0's client of the RMS."""
     checkpoint_lock: Lock | None = None
     """The right to write checkpoints."""
+    copies: Copies | None = None
+    """Copies in memory, under a supervisor."""
     auto: bool = False
     """Whether the library chooses the strategy, also by the memory that is left."""
     rehearses: bool = False

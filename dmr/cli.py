@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from rms.wire.terminal import (
     add_common,
     extra_installed,
     parser,
+    positive,
     publish,
     refuse_on,
     run_command,
@@ -62,6 +64,28 @@ def _parser() -> Parser:
     check.add_argument("words", nargs="+", metavar="-- COMMAND", help="mpirun -n 2 python mine.py")
     check.set_defaults(call=_check)
     add_common(check)
+    run = commands.add_parser(
+        "run",
+        allow_abbrev=False,
+        help="run a program that goes on without a rank or a host that dies",
+        description="Runs mpiexec, and on each host a keeper of copies in memory. When a rank dies "
+        "or a host is silent, a world starts on the hosts that are left, from the newest copy.",
+    )
+    run.add_argument("-n", dest="ranks", type=int, default=1, metavar="RANKS", help="default 1")
+    run.add_argument(
+        "--hosts", default="", metavar="HOST[:RANKS],...", help="default: this host alone"
+    )
+    run.add_argument(
+        "--least", type=int, default=1, metavar="RANKS", help="end with fewer; default 1"
+    )
+    run.add_argument("--every", type=positive, metavar="S", help="seconds between copies")
+    run.add_argument(
+        "--silent", type=positive, default=5.0, metavar="S", help="until a host is lost; default 5"
+    )
+    run.add_argument("--rsh", default="ssh", metavar="COMMAND", help="remote shell; default ssh")
+    run.add_argument("words", nargs="+", metavar="-- COMMAND", help="python mine.py")
+    run.set_defaults(call=_run)
+    add_common(run)
     bench = commands.add_parser("bench", allow_abbrev=False, help="measure a resize")
     bench.add_argument("--from", dest="old", type=int, default=1, metavar="RANKS", help="default 1")
     bench.add_argument("--to", dest="new", type=int, default=2, metavar="RANKS", help="default 2")
@@ -111,6 +135,52 @@ def _check(arguments: argparse.Namespace) -> int:
         result = check(arguments.words, sizes, arguments.compare, say)
     publish(arguments.json, result, [])
     return 0 if result["same"] else 1
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Run a program under a supervisor; exit as the job does."""
+    from dmr.memory.supervise import Settings, SuperviseError, parse_hosts, supervise
+
+    for option, ranks in (("-n", arguments.ranks), ("--least", arguments.least)):
+        if ranks < 1:
+            raise CommandError(f"expected {option} of at least 1, got {ranks}")
+    if arguments.json == "-":
+        raise CommandError("expected a file for --json, got -, where the program prints")
+    if arguments.least > arguments.ranks:
+        raise CommandError(
+            f"expected --least of at most -n {arguments.ranks}, got {arguments.least}"
+        )
+    mpiexec = find_mpiexec(None)
+    if mpiexec is None:
+        raise CommandError("expected mpiexec on PATH, got none", 1)
+    words = tuple(arguments.words)
+    for name, what in ((words[0], "a command that can be run"), (arguments.rsh, "a remote shell")):
+        if (what != "a remote shell" or arguments.hosts) and shutil.which(name) is None:
+            raise CommandError(f"expected {what}, got {name}")
+    with refuse_on(ValueError):
+        hosts = parse_hosts(arguments.hosts) if arguments.hosts else ()
+    room = sum(count for _, count in hosts)
+    if hosts and all(count for _, count in hosts) and room < arguments.ranks:
+        raise CommandError(f"expected --hosts with room for {arguments.ranks} ranks, got {room}")
+    settings = Settings(
+        arguments.ranks,
+        words,
+        mpiexec,
+        hosts,
+        arguments.least,
+        arguments.every,
+        arguments.silent,
+        arguments.rsh,
+    )
+
+    def say(line: str) -> None:
+        print(f"dmr: {line}", file=sys.stderr, flush=True)
+
+    with refuse_on(SuperviseError, exit_code=1):
+        status, deaths = supervise(settings, os.environ, say)
+    result = {"exit_code": status, "deaths": [msgspec.to_builtins(death) for death in deaths]}
+    publish(arguments.json, result, [])
+    return status
 
 
 def _bench(arguments: argparse.Namespace) -> int:

@@ -38,14 +38,28 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Folder of checkpoints, and the steps between them (0: at SIGTERM only)."""
+    """Times of checkpoints on disk, or of copies in memory.
 
-    directory: Path
+    Attributes:
+        directory: folder of checkpoints on disk; None for copies in memory.
+        every: steps between two; 0 for checkpoints at SIGTERM only.
+        every_s: seconds between two copies in memory; 0 to count steps.
+    """
+
+    directory: Path | None = None
     every: int = 0
+    every_s: float = 0.0
 
     def due(self, step: int) -> bool:
         """Return whether a checkpoint is due after ``step`` steps."""
         return self.every > 0 and step > 0 and step % self.every == 0
+
+    @property
+    def folder(self) -> Path:
+        """The folder of checkpoints on disk, which :func:`check_schedules` has checked."""
+        if self.directory is None:
+            raise ValueError("expected the folder of checkpoints, got none")
+        return self.directory
 
 
 @dataclass(frozen=True)
@@ -58,6 +72,9 @@ class Plan:
         strategy: one of ``dmr.STRATEGIES``.
         deadlines: timeouts of the phases of a resize.
         checkpoint: folder and interval of checkpoints, or None.
+        memory: interval of copies in memory, or None for that of ``dmr run``. ``DMR_MEMORY``, in
+            seconds, takes precedence. Without ``dmr run`` there are none.
+        partners: other hosts that have a copy of what a host holds.
         restart: continue from the newest whole checkpoint, if there is one.
         options: values that a checkpoint must have in common with this run.
         limits: fewest and most ranks that the job may have.
@@ -76,6 +93,8 @@ class Plan:
     strategy: str = "auto"
     deadlines: Deadlines = field(default_factory=Deadlines)
     checkpoint: Schedule | None = None
+    memory: Schedule | None = None
+    partners: int = 1
     restart: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     limits: Limits = (1, None)
@@ -165,6 +184,19 @@ def check_seconds(value: float | str, name: str, *, positive: bool = False) -> f
         bound = "more than" if positive else "at least"
         raise UsageError(f"expected {name} of {bound} 0 seconds, got {value}")
     return seconds
+
+
+def check_schedules(checkpoint: Schedule | None, memory: Schedule | None, partners: int) -> None:
+    """Raise :class:`~dmr.errors.UsageError` for schedules that cannot be followed."""
+    if checkpoint is not None and (checkpoint.directory is None or checkpoint.every_s):
+        got = "no folder" if checkpoint.directory is None else f"{checkpoint.every_s:g} seconds"
+        raise UsageError(f"expected checkpoints with a folder and an interval in steps, got {got}")
+    if memory is not None and memory.directory is not None:
+        raise UsageError(f"expected copies in memory without a folder, got {memory.directory}")
+    if memory is not None:
+        check_seconds(memory.every_s, "an interval of copies", positive=not memory.every)
+    if partners < 0:
+        raise UsageError(f"expected 0 or more partners, got {partners}")
 
 
 def check_plan(limits: Limits, sizes: Sequence[int]) -> None:

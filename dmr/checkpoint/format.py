@@ -18,7 +18,7 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,11 @@ class Part(msgspec.Struct, frozen=True):
     box: Box
     rows: int
     digest: str
+
+
+ReadPart = Callable[[str, Part, Box, Box], Iterator[tuple[Box, Array]]]
+"""``read(name, part, extent, wanted)``: yields the wanted cells of a field in a part, whose cells
+are those of ``extent`` in the block that is filled."""
 
 
 class Index(msgspec.Struct):
@@ -242,15 +247,28 @@ def read_checkpoint(
         UsageError: the checkpoint is of another format or grid, or of other options.
     """
     progress, index = _read_index(path, fields, options)
-    folder = path.with_name(index.folder)
+    fill(fields, index, partial(_pieces_of_part, path.with_name(index.folder)))
+    return progress
+
+
+def fill(fields: Mapping[str, Distributed], index: Index, read: ReadPart) -> None:
+    """Fill this rank's part of every field from the parts of an index."""
     for name, own in fields.items():
         edges = index.edges.get(name, ())
         common = common_edges(own.edges, edges)
         lows = [low for low, _ in common or ((0, 0),) * len(edges)]
         first = [low - edge[0] for low, edge in zip(lows, edges, strict=True)]
-        pieces = partial(stored_pieces, name, index.fields[name], folder, first)
+        pieces = partial(stored_pieces, name, index.fields[name], read, first)
         own.carried(common).restore(pieces)
-    return progress
+
+
+def check_options(options: Mapping[str, Any], stored: Mapping[str, Any], where: object) -> None:
+    """Raise :class:`~dmr.errors.UsageError` for an option that differs from the stored one."""
+    for key, value in json.loads(json.dumps(dict(options))).items():
+        if stored.get(key) != value:
+            raise UsageError(
+                f"{where}: expected {key} {value}, got a checkpoint of {key} {stored.get(key)}"
+            )
 
 
 def _read_index(
@@ -288,12 +306,7 @@ def _read_index(
         ) from None
     except (OSError, KeyError, RuntimeError, ValueError, msgspec.DecodeError) as error:
         raise BrokenCheckpointError(words_of(error)) from None
-    for key, value in json.loads(json.dumps(dict(options))).items():
-        if stored_options.get(key) != value:
-            raise UsageError(
-                f"{path}: expected {key} {value}, got a checkpoint of {key} "
-                f"{stored_options.get(key)}"
-            )
+    check_options(options, stored_options, path)
     return progress, index
 
 
@@ -307,7 +320,7 @@ def _is_own(file: h5py.File) -> bool:
 
 
 def stored_pieces(
-    name: str, parts: Sequence[Part], folder: Path, first: Sequence[int], box: Box | None
+    name: str, parts: Sequence[Part], read: ReadPart, first: Sequence[int], box: Box | None
 ) -> Iterator[tuple[Box, Array]]:
     """Yield the stored cells of a box, or of all, in the order of the parts.
 
@@ -316,7 +329,7 @@ def stored_pieces(
     Args:
         name: of the field.
         parts: that hold it.
-        folder: of the parts.
+        read: yields the wanted cells of a part.
         first: indices, in the block that is filled, of the first cell that is stored; () for 0.
 
     Raises:
@@ -331,13 +344,13 @@ def stored_pieces(
         if not wanted.size:
             continue
         try:
-            yield from _pieces_of_part(name, part, folder, extent, wanted)
+            yield from read(name, part, extent, wanted)
         except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise BrokenCheckpointError(f"part {part.file}: {words_of(error)}") from None
 
 
 def _pieces_of_part(
-    name: str, part: Part, folder: Path, extent: Box, wanted: Box
+    folder: Path, name: str, part: Part, extent: Box, wanted: Box
 ) -> Iterator[tuple[Box, Array]]:
     """Yield the wanted cells of a part with this extent."""
     import h5py

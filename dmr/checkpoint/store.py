@@ -139,7 +139,7 @@ def lock(schedule: Schedule, world: World, run: tuple[str, int] | None = None) -
     Raises:
         UsageError: another run holds it, it cannot be made, or not all ranks see it.
     """
-    folder = Lock(schedule.directory, run)
+    folder = Lock(schedule.folder, run)
     problem = None
     if world.rank == 0:
         try:
@@ -149,11 +149,11 @@ def lock(schedule: Schedule, world: World, run: tuple[str, int] | None = None) -
             problem = words_of(error)
     problem = world.internal_comm.bcast(problem)
     if problem is not None:
-        raise UsageError(f"expected {schedule.directory} for this run alone, got: {problem}")
-    if apart := _hosts_apart(schedule.directory, world):
+        raise UsageError(f"expected {schedule.folder} for this run alone, got: {problem}")
+    if apart := _hosts_apart(schedule.folder, world):
         folder.release()
         raise UsageError(
-            f"expected {schedule.directory} in a file system that all hosts of this run share, "
+            f"expected {schedule.folder} in a file system that all hosts of this run share, "
             f"got another folder or none on {', '.join(apart)}"
         )
     return folder
@@ -196,10 +196,10 @@ def refuse_others(schedule: Schedule, world: World) -> None:
     Raises:
         UsageError: the folder has checkpoints.
     """
-    count = world.internal_comm.bcast(len(existing(schedule.directory)) if world.rank == 0 else 0)
+    count = world.internal_comm.bcast(len(existing(schedule.folder)) if world.rank == 0 else 0)
     if count:
         raise UsageError(
-            f"expected no checkpoints in {schedule.directory}, or --restart to continue from "
+            f"expected no checkpoints in {schedule.folder}, or --restart to continue from "
             f"them, got {count}"
         )
 
@@ -232,7 +232,7 @@ def write(
     Raises:
         LostRunError: another run of the job has taken the folder over.
     """
-    path, comm = path_of(schedule.directory, progress.step), world.internal_comm
+    path, comm = path_of(schedule.folder, progress.step), world.internal_comm
     edges = {name: block.edges for name, block in fields.items() if block.edges}
     fields = {name: block.carried() for name, block in fields.items()}
     problem, folder = comm.bcast(_new_folder(path) if world.rank == 0 else None)
@@ -328,7 +328,7 @@ def restore(
         if world.rank == 0:
             print_line(text, log)
 
-    paths = existing(schedule.directory) if world.rank == 0 else []
+    paths = existing(schedule.folder) if world.rank == 0 else []
     broken: list[str] = []
     for path in reversed(world.internal_comm.bcast(paths)):
         progress, problem = _read_on_all(path, world, fields, options)
@@ -340,9 +340,9 @@ def restore(
         say(f"warning: {path} is not whole ({problem}); trying the one before it")
     if broken:
         raise UsageError(
-            f"expected a whole checkpoint in {schedule.directory}, got {'; '.join(broken)}"
+            f"expected a whole checkpoint in {schedule.folder}, got {'; '.join(broken)}"
         )
-    say(f"no checkpoint in {schedule.directory}: starting from the beginning")
+    say(f"no checkpoint in {schedule.folder}: starting from the beginning")
     return None
 
 

@@ -106,6 +106,13 @@ class Distributed(Protocol):
         piece, but a row is never cut.
         """
 
+    @property
+    def stored_order(self) -> tuple[int, ...]:
+        """The axes of what this rank writes, from the slowest in memory to the contiguous one."""
+
+    def store_into(self, out: Array) -> None:
+        """Copy what this rank writes into a host array with its axes in :attr:`stored_order`."""
+
     def restore(self, read: StoredPieces) -> None:
         """Set the part from a checkpoint."""
 

@@ -460,6 +460,21 @@ class Field:
         """Return what this rank writes, contiguous and on the host, in pieces along axis 0."""
         return (self.pack(box) for box in gather.own_boxes(self, limit_bytes))
 
+    @property
+    def stored_order(self) -> tuple[int, ...]:
+        """The axes of what this rank writes, from the slowest in memory to the contiguous one."""
+        return self.memory_layout.order
+
+    def store_into(self, out: npt.NDArray[Any]) -> None:
+        """Copy the interior into a host array with its axes in :attr:`stored_order`."""
+        xp, values = self.spec.xp, self.interior.transpose(self.memory_layout.order)
+        if not self.on_host:
+            values = xp.asnumpy(xp.ascontiguousarray(values))
+        if self.dtype.names is not None:  # all bytes at once, not member by member
+            raw = np.dtype((np.void, self.dtype.itemsize))
+            out, values = out.view(raw), values.view(raw)
+        out[...] = values
+
     def restore(self, read: StoredPieces) -> None:
         """Set the interior from a checkpoint."""
         for box, values in read(self.box):

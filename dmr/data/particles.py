@@ -279,6 +279,15 @@ class Items:
         for at in range(0, len(items), step):
             yield items[at : at + step]
 
+    @property
+    def stored_order(self) -> tuple[int, ...]:
+        """The axes of what this rank writes, from the slowest in memory to the contiguous one."""
+        return tuple(range(self.items.ndim))
+
+    def store_into(self, out: Array) -> None:
+        """Copy the items of this rank into a host array of their shape."""
+        out[...] = self.items
+
     def restore(self, read: StoredPieces) -> None:
         """Take from a checkpoint the items that belong here, a piece at a time."""
         own = [self.none()]

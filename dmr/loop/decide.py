@@ -29,11 +29,11 @@ class Decision:
     def __init__(self, app: Program, run: Run, plan: Plan) -> None:
         self.app, self.run, self.plan = app, run, plan
         self._event = np.zeros(1, np.int64)
-        self._flags = np.zeros(4, np.int64)
+        self._flags = np.zeros(7, np.int64)
         self._call = WATCH.within(POINT)
 
-    def take(self, scripted: int | None) -> tuple[bool, NextWorld | None]:
-        """Agree on whether to stop and on the next world (collective).
+    def take(self, scripted: int | None) -> tuple[bool, NextWorld | None, bool]:
+        """Agree on whether to stop, on the next world, and on a copy in memory (collective).
 
         In the usual case of no event this is one reduction of one number, which takes two thirds
         of the time of one of four numbers. The second one follows where a rank has an event.
@@ -45,27 +45,36 @@ class Decision:
         self._poll_memory()
         run, state, world = self.run, self.run.internal, self.run.world
         in_cooldown = state.cooldown_until > 0.0 and run.runtime.clock() < state.cooldown_until
+        copies, due, copy = state.copies, False, False
+        if copies is not None:
+            due = copies.is_due(run.step)
         request = None if state.rms is None or in_cooldown else state.rms.request
         number, requested = 0 if request is None else request.number, state.requested
         stop = bool(state.sigterm)
         if world.size > 1:
             event, flags = self._event, self._flags
-            event[0] = stop or number or requested
+            event[0] = stop or number or requested or due or (copies is not None and copies.waits)
             with self._call:
                 world.internal_comm.Allreduce(MPI.IN_PLACE, event, MPI.MAX)
                 if event[0]:
-                    flags[0], flags[1], flags[2], flags[3] = stop, number, requested, in_cooldown
+                    flags[:4] = stop, number, requested, in_cooldown
+                    flags[4:] = (due, *copies.state) if copies is not None else 0
                     world.internal_comm.Allreduce(MPI.IN_PLACE, flags, MPI.MAX)
             if event[0]:
                 stop, number, requested = bool(flags[0]), int(flags[1]), int(flags[2])
                 in_cooldown = bool(flags[3])
+                if copies is not None:
+                    copy = copies.agreed(*flags[4:].tolist())
+        elif copies is not None:
+            copy = copies.agreed(due, *copies.state)
         if number:
             newest: ResizeRequest = world.internal_comm.bcast(request)
             slots = newest.slots
-            return stop, NextWorld(len(slots), newest.strategy, slots, number, newest.worlds)
+            wanted = NextWorld(len(slots), newest.strategy, slots, number, newest.worlds)
+            return stop, wanted, False
         if requested and scripted is None and not in_cooldown:
             scripted = self._requested(requested)
-        return stop, self._own_resize(scripted)
+        return stop, self._own_resize(scripted), copy
 
     def _requested(self, ranks: int) -> int | None:
         """Return the size of the application's own request; with an RMS, pass it on to that."""

@@ -153,15 +153,19 @@ class Driver:
 
     def _act(self, scripted: int | None) -> bool:
         """Act at a resize point; return whether this rank is in a new world (merge)."""
-        stop, wanted = self._decision.take(scripted)
+        stop, wanted, copy = self._decision.take(scripted)
         if stop:
             self._terminate()
         if wanted is None:
             self._drop_new_blocks()
+            if copy:
+                self._copy()
             return False
         if self._waits_for_memory(wanted) or not self._resize(wanted):
             return False
         self._swaps = None  # the ranks that join have none
+        if self.run.internal.copies is not None:
+            self.run.internal.copies.enter(self.run.world)
         self._end.watch(self.run.progress, self.run.world.internal_comm)
         return True
 
@@ -368,6 +372,23 @@ class Driver:
         except (UsageError, ValuesError) as error:
             run.note(f"warning: checkpoint at step {run.step} not written: {error}")
             return None
+
+    def _copy(self) -> None:
+        """Take a copy in memory (collective)."""
+        run, copies = self.run, self.run.internal.copies
+        if copies is None:
+            return
+        try:
+            self.app.before_resize(run, run.world.size)
+            with WATCH.within("a copy in memory", patient=True):
+                self._note_replaced()
+                comm = run.world.internal_comm
+                progress = merged_progress(comm, run.internal.per_rank, run.progress)
+                copies.take(run.fields, progress)
+        except (UsageError, ValuesError) as error:
+            copies.skip()
+            run.note(f"warning: copy in memory at step {run.step} not taken: {error}")
+        self.app.after_resize(run, None)
 
     def _terminate(self) -> None:
         WATCH.terminates()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,16 +16,28 @@ from mpi4py import MPI
 from dmr.application import Program, Run, RunState
 from dmr.boot.environment import (
     COLLECTIVE_VARIABLE,
+    KEEPERS_VARIABLE,
+    MEMORY_VARIABLE,
     SCRIPT_VARIABLE,
     SIGTERM_VARIABLE,
     STRATEGY_VARIABLE,
+    SUPERVISOR_VARIABLE,
     Runtime,
 )
+from dmr.boot.spawn import host_of_rank
 from dmr.data.distributed import Distributed, Spec
 from dmr.errors import Left, UsageError, raise_on_all
 from dmr.loop.driver import NO_BUILD, Driver
 from dmr.loop.termination import Ending, ending
-from dmr.plan import Plan, Schedule, check_plan, check_seconds, check_size, parse_resizes
+from dmr.plan import (
+    Plan,
+    Schedule,
+    check_plan,
+    check_schedules,
+    check_seconds,
+    check_size,
+    parse_resizes,
+)
 from dmr.resize import strategy as strategies
 from dmr.state.progress import Progress
 from dmr.system.watch import WATCH
@@ -32,8 +45,12 @@ from dmr.world import World, decompositions_for, disconnect
 from rms.wire.messages import COOLDOWN_VARIABLE
 
 if TYPE_CHECKING:
+    from dmr.memory.copies import Copies
     from dmr.resize.replace import NewWorld
     from dmr.wire.channel import Header
+
+_blocks = itertools.count()
+"""Numbers of the blocks that this process has entered."""
 
 BLOCK, START, END = "dmr.malleable", "the start of the block", "the end of the block"
 """Places in the messages of :mod:`dmr.system.watch`."""
@@ -111,6 +128,8 @@ def _entered(
                 run = _first_state(app, runtime, world, specs, plan, state)
             end.watch(run.progress, run.world.internal_comm)
             with _rms_client(run, plan):
+                if run.internal.copies is not None:
+                    run.internal.copies.enter(run.world)
                 driver = Driver(app, run, plan, end)
                 driver.report_done(runtime.clock())
                 yield run, driver
@@ -127,6 +146,8 @@ def _entered(
     finally:
         if run is not None:
             world = run.world
+            if run.internal.copies is not None:
+                run.internal.copies.close()
             if run.internal.checkpoint_lock is not None:
                 run.internal.checkpoint_lock.release()
             run.internal.free_carts()
@@ -224,6 +245,11 @@ def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, Spec], app: Program
     if plan.resizes and runtime.manager is not None:
         raise UsageError("expected no scripted resizes under an RMS, which decides them itself")
     check_plan(plan.limits, plan.sizes)
+    check_schedules(plan.checkpoint, plan.memory, plan.partners)
+    with _naming(runtime, MEMORY_VARIABLE) as text:
+        if text:
+            every_s = check_seconds(text, "an interval of copies", positive=True)
+            plan = dataclasses.replace(plan, memory=Schedule(every_s=every_s))
     with _naming(runtime, COOLDOWN_VARIABLE) as cooldown:
         cooldown_s = max(
             check_seconds(plan.cooldown_s, "a cooldown"),
@@ -238,7 +264,7 @@ def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, Spec], app: Program
             strategy = "warm"
     plan = dataclasses.replace(plan, strategy=strategy, cooldown_s=cooldown_s)
     if runtime.check is not None:  # each run of dmr check begins at step 0
-        plan = dataclasses.replace(plan, checkpoint=None, restart=False)
+        plan = dataclasses.replace(plan, checkpoint=None, memory=None, restart=False)
     return plan
 
 
@@ -257,7 +283,8 @@ def _agreed(world: World, specs: Mapping[str, Spec], plan: Plan) -> dict[str, Sp
     Raises:
         UsageError: the ranks have different plans or fields.
     """
-    shared = {"every": plan.every, "checkpoint": plan.checkpoint, "restart": plan.restart}
+    names = ("every", "checkpoint", "memory", "partners", "restart")
+    shared = {name: getattr(plan, name) for name in names}
     with WATCH.within(BLOCK):
         ranks = world.internal_comm.allgather(
             ({name: spec.halos for name, spec in specs.items()}, shared)
@@ -303,14 +330,19 @@ def _first_state(
     progress = Progress(launches=[*runtime.launches] or [(runtime.launch, world.size)])
     taking_over = runtime.rendezvous is not None
     run = Run(runtime, world, fields, progress, restored=taking_over, internal=state)
+    _connect_keepers(run, plan)
     if taking_over:
         from dmr.resize.replace import take_over
 
         take_over(app, run, plan, _join)
         return run
     try:
-        if plan.checkpoint is not None:
-            with WATCH.within(START, patient=True):
+        with WATCH.within(START, patient=True):
+            if plan.checkpoint is not None:
+                _lock(run, plan.checkpoint)
+            if state.copies is not None and state.copies.life:
+                _restore_after_death(run, plan, state.copies)
+            elif plan.checkpoint is not None:
                 _restore(run, plan, plan.checkpoint)
         if not run.restored:
             _initialise(run)
@@ -333,19 +365,102 @@ def _join(new: NewWorld, header: Header, port: str, on_host: bool) -> None:
     join_world(new, header, port, on_host)
 
 
-def _restore(run: Run, plan: Plan, schedule: Schedule) -> None:
-    """Lock the folder of checkpoints; restore the newest one if the plan has it (collective)."""
+def _lock(run: Run, schedule: Schedule) -> None:
+    """Lock the folder of checkpoints (collective)."""
     from dmr.checkpoint import store
 
     run.internal.checkpoint_lock = store.lock(schedule, run.world, run.runtime.run_of_job)
+
+
+def _restore(run: Run, plan: Plan, schedule: Schedule) -> None:
+    """Restore the newest checkpoint if the plan has it (collective)."""
+    from dmr.checkpoint import store
+
     if not plan.restart:
         store.refuse_others(schedule, run.world)
         return
+    _read_newest(run, plan, schedule)
+
+
+def _read_newest(run: Run, plan: Plan, schedule: Schedule) -> None:
+    """Restore the newest whole checkpoint of a folder, if it has one (collective)."""
+    from dmr.checkpoint import store
+
     log = run.runtime.log
     progress = store.restore(schedule, run.world, run.fields, plan.options, log)
     if progress is not None:
-        progress.launches = run.progress.launches
-        run.progress, run.restored = progress, True
+        _go_on_from(run, progress)
+
+
+def _go_on_from(run: Run, progress: Progress) -> None:
+    progress.launches = run.progress.launches
+    run.progress, run.restored = progress, True
+
+
+# --- copies in memory ---------------------------------------------------------------------------
+
+
+def _connect_keepers(run: Run, plan: Plan) -> None:
+    """Let the keeper of this host know of this rank, under a supervisor (collective)."""
+    runtime, comm = run.runtime, run.world.internal_comm
+    text = runtime.env.get(KEEPERS_VARIABLE, "")
+    if not text or runtime.check is not None:
+        if plan.memory is not None:
+            run.note("note: no copies in memory: expected the program to be started by dmr run")
+        return
+    from dmr.memory import copies, keeper
+
+    terms = copies.Terms(
+        plan.memory or copies.DEFAULT, plan.partners, plan.options, plan.limits, plan.sizes
+    )
+    try:
+        places = keeper.places_of(text)
+        life = int(runtime.env.get(SUPERVISOR_VARIABLE, "0"))
+    except ValueError as error:
+        raise UsageError(f"{KEEPERS_VARIABLE}: {error}") from None
+    own = copies.own_place(places, host_of_rank(runtime.env))
+    if not comm.allreduce(own is not None, MPI.LAND):
+        run.note("note: no copies in memory: expected a keeper on every host (dmr run --hosts)")
+        return
+    block = next(_blocks)
+    run.internal.copies = copies.Copies(
+        places, own or 0, life, block, terms, runtime.clock, run.note
+    )
+    try:
+        run.internal.copies.connect()
+    except keeper.KeeperError as error:
+        WATCH.abandon(str(error))
+
+
+def _restore_after_death(run: Run, plan: Plan, own: Copies) -> None:
+    """Go on from the newest copy in memory, else from the newest checkpoint (collective).
+
+    A run that had no complete copy starts at the beginning.
+
+    Raises:
+        UsageError: the copies are lost, and there is no checkpoint.
+    """
+    comm, constants = run.world.internal_comm, [b for b in run.fields.values() if b.spec.constant]
+    restored = own.restore(run.world, run.fields)
+    if restored.progress is not None:
+        for block in constants:
+            block.initialise()
+        _go_on_from(run, restored.progress)
+        before = dict(run.progress.constants)
+        _hash_constants(run)
+        if constants:
+            from dmr.data import constant
+
+            raise_on_all(comm, constant.problem_with(before, run.progress.constants))
+        run.note(f"restored from copies in memory at step {run.step} on {run.world.size} ranks")
+        return
+    if restored.lost:
+        run.note("note: the copies in memory are lost with their hosts")
+    if plan.checkpoint is not None:
+        _read_newest(run, plan, plan.checkpoint)
+    if restored.lost and not run.restored:
+        where = "got no checkpoint" if plan.checkpoint else "got a plan without checkpoints"
+        raise UsageError(f"expected a checkpoint to go on from without copies in memory, {where}")
 
 
 def _initialise(run: Run) -> None:

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from mpi4py import MPI
 
-from dmr.boot.environment import Runtime
+from dmr.boot.environment import SUPERVISOR_VARIABLE, Runtime
 from dmr.boot.mpiexec import leave_launcher
 from dmr.errors import CollectiveError, Left, described
 from dmr.state.progress import Progress
@@ -96,10 +96,15 @@ class Ending:
             abort(self.comm, error.exit_code)
 
     def alone(self, error: BaseException) -> NoReturn:
-        """End all ranks after an error of this rank."""
+        """End all ranks after an error of this rank.
+
+        Under a supervisor an error of MPI leaves no record: another rank may have died.
+        """
         message = f"rank {self.comm.rank} of {self.comm.size}: {described(error)}"
+        died = isinstance(error, MPI.Exception) and SUPERVISOR_VARIABLE in self._runtime.env
         with contextlib.suppress(OSError):
-            self.record("FAILED", ABORT_CODE, message)
+            if not died:
+                self.record("FAILED", ABORT_CODE, message)
         trace = "".join(traceback.format_exception(error))
         print(f"{trace}error: {message}", file=sys.stderr, flush=True)
         abort(self.comm, ABORT_CODE)

@@ -537,14 +537,14 @@ def store_old(old: OldWorld) -> None:
         name = run.world.internal_comm.bcast(f".dmr-{secrets.token_hex(4)}")
         schedule = Schedule(Path.cwd() / name)
         if run.world.rank == 0:
-            old.stack.callback(shutil.rmtree, schedule.directory, ignore_errors=True)
+            old.stack.callback(shutil.rmtree, schedule.folder, ignore_errors=True)
     progress, log = with_merged(run.progress, old.merged), run.runtime.log
     lock = None if old.plan.checkpoint is None else run.internal.checkpoint_lock
     options = old.plan.options
     path = store.write(schedule, run.world, run.fields, progress, options, log, lock=lock)
     if path is None:
         raise RolledBackError(old.in_phase("the checkpoint could not be written"))
-    old.on_root(lambda: old.say(Stored(str(schedule.directory), run.step)))
+    old.on_root(lambda: old.say(Stored(str(schedule.folder), run.step)))
 
 
 def read_new(new: NewWorld) -> float:
@@ -671,7 +671,7 @@ def commit_new(
             from dmr.checkpoint import store
 
             owner = run.runtime.run_of_job
-            run.internal.checkpoint_lock = store.Lock(new.plan.checkpoint.directory, owner)
+            run.internal.checkpoint_lock = store.Lock(new.plan.checkpoint.folder, owner)
             run.internal.checkpoint_lock.acquire()
         try:
             new.say(TakenOver())

@@ -172,7 +172,9 @@ def catch_failure(work: Callable[[], T]) -> tuple[str | None, T | None]:
 
 
 def detach_fields(run: Run) -> None:
-    """Drop the fields, and free their resources of the world's communicator."""
+    """Drop the fields and the copies, and free their resources of the world's communicator."""
+    if run.internal.copies is not None:
+        run.internal.copies.close()
     for block in run.fields.values():
         block.join(None)
     run.fields.clear()

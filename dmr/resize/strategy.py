@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 
 from mpi4py import MPI
 
@@ -15,6 +13,7 @@ from dmr.boot.environment import Runtime
 from dmr.data.distributed import Distributed
 from dmr.data.field import ArrayModule, Field
 from dmr.errors import UsageError, print_line
+from dmr.system.host import free_on_host, held_on_host
 
 STRATEGIES = ("auto", "spawn", "warm", "merge", "restart")
 
@@ -150,22 +149,3 @@ def _device(node: str, xp: ArrayModule) -> MemoryUse:
     return MemoryUse(
         f"GPU {number} of node {node}", xp.get_default_memory_pool().total_bytes(), free
     )
-
-
-def held_on_host() -> int | None:
-    """Return the bytes of this process apart from mapped files, None if not known."""
-    return _kib(Path("/proc/self/status"), "RssAnon")
-
-
-def free_on_host() -> int | None:
-    """Return the bytes that this node has free without swapping, None if not known."""
-    return _kib(Path("/proc/meminfo"), "MemAvailable")
-
-
-def _kib(path: Path, name: str) -> int | None:
-    try:
-        text = path.read_text()
-    except OSError:
-        return None
-    match = re.search(rf"^{name}:\s*(\d+) kB$", text, re.MULTILINE)
-    return int(match[1]) * 1024 if match else None

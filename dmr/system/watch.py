@@ -324,6 +324,11 @@ class Watch:
         """End all ranks of a run that the RMS has given up; called on any thread."""
         self._end(message)
 
+    def abandon(self, message: str) -> None:
+        """End all ranks without a record, as a kill does; called on any thread."""
+        self._record = lambda *_: None
+        self._end(message)
+
     def _end(self, message: str, code: int = 1) -> None:
         """End all ranks; a status of 1 is a failure, any other a cancellation.
 

@@ -149,7 +149,7 @@ class ControlChannel:
         body = msgspec.json.encode(message)
         self.write(LENGTH.pack(len(body)) + body)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Send bytes, as :meth:`send` does."""
         try:
             self._sock.settimeout(SEND_S)
@@ -202,6 +202,44 @@ class ControlChannel:
                 raise PeerGoneError("the other world is gone")
             received += part
         return bytes(received)
+
+    def read_into(self, buffer: memoryview, silent_s: float) -> None:
+        """Fill a buffer with the next bytes of the other side.
+
+        Raises:
+            PeerGoneError: the other side is gone.
+            SilentError: no byte comes within ``silent_s``, or it cannot be reached.
+        """
+        self._sock.settimeout(silent_s)
+        at = 0
+        while at < len(buffer):
+            try:
+                count = self._sock.recv_into(buffer[at:])
+            except TimeoutError:
+                raise SilentError(f"the other side sent nothing within {silent_s:g} s") from None
+            except OSError as error:
+                raise _lost(error) from None
+            if not count:
+                raise PeerGoneError("the other side is gone")
+            at += count
+
+    def readable_within(self, wait_s: float | None) -> bool:
+        """Wait until there is something to receive, or the end of the connection.
+
+        Args:
+            wait_s: for so long; None for as long as it takes.
+        """
+        return bool(self._poller.poll(None if wait_s is None else 1000 * wait_s))
+
+    def end_sending(self) -> None:
+        """Let the other side see the end of the connection; it may still send."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def shut(self) -> None:
+        """End the connection for both sides, also while another thread reads from it."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
 
 def _lost(error: OSError) -> ChannelError:

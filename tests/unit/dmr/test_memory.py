@@ -17,15 +17,8 @@ from stand_in import DeviceModule
 
 import dmr
 from dmr.boot.environment import Runtime
-from dmr.resize.strategy import (
-    MemoryUse,
-    choose,
-    free_on_host,
-    held_on_host,
-    merge_instead,
-    shortage,
-    usage,
-)
+from dmr.resize.strategy import MemoryUse, choose, merge_instead, shortage, usage
+from dmr.system.host import free_on_host, held_on_host
 
 GIB = 2**30
 sizes = st.integers(0, 100)
