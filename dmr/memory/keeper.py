@@ -70,6 +70,9 @@ SEND_BYTES = 4 << 20
 ORPHAN = 2.0
 """A keeper ends itself once its supervisor has been silent for so many times its limit."""
 
+LOOK_S = 0.2
+"""Interval at which a keeper checks that it is still needed."""
+
 LEAVE_S = 2.0
 """Time for the ranks of a world that was given up to end."""
 
@@ -414,7 +417,7 @@ class Server:
             if silent_s > self.orphan_s:
                 break
             with contextlib.suppress(ChannelError):
-                channel = self.listener.accept(min(0.25, self.orphan_s / 4))
+                channel = self.listener.accept(LOOK_S)
                 threading.Thread(target=self._talk, args=(channel,), daemon=True).start()
         self._give_up(sys.maxsize)
 

@@ -35,8 +35,10 @@ from dmr.memory.keeper import (
     KeeperError,
     KeeperGoneError,
     Place,
+    base_folder,
     listed,
     places_of,
+    sweep,
 )
 from dmr.memory.piece import Generation, Job, whole
 from dmr.plan import fitting
@@ -184,18 +186,17 @@ class _Job:
         life, ranks = 0, self.settings.ranks
         tries, before = 0, None
         while True:
-            self.hosts.begin(life)
             status, record, lost = self._world(life, ranks)
             if record is not None:
                 return self._ended(status, record)
             if self._signal:
                 return 128 + self._signal
-            self.hosts.begin(life)
-            if not status and not lost and not self.hosts.entered:
-                return 0  # a program without dmr, or that has not come to its block
-            why = f"host {', '.join(lost)} is lost" if lost else _ending(status)
+            lost += self.hosts.begin(life)
+            if not lost and not self.hosts.entered and (life == 0 or status == 0):
+                return _exit_status(status)  # a program that has not come to its block
             life += 1
-            self.hosts.begin(life)  # ranks of the world before end, if any are left
+            lost += self.hosts.begin(life)  # ranks of the world before end, if any are left
+            why = f"host {', '.join(lost)} is lost" if lost else _ending(status)
             if not self.hosts.left:
                 raise SuperviseError(f"expected a host that is left, got none: {why}")
             newest, job = newest_generation(self.hosts.left)
@@ -264,7 +265,12 @@ class _Job:
                 raise SuperviseError(str(error)) from None
         if record.state != "COMPLETED":
             return record.exit_code or 1
-        return status if status >= 0 else 128 - status
+        return _exit_status(status)
+
+
+def _exit_status(status: int) -> int:
+    """Return the status of a process as a shell has it."""
+    return status if status >= 0 else 128 - status
 
 
 def _ending(status: int) -> str:
@@ -354,11 +360,11 @@ class Hosts:
         """Whether a rank of this life has entered its block."""
         return any(watch.entered for watch in self._watches.values())
 
-    def begin(self, life: int) -> None:
-        """Have the keepers give up the ranks of earlier worlds."""
+    def begin(self, life: int) -> list[str]:
+        """Have the keepers give up the ranks of earlier worlds; return hosts that were lost."""
         for watch in self._watches.values():
             watch.begin(life)
-        self.lost()
+        return self.lost()
 
     def lost(self) -> list[str]:
         """Return the hosts that were lost since the last call."""
@@ -368,6 +374,7 @@ class Hosts:
                 name = self._lost.get_nowait()
                 if self._watches.pop(name, None) is not None:
                     names.append(name)
+                    self._processes[list(self._hosts).index(name)].kill()
         return names
 
     def room(self, ranks: int) -> int:
@@ -396,6 +403,7 @@ class Hosts:
                 process.wait()
             if process.stdout is not None:
                 process.stdout.close()
+        sweep(base_folder())  # of keepers that were killed here
 
 
 def placed(ranks: int, hosts: Sequence[tuple[str, int]]) -> list[str]:

@@ -82,7 +82,14 @@ plan = dmr.Plan(
     checkpoint=dmr.Schedule(Path(SAVED), 10) if SAVED else None,
     memory=None if NO_MEMORY else dmr.Schedule(every=4),
 )
-with dmr.malleable(comm, fields, plan, state={"random": random, "sum": 0.0}) as run:
+
+
+def build(run):
+    pass
+
+
+state = {"random": random, "sum": 0.0}
+with dmr.malleable(comm, fields, plan, state=state, build=build) as run:
     if run.restored and not run.resizes and comm.rank == 0:
         print(f"restored at step {run.step}", flush=True)
     for step in run.loop(int(steps)):
@@ -94,11 +101,12 @@ with dmr.malleable(comm, fields, plan, state={"random": random, "sum": 0.0}) as 
         p[1:-1, 1:-1] += 0.1 * flux * run.fields["material"].interior + random.random() / 1e3
         run.fields["whole"].interior[:] += random.random()
         run.fields["marks"].items += N
-        run.state.sum += float(whole[0])
+        run.state.sum += float(run.fields["whole"].interior[0])
         time.sleep(PAUSE_S)
     kill("end")
     parts = [run.fields["u"].gather(), run.fields["marks"].gather()]
     if run.comm.rank == 0:
-        data = b"".join(part.tobytes() for part in [parts[0], np.sort(parts[1]), whole])
+        every = run.fields["whole"].interior
+        data = b"".join(part.tobytes() for part in [parts[0], np.sort(parts[1]), every])
         text = repr((run.state.sum, random.random()))
         print(f"CRC {zlib.crc32(data + text.encode()):08x} on {run.comm.size} ranks", flush=True)

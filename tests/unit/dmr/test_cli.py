@@ -20,6 +20,18 @@ BAD = [
         2,
         "a command that can be run, got no-such-program: No such",
     ),
+    (["run", "-n", "0", "--", "true"], 2, "expected -n of at least 1, got 0"),
+    (["run", "-n", "2", "--least", "3", "--", "true"], 2, "expected --least of at most -n 2, got"),
+    (["run", "--", "no-such-program"], 2, "expected a command that can be run, got no-such"),
+    (["run", "--hosts", "a,a", "--rsh", "true", "--", "true"], 2, "each host once in --hosts, got"),
+    (["run", "--hosts", "a:0", "--rsh", "true", "--", "true"], 2, "expected --hosts HOST[:RANKS]"),
+    (
+        ["run", "-n", "3", "--hosts", "a:1,b:1", "--rsh", "true", "--", "true"],
+        2,
+        "expected --hosts with room for 3 ranks, got 2",
+    ),
+    (["run", "--hosts", "a", "--rsh", "no-such", "--", "true"], 2, "a remote shell, got no-such"),
+    (["run", "--json", "-", "--", "true"], 2, "expected a file for --json, got -"),
     (["bench", "--json", "no/such/x.json"], 2, "expected an existing folder for --json"),
 ]
 
@@ -41,7 +53,7 @@ def test_bad_input_is_one_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [["magic"], ["bench", "--from", "many"]])
+@pytest.mark.parametrize("words", [["magic"], ["bench", "--from", "many"], ["run", "--every", "0"]])
 def test_bad_usage_ends_with_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)

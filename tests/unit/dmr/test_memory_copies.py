@@ -1,0 +1,425 @@
+"""Copies in memory: any ranks to any ranks, torn pieces, lost hosts, too little memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from decompositions import arrays, everything, halos
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from keepers import Fields, HostHere, hosts, ranks_of, restored
+from processes import until
+from stand_in import DeviceModule
+
+import dmr
+from dmr.memory import piece as pieces
+from dmr.memory.copies import own_place
+from dmr.memory.keeper import (
+    PREFIX,
+    RECEIVED,
+    Keeper,
+    KeeperError,
+    KeeperGoneError,
+    Place,
+    base_folder,
+    listed,
+    make_folder,
+    places_of,
+    sweep,
+)
+from dmr.memory.piece import (
+    HEAD_BYTES,
+    BrokenPieceError,
+    Generation,
+    NoRoomError,
+    Piece,
+    PieceFile,
+    partner_shifts,
+    read_description,
+    whole,
+)
+
+SHAPE = (13, 5, 3)
+WHOLE = np.random.default_rng(1).random(SHAPE)
+
+
+def blocks(ranks: int, values: np.ndarray[Any, Any] = WHOLE, **options: Any) -> list[Fields]:
+    """Return the fields of every rank: one that is cut, one that all have, a list."""
+    cut = dmr.FieldSpec(SHAPE, "f8", lambda box: values[box.slices()], **options)
+    every = dmr.FieldSpec((4,), "i8", lambda box: np.arange(4) * 3, split=())
+    items = np.arange(23) * 7
+
+    def owner(items: Any, cut: Any) -> Any:
+        return items % cut.size
+
+    many = dmr.ListSpec((9,), "i8", lambda box: items[:0], owner=owner)
+    result: list[Fields] = []
+    for rank in range(ranks):
+        fields = {
+            "cut": cut.block(cut.decompose((ranks, 1)), rank),
+            "every": every.block(every.decompose((), ranks), rank),
+            "many": many.block(many.decompose((ranks,)), rank),
+        }
+        result.append(fields)
+    return result
+
+
+def filled(ranks: int, **options: Any) -> list[Fields]:
+    fields = blocks(ranks, **options)
+    for rank, own in enumerate(fields):
+        own["cut"].initialise()
+        own["every"].initialise()
+        own["many"].items = np.arange(23)[rank::ranks] * 7  # type: ignore[attr-defined]
+    return fields
+
+
+def check(fields: Sequence[Fields]) -> None:
+    """Assert that all ranks have the values of :func:`filled`."""
+    for rank, own in enumerate(fields):
+        assert np.array_equal(own["cut"].interior, WHOLE[own["cut"].box.slices()])  # type: ignore[attr-defined]
+        assert np.array_equal(own["every"].interior, np.arange(4) * 3)  # type: ignore[attr-defined]
+        mine = [item for item in np.arange(23) * 7 if item % len(fields) == rank]
+        assert sorted(own["many"].items.tolist()) == mine  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[list[HostHere]]:
+    with hosts(tmp_path, 2) as started:
+        yield started
+
+
+def places(started: Sequence[HostHere]) -> list[Place]:
+    return [host.place for host in started]
+
+
+# --- any ranks to any ranks ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [None, 0, 1])
+@pytest.mark.parametrize(("old", "new"), [(1, 3), (2, 2), (4, 1), (3, 4)])
+def test_every_cell_comes_back_also_without_a_host(
+    two: list[HostHere], old: int, new: int, lost: int | None
+) -> None:
+    with ranks_of(places(two), filled(old)) as ranks:
+        ranks.take(40)
+        (line,) = ranks.notes
+        assert line.startswith("copies in memory: 0.0 MiB a rank for a generation, 2 on its host")
+    left = places(two)
+    if lost is not None:
+        two[lost].die()
+        del left[lost]
+    fields = blocks(new)
+    for one in restored(left, fields):
+        assert one.progress is not None and one.progress.step == 40 and not one.lost
+        assert one.generation == Generation(0, 40, 0, 0)
+    check(fields)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_any_array_over_any_ranks(data: st.DataObject) -> None:
+    """Chunks of 64 bytes: no box begins with one. The halo at the edge comes back, too."""
+    shape, split = data.draw(arrays(5))
+    halo = data.draw(halos(len(shape), 2))
+    edge, dtype = (
+        data.draw(st.booleans()),
+        data.draw(st.sampled_from(["f8", "i2", "M8[s]", "u1,f4"])),
+    )
+    spec = dmr.FieldSpec(
+        shape, dtype, lambda box: 0, halo, split=split, edge=edge, thinnest=1,
+        order=tuple(data.draw(st.permutations(range(len(shape))))),
+    )  # fmt: skip
+    sides = []
+    for _ in range(2):
+        grid = tuple(data.draw(st.integers(1, min(3, shape[axis]))) for axis in split)
+        cut = spec.decompose(grid)
+        agreed = spec.agreed("a", cut, [spec.halos] * cut.size)
+        sides.append([agreed.block(cut, rank) for rank in range(cut.size)])
+    old, new = sides
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    wide = tuple(n + low + high for n, (low, high) in zip(shape, spec.halos, strict=True))
+    values = random.integers(0, 200, (*wide, spec.block(cut, 0).dtype.itemsize), dtype=np.uint8)
+    values[..., -1] = 0  # NaN compares with nothing
+    values = values.reshape(*wide[:-1], -1).view(spec.block(cut, 0).dtype)
+    for block in old:
+        block.padded[...] = values[window(block)]
+    usual, pieces.CHUNK_BYTES = pieces.CHUNK_BYTES, 64
+    try:
+        with tempfile.TemporaryDirectory() as base, hosts(Path(base), 2) as started:
+            with ranks_of(places(started), [{"a": block} for block in old]) as ranks:
+                ranks.take(3)
+            started[data.draw(st.integers(0, 1))].die()
+            for one in restored(places(started), [{"a": block} for block in new]):
+                assert one.progress is not None
+    finally:
+        pieces.CHUNK_BYTES = usual
+    for block in new:
+        carried = block.carried()
+        wanted = values[window(block)]
+        slices = carried.memory_layout.interior_slices()
+        assert np.array_equal(carried.padded[slices].tobytes(), wanted[slices].tobytes())
+    assert everything(shape).size == sum(block.box.size for block in new)
+
+
+def window(block: Any) -> tuple[slice, ...]:
+    """Return where a block with its halo lies in an array with the halo of the domain."""
+    return tuple(
+        slice(a, b + low + high)
+        for a, b, (low, high) in zip(block.box.start, block.box.stop, block.spec.halos, strict=True)
+    )
+
+
+def test_arrays_on_a_device_come_back(two: list[HostHere]) -> None:
+    with ranks_of(places(two), filled(2, xp=DeviceModule())) as ranks:
+        ranks.take(1)
+    fields = blocks(3)
+    restored(places(two), fields)
+    check(fields)
+
+
+def test_constant_fields_are_not_copied(two: list[HostHere]) -> None:
+    spec = dmr.FieldSpec(SHAPE, "f8", lambda box: WHOLE[box.slices()], constant=True)
+    fields = [{"c": spec.block(spec.decompose((1, 1)), 0)}]
+    with ranks_of(places(two), fields) as ranks:
+        ranks.take(1)
+        assert ranks.copies[0].nbytes < 2000
+
+
+# --- generations ----------------------------------------------------------------------------------
+
+
+def test_the_newest_whole_generation_counts_and_older_ones_go(two: list[HostHere]) -> None:
+    with ranks_of(places(two), filled(2)) as ranks:
+        for step in (10, 20, 30):
+            ranks.take(step)
+        held = until(lambda: received(two, 30))
+        assert len(held) == 2, "a partner keeps one generation"
+        steps = {one.piece.generation.step for one in listed(places(two))[0]}
+        assert steps == {20, 30}, "a rank keeps two"
+        kept = until(lambda: listed(places(two))[1])
+        assert kept == Generation(0, 30, 0, 0)
+
+
+def received(started: Sequence[HostHere], step: int) -> list[str]:
+    """Return the pieces from other hosts, once all of them are of a step."""
+    held = [one for one in listed(places(started))[0] if one.name.startswith(RECEIVED)]
+    old = [one.name for one in held if one.piece.generation.step != step]
+    return [] if old else [one.name for one in held]
+
+
+@pytest.mark.parametrize("at", [0, -20, None])
+def test_a_torn_piece_is_none_and_the_generation_before_counts(
+    two: list[HostHere], at: int | None
+) -> None:
+    """In the head, in the description, or cut short: rank 1's own and that at the partner."""
+    with ranks_of(places(two), filled(2)) as ranks:
+        ranks.take(10)
+        ranks.take(20)
+    newest = [one for one in listed(places(two))[0] if one.piece.generation.step == 20]
+    for one in newest:
+        if one.piece.rank == 1:
+            path = one.place.folder / one.name
+            end = read_description(path)[1]
+            with path.open("r+b") as file:
+                if at is None:
+                    file.truncate(200)
+                else:
+                    file.seek(at % end)
+                    file.write(b"\xff" * 8)
+    left = [one for one in listed(places(two))[0] if one.piece.generation.step == 20]
+    assert len(newest) == 4 and {one.piece.rank for one in left} == {0}
+    fields = blocks(3)
+    for result in restored(places(two), fields):
+        assert result.progress is not None and result.progress.step == 10
+    check(fields)
+
+
+def test_a_changed_byte_is_seen_and_the_other_copy_read(two: list[HostHere]) -> None:
+    with ranks_of(places(two), filled(2)) as ranks:
+        ranks.take(10)
+        for number, host in enumerate(two):  # of both hosts' own pieces
+            for path in host.place.folder.glob(f"{number}-*"):
+                if path.stat().st_size > HEAD_BYTES:
+                    with path.open("r+b") as file:
+                        file.seek(HEAD_BYTES + 8)
+                        file.write(b"\x55\xaa")
+        fields = blocks(2)
+        assert all(one.progress is not None for one in restored(places(two), fields))
+        check(fields)
+
+
+def test_both_copies_gone_is_reported(tmp_path: Path) -> None:
+    with hosts(tmp_path, 3) as three:
+        with ranks_of(places(three), filled(3)) as ranks:
+            ranks.take(10)
+            until(lambda: listed(places(three))[1])
+        three[0].die()
+        three[1].die()  # the partner of the first
+        (one,) = restored(places(three), blocks(1))
+        assert one.progress is None and one.generation is None and one.lost
+
+
+def test_a_run_without_a_complete_copy_is_not_lost(two: list[HostHere]) -> None:
+    (one,) = restored(places(two), blocks(1))
+    assert one.progress is None and not one.lost
+
+
+def test_a_generation_that_a_world_starts_from_is_the_only_one_left(two: list[HostHere]) -> None:
+    with ranks_of(places(two), filled(2)) as ranks:
+        ranks.take(10)
+        ranks.take(20)
+        with Keeper(two[0].place) as keeper:
+            keeper.keep(Generation(0, 10, 0, 0), only=True)
+            entries = keeper.list().entries
+        assert {entry.piece.generation.step for entry in entries} == {10}
+
+
+def test_other_fields_or_options_are_refused(two: list[HostHere]) -> None:
+    with ranks_of(places(two), filled(1)) as ranks:
+        ranks.take(10)
+    fewer = {name: part for name, part in blocks(1)[0].items() if name != "many"}
+    with pytest.raises(dmr.UsageError, match="copies in memory: expected field many of"):
+        restored(places(two), [fewer])
+    with pytest.raises(dmr.UsageError, match="copies in memory: expected k 2, got a checkpoint"):
+        restored(places(two), blocks(1), {"k": 2})
+
+
+def test_whole_needs_every_rank() -> None:
+    old, new = Generation(0, 5, 0, 0), Generation(0, 7, 0, 1)
+    made = [Piece(new, 1, 2, {}), *(Piece(old, rank, 3, {}) for rank in (2, 0, 1, 1))]
+    assert whole(made) == [old]
+    assert whole([*made, Piece(new, 0, 2, {})]) == [new, old]
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+def test_too_little_memory_is_reported_once_and_the_run_goes_on(
+    two: list[HostHere], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "room", lambda folder: 100)
+    with ranks_of(places(two), filled(2)) as ranks:
+        ranks.take(10)
+        (line,) = ranks.notes
+        assert line.startswith("note: no copies in memory: expected room for 0.0 MiB a rank")
+        assert not any(one.is_due(1000) or one.agreed(1, 0, 0) for one in ranks.copies)
+    assert not list(two[0].place.folder.glob("*")), "what was begun is removed"
+
+
+def test_too_little_memory_at_the_partner(two: list[HostHere], monkeypatch: Any) -> None:
+    usual = pieces.room
+    other = two[1].place.folder
+    monkeypatch.setattr(pieces, "room", lambda folder: 100 if folder == other else usual(folder))
+    with ranks_of(places(two), filled(1)) as ranks:
+        ranks.take(10)
+        assert len(ranks.notes) == 1 and "no copies in memory" in ranks.notes[0]
+
+
+def test_memory_is_used_again(tmp_path: Path) -> None:
+    file = PieceFile(tmp_path / "a.piece")
+    first = file.reserve(5000)
+    first[4000] = 7
+    assert file.reserve(4096)[4000] == 7
+    larger = file.reserve(3 * 2**20)
+    assert larger[4000] == 7 and len(larger) >= 3 * 2**20
+    with pytest.raises(NoRoomError, match="MiB free in"):
+        file.reserve(2**60)
+    file.close(unlink=True)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(BrokenPieceError, match="closed"):
+        file.seal(100, b"")
+
+
+def test_a_partner_that_is_gone_leaves_the_generation_before(two: list[HostHere]) -> None:
+    with ranks_of(places(two), filled(2)) as ranks:
+        ranks.take(10)
+        two[1].die()
+        ranks.take(20)
+        assert any("a copy in memory is not complete" in line for line in ranks.notes)
+        ranks.take(30)  # into the file of 20: 10 is the newest that all have
+        steps = {one.piece.generation.step for one in listed(places(two))[0] if not one.piece.rank}
+        assert steps == {10, 30}
+
+
+# --- keepers --------------------------------------------------------------------------------------
+
+
+def test_partners_are_half_a_ring_ahead_and_never_the_same_host() -> None:
+    assert [list(partner_shifts(count, 1)) for count in range(5)] == [[], [], [1], [1], [2]]
+    assert list(partner_shifts(4, 2)) == [2, 3] and len(partner_shifts(3, 9)) == 2
+
+
+def test_a_rank_has_the_keeper_of_its_name_else_of_its_folder(tmp_path: Path) -> None:
+    here, away = tmp_path / "here", tmp_path / "away"
+    here.mkdir()
+    both = [Place("a", "a:1:t", away), Place("b", "b:1:t", here), Place("c", "c:1:t", here)]
+    assert places_of(" ".join(map(str, both))) == both
+    assert [own_place(both, name) for name in ("a", "b", "c", "x")] == [1, 1, 2, 1]
+    assert own_place(both[:1], "a") is None
+    with pytest.raises(ValueError, match="expected HOST=ADDRESS=FOLDER of a keeper, got 'a=b'"):
+        places_of("a=b")
+
+
+def test_folders_of_killed_keepers_are_removed(tmp_path: Path) -> None:
+    living, handle = make_folder(tmp_path)
+    left = tmp_path / f"{PREFIX}0"
+    left.mkdir()
+    (left / "0-0-0-0-0.piece").write_bytes(b"x")
+    (tmp_path / "other").mkdir()
+    assert sweep(tmp_path) == [left]
+    assert sorted(tmp_path.iterdir()) == sorted([living, tmp_path / "other"])
+    os.close(handle)
+    assert sweep(tmp_path) == [living]
+
+
+def test_a_keeper_refuses_names_outside_its_folder(two: list[HostHere]) -> None:
+    for name in ("../x.piece", "/etc/passwd", "x"):
+        with (
+            Keeper(two[0].place) as keeper,
+            pytest.raises(KeeperError, match="expected the name of a piece, got"),
+        ):
+            keeper.get(name, 0, 10)
+
+
+def test_a_process_without_the_token_is_refused(two: list[HostHere]) -> None:
+    host, port, _ = two[0].place.address.split(":")
+    with pytest.raises(KeeperError):
+        Keeper(Place("a", f"{host}:{port}:wrong", two[0].place.folder), 2.0)
+    with Keeper(two[0].place) as keeper:
+        assert keeper.list().entries == []
+
+
+def test_the_process_ends_without_its_supervisor_and_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "dmr.memory.keeper", "127.0.0.1", "--silent", "1"]
+    with subprocess.Popen(
+        [*command, "--base", str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            (place,) = places_of(process.stdout.readline())
+            with Keeper(place) as keeper:
+                assert not keeper.beat(0, 5.0).entered
+            assert place.folder.is_dir() and place.folder.parent == tmp_path
+            assert process.wait(30) == 0
+            assert not list(tmp_path.iterdir())
+        finally:
+            process.kill()
+    with pytest.raises(KeeperGoneError, match=r"the keeper of 127\.0\.0\.1 has ended"):
+        Keeper(place)
+    assert base_folder().is_dir()
+
+
+def test_keeper_and_supervisor_load_no_mpi() -> None:
+    code = "import sys, dmr.memory.keeper, dmr.memory.supervise; print('mpi4py.MPI' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "False\n", done.stderr
