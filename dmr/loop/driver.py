@@ -165,7 +165,8 @@ class Driver:
             return False
         self._swaps = None  # the ranks that join have none
         if self.run.internal.copies is not None:
-            self.run.internal.copies.enter(self.run.world)
+            run = self.run
+            self.run.internal.copies.enter(run.world, run.progress.generation, run.fields)
         self._end.watch(self.run.progress, self.run.world.internal_comm)
         return True
 

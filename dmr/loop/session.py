@@ -129,7 +129,8 @@ def _entered(
             end.watch(run.progress, run.world.internal_comm)
             with _rms_client(run, plan):
                 if run.internal.copies is not None:
-                    run.internal.copies.enter(run.world)
+                    generation = run.progress.generation
+                    run.internal.copies.enter(run.world, generation, run.fields)
                 driver = Driver(app, run, plan, end)
                 driver.report_done(runtime.clock())
                 yield run, driver

@@ -60,6 +60,9 @@ from dmr.world import World
 DEFAULT = Schedule(every_s=10.0)
 """Of a program whose plan has none, under ``dmr run``."""
 
+SPARE_BYTES = 64 << 10
+"""Room for progress and description that a piece is given beforehand."""
+
 Note = Callable[[str], None]
 
 
@@ -145,13 +148,37 @@ class Copies:
 
         threading.Thread(target=wait, name="dmr-keeper", daemon=True).start()
 
-    def enter(self, world: World) -> None:
-        """Copy this world from now on, first at its next resize point.
+    def enter(self, world: World, generation: int, fields: Mapping[str, Distributed]) -> None:
+        """Copy this world from now on, first at a resize point soon.
 
-        Pieces of the world before stay until this one has a generation.
+        A thread gets the memory meanwhile. Pieces of the world before stay until this one has a
+        generation.
+
+        Args:
+            generation: of the world.
+            fields: of this rank.
         """
         self._release()
         self._world, self._taken, self._begun_s, self._stopped = world, None, None, False
+        name = f"{world.rank}-{self.life}-{self.block}-{generation}"
+        paths = [self._place.folder / f"{name}-{turn}{SUFFIX}" for turn in range(2)]
+        self._next = 0
+        parts = {key: part.carried() for key, part in moving(fields).items()}
+        self.nbytes = layout(parts, SPARE_BYTES)[2]
+
+        try:
+            self._files = files = [PieceFile(path) for path in paths]
+        except OSError as error:  # the folder is gone, with its keeper
+            self._stopped = True
+            self._note(f"note: no copies in memory: {words_of(error)}")
+            return
+        nbytes = self.nbytes
+
+        def prepare() -> None:
+            for file in files:
+                file.reserve(nbytes)
+
+        self._sender.do(prepare)
 
     def close(self) -> None:
         """End the copies; the pieces stay for the next world."""
@@ -198,13 +225,14 @@ class Copies:
 
     def agreed(self, due: int, busy: int, problem: int) -> bool:
         """Take note of the largest values of all ranks; return whether they take a copy now."""
-        if self._taken is not None and not busy:
-            generation, self._taken = self._taken, None
-            if problem == Problem.NONE:
-                self._confirm(generation)
-            else:
-                self._fail(Problem(problem))
-        return bool(due) and self._taken is None and not self._stopped
+        if busy or self._stopped:
+            return False
+        generation, self._taken = self._taken, None
+        if generation is not None and problem == Problem.NONE:
+            self._confirm(generation)
+        elif problem == Problem.NO_ROOM or generation is not None:
+            self._fail(Problem(problem))
+        return bool(due) and not self._stopped
 
     def _confirm(self, generation: Generation) -> None:
         """Every rank has this generation twice: the older one may go."""
@@ -293,11 +321,6 @@ class Copies:
             )
         length = len(msgspec.json.encode(piece))  # that of the description with all hashes
         self.nbytes = end + length
-        if not self._files:
-            name = f"{world.rank}-{self.life}-{self.block}-{progress.generation}"
-            folder = self._place.folder
-            self._files = [PieceFile(folder / f"{name}-{turn}{SUFFIX}") for turn in range(2)]
-            self._next = 0
         file = self._files[self._next]
         memory = file.reserve(self.nbytes)
         for name, block in blocks.items():
@@ -361,6 +384,10 @@ class Sender:
 
     def send(self, transfer: Transfer) -> None:
         """Finish a copy."""
+        self.do(lambda: self._finish(transfer))
+
+    def do(self, action: Callable[[], None]) -> None:
+        """Do something, and be busy until it is done."""
         self._serial += 1
         serial = self._serial
         self.busy, self.problem, self.why = True, Problem.NONE, ""
@@ -368,7 +395,8 @@ class Sender:
         def work() -> None:
             problem, why = Problem.NONE, ""
             try:
-                self._finish(transfer, serial)
+                if serial == self._serial:
+                    action()
             except NoRoomError as error:
                 problem, why = Problem.NO_ROOM, str(error)
             except (KeeperError, BrokenPieceError, OSError) as error:
@@ -406,9 +434,7 @@ class Sender:
             keeper.shut()
         self._thread.join(REQUEST_S)
 
-    def _finish(self, transfer: Transfer, serial: int) -> None:
-        if serial != self._serial:
-            return
+    def _finish(self, transfer: Transfer) -> None:
         description = transfer.seal()
         name = f"{transfer.file.path.stem}-{transfer.piece.generation.step}{SUFFIX}"
         for place in transfer.partners:

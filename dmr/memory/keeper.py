@@ -60,6 +60,9 @@ RECEIVED = "received-"
 
 NAME = re.compile(rf"[\w.-]+{re.escape(SUFFIX)}")
 
+OWN = re.compile(rf"\d+-(\d+)-\d+-(\d+)-\d{re.escape(SUFFIX)}")
+"""Names of the files that ranks of this host write, with their life and world."""
+
 REQUEST_S = 5.0
 """Timeout of a request and of its answer."""
 
@@ -541,13 +544,17 @@ class Server:
             self._kept = kept if self._kept is None else max(self._kept, kept)
             if request.only:
                 self._kept = kept
-        for entry in self._entries():
-            one = entry.piece.generation
-            reused = (one.life, one.world) == (kept.life, kept.world) and not request.only
-            if reused and not entry.name.startswith(RECEIVED):
-                continue
-            if one < kept or (request.only and one != kept and one.block == kept.block):
-                (self.folder / entry.name).unlink(missing_ok=True)
+        for path in self.folder.glob(f"*{SUFFIX}"):
+            own = OWN.fullmatch(path.name)
+            world = (kept.life, kept.world) if own is None else (int(own[1]), int(own[2]))
+            in_use = own is not None and world >= (kept.life, kept.world) and not request.only
+            try:
+                one = read_description(path)[0].generation
+                old = one < kept or (request.only and one != kept and one.block == kept.block)
+            except BrokenPieceError:  # its writer was killed, or still writes
+                old = world < (kept.life, kept.world)
+            if old and not in_use:
+                path.unlink(missing_ok=True)
 
 
 def main(words: Sequence[str] | None = None) -> int:

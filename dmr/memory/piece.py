@@ -12,6 +12,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -181,6 +182,7 @@ class PieceFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._lock = threading.Lock()  # of the file: a thread may get its memory
         self._map: mmap.mmap | None = None
         self._size = 0
 
@@ -190,15 +192,18 @@ class PieceFile:
         Raises:
             NoRoomError: there is not so much memory.
         """
-        if self._map is None or self._size < nbytes:
-            self._grow(nbytes)
-        if self._map is None:
-            raise BrokenPieceError(f"expected {self.path} to be mapped, got a closed file")
-        self._map[:HEAD_BYTES] = bytes(HEAD_BYTES)
-        return memoryview(self._map)
+        with self._lock:
+            if self._file < 0:
+                raise BrokenPieceError(f"expected {self.path} to be open, got a closed file")
+            if self._map is None or self._size < nbytes:
+                memory = self._map = self._grown(nbytes)
+            else:
+                memory = self._map
+        memory[:HEAD_BYTES] = bytes(HEAD_BYTES)
+        return memoryview(memory)
 
-    def _grow(self, nbytes: int) -> None:
-        self._map = None  # arrays over it keep it until they go
+    def _grown(self, nbytes: int) -> mmap.mmap:
+        """Return the file mapped in a larger size; arrays keep the map before until they go."""
         size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         free = room(self.path.parent)
         if size - self._size > free:
@@ -212,12 +217,13 @@ class PieceFile:
             else:
                 os.ftruncate(self._file, size)
             flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-            self._map = mmap.mmap(self._file, size, flags=flags)
+            memory = mmap.mmap(self._file, size, flags=flags)
         except OSError as error:
             raise NoRoomError(
                 f"expected {size >> 20} MiB of shared memory, got {os.strerror(error.errno or 0)}"
             ) from None
         self._size = size
+        return memory
 
     def seal(self, end: int, description: bytes) -> int:
         """Write the description at ``end``, then the head; return the bytes of the piece."""
@@ -229,10 +235,11 @@ class PieceFile:
 
     def close(self, *, unlink: bool = False) -> None:
         """Close the file; its content stays unless ``unlink``."""
-        self._map = None
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        with self._lock:
+            self._map = None
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
         if unlink:
             self.path.unlink(missing_ok=True)
 

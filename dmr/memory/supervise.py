@@ -200,12 +200,11 @@ class _Job:
             if not self.hosts.left:
                 raise SuperviseError(f"expected a host that is left, got none: {why}")
             newest, job = newest_generation(self.hosts.left)
-            tries = tries + 1 if newest == before else 1
-            before = newest
+            at = "before a copy" if newest is None else f"at step {newest.step}"
+            tries, before = tries + 1 if at == before else 1, at
             if tries > TRIES:
                 raise SuperviseError(
-                    f"expected a world that goes on, got {tries} in a row that died "
-                    f"{'before a copy' if newest is None else f'at step {newest.step}'}: {why}"
+                    f"expected a world that goes on, got {tries} in a row that died {at}: {why}"
                 )
             ranks = self._next_size(newest_ranks(newest, job, ranks), job)
             self.deaths.append(Death(why, None if newest is None else newest.step, ranks))

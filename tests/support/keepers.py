@@ -132,11 +132,12 @@ class Ranks:
             host = world.rank * len(self.places) // ranks
             note = self.notes.append if world.rank == 0 else (lambda _: None)
             one = Copies(self.places, host, self.life, 0, self.terms, self.clock, note)
-            one.enter(world)
+            one.enter(world, self.generation, self.fields[world.rank])
             self.copies.append(one)
 
     def take(self, step: int, *, waits: bool = True) -> None:
         """Take a copy of all ranks; wait until they have agreed that it is complete."""
+        until(lambda: not any(one.state[0] for one in self.copies), deadline_s=30)
         for one, fields in zip(self.copies, self.fields, strict=True):
             one.take(fields, Progress(step=step, generation=self.generation))
         if waits:
