@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from rms.wire.terminal import (
     CommandError,
     Parser,
     add_common,
+    at_least,
     extra_installed,
     parser,
     positive,
@@ -86,6 +88,27 @@ def _parser() -> Parser:
     run.add_argument("words", nargs="+", metavar="-- COMMAND", help="python mine.py")
     run.set_defaults(call=_run)
     add_common(run)
+    plan = commands.add_parser(
+        "plan",
+        allow_abbrev=False,
+        help="how often to copy a job into memory and to disk",
+        description="Prints the intervals at which copies and lost work cost least (Daly, 2006). "
+        "A rate that is not given is measured here.",
+    )
+    add = plan.add_argument
+    add("--mib", type=positive, required=True, metavar="M", help="fields of a rank")
+    add("--mtbf", type=positive, required=True, metavar="H", help="hours between failures, a node")
+    add("--nodes", type=at_least(1), default=1, metavar="N", help="default 1")
+    add("--ranks-per-node", type=at_least(1), default=1, metavar="R", help="default 1")
+    add("--partners", type=at_least(0), default=1, metavar="P", help="nodes with a copy; default 1")
+    add("--memory-gb-s", type=positive, metavar="G", help="copy of a rank into shared memory")
+    add("--network-gb-s", type=positive, default=1.0, metavar="G", help="of a node; default 1")
+    add("--disk-gb-s", type=positive, metavar="G", help="checkpoints of the whole job")
+    add("--directory", type=Path, metavar="DIR", help="measure the disk by a file there")
+    add("--back", type=positive, default=7.0, metavar="S", help="until it goes on; default 7")
+    add("--restart", type=positive, default=120.0, metavar="S", help="from disk; default 120")
+    plan.set_defaults(call=_plan)
+    add_common(plan)
     bench = commands.add_parser("bench", allow_abbrev=False, help="measure a resize")
     bench.add_argument("--from", dest="old", type=int, default=1, metavar="RANKS", help="default 1")
     bench.add_argument("--to", dest="new", type=int, default=2, metavar="RANKS", help="default 2")
@@ -181,6 +204,45 @@ def _run(arguments: argparse.Namespace) -> int:
     result = {"exit_code": status, "deaths": [msgspec.to_builtins(death) for death in deaths]}
     publish(arguments.json, result, [])
     return status
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    """Print how often to copy."""
+    from dmr.memory.interval import Site, disk_rate, levels, memory_rate, table
+
+    nodes, partners = arguments.nodes, arguments.partners
+    if partners and partners >= nodes > 1:
+        raise CommandError(f"expected fewer partners than the {nodes} nodes, got {partners}")
+    if arguments.directory is not None and arguments.disk_gb_s is not None:
+        raise CommandError("expected either --directory or --disk-gb-s, got both")
+    nbytes = arguments.mib * 2**20
+    disk = None if arguments.disk_gb_s is None else 1e9 * arguments.disk_gb_s
+    if arguments.directory is not None:
+        try:
+            disk = disk_rate(arguments.directory, nbytes)
+        except OSError as error:
+            raise CommandError(
+                f"expected a folder for --directory, got {arguments.directory}: {error.strerror}"
+            ) from None
+    memory = arguments.memory_gb_s
+    site = Site(
+        nodes=nodes,
+        ranks=arguments.ranks_per_node,
+        bytes=nbytes,
+        mtbf_s=3600.0 * arguments.mtbf,
+        partners=partners,
+        memory_bytes_s=memory_rate(nbytes) if memory is None else 1e9 * memory,
+        network_bytes_s=1e9 * arguments.network_gb_s,
+        disk_bytes_s=disk,
+        memory_back_s=arguments.back,
+        disk_back_s=arguments.restart,
+    )
+    found = levels(site)
+    if not found:
+        raise CommandError("expected --directory or --disk-gb-s where no other node has a copy")
+    result = {"site": asdict(site), "levels": [asdict(level) for level in found]}
+    publish(arguments.json, result, table(site, found))
+    return 0
 
 
 def _bench(arguments: argparse.Namespace) -> int:
