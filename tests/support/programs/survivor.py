@@ -94,7 +94,7 @@ with dmr.malleable(comm, fields, plan, state=state, build=build) as run:
         print(f"restored at step {run.step}", flush=True)
     for step in run.loop(int(steps)):
         now["step"] = step
-        kill("step")
+        kill("step", run.comm.rank)
         run.fields["u"].exchange("edge")
         p = run.fields["u"].padded
         flux = p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + p[1:-1, 2:] - 4 * p[1:-1, 1:-1]
@@ -103,7 +103,7 @@ with dmr.malleable(comm, fields, plan, state=state, build=build) as run:
         run.fields["marks"].items += N
         run.state.sum += float(run.fields["whole"].interior[0])
         time.sleep(PAUSE_S)
-    kill("end")
+    kill("end", run.comm.rank)
     parts = [run.fields["u"].gather(), run.fields["marks"].gather()]
     if run.comm.rank == 0:
         every = run.fields["whole"].interior
