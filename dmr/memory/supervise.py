@@ -281,7 +281,7 @@ def _ending(status: int) -> str:
 
 def newest_generation(places: Sequence[Place]) -> tuple[Generation | None, Job | None]:
     """Return the newest whole generation that the keepers hold, and its job; None for none."""
-    held, _ = listed(places)
+    held = listed(places).held
     newest = next(iter(whole(one.piece for one in held)), None)
     jobs = [one.piece.job for one in held if one.piece.generation == newest]
     return newest, next((job for job in jobs if job is not None), None)
@@ -294,7 +294,7 @@ def newest_ranks(newest: Generation | None, job: Job | None, ranks: int) -> int:
 
 def _remote_shell(settings: Settings) -> dict[str, str]:
     """Return the variables by which mpiexec uses the remote shell."""
-    if not settings.hosts or settings.shell == "ssh":
+    if not settings.hosts:
         return {}
     return {
         "HYDRA_LAUNCHER": "ssh",

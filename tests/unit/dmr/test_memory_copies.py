@@ -202,15 +202,15 @@ def test_the_newest_whole_generation_counts_and_older_ones_go(two: list[HostHere
             ranks.take(step)
         held = until(lambda: received(two, 30))
         assert len(held) == 2, "a partner keeps one generation"
-        steps = {one.piece.generation.step for one in listed(places(two))[0]}
+        steps = {one.piece.generation.step for one in listed(places(two)).held}
         assert steps == {20, 30}, "a rank keeps two"
-        kept = until(lambda: listed(places(two))[1])
+        kept = until(lambda: listed(places(two)).kept)
         assert kept == Generation(0, 30, 0, 0)
 
 
 def received(started: Sequence[HostHere], step: int) -> list[str]:
     """Return the pieces from other hosts, once all of them are of a step."""
-    held = [one for one in listed(places(started))[0] if one.name.startswith(RECEIVED)]
+    held = [one for one in listed(places(started)).held if one.name.startswith(RECEIVED)]
     old = [one.name for one in held if one.piece.generation.step != step]
     return [] if old else [one.name for one in held]
 
@@ -223,7 +223,7 @@ def test_a_torn_piece_is_none_and_the_generation_before_counts(
     with ranks_of(places(two), filled(2)) as ranks:
         ranks.take(10)
         ranks.take(20)
-    newest = [one for one in listed(places(two))[0] if one.piece.generation.step == 20]
+    newest = [one for one in listed(places(two)).held if one.piece.generation.step == 20]
     for one in newest:
         if one.piece.rank == 1:
             path = one.place.folder / one.name
@@ -234,7 +234,7 @@ def test_a_torn_piece_is_none_and_the_generation_before_counts(
                 else:
                     file.seek(at % end)
                     file.write(b"\xff" * 8)
-    left = [one for one in listed(places(two))[0] if one.piece.generation.step == 20]
+    left = [one for one in listed(places(two)).held if one.piece.generation.step == 20]
     assert len(newest) == 4 and {one.piece.rank for one in left} == {0}
     fields = blocks(3)
     for result in restored(places(two), fields):
@@ -260,11 +260,14 @@ def test_both_copies_gone_is_reported(tmp_path: Path) -> None:
     with hosts(tmp_path, 3) as three:
         with ranks_of(places(three), filled(3)) as ranks:
             ranks.take(10)
-            until(lambda: listed(places(three))[1])
+            until(lambda: listed(places(three)).kept)
         three[0].die()
         three[1].die()  # the partner of the first
         (one,) = restored(places(three), blocks(1))
         assert one.progress is None and one.generation is None and one.lost
+        assert one.silent == "the keeper of b has ended"
+        (one,) = restored(places(three)[2:], blocks(1))  # the supervisor has noticed
+        assert one.lost and not one.silent
 
 
 def test_a_run_without_a_complete_copy_is_not_lost(two: list[HostHere]) -> None:
@@ -345,7 +348,9 @@ def test_a_partner_that_is_gone_leaves_the_generation_before(two: list[HostHere]
         ranks.take(20)
         assert any("a copy in memory is not complete" in line for line in ranks.notes)
         ranks.take(30)  # into the file of 20: 10 is the newest that all have
-        steps = {one.piece.generation.step for one in listed(places(two))[0] if not one.piece.rank}
+        steps = {
+            one.piece.generation.step for one in listed(places(two)).held if not one.piece.rank
+        }
         assert steps == {10, 30}
 
 
