@@ -68,6 +68,10 @@ TRIES = 5
 """Worlds in a row that may die without a new copy, until the job ends."""
 
 
+KILLED = (-signal.SIGKILL, signal.SIGKILL, 128 + signal.SIGKILL, 255)
+"""Statuses of mpiexec after a kill: of itself, of a rank, of a shell around that, of a host."""
+
+
 class SuperviseError(Exception):
     """The job cannot be started, or cannot go on; one sentence."""
 
@@ -192,7 +196,8 @@ class _Job:
             if self._signal:
                 return 128 + self._signal
             lost += self.hosts.begin(life)
-            if not lost and not self.hosts.entered and (life == 0 or status == 0):
+            fails = life == 0 and status not in KILLED  # by itself, as it will again
+            if not lost and not self.hosts.entered and (fails or status == 0):
                 return _exit_status(status)  # a program that has not come to its block
             life += 1
             lost += self.hosts.begin(life)  # ranks of the world before end, if any are left
