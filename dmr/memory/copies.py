@@ -239,10 +239,10 @@ class Copies:
         self._next = 1 - self._next
         if self._world is not None and self._world.rank == 0:
             self._sender.keep(self.places, generation)
-            where = f" and {self._mib} at each of {len(self._partners)} partners"
+            count = len(self._partners)
+            where = f"1 at each of {count} partner hosts" if count else "none on another host"
             self._say_once(
-                f"copies in memory: {self._mib} a rank for a generation, 2 on its host"
-                + (where if self._partners else "; one host, so no copy elsewhere")
+                f"copies in memory: {self._mib} a rank and generation; 2 on its host, {where}"
             )
 
     def _fail(self, problem: Problem) -> None:

@@ -399,7 +399,9 @@ class Hosts:
         """End the keepers, and with them what they hold."""
         for watch in self._watches.values():
             watch.end()
-        for process in self._processes:
+        for name, process in zip(self._hosts, self._processes, strict=False):
+            if name not in self._watches:  # it has not started, or is lost
+                process.kill()
             try:
                 process.wait(END_S)
             except subprocess.TimeoutExpired:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from dmr.memory.piece import (
     read_description,
     whole,
 )
+from dmr.plan import check_schedules
 
 SHAPE = (13, 5, 3)
 WHOLE = np.random.default_rng(1).random(SHAPE)
@@ -111,7 +113,9 @@ def test_every_cell_comes_back_also_without_a_host(
     with ranks_of(places(two), filled(old)) as ranks:
         ranks.take(40)
         (line,) = ranks.notes
-        assert line.startswith("copies in memory: 0.0 MiB a rank for a generation, 2 on its host")
+        assert line.startswith(
+            "copies in memory: 0.0 MiB a rank and generation; 2 on its host, 1 at each"
+        )
     left = places(two)
     if lost is not None:
         two[lost].die()
@@ -400,6 +404,51 @@ def test_a_process_without_the_token_is_refused(two: list[HostHere]) -> None:
         Keeper(Place("a", f"{host}:{port}:wrong", two[0].place.folder), 2.0)
     with Keeper(two[0].place) as keeper:
         assert keeper.list().entries == []
+
+
+def test_ranks_of_a_world_that_was_given_up_are_ended(two: list[HostHere]) -> None:
+    ended: list[int] = []
+
+    def rank(keeper: Keeper, life: int) -> None:
+        keeper.hold(life)
+        ended.append(life)
+        keeper.close()
+
+    place = two[0].place
+    with Keeper(place) as supervisor:
+        assert not supervisor.beat(0, 5.0).entered
+        threads = []
+        for life in (0, 1):
+            thread = threading.Thread(target=rank, args=(Keeper(place), life))
+            thread.start()
+            threads.append(thread)
+            until(lambda life=life: supervisor.beat(life, 5.0).entered, deadline_s=30)
+        threads[0].join(10)
+        assert ended == [0]
+        late = Keeper(place)  # a rank of the first world that comes late
+        rank(late, 0)
+        supervisor.beat(2, 5.0)
+        threads[1].join(10)
+        assert ended == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "memory", "partners", "why"),
+    [
+        (dmr.Schedule(every=2), None, 1, "checkpoints with a folder and an interval in steps, got"),
+        (dmr.Schedule(Path("a"), every_s=2), None, 1, "an interval in steps, got 2 seconds"),
+        (None, dmr.Schedule(Path("a"), 2), 1, "copies in memory without a folder, got a"),
+        (None, dmr.Schedule(), 1, "an interval of copies of more than 0 seconds, got 0"),
+        (None, dmr.Schedule(every_s=-1), 1, "an interval of copies of more than 0 seconds, got -1"),
+        (None, dmr.Schedule(every=1), -1, "0 or more partners, got -1"),
+    ],
+)
+def test_wrong_schedules_are_refused(
+    checkpoint: dmr.Schedule | None, memory: dmr.Schedule | None, partners: int, why: str
+) -> None:
+    with pytest.raises(dmr.UsageError, match=why):
+        check_schedules(checkpoint, memory, partners)
+    check_schedules(dmr.Schedule(Path("a")), dmr.Schedule(every=3), 0)
 
 
 def test_the_process_ends_without_its_supervisor_and_leaves_nothing(tmp_path: Path) -> None:
