@@ -176,10 +176,11 @@ def _run(arguments: argparse.Namespace) -> int:
     mpiexec = find_mpiexec(None)
     if mpiexec is None:
         raise CommandError("expected mpiexec on PATH, got none", 1)
-    words = tuple(arguments.words)
-    for name, what in ((words[0], "a command that can be run"), (arguments.rsh, "a remote shell")):
-        if (what != "a remote shell" or arguments.hosts) and shutil.which(name) is None:
-            raise CommandError(f"expected {what}, got {name}")
+    words, shell = tuple(arguments.words), shutil.which(arguments.rsh)
+    if shutil.which(words[0]) is None:
+        raise CommandError(f"expected a command that can be run, got {words[0]}")
+    if arguments.hosts and shell is None:
+        raise CommandError(f"expected a remote shell, got {arguments.rsh}")
     with refuse_on(ValueError):
         hosts = parse_hosts(arguments.hosts) if arguments.hosts else ()
     room = sum(count for _, count in hosts)
@@ -193,7 +194,7 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.least,
         arguments.every,
         arguments.silent,
-        arguments.rsh,
+        shell or arguments.rsh,
     )
 
     def say(line: str) -> None:

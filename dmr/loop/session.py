@@ -455,6 +455,8 @@ def _restore_after_death(run: Run, plan: Plan, own: Copies) -> None:
             raise_on_all(comm, constant.problem_with(before, run.progress.constants))
         run.note(f"restored from copies in memory at step {run.step} on {run.world.size} ranks")
         return
+    if restored.silent:  # the supervisor notices, too, and starts a world without that host
+        WATCH.abandon(restored.silent)
     if restored.lost:
         run.note("note: the copies in memory are lost with their hosts")
     if plan.checkpoint is not None:

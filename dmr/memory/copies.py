@@ -239,10 +239,10 @@ class Copies:
         self._next = 1 - self._next
         if self._world is not None and self._world.rank == 0:
             self._sender.keep(self.places, generation)
-            where = f" and {self._mib} at each of {len(self._partners)} partners"
+            count = len(self._partners)
+            where = f"1 at each of {count} partner hosts" if count else "none on another host"
             self._say_once(
-                f"copies in memory: {self._mib} a rank for a generation, 2 on its host"
-                + (where if self._partners else "; one host, so no copy elsewhere")
+                f"copies in memory: {self._mib} a rank and generation; 2 on its host, {where}"
             )
 
     def _fail(self, problem: Problem) -> None:
@@ -473,11 +473,13 @@ class Restored:
         progress: of the generation that the fields are filled from; None for none.
         generation: that one.
         lost: whether there were copies of this block, none of which is whole any more.
+        silent: why a keeper does not answer, if there is no whole generation without it; else "".
     """
 
     progress: Progress | None
     generation: Generation | None
     lost: bool
+    silent: str = ""
 
 
 def restore(
@@ -498,10 +500,7 @@ def restore(
         UsageError: the program has other fields or options than its copies.
     """
     comm = world.internal_comm
-    found: tuple[list[Held], Generation | None] = ([], None)
-    if world.rank == 0:
-        found = listed(places)
-    held, kept = comm.bcast(found)
+    held, kept, silent = comm.bcast(listed(places) if world.rank == 0 else None)
     held = [one for one in held if one.piece.generation.block == block]
     held.sort(key=lambda one: one.place != own)  # this host's first
     for generation in whole(one.piece for one in held):
@@ -509,7 +508,7 @@ def restore(
         progress, broken = _fill(pieces, own, world, fields, options)
         if all(problem is None for problem in comm.allgather(broken)):
             return Restored(progress, generation, lost=False)
-    return Restored(None, None, lost=kept is not None and kept.block == block)
+    return Restored(None, None, kept is not None and kept.block == block, silent)
 
 
 def _fill(

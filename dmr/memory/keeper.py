@@ -35,7 +35,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
@@ -333,16 +333,35 @@ class Held:
     piece: Piece
 
 
-def listed(places: Sequence[Place]) -> tuple[list[Held], Generation | None]:
-    """Return the pieces of all keepers that answer, and the newest generation that they keep."""
+class Inventory(NamedTuple):
+    """What several keepers hold.
+
+    Attributes:
+        held: all pieces.
+        kept: the newest generation of :class:`Keep`.
+        silent: why one of them does not answer; "" if all do.
+    """
+
+    held: list[Held]
+    kept: Generation | None
+    silent: str
+
+
+def listed(places: Sequence[Place]) -> Inventory:
+    """Return what the keepers that answer hold."""
     held: list[Held] = []
     kept: list[Generation] = []
+    silent = ""
     for place in places:
-        with contextlib.suppress(KeeperError, NoRoomError), Keeper(place) as keeper:
-            answer = keeper.list()
-            held += [Held(place, entry.name, entry.piece) for entry in answer.entries]
-            kept += [] if answer.kept is None else [answer.kept]
-    return held, max(kept, default=None)
+        try:
+            with Keeper(place) as keeper:
+                answer = keeper.list()
+        except KeeperError as error:
+            silent = str(error)
+            continue
+        held += [Held(place, entry.name, entry.piece) for entry in answer.entries]
+        kept += [] if answer.kept is None else [answer.kept]
+    return Inventory(held, max(kept, default=None), silent)
 
 
 # --- the folder ---------------------------------------------------------------------------------
@@ -438,7 +457,7 @@ class Server:
                 except NoRoomError as error:
                     with contextlib.suppress(ChannelError):
                         _send(channel, Failed(str(error), no_room=True))
-                except (BrokenPieceError, OSError, ValueError) as error:
+                except (BrokenPieceError, OSError, ValueError, msgspec.MsgspecError) as error:
                     with contextlib.suppress(ChannelError):
                         _send(channel, Failed(str(error)))
                     return

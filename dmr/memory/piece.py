@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from dmr.boot.environment import free_on_host
 from dmr.data.decomposition import Box, Halo
 from dmr.plan import Limits
-from dmr.system.host import free_on_host
 
 Array = npt.NDArray[Any]
 

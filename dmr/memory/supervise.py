@@ -68,6 +68,10 @@ TRIES = 5
 """Worlds in a row that may die without a new copy, until the job ends."""
 
 
+KILLED = (-signal.SIGKILL, signal.SIGKILL, 128 + signal.SIGKILL, 255)
+"""Statuses of mpiexec after a kill: of itself, of a rank, of a shell around that, of a host."""
+
+
 class SuperviseError(Exception):
     """The job cannot be started, or cannot go on; one sentence."""
 
@@ -192,7 +196,8 @@ class _Job:
             if self._signal:
                 return 128 + self._signal
             lost += self.hosts.begin(life)
-            if not lost and not self.hosts.entered and (life == 0 or status == 0):
+            fails = life == 0 and status not in KILLED  # by itself, as it will again
+            if not lost and not self.hosts.entered and (fails or status == 0):
                 return _exit_status(status)  # a program that has not come to its block
             life += 1
             lost += self.hosts.begin(life)  # ranks of the world before end, if any are left
@@ -281,7 +286,7 @@ def _ending(status: int) -> str:
 
 def newest_generation(places: Sequence[Place]) -> tuple[Generation | None, Job | None]:
     """Return the newest whole generation that the keepers hold, and its job; None for none."""
-    held, _ = listed(places)
+    held = listed(places).held
     newest = next(iter(whole(one.piece for one in held)), None)
     jobs = [one.piece.job for one in held if one.piece.generation == newest]
     return newest, next((job for job in jobs if job is not None), None)
@@ -294,7 +299,7 @@ def newest_ranks(newest: Generation | None, job: Job | None, ranks: int) -> int:
 
 def _remote_shell(settings: Settings) -> dict[str, str]:
     """Return the variables by which mpiexec uses the remote shell."""
-    if not settings.hosts or settings.shell == "ssh":
+    if not settings.hosts:
         return {}
     return {
         "HYDRA_LAUNCHER": "ssh",
@@ -394,7 +399,9 @@ class Hosts:
         """End the keepers, and with them what they hold."""
         for watch in self._watches.values():
             watch.end()
-        for process in self._processes:
+        for name, process in zip(self._hosts, self._processes, strict=False):
+            if name not in self._watches:  # it has not started, or is lost
+                process.kill()
             try:
                 process.wait(END_S)
             except subprocess.TimeoutExpired:

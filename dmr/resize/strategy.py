@@ -9,11 +9,10 @@ from itertools import accumulate
 
 from mpi4py import MPI
 
-from dmr.boot.environment import Runtime
+from dmr.boot.environment import Runtime, free_on_host, held_on_host
 from dmr.data.distributed import Distributed
 from dmr.data.field import ArrayModule, Field
 from dmr.errors import UsageError, print_line
-from dmr.system.host import free_on_host, held_on_host
 
 STRATEGIES = ("auto", "spawn", "warm", "merge", "restart")
 

@@ -147,9 +147,14 @@ def test_ranks_killed_at_random(tmp_path: Path, undisturbed: dict[int, str]) -> 
     env = {**os.environ, **YIELD, "SURVIVOR_PAUSE": "0.05"}
     command = [*DMR_RUN, "-n", "2", "--", *SURVIVOR, "60"]
     with started(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE) as process:
-        for _ in range(2):
-            time.sleep(generator.uniform(1.0, 3.0))
-            ranks = until(lambda: of_host(process, "PMI_RANK"), deadline_s=DEADLINE_S)
+        for _ in range(3):
+            time.sleep(generator.uniform(0.5, 2.5))  # also while a world starts
+            ranks = until(
+                lambda: of_host(process, "PMI_RANK") or process.poll() is not None,
+                deadline_s=DEADLINE_S,
+            )
+            if ranks is True:
+                break
             with contextlib.suppress(ProcessLookupError):
                 os.kill(generator.choice(ranks), signal.SIGKILL)
         output, errors = process.communicate(timeout=DEADLINE_S)

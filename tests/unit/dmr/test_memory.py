@@ -16,9 +16,8 @@ from mpi_runs import runtime_on
 from stand_in import DeviceModule
 
 import dmr
-from dmr.boot.environment import Runtime
+from dmr.boot.environment import Runtime, free_on_host, held_on_host
 from dmr.resize.strategy import MemoryUse, choose, merge_instead, shortage, usage
-from dmr.system.host import free_on_host, held_on_host
 
 GIB = 2**30
 sizes = st.integers(0, 100)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from dmr.memory.piece import (
     read_description,
     whole,
 )
+from dmr.plan import check_schedules
 
 SHAPE = (13, 5, 3)
 WHOLE = np.random.default_rng(1).random(SHAPE)
@@ -111,7 +113,9 @@ def test_every_cell_comes_back_also_without_a_host(
     with ranks_of(places(two), filled(old)) as ranks:
         ranks.take(40)
         (line,) = ranks.notes
-        assert line.startswith("copies in memory: 0.0 MiB a rank for a generation, 2 on its host")
+        assert line.startswith(
+            "copies in memory: 0.0 MiB a rank and generation; 2 on its host, 1 at each"
+        )
     left = places(two)
     if lost is not None:
         two[lost].die()
@@ -202,15 +206,15 @@ def test_the_newest_whole_generation_counts_and_older_ones_go(two: list[HostHere
             ranks.take(step)
         held = until(lambda: received(two, 30))
         assert len(held) == 2, "a partner keeps one generation"
-        steps = {one.piece.generation.step for one in listed(places(two))[0]}
+        steps = {one.piece.generation.step for one in listed(places(two)).held}
         assert steps == {20, 30}, "a rank keeps two"
-        kept = until(lambda: listed(places(two))[1])
+        kept = until(lambda: listed(places(two)).kept)
         assert kept == Generation(0, 30, 0, 0)
 
 
 def received(started: Sequence[HostHere], step: int) -> list[str]:
     """Return the pieces from other hosts, once all of them are of a step."""
-    held = [one for one in listed(places(started))[0] if one.name.startswith(RECEIVED)]
+    held = [one for one in listed(places(started)).held if one.name.startswith(RECEIVED)]
     old = [one.name for one in held if one.piece.generation.step != step]
     return [] if old else [one.name for one in held]
 
@@ -223,7 +227,7 @@ def test_a_torn_piece_is_none_and_the_generation_before_counts(
     with ranks_of(places(two), filled(2)) as ranks:
         ranks.take(10)
         ranks.take(20)
-    newest = [one for one in listed(places(two))[0] if one.piece.generation.step == 20]
+    newest = [one for one in listed(places(two)).held if one.piece.generation.step == 20]
     for one in newest:
         if one.piece.rank == 1:
             path = one.place.folder / one.name
@@ -234,7 +238,7 @@ def test_a_torn_piece_is_none_and_the_generation_before_counts(
                 else:
                     file.seek(at % end)
                     file.write(b"\xff" * 8)
-    left = [one for one in listed(places(two))[0] if one.piece.generation.step == 20]
+    left = [one for one in listed(places(two)).held if one.piece.generation.step == 20]
     assert len(newest) == 4 and {one.piece.rank for one in left} == {0}
     fields = blocks(3)
     for result in restored(places(two), fields):
@@ -260,11 +264,14 @@ def test_both_copies_gone_is_reported(tmp_path: Path) -> None:
     with hosts(tmp_path, 3) as three:
         with ranks_of(places(three), filled(3)) as ranks:
             ranks.take(10)
-            until(lambda: listed(places(three))[1])
+            until(lambda: listed(places(three)).kept)
         three[0].die()
         three[1].die()  # the partner of the first
         (one,) = restored(places(three), blocks(1))
         assert one.progress is None and one.generation is None and one.lost
+        assert one.silent == "the keeper of b has ended"
+        (one,) = restored(places(three)[2:], blocks(1))  # the supervisor has noticed
+        assert one.lost and not one.silent
 
 
 def test_a_run_without_a_complete_copy_is_not_lost(two: list[HostHere]) -> None:
@@ -345,7 +352,9 @@ def test_a_partner_that_is_gone_leaves_the_generation_before(two: list[HostHere]
         ranks.take(20)
         assert any("a copy in memory is not complete" in line for line in ranks.notes)
         ranks.take(30)  # into the file of 20: 10 is the newest that all have
-        steps = {one.piece.generation.step for one in listed(places(two))[0] if not one.piece.rank}
+        steps = {
+            one.piece.generation.step for one in listed(places(two)).held if not one.piece.rank
+        }
         assert steps == {10, 30}
 
 
@@ -395,6 +404,51 @@ def test_a_process_without_the_token_is_refused(two: list[HostHere]) -> None:
         Keeper(Place("a", f"{host}:{port}:wrong", two[0].place.folder), 2.0)
     with Keeper(two[0].place) as keeper:
         assert keeper.list().entries == []
+
+
+def test_ranks_of_a_world_that_was_given_up_are_ended(two: list[HostHere]) -> None:
+    ended: list[int] = []
+
+    def rank(keeper: Keeper, life: int) -> None:
+        keeper.hold(life)
+        ended.append(life)
+        keeper.close()
+
+    place = two[0].place
+    with Keeper(place) as supervisor:
+        assert not supervisor.beat(0, 5.0).entered
+        threads = []
+        for life in (0, 1):
+            thread = threading.Thread(target=rank, args=(Keeper(place), life))
+            thread.start()
+            threads.append(thread)
+            until(lambda life=life: supervisor.beat(life, 5.0).entered, deadline_s=30)
+        threads[0].join(10)
+        assert ended == [0]
+        late = Keeper(place)  # a rank of the first world that comes late
+        rank(late, 0)
+        supervisor.beat(2, 5.0)
+        threads[1].join(10)
+        assert ended == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "memory", "partners", "why"),
+    [
+        (dmr.Schedule(every=2), None, 1, "checkpoints with a folder and an interval in steps, got"),
+        (dmr.Schedule(Path("a"), every_s=2), None, 1, "an interval in steps, got 2 seconds"),
+        (None, dmr.Schedule(Path("a"), 2), 1, "copies in memory without a folder, got a"),
+        (None, dmr.Schedule(), 1, "an interval of copies of more than 0 seconds, got 0"),
+        (None, dmr.Schedule(every_s=-1), 1, "an interval of copies of more than 0 seconds, got -1"),
+        (None, dmr.Schedule(every=1), -1, "0 or more partners, got -1"),
+    ],
+)
+def test_wrong_schedules_are_refused(
+    checkpoint: dmr.Schedule | None, memory: dmr.Schedule | None, partners: int, why: str
+) -> None:
+    with pytest.raises(dmr.UsageError, match=why):
+        check_schedules(checkpoint, memory, partners)
+    check_schedules(dmr.Schedule(Path("a")), dmr.Schedule(every=3), 0)
 
 
 def test_the_process_ends_without_its_supervisor_and_leaves_nothing(tmp_path: Path) -> None:
