@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from dmr.plan import AUTO
 from rms.wire.files import regular_file
 from rms.wire.messages import STRATEGIES, ProtocolError, read_completion
 from rms.wire.mpiexec import find_mpiexec
@@ -80,7 +81,12 @@ def _parser() -> Parser:
     run.add_argument(
         "--least", type=int, default=1, metavar="RANKS", help="end with fewer; default 1"
     )
-    run.add_argument("--every", type=positive, metavar="S", help="seconds between copies")
+    run.add_argument(
+        "--every", type=_interval, metavar="S|auto", help="seconds between copies; auto: by --mtbf"
+    )
+    run.add_argument(
+        "--mtbf", type=positive, metavar="H", help="hours between failures, a host; default 8760"
+    )
     run.add_argument(
         "--silent", type=positive, default=5.0, metavar="S", help="until a host is lost; default 5"
     )
@@ -121,6 +127,11 @@ def _parser() -> Parser:
     bench.set_defaults(call=_bench)
     add_common(bench)
     return top
+
+
+def _interval(text: str) -> float | str:
+    """Read seconds between copies, or auto."""
+    return text if text == AUTO else positive(text)
 
 
 def _probe(arguments: argparse.Namespace) -> int:
@@ -193,6 +204,7 @@ def _run(arguments: argparse.Namespace) -> int:
         hosts,
         arguments.least,
         arguments.every,
+        arguments.mtbf,
         arguments.silent,
         shell or arguments.rsh,
     )

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dmr.errors import UsageError
 from rms.wire.messages import BootedWorld
@@ -36,6 +36,9 @@ class Deadlines:
     answer_s: float = 60.0
 
 
+AUTO: Literal["auto"] = "auto"
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Times of checkpoints on disk, or of copies in memory.
@@ -43,12 +46,14 @@ class Schedule:
     Attributes:
         directory: folder of checkpoints on disk; None for copies in memory.
         every: steps between two; 0 for checkpoints at SIGTERM only.
-        every_s: seconds between two copies in memory; 0 to count steps.
+        every_s: seconds between two copies in memory; 0 to count steps. ``"auto"``: as
+            :func:`dmr.memory.interval.interval_s` computes it from the time that a copy takes and
+            the mean time between failures (``DMR_MTBF``).
     """
 
     directory: Path | None = None
     every: int = 0
-    every_s: float = 0.0
+    every_s: float | Literal["auto"] = 0.0
 
     def due(self, step: int) -> bool:
         """Return whether a checkpoint is due after ``step`` steps."""
@@ -189,11 +194,11 @@ def check_seconds(value: float | str, name: str, *, positive: bool = False) -> f
 def check_schedules(checkpoint: Schedule | None, memory: Schedule | None, partners: int) -> None:
     """Raise :class:`~dmr.errors.UsageError` for schedules that cannot be followed."""
     if checkpoint is not None and (checkpoint.directory is None or checkpoint.every_s):
-        got = "no folder" if checkpoint.directory is None else f"{checkpoint.every_s:g} seconds"
+        got = "no folder" if checkpoint.directory is None else f"{checkpoint.every_s} seconds"
         raise UsageError(f"expected checkpoints with a folder and an interval in steps, got {got}")
     if memory is not None and memory.directory is not None:
         raise UsageError(f"expected copies in memory without a folder, got {memory.directory}")
-    if memory is not None:
+    if memory is not None and memory.every_s != AUTO:
         check_seconds(memory.every_s, "an interval of copies", positive=not memory.every)
     if partners < 0:
         raise UsageError(f"expected 0 or more partners, got {partners}")

@@ -53,7 +53,10 @@ COLLECTIVE_VARIABLE, SIGTERM_VARIABLE = "DMR_COLLECTIVE_S", "DMR_SIGTERM_S"
 """Timeouts (``Plan.collective_s``, ``Plan.sigterm_s``)."""
 
 MEMORY_VARIABLE = "DMR_MEMORY"
-"""Seconds between copies in memory (``Plan.memory``)."""
+"""Seconds between copies in memory, or auto (``Plan.memory``)."""
+
+MTBF_VARIABLE = "DMR_MTBF"
+"""Mean time between failures of a host, in hours, for copies whose interval is automatic."""
 
 KEEPERS_VARIABLE = "DMR_KEEPERS"
 """The keepers of copies in memory, ``HOST=ADDRESS=FOLDER`` for each (:mod:`dmr.memory.keeper`)."""

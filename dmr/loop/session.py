@@ -18,6 +18,7 @@ from dmr.boot.environment import (
     COLLECTIVE_VARIABLE,
     KEEPERS_VARIABLE,
     MEMORY_VARIABLE,
+    MTBF_VARIABLE,
     SCRIPT_VARIABLE,
     SIGTERM_VARIABLE,
     STRATEGY_VARIABLE,
@@ -30,6 +31,7 @@ from dmr.errors import Left, UsageError, raise_on_all
 from dmr.loop.driver import NO_BUILD, Driver
 from dmr.loop.termination import Ending, ending
 from dmr.plan import (
+    AUTO,
     Plan,
     Schedule,
     check_plan,
@@ -249,8 +251,9 @@ def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, Spec], app: Program
     check_schedules(plan.checkpoint, plan.memory, plan.partners)
     with _naming(runtime, MEMORY_VARIABLE) as text:
         if text:
-            every_s = check_seconds(text, "an interval of copies", positive=True)
-            plan = dataclasses.replace(plan, memory=Schedule(every_s=every_s))
+            is_auto = text == AUTO
+            own_s = 0.0 if is_auto else check_seconds(text, "an interval of copies", positive=True)
+            plan = dataclasses.replace(plan, memory=Schedule(every_s=AUTO if is_auto else own_s))
     with _naming(runtime, COOLDOWN_VARIABLE) as cooldown:
         cooldown_s = max(
             check_seconds(plan.cooldown_s, "a cooldown"),
@@ -411,8 +414,12 @@ def _connect_keepers(run: Run, plan: Plan) -> None:
         return
     from dmr.memory import copies, keeper
 
+    mtbf_s = copies.MTBF_S
+    with _naming(runtime, MTBF_VARIABLE) as text_h:
+        if text_h:
+            mtbf_s = 3600.0 * check_seconds(text_h, "a time between failures", positive=True)
     terms = copies.Terms(
-        plan.memory or copies.DEFAULT, plan.partners, plan.options, plan.limits, plan.sizes
+        plan.memory or copies.DEFAULT, plan.partners, plan.options, plan.limits, plan.sizes, mtbf_s
     )
     try:
         places = keeper.places_of(text)

@@ -33,6 +33,7 @@ from dmr.checkpoint.format import (
 from dmr.data.decomposition import Box
 from dmr.data.distributed import Distributed
 from dmr.errors import UsageError, words_of
+from dmr.memory.interval import interval_s
 from dmr.memory.keeper import REQUEST_S, Held, Keeper, KeeperError, KeeperGoneError, Place, listed
 from dmr.memory.piece import (
     HEAD_BYTES,
@@ -51,7 +52,7 @@ from dmr.memory.piece import (
     partner_shifts,
     whole,
 )
-from dmr.plan import Limits, Schedule
+from dmr.plan import AUTO, Limits, Schedule
 from dmr.state.progress import Progress, decode, encode
 from dmr.state.values import ValuesError
 from dmr.system.watch import WATCH
@@ -62,6 +63,12 @@ DEFAULT = Schedule(every_s=10.0)
 
 SPARE_BYTES = 64 << 10
 """Room for progress and description that a piece is given beforehand."""
+
+MTBF_S = 8760 * 3600.0
+"""Mean time between failures of a host where none is stated: a year."""
+
+LEAST_S = 1e-3
+"""Shortest time that a copy counts as, for its interval."""
 
 Note = Callable[[str], None]
 
@@ -82,6 +89,7 @@ class Terms:
         schedule: of the copies.
         partners: other hosts that have a copy.
         options, limits, sizes: of the plan, for the next world.
+        mtbf_s: mean time between failures of a host, in seconds.
     """
 
     schedule: Schedule
@@ -89,6 +97,7 @@ class Terms:
     options: Mapping[str, Any]
     limits: Limits
     sizes: tuple[int, ...]
+    mtbf_s: float = MTBF_S
 
 
 class Copies:
@@ -124,6 +133,7 @@ class Copies:
         self._next = 0
         self._taken: Generation | None = None
         self._begun_s: float | None = None
+        self._cost_s = 0.0
         self._noted: set[str] = set()
         self._stopped = False
         self.nbytes = 0
@@ -213,10 +223,18 @@ class Copies:
         """Return whether rank 0 is to have a copy taken."""
         if self._world is None or self._world.rank or self._stopped:
             return False
-        schedule = self.terms.schedule
-        if self._begun_s is None or schedule.due(step):
+        if self._begun_s is None or self.terms.schedule.due(step):
             return True
-        return bool(schedule.every_s) and self._clock() - self._begun_s >= schedule.every_s
+        every_s = self._every_s
+        return bool(every_s) and self._clock() - self._begun_s >= every_s
+
+    @property
+    def _every_s(self) -> float:
+        """Seconds between two copies, by the time of the one before where that is automatic."""
+        every_s = self.terms.schedule.every_s
+        if every_s == AUTO:
+            return interval_s(max(self._cost_s, LEAST_S), self.terms.mtbf_s / len(self.places))
+        return every_s
 
     @property
     def state(self) -> tuple[int, int]:
@@ -244,6 +262,12 @@ class Copies:
             self._say_once(
                 f"copies in memory: {self._mib} a rank and generation; 2 on its host, {where}"
             )
+            if self.terms.schedule.every_s == AUTO and AUTO not in self._noted:
+                self._noted.add(AUTO)
+                self._note(
+                    f"a copy in memory took {self._cost_s:.3g} s, and is taken every "
+                    f"{self._every_s:.3g} s"
+                )
 
     def _fail(self, problem: Problem) -> None:
         why = self._sender.why
@@ -281,7 +305,7 @@ class Copies:
         world = self._world
         if world is None:
             raise RuntimeError("expected a world to copy, got none")
-        self._begun_s = self._clock()
+        self._begun_s = begun_s = self._clock()
         self._taken = Generation(self.block, progress.step, self.life, progress.generation)
         try:
             job = self._copy(world, self._taken, fields, progress)
@@ -291,6 +315,7 @@ class Copies:
             self._sender.fail(Problem.TRANSFER, words_of(error))
         else:
             self._sender.send(job)
+        self._cost_s = self._clock() - begun_s
 
     def _copy(
         self,

@@ -26,7 +26,12 @@ from pathlib import Path
 
 import msgspec
 
-from dmr.boot.environment import KEEPERS_VARIABLE, MEMORY_VARIABLE, SUPERVISOR_VARIABLE
+from dmr.boot.environment import (
+    KEEPERS_VARIABLE,
+    MEMORY_VARIABLE,
+    MTBF_VARIABLE,
+    SUPERVISOR_VARIABLE,
+)
 from dmr.boot.mpiexec import clean_environment
 from dmr.memory.keeper import (
     LEAVE_S,
@@ -86,7 +91,8 @@ class Settings:
         mpiexec: path of the launcher.
         hosts: names, and ranks that each has room for (0: an equal share); () for this host.
         least: ranks of a world, at least.
-        every_s: seconds between copies, or None for those of the program's plan.
+        every_s: seconds between copies, "auto", or None for those of the program's plan.
+        mtbf_h: mean time between failures of a host, in hours, for "auto"; None for a year.
         silent_s: a host that is silent for longer is lost.
         shell: remote shell, called as ``SHELL HOST COMMAND``.
     """
@@ -96,7 +102,8 @@ class Settings:
     mpiexec: str
     hosts: tuple[tuple[str, int], ...] = ()
     least: int = 1
-    every_s: float | None = None
+    every_s: float | str | None = None
+    mtbf_h: float | None = None
     silent_s: float = 5.0
     shell: str = "ssh"
 
@@ -236,6 +243,8 @@ class _Job:
         }
         if self.settings.every_s is not None:
             env[MEMORY_VARIABLE] = str(self.settings.every_s)
+        if self.settings.mtbf_h is not None:
+            env[MTBF_VARIABLE] = str(self.settings.mtbf_h)
         env |= _remote_shell(self.settings)
         where = self.hosts.options(ranks, env)
         command = mpiexec_command(self.settings.mpiexec, ranks, self.settings.command, where)

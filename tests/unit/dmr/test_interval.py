@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmr.cli import main
+from dmr.memory.copies import Copies, Terms
 from dmr.memory.interval import Site, interval_s, levels, lost_share
+from dmr.memory.keeper import Place
+from dmr.plan import AUTO, Schedule
 
 SITE = Site(
     nodes=100,
@@ -71,6 +75,25 @@ def test_without_partners_the_disk_is_for_every_failure() -> None:
     assert [level.name for level in levels(replace(SITE, disk_bytes_s=None))] == ["memory"]
     two = levels(replace(SITE, partners=2))
     assert two[1].mtbf_s > 1000 * levels(SITE)[1].mtbf_s
+
+
+def test_an_automatic_interval_follows_the_time_of_a_copy(tmp_path: Path) -> None:
+    """Two hosts of 4e4 s: one of them fails every 2e4 s, so a copy of 10 ms is due after 20 s."""
+    now = [0.0]
+    terms = Terms(Schedule(every_s=AUTO), 1, {}, (1, None), (), mtbf_s=4e4)
+    places = [Place(name, "", tmp_path) for name in ("a", "b")]
+    copies = Copies(places, 0, 0, 0, terms, lambda: now[0], lambda _: None)
+    copies._world = SimpleNamespace(rank=0)  # type: ignore[assignment]
+    assert copies.is_due(1)  # the first
+    copies._begun_s, copies._cost_s = 0.0, 0.01
+    now[0] = 19.5
+    assert not copies.is_due(2)
+    now[0] = 20.5
+    assert copies.is_due(3)
+    copies._cost_s = 0.04
+    assert not copies.is_due(4)
+    now[0] = 40.5
+    assert copies.is_due(5)
 
 
 WORDS = ["plan", "--mib", "64", "--mtbf", "4380", "--nodes", "128", "--ranks-per-node", "4"]
