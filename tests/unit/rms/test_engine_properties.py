@@ -339,6 +339,18 @@ class Cluster(RuleBasedStateMachine):
         assert [(end, number) for end, number, _ in state.shrinkable] == sorted(wide)
         narrow = [(j.pays_until_s, j.number) for j in ready if j.size != j.spec.sizes()[-1]]
         assert [(until, number) for until, number, _ in state.expandable] == sorted(narrow)
+        callable_ = {
+            job.spec.id: job.size - min({*job.spec.sizes()} - job.refused_sizes | {job.size})
+            for job in ready
+        }
+        assert {id_: j.callable for id_, j in state.running.items() if j.callable} == {
+            id_: number for id_, number in callable_.items() if number
+        }
+        assert state.callable == sum(callable_.values())
+        held = Counter[str]()
+        for job in state.running.values():
+            held[job.spec.account] += job.size - job.callable
+        assert +Counter(state.held_by) == +held
         for job in ready:
             wider = job.next_larger(job.size)
             if wider is not None and job.speedup is not None:
