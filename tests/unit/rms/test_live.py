@@ -203,6 +203,7 @@ def test_many_nodes_are_folded_by_host_by_rack_or_in_ranges(
     [
         ({"jobs": "all"}, "expected jobs that are active or over, got 'all'"),
         ({"lanes": 2, "span_s": -1.0}, "expected a time and its length, got 0.0 and -1.0"),
+        ({"lanes": 2, "span_s": 0.0}, "expected a time and its length, got 0.0 and 0.0"),
     ],
 )
 def test_what_there_is_not_is_refused(server: Routed, query: object, expected: str) -> None:
