@@ -361,11 +361,13 @@ def _numbers(text: str, what: str, most: float) -> tuple[float, ...]:
 def _recoveries(arguments: argparse.Namespace) -> int:
     from rms.studies.failures import RECOVERIES, FailureQuestion, answer, draw, on_nodes, table
 
-    for option in ("workload", "mode", "serial", "malleable_jobs", "order", "estimates"):
+    others = "mode serial malleable_jobs order estimates per_job out power_cap".split()
+    own = [] if arguments.workload is None else ["malleable", "per_node", "days"]
+    for option in own:
         if getattr(arguments, option) is not None:
             name = option.replace("_", "-")
-            raise FileError(f"expected --recovery or --{name}, got both")
-    for option in ("per_job", "out", "power_cap"):
+            raise FileError(f"expected --trace or --sacct with --{name}, got --workload")
+    for option in others:
         if getattr(arguments, option) is not None:
             name = option.replace("_", "-")
             raise FileError(f"expected --recovery or --{name}, got both")
@@ -377,7 +379,8 @@ def _recoveries(arguments: argparse.Namespace) -> int:
     for name in names:
         if name not in RECOVERIES:
             raise FileError(f"expected a recovery of {', '.join(RECOVERIES)}, got {name!r}")
-    share = _numbers(arguments.malleable or "100", "--malleable as a share in per cent", 100.0)
+    text = arguments.malleable or ("100" if arguments.workload is None else "0")
+    share = _numbers(text, "--malleable as a share in per cent", 100.0)
     if len(share) > 1:
         raise FileError(f"expected one share with --recovery, got {arguments.malleable!r}")
     if named(arguments.policy).placement.shared:

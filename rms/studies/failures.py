@@ -40,7 +40,7 @@ class FailureQuestion(msgspec.Struct, frozen=True):
         recoveries: names of :data:`RECOVERIES`, one row each.
         mtbf_s: mean time between failures of a node.
         repair_s: time until a node is back.
-        share: of the jobs, how many are malleable, 0 to 1.
+        share: of the jobs, how many become malleable, 0 to 1.
         seed: of the failures.
     """
 
@@ -130,10 +130,13 @@ def _model(question: FailureQuestion, change: MalleableChange) -> list[str]:
     lines = [
         f"failures: of a node every {question.mtbf_s / 3600:g} h in the mean (exponential, seed "
         f"{question.seed}), back after {question.repair_s / 3600:g} h",
-        f"jobs: {100 * question.share:g} % are malleable ({change.mode}), serial part "
-        f"{change.serial:g}, resize points {change.every_s:g} s apart, a resize costs "
-        f"{change.price_s:g} s",
     ]
+    if question.share:
+        lines.append(
+            f"jobs: {100 * question.share:g} % are malleable ({change.mode}), serial part "
+            f"{change.serial:g}, resize points {change.every_s:g} s apart, a resize costs "
+            f"{change.price_s:g} s"
+        )
     for name in question.recoveries:
         recovery = RECOVERIES[name]
         if recovery is None:
