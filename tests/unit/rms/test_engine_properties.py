@@ -23,6 +23,7 @@ from rms.core.model.events import (
     NodeDown,
     NodePowerFailed,
     NodesLeased,
+    NodesLost,
     NodeUp,
     Reopened,
     Requeued,
@@ -249,6 +250,30 @@ class Cluster(RuleBasedStateMachine):
         down = Node(node) in self.engine.state.down
         at_s = self.now(data)
         self.happen(NodeUp(at_s, Node(node)) if down else NodeDown(at_s, Node(node)))
+
+    @precondition(lambda self: self.losing())
+    @rule(data=st.data(), stays_up=st.booleans(), done=st.sampled_from([None, 0.0, 0.25]))
+    def lose_nodes(self, data: st.DataObject, stays_up: bool, done: float | None) -> None:
+        job, state = self.one(data, self.losing()), self.engine.state
+        sizes = [size for size in job.spec.sizes() if size < job.size]
+        size, nodes = data.draw(st.sampled_from(sizes)), data.draw(st.permutations(job.nodes))
+        kept, lost = tuple(sorted(nodes[:size])), nodes[size]
+        if not stays_up and lost not in state.down:
+            self.happen(NodeDown(self.now(data), lost))
+        if job not in self.losing():
+            return
+        self.happen(NodesLost(self.now(data), job.spec.id, kept, done))
+        assert job.spec.id in state.running
+
+    def losing(self) -> list[Job]:
+        """Jobs that can go on with fewer nodes."""
+        return [
+            job
+            for job in self.engine.state.running.values()
+            if job.state is JobState.RUNNING
+            and job.spec.mode.resizable
+            and job.size > job.spec.sizes()[0]
+        ]
 
     @rule(data=st.data())
     def hold_for_tasks(self, data: st.DataObject) -> None:
