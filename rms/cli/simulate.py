@@ -361,13 +361,13 @@ def _numbers(text: str, what: str, most: float) -> tuple[float, ...]:
 def _recoveries(arguments: argparse.Namespace) -> int:
     from rms.studies.failures import RECOVERIES, FailureQuestion, answer, draw, on_nodes, table
 
-    others = "mode serial malleable_jobs order estimates per_job out power_cap".split()
+    others = ["mode", "serial", "malleable_jobs", "order", "estimates", "per_job", "out"]
     own = [] if arguments.workload is None else ["malleable", "per_node", "days"]
     for option in own:
         if getattr(arguments, option) is not None:
             name = option.replace("_", "-")
             raise FileError(f"expected --trace or --sacct with --{name}, got --workload")
-    for option in others:
+    for option in [*others, "power_cap"]:
         if getattr(arguments, option) is not None:
             name = option.replace("_", "-")
             raise FileError(f"expected --recovery or --{name}, got both")
