@@ -209,6 +209,9 @@ def on_hosts(
         for line in process.stdout:
             if line.startswith("copies in memory: "):
                 break
+        else:
+            assert process.stderr is not None
+            raise AssertionError(process.stderr.read())
         yield process
 
 
