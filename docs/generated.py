@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -74,6 +75,8 @@ def variables() -> set[str]:
 
 def write(reference: Path) -> None:
     """Write each page whose text changed; Sphinx reads again only these."""
+    from rms.studies import failures
+
     docs = reference.parent
     results = ROOT / "scripts" / "bench" / "results"
     gpus = [line for path in sorted(results.glob("gpu-*.json")) for line in figures.gpu(path)]
@@ -84,6 +87,11 @@ def write(reference: Path) -> None:
         "project/corrected-faults.md": fault_table.page(ROOT / "tests" / "faults"),
         "mpdata/gpu-figures.txt": "\n".join(gpus),
     }
+    made = docs / "rms" / "node-failures.json"
+    result, picture = json.loads(made.read_text()), docs / "_static" / "node-failures.svg"
+    pages["rms/node-failures.txt"] = "\n".join([*failures.table(result), ""])
+    if not picture.exists() or picture.stat().st_mtime < made.stat().st_mtime:
+        failures.draw(result, picture, f"{result['trace']}, policy {result['policy']}")
     for name, text in pages.items():
         path = docs / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import isqrt, prod
+from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
@@ -136,13 +136,12 @@ def choose_grid(size: int, extents: Sequence[int], thinnest: Sequence[int]) -> t
 
 
 def _candidates(size: int, axes: int) -> list[tuple[int, ...]]:
-    """Return the factorisations of ``size``, the paper's first, then by nearness to it."""
+    """Return the factorisations of ``size``, the paper's first: the most even one, more rows first.
+
+    "Otherwise the number of rows is greater" (section 4).
+    """
     grids = _factors(size, axes)
-    if axes != 2:
-        return sorted(grids, key=lambda grid: (max(grid) - min(grid), [-parts for parts in grid]))
-    # On a tie take fewer columns: "otherwise the number of rows is greater" (section 4).
-    columns = isqrt(size)
-    return sorted(grids, key=lambda grid: (abs(grid[1] - columns), grid[1]))
+    return sorted(grids, key=lambda grid: (max(grid) - min(grid), [-parts for parts in grid]))
 
 
 def _factors(size: int, axes: int) -> Iterator[tuple[int, ...]]:

@@ -115,8 +115,16 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
         help="part of a run time that is not parallel; the first is used, the others are tried "
         "(default: 0.05,0.01,0.2)",
     )
-    add("--mtbf", type=positive, metavar="H", help="mean time between failures of a node")
+    add("--mtbf-node", type=positive, metavar="H", help="mean time between failures of a node")
     add("--repair", type=seconds, default=1.0, metavar="H", help="and is back after")
+    add(
+        "--recovery",
+        metavar="NAME[,NAME...]",
+        help="with --mtbf-node: where jobs go on after a failure: at their beginning, from disk "
+        "or from memory in the queue, or narrower at once (beginning,disk,memory,narrower)",
+    )
+    add("--per-node", type=at_least(1), metavar="P", help="processors of a node of the trace")
+    add("--days", type=positive, metavar="D", help="only jobs of the first days of the trace")
     add("--power-cap", metavar="W", help="power cap of the cluster")
     add("--seed", type=int, default=1, metavar="X", help="of the failures")
     add("--figure", type=Path, metavar="FILE.png", help="of --malleable")
@@ -133,6 +141,8 @@ def simulate(arguments: argparse.Namespace) -> int:
     if arguments.strategy is not None:
         return _try_strategies(arguments)
     _refuse_unused(arguments)
+    if arguments.recovery is not None:
+        return _recoveries(arguments)
     if _asks_study(arguments):
         return _malleable(arguments)
     modes = _modes(arguments.mode)
@@ -141,8 +151,10 @@ def simulate(arguments: argparse.Namespace) -> int:
     policy = named(arguments.policy)
     shared = policy.placement.pooled or (policy.placement.shared and arguments.cluster is not None)
     work = read_inputs(arguments, modes[0] if modes else None, shared=shared)
-    if work.site.host and arguments.mtbf is not None:
-        raise FileError("expected nodes that stay up (no --mtbf) where jobs share them, got --mtbf")
+    if work.site.host and arguments.mtbf_node is not None:
+        raise FileError(
+            "expected nodes that stay up (no --mtbf-node) where jobs share them, got --mtbf-node"
+        )
     if work.site.contended and arguments.passes == "per-timestamp":
         raise FileError("expected --passes per-event on nodes of a bandwidth, got per-timestamp")
     specs, site = work.specs, _capped(arguments.power_cap, work.site, work.specs)
@@ -201,13 +213,15 @@ def _warn_unknown(site: Site, specs: Sequence[JobSpec]) -> None:
 def _failures(
     arguments: argparse.Namespace, site: Site, specs: Sequence[JobSpec]
 ) -> list[NodeDown | NodeUp]:
-    if arguments.mtbf is None:
+    if arguments.mtbf_node is None:
         return []
     if arguments.cluster is None:
-        raise FileError("expected --cluster FILE.toml with --mtbf: counted processors do not fail")
+        raise FileError(
+            "expected --cluster FILE.toml with --mtbf-node: counted processors do not fail"
+        )
     return failing(
         site.nodes,
-        mtbf_s=3600.0 * arguments.mtbf,
+        mtbf_s=3600.0 * arguments.mtbf_node,
         repair_s=3600.0 * arguments.repair,
         horizon_s=max(spec.submit_s for spec in specs) + 3600.0 * 24 * 365,
         seed=arguments.seed,
@@ -227,12 +241,18 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
     for option in ("journal", "hours", "governor", "server"):
         if getattr(arguments, option) is not None:
             raise FileError(f"expected --strategy with --{option}, which is of what tasks did")
+    if arguments.recovery is not None:
+        return
+    for option in ("per_node", "days"):
+        if getattr(arguments, option) is not None:
+            name = option.replace("_", "-")
+            raise FileError(f"expected --recovery with --{name}, which is of its study")
     if not _asks_study(arguments):
         for option in ("figure", "serial"):
             if getattr(arguments, option) is not None:
                 raise FileError(f"expected --malleable with --{option}, which is of its study")
         return
-    for option in ("order", "estimates", "per_job", "out", "mtbf", "power_cap"):
+    for option in ("order", "estimates", "per_job", "out", "mtbf_node", "power_cap"):
         if getattr(arguments, option) is not None:
             name = option.replace("_", "-")
             raise FileError(f"expected --malleable or --{name}, got both")
@@ -335,11 +355,70 @@ def _numbers(text: str, what: str, most: float) -> tuple[float, ...]:
     return numbers
 
 
+# --- ``--recovery``: the study of failures of nodes --------------------------------------------
+
+
+def _recoveries(arguments: argparse.Namespace) -> int:
+    from rms.studies.failures import RECOVERIES, FailureQuestion, answer, draw, on_nodes, table
+
+    others = ["mode", "serial", "malleable_jobs", "order", "estimates", "per_job", "out"]
+    own = [] if arguments.workload is None else ["malleable", "per_node", "days"]
+    for option in own:
+        if getattr(arguments, option) is not None:
+            name = option.replace("_", "-")
+            raise FileError(f"expected --trace or --sacct with --{name}, got --workload")
+    for option in [*others, "power_cap"]:
+        if getattr(arguments, option) is not None:
+            name = option.replace("_", "-")
+            raise FileError(f"expected --recovery or --{name}, got both")
+    if arguments.mtbf_node is None:
+        raise FileError("expected --mtbf-node H with --recovery, got none")
+    if arguments.passes != "per-event":
+        raise FileError(f"expected --recovery with --passes per-event, got {arguments.passes}")
+    names = tuple(arguments.recovery.split(","))
+    for name in names:
+        if name not in RECOVERIES:
+            raise FileError(f"expected a recovery of {', '.join(RECOVERIES)}, got {name!r}")
+    text = arguments.malleable or ("100" if arguments.workload is None else "0")
+    share = _numbers(text, "--malleable as a share in per cent", 100.0)
+    if len(share) > 1:
+        raise FileError(f"expected one share with --recovery, got {arguments.malleable!r}")
+    if named(arguments.policy).placement.shared:
+        raise FileError(
+            f"expected a policy that gives whole nodes with --recovery, got {arguments.policy}"
+        )
+    work = read_inputs(arguments, None)
+    specs, site = work.specs, work.site
+    if arguments.per_node is not None:
+        if arguments.cluster is not None:
+            raise FileError("expected either --cluster FILE.toml or --per-node P, got both")
+        specs = on_nodes(specs, arguments.per_node)
+        site = Site(-(-site.nodes // arguments.per_node))
+    if arguments.days is not None:
+        until_s = min(spec.submit_s for spec in specs) + 86400.0 * arguments.days
+        specs = [spec for spec in specs if spec.submit_s < until_s]
+    question = FailureQuestion(
+        recoveries=names,
+        mtbf_s=3600.0 * arguments.mtbf_node,
+        repair_s=3600.0 * arguments.repair,
+        share=share[0] / 100.0,
+        seed=arguments.seed,
+        policy=arguments.policy,
+    )
+    progress = say if sys.stderr.isatty() else None
+    answers = answer(specs, site, question, progress=progress)
+    result = {"study": "failures", "trace": work.name, **work.notes, **answers}
+    if arguments.figure is not None:
+        draw(result, arguments.figure, f"{work.name}, policy {question.policy}")
+    publish(arguments.json, result, table(result))
+    return 0
+
+
 # --- ``--strategy``: strategies of tasks on the record of a daemon ---------------------------
 
 OF_JOBS = """
     workload trace sacct cluster processors mode order estimates malleable malleable_jobs per_job
-    out mtbf figure power_cap
+    out mtbf_node recovery per_node days figure power_cap
 """
 """Options of simulations of jobs, which ``--strategy`` refuses."""
 

@@ -20,7 +20,7 @@ from rms.core.model.events import NodeDown, NodeUp
 from rms.core.model.jobs import Job, JobId, JobSpec, Node, NodePower, Site
 from rms.core.policies import Policy, PolicyError, adjusted
 from rms.formats.config import FileError
-from rms.sim.simulator import Passes, Simulation
+from rms.sim.simulator import Passes, Recovery, Simulation
 from rms.wire.files import csv_text, write_output
 
 COLUMNS = ("job", "submit_s", "start_s", "end_s", "nodes", "energy_j")
@@ -42,6 +42,7 @@ def simulated(
     passes: Passes = "per-event",
     progress: Callable[[int], None] | None = None,
     failures: Sequence[NodeDown | NodeUp] = (),
+    recovery: Recovery | None = None,
 ) -> tuple[Simulation, float]:
     """Run a simulation to its end; return it and the seconds it took."""
     begun = time.perf_counter()
@@ -57,6 +58,7 @@ def simulated(
             record=False,
             progress=progress,
             failures=failures,
+            recovery=recovery,
         )
         simulation.run()
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from math import floor, inf
 from operator import attrgetter
@@ -23,6 +24,7 @@ from rms.core.model.events import (
     Freed,
     NodeBooted,
     NodeDown,
+    NodesLost,
     NodeUp,
     PowerOn,
     Requeued,
@@ -35,7 +37,7 @@ from rms.core.model.events import (
     Submitted,
     Ticked,
 )
-from rms.core.model.jobs import Job, JobId, JobSpec, Mode, NodePower, Site
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site
 from rms.core.policies import Policy
 from rms.core.rules import transition
 from rms.core.rules.powercap import expected_w
@@ -61,14 +63,41 @@ class PowerPhase(msgspec.Struct, frozen=True):
     needs_jobs: ClassVar[bool] = False
 
 
+@dataclass(frozen=True)
+class Recovery:
+    """What a job has left after a node of it has failed, and where it goes on.
+
+    Without one it starts again from its beginning.
+
+    Attributes:
+        every_s: time from its start, or from a resize, to a copy of its state, and between two.
+        cost_s: time for which it stands still for a copy.
+        back_s: time for which it stands still before it goes on from a copy.
+        narrower: it goes on at once on the nodes that are left, if it may have a size that fits;
+            else it waits in the queue again.
+    """
+
+    every_s: float
+    cost_s: float = 0.0
+    back_s: float = 0.0
+    narrower: bool = False
+
+    def slowed(self, spec: JobSpec) -> JobSpec:
+        """Return a job whose run times have the time of its copies."""
+        longer = 1.0 + self.cost_s / self.every_s
+        run_s = None if spec.run_s is None else spec.run_s * longer
+        speedup = None if spec.speedup is None else spec.speedup.scaled(longer)
+        return msgspec.structs.replace(spec, run_s=run_s, speedup=speedup)
+
+
 class Simulation:
     """Runs jobs with run times to their ends.
 
     Args:
         specs: the jobs; all must have a run time or a speedup.
         power: one model per node; their number is the cluster's size. Or a site.
-        failures: failures and returns of nodes, rising in time (:mod:`rms.sim.run`). A job on a
-            node that goes down starts again from its beginning, elsewhere.
+        failures: failures and returns of nodes, rising in time (:mod:`rms.sim.run`).
+        recovery: of jobs on a node that goes down; None: they start again from their beginning.
         record: events and decisions are kept.
         progress: called with the number of jobs that are over whenever one ends.
         observer: called after every event.
@@ -79,6 +108,10 @@ class Simulation:
 
     Attributes:
         contention: the rates of processes that share bandwidth, else None.
+        failed, narrowed: jobs that failures of nodes sent back to the queue, and jobs that went on
+            with fewer nodes.
+        recomputed_node_s, recovery_node_s: node seconds of work that failures have undone, and of
+            jobs that stood still before they went on.
     """
 
     def __init__(
@@ -89,6 +122,7 @@ class Simulation:
         *,
         passes: Passes = "per-event",
         failures: Iterable[NodeDown | NodeUp] = (),
+        recovery: Recovery | None = None,
         record: bool = True,
         progress: Callable[[int], None] | None = None,
         observer: Callable[[Simulation], None] | None = None,
@@ -120,8 +154,10 @@ class Simulation:
         self._due_points: dict[JobId, float] = {}  # resize points that will happen
         self._every_s = policy.passes.every_s
         self._looks: set[float] = set()  # ticks beside the regular ones
-        self.failed = 0
-        self._failing = False
+        self.failed = self.narrowed = 0
+        self.recomputed_node_s = self.recovery_node_s = 0.0
+        self._failing, self._recovery = False, recovery
+        self._lives: dict[JobId, list[tuple[float, float, int]]] = {}
         for failure in failures:
             if policy.placement.counted:
                 raise ValueError("expected a policy that places jobs, for nodes that fail")
@@ -268,7 +304,7 @@ class Simulation:
     def _follow(self, event: Event, decisions: list[Decision]) -> None:
         """Enter the events that follow from an event and from the decisions on it."""
         kind, running = type(event), self._state.running
-        if kind is Resized:
+        if kind is Resized or kind is NodesLost:
             self._schedule_end(running[event.job], event.at_s)  # type: ignore[union-attr]
         elif kind is NodeDown:
             self._fail(event)  # type: ignore[arg-type]
@@ -280,6 +316,7 @@ class Simulation:
         elif kind is Ended:
             if self._versions:
                 self._versions.pop(event.job, None)  # type: ignore[union-attr]
+                self._lives.pop(event.job, None)  # type: ignore[union-attr]
             if self._progress is not None:
                 self._progress(len(self._state.ended))
         for decision in decisions:
@@ -317,13 +354,55 @@ class Simulation:
             self._push(Ticked(next_s))
 
     def _fail(self, event: NodeDown) -> None:
-        """Requeue the jobs on a node that went down."""
-        lost = set(self._state.together(event.node))
+        """Let the jobs on a node that went down go on without it, or wait again."""
+        now, lost, recovery = event.at_s, set(self._state.together(event.node)), self._recovery
         for job in list(self._state.running.values()):
-            if not lost.isdisjoint(job.held):
+            if lost.isdisjoint(job.held):
+                continue
+            done = self._undo(job, now)
+            self._new_version(job)
+            kept = self._kept(job, lost)
+            if recovery is not None and done > 0.0:
+                size = len(kept) or job.spec.preferred
+                whole_s = job.time_s(size) or inf
+                done = max(0.0, done - recovery.back_s / whole_s)
+                self.recovery_node_s += recovery.back_s * size
+            if kept:
+                self.narrowed += 1
+                self._handle(NodesLost(now, job.spec.id, kept, done))
+            else:
                 self.failed += 1
-                self._new_version(job)
-                self._handle(Requeued(event.at_s, job.spec.id))
+                self._handle(Requeued(now, job.spec.id, done=done))
+
+    def _kept(self, job: Job, lost: set[Node]) -> tuple[Node, ...]:
+        """Return the nodes with which a job goes on, () if it cannot."""
+        left = tuple(node for node in job.nodes if node not in lost)
+        if self._recovery is None or not self._recovery.narrower or not job.spec.mode.resizable:
+            return ()
+        if len(left) == len(job.nodes):  # those it would have got are gone
+            return ()
+        size = max((size for size in job.spec.sizes() if size <= len(left)), default=0)
+        return left[:size]
+
+    def _undo(self, job: Job, now: float) -> float:
+        """Return the share that the newest copy of a job has; count the work since then as lost."""
+        life = self._lives.pop(job.spec.id, [])
+        begun_s = life[0][0] if life else now
+        copied_s = begun_s
+        if self._recovery is not None:
+            every_s = self._recovery.every_s
+            copied_s += every_s * floor((now - begun_s) / every_s)
+        done = life[0][1] if life else 0.0
+        ends = [*[at_s for at_s, _, _ in life[1:]], now]
+        shares = [*[share for _, share, _ in life[1:]], 1.0 - job.remaining_share(now)]
+        for (at_s, share, size), end_s, after in zip(life, ends, shares, strict=True):
+            if end_s <= copied_s:
+                done = after
+                continue
+            if at_s < copied_s:
+                done = share + (after - share) * (copied_s - at_s) / (end_s - at_s)
+            self.recomputed_node_s += size * (end_s - max(at_s, copied_s))
+        return done if self._recovery is not None else 0.0
 
     def _schedule_end(self, job: Job, now: float, *, again: bool = False) -> None:
         """Enter a job's end and its next resize point, at its present rate."""
@@ -340,6 +419,8 @@ class Simulation:
             if left_s is None:
                 raise ValueError(f"expected a run time of job {spec.id} to simulate, got none")
             left = left_s
+        if self._failing:
+            self._lives.setdefault(spec.id, []).append((now, job.done, job.size))
         version, has_points = 0, spec.resize_points_known
         if has_points or self._failing or self._state.clocked:
             version = self._new_version(job)

@@ -89,7 +89,7 @@ def test_serve_refuses_them(refusal: Callable[[str], str], words: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        *("compare --delay=-1 job.sh", "compare --delay=nan job.sh", "simulate --mtbf=nan"),
+        *("compare --delay=-1 job.sh", "compare --delay=nan job.sh", "simulate --mtbf-node=nan"),
         *("simulate --repair=-1", "simulate --processors=0", "simulate --hours=nan"),
         *("profile --window=nan -- true", "profile --slowdown=nan -- true", "web --port=65536"),
         *("profile --repeat=0 -- true", "pilot --on-demand --idle=nan", "pilot --keep=-1"),

@@ -152,13 +152,35 @@ class ResizeRolledBack(ResizeEvent, frozen=True):
     lowers_power: ClassVar[bool] = True
 
 
-class Requeued(JobEvent, frozen=True):
-    """A job whose processes are gone waits again, from the beginning or its checkpoint."""
+class Requeued(JobEvent, frozen=True, omit_defaults=True):
+    """A job whose processes are gone waits again, from the beginning or its checkpoint.
+
+    Attributes:
+        done: the share of its work that its checkpoint has, where that is known.
+    """
 
     reason: str = ""
+    done: float = 0.0
 
     decides: ClassVar[bool] = True
     renews_queue: ClassVar[bool] = True
+    lowers_power: ClassVar[bool] = True
+
+
+class NodesLost(JobEvent, frozen=True):
+    """Nodes of a running job are gone; it goes on with the others, from copies in their memory.
+
+    A resize under way is dropped.
+
+    Attributes:
+        nodes: the nodes that it keeps: a size that it may have.
+        done: the share of its work that the copies have, where that is known.
+    """
+
+    nodes: tuple[Node, ...]
+    done: float | None = None
+
+    decides: ClassVar[bool] = True
     lowers_power: ClassVar[bool] = True
 
 
@@ -369,6 +391,7 @@ Event = (
     | Resized
     | ResizeRolledBack
     | Requeued
+    | NodesLost
     | Suspended
     | HeldByUser
     | Freed

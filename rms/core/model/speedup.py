@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple
 
@@ -46,6 +46,11 @@ class Speedup:
         if self.law is not None:
             return self.law[1] + self.law[0] / n
         return self._at(self.time_s, n)
+
+    def scaled(self, factor: float) -> Speedup:
+        """Return the speedup of a job that takes ``factor`` times as long at every size."""
+        law = None if self.law is None else (factor * self.law[0], factor * self.law[1])
+        return replace(self, law=law, time_s=tuple(factor * time_s for time_s in self.time_s))
 
     def power(self, n: int) -> float | None:
         """Return the power of one of ``n`` nodes, None where it is not stated."""

@@ -34,6 +34,7 @@ from rms.core.model.events import (
     NodeDown,
     NodePowerFailed,
     NodesLeased,
+    NodesLost,
     NodeUp,
     PowerCapSet,
     PowerMeasured,
@@ -496,6 +497,46 @@ def _go_on(state: State, job: Job, *, rests: bool) -> None:
     state.changed[job.spec.id] = job
 
 
+# --- on fewer nodes ------------------------------------------------------------------------------
+
+
+def _check_nodes_lost(state: State, event: NodesLost) -> None:
+    _check_running(state, event)
+    job, kept = state.running[event.job], set(event.nodes)
+    if job.state is not JobState.RUNNING or not job.spec.mode.resizable:
+        raise TransitionError(f"expected a job that runs and can be resized, got {event}")
+    size = len(event.nodes)
+    if not kept < set(job.nodes) or size != len(kept) or size not in job.spec.sizes():
+        raise TransitionError(f"expected fewer of the nodes {job.nodes}, got {event}")
+
+
+def _nodes_lost(state: State, event: NodesLost) -> None:
+    job = state.running[event.job]
+    state.unindex_running(job)
+    job.progress_to(event.at_s)
+    if job.requested_size is not None:
+        state.free_count += job.gain
+        state.releasing -= job.loss
+    kept, held = set(event.nodes), job.held
+    if state.pools is not None:
+        enter_bandwidth(state, job, -1)
+    state.give_back([node for node in held if node not in kept])
+    state.free_count += job.size - len(kept)
+    job.nodes, job.size = event.nodes, len(event.nodes)
+    if job.requested_frequencies:
+        job.requested_frequencies = (max(job.requested_frequencies),) * job.size
+    job.frequencies = () if state.clocked else job.requested_frequencies
+    if state.pools is not None:
+        enter_bandwidth(state, job, 1)
+    if event.done is not None:
+        job.done = event.done
+    job.resize_count += 1
+    job.kept = False
+    _go_on(state, job, rests=not job.spec.resize_points_known)
+    if state.clocked or state.beside:
+        _set_neighbours(state)
+
+
 # --- ended, or in the queue again ----------------------------------------------------------------
 
 _STATES = {str(state): state for state in JobState}
@@ -523,16 +564,16 @@ def _ended(state: State, event: Ended) -> None:
 
 
 def _requeued(state: State, event: Requeued) -> None:
-    _requeue(state, state.running[event.job])
+    _requeue(state, state.running[event.job], event.done)
 
 
-def _requeue(state: State, job: Job) -> None:
-    """Let a running job wait again; it starts from its beginning."""
+def _requeue(state: State, job: Job, done: float = 0.0) -> None:
+    """Let a running job wait again; it starts from its beginning, or from a share that is done."""
     _release(state, job)
     job.size, job.nodes = 0, ()  # other references to it see that it holds nothing
     job.forget_resize()
     again = Job(job.spec, job.number, job.least, longest_s=job.longest_s)
-    again.measured_steps, again.speedup = job.measured_steps, job.speedup
+    again.measured_steps, again.speedup, again.done = job.measured_steps, job.speedup, done
     state.enqueue(again)
 
 
@@ -874,6 +915,7 @@ _EVENTS: dict[type, tuple[Callable[[State, Any], None] | None, Callable[[State, 
     Resized: (_check_resizing, _resized),
     ResizeRolledBack: (_check_resizing, _rolled_back),
     Requeued: (_check_running, _requeued),
+    NodesLost: (_check_nodes_lost, _nodes_lost),
     Suspended: (_check_suspended, _suspended),
     Ended: (_check_ended, _ended),
     Ticked: (None, _nothing),

@@ -19,6 +19,7 @@ from rms.core.model.events import (
     NodeBooted,
     NodeDown,
     NodePowerFailed,
+    NodesLost,
     NodeUp,
     PowerCapSet,
     Requeued,
@@ -471,6 +472,7 @@ _WORDS: Mapping[type[Event], Callable[[Context, Any], str]] = {
     Resized: _resized,
     ResizeRolledBack: lambda _, event: f"job {event.job} resize rolled back: {event.reason}",
     Requeued: lambda context, event: f"job {event.job} requeued",
+    NodesLost: lambda _, event: f"job {event.job} goes on with {len(event.nodes)} nodes",
     HeldByUser: lambda _, event: (
         f"job {_folded(event.jobs)} {'held' if event.held else 'released'}"
     ),

@@ -195,10 +195,10 @@ MUTATIONS = (
         "self._unavailable = frozenset(self.contested)",
     ),
     Mutation(
-        "donors and second jobs are left in Slurm",
+        "a job that Slurm does not list yet counts as gone",
         SLURM_JOBS,
-        "                self.cancel(row.job_id)\n\n    def _is_second",
-        "                pass\n\n    def _is_second",
+        "            if snapshot.begun_s > job.numbered_s:",
+        "            if snapshot:",
     ),
     Mutation(
         "a submission without an answer is repeated blindly",

@@ -9,9 +9,11 @@ import io
 import os
 import socket
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -26,6 +28,7 @@ from dmr.state.progress import Progress
 from dmr.world import World
 
 CELLS = np.arange(12.0)
+NAMES = Path("/proc/self/fd")
 
 
 def world() -> World:
@@ -183,6 +186,114 @@ def test_one_of_other_options_is_refused(tmp_path: Path) -> None:
     written(tmp_path, 1)
     with pytest.raises(UsageError, match="expected k 2, got a checkpoint of k 1"):
         restored(tmp_path, k=2)
+
+
+def pickled(folder: Path) -> Path:
+    """Write a checkpoint with a value that travels as a pickle; return its path."""
+    progress = Progress(step=1, values={"third": Fraction(1, 3)})
+    schedule, fields = Schedule(folder, 1), {"a": field()}
+    path = store.write(schedule, world(), fields, progress, {"k": 1}, io.StringIO())
+    assert path is not None
+    return path
+
+
+@pytest.mark.parametrize(
+    ("mode", "others", "is_read"),
+    [(0o600, False, True), (0o664, False, True), (0o602, False, False), (0o600, True, False)],
+)
+def test_pickles_are_read_where_nobody_else_can_have_written_them(
+    mode: int, others: bool, is_read: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pickle runs code; the members of a group share their files on purpose."""
+    path = pickled(tmp_path)
+    path.chmod(mode)
+    me = path.stat().st_uid
+    monkeypatch.setattr(stored.os, "geteuid", lambda: me + others)
+    if is_read:
+        progress = restored(tmp_path)[0]
+        assert progress is not None and progress.values == {"third": Fraction(1, 3)}
+        return
+    with pytest.raises(UsageError, match="expected a file of this user's that others cannot write"):
+        restored(tmp_path)
+
+
+def test_the_order_of_options_is_not_in_a_checkpoint(tmp_path: Path) -> None:
+    found = []
+    for options in ({"k": 1, "b": "x"}, {"b": "x", "k": 1}):
+        path = store.write(
+            Schedule(tmp_path, 1), world(), {}, Progress(step=1), options, io.StringIO()
+        )
+        with h5py.File(path) as file:
+            found.append(file.attrs["options"])
+    assert found == ['{"b": "x", "k": 1}'] * 2
+
+
+def test_a_run_that_does_not_continue_refuses_a_folder_with_checkpoints(tmp_path: Path) -> None:
+    schedule = Schedule(tmp_path, 1)
+    store.refuse_others(Schedule(tmp_path / "none", 1), world())
+    (tmp_path / "checkpoint-1.h5").touch()  # the name of no checkpoint
+    store.refuse_others(schedule, world())
+    for step in (1, 2):
+        written(tmp_path, step)
+    with pytest.raises(UsageError, match=r"expected no checkpoints in .*--restart .* got 2$"):
+        store.refuse_others(schedule, world())
+
+
+def test_parts_that_cannot_be_removed_do_not_end_the_run(tmp_path: Path) -> None:
+    """Here one of their names is a file's; elsewhere the folder may be another user's."""
+    stuck = tmp_path / f"{name(0)}-01234567.parts"
+    stuck.touch()
+    assert written(tmp_path, 1) == (store.path_of(tmp_path, 1), "")
+    assert stuck.exists()
+
+
+@pytest.mark.skipif(not NAMES.exists(), reason="nobody says which file a handle is of")
+def test_an_index_gets_its_name_when_all_else_is_on_the_disk_and_the_name_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a crash there is a whole checkpoint or none of this step."""
+    flushed, fsync, index = list[tuple[str, bool]](), os.fsync, store.path_of(tmp_path, 1)
+
+    def noted(handle: int) -> None:
+        flushed.append(((NAMES / str(handle)).readlink().name, index.exists()))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    written(tmp_path, 1)
+    (parts,) = tmp_path.glob("*.parts")
+    assert flushed == [
+        ("0.h5", False),
+        (parts.name, False),
+        (f"{name(1)}.part", False),
+        (tmp_path.name, True),
+    ]
+
+
+class OfRank1:
+    """The communicator of rank 1 of two, to which rank 0 has sent its results."""
+
+    rank, size = 1, 2
+
+    def __init__(self, *results: Any) -> None:
+        self.results, self.gathered = list(results), list[Any]()
+
+    def bcast(self, own: Any) -> Any:
+        return self.results.pop(0)
+
+    def gather(self, own: Any) -> None:
+        self.gathered.append(own)
+
+
+def test_rank_0_alone_makes_the_folder_into_which_all_ranks_write(tmp_path: Path) -> None:
+    folder = tmp_path / f"{name(1)}-01234567.parts"
+    folder.mkdir()
+    comm: Any = OfRank1((None, folder), None)
+    log, there_too = io.StringIO(), World(comm, comm, 0, {})
+    path = store.write(Schedule(tmp_path, 1), there_too, {"a": field()}, Progress(step=1), {}, log)
+    assert path == store.path_of(tmp_path, 1) and log.getvalue() == ""
+    assert sorted(tmp_path.rglob("*")) == [folder, folder / "1.h5"]
+    ((problem, parts),) = comm.gathered
+    assert problem is None and parts["a"].file == "1.h5"
 
 
 def test_requests_are_counted_anew(tmp_path: Path) -> None:

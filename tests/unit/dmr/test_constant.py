@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import dmr
 from dmr.data import constant
+from dmr.data.decomposition import Box
 from dmr.data.particles import ListSpec
 from dmr.world import decompositions_for
 
@@ -70,6 +71,30 @@ def test_every_byte_of_an_item_counts(dtype: Any) -> None:
 def test_cells_that_are_swapped_are_noticed() -> None:
     whole = np.arange(12.0)
     assert hash_on(2, whole, (0,)) != hash_on(2, whole[::-1].copy(), (0,))
+
+
+def test_the_cells_of_every_piece_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = np.arange(12.0)
+    found = {hash_on(1, whole, (0,))}
+    monkeypatch.setattr(constant, "PIECE_BYTES", 32)  # four cells
+    found.add(hash_on(1, whole, (0,)))
+    assert len(found) == 1
+    for cell in (0, 4, 11):
+        found.add(hash_on(1, np.where(whole == cell, 99.0, whole), (0,)))
+    assert len(found) == 4
+
+
+def test_cells_are_hashed_a_mebibyte_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = list[int]()
+
+    def noted(block: dmr.Field, box: Box) -> Any:
+        packed.append(8 * box.size)
+        return pack(block, box)
+
+    pack = dmr.Field.pack
+    monkeypatch.setattr(dmr.Field, "pack", noted)
+    hash_on(1, np.zeros((320, 1024)), (0,))
+    assert packed == [1 << 20, 1 << 20, 1 << 19]
 
 
 def test_constants_that_differ_are_named() -> None:

@@ -54,6 +54,11 @@ def test_one_number_is_the_halo_of_all_sides() -> None:
     assert spec(halo=2).halos == ((2, 2), (2, 2), (2, 2))
 
 
+def test_extra_layers_lie_above_the_halo_of_axes_that_have_one() -> None:
+    layout = spec(halo=((1, 2), (0, 0), (0, 3)), extra=1).memory_layout((4, 5, 6))
+    assert layout.halo == ((1, 3), (0, 0), (0, 4)) and layout.padded == (8, 5, 10)
+
+
 def test_blocks_are_at_least_as_thick_as_the_thicker_halo() -> None:
     assert spec(halo=((2, 3), (1, 0), (9, 9))).thinnest_blocks() == (3, 1)
     assert spec(split=(2,), halo=((2, 3), (1, 0), (9, 9))).thinnest_blocks() == (9,)

@@ -59,6 +59,26 @@ def test_512_ranks_send_messages_only_where_there_is_something_to_send() -> None
     assert max(network.sent.values()) <= 2 + 9
 
 
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 4), (1, 1)])
+def test_ranks_that_stay_keep_their_items_and_take_those_of_others(before: int, after: int) -> None:
+    """As in a merge, one communicator has the ranks of both worlds."""
+    values = [7, 4095, 0, 2048, 1365, 2730, 1]
+    old, new = parts_of(before, values), parts_of(after)
+    comms = Network((max(before, after), 0)).comms(0)
+    ends: list[Any] = []
+    for one, comm in zip(old, comms, strict=False):
+        ends.append(one.sending(comm, new[0].decomposition, on_host=True))
+    for one, comm in zip(new, comms, strict=False):
+        ends.append(one.receiving(comm, old[0].decomposition, on_host=True))
+        if one.rank < before:
+            one.keep(old[one.rank])
+    *_, intact = run_all(ends)
+    assert intact is True
+    assert [one.items.tolist() for one in new] == [
+        [n for n in values if one.box.start[0] <= n < one.box.stop[0]] for one in new
+    ]
+
+
 @settings(max_examples=40)
 @given(
     st.lists(st.integers(0, CELLS - 1), max_size=30),

@@ -10,8 +10,10 @@ import pytest
 from decompositions import everything, halos, pairs
 from hypothesis import example, given
 from hypothesis import strategies as st
+from simulated_ranks import Network, run_all
 from stand_in import DeviceArray, DeviceModule
 
+from dmr.data import streams
 from dmr.data.decomposition import Box, Decomposition, Transfer, chunks, transfers
 from dmr.data.field import Field, FieldSpec
 from dmr.data.streams import Form, offer
@@ -309,6 +311,50 @@ def test_a_field_counts_its_spare_array() -> None:
     assert block.nbytes == 2 * one
     block.flip()
     assert block.nbytes == 2 * one
+
+
+def test_a_field_without_a_spare_array_cannot_be_flipped() -> None:
+    spec = spec_of((5, 6, 4), halo=2)
+    block = Field(spec, spec.decompose((1, 1)), 0)
+    storage = block.storage
+    with pytest.raises(RuntimeError, match=r"expected a step written into Field\.spare"):
+        block.flip()
+    assert block.storage is storage
+
+
+def test_a_rank_that_stays_keeps_the_cells_that_are_in_both_its_blocks() -> None:
+    spec = spec_of((12, 3), halo=1, split=(0,))
+    old = Field(spec, spec.decompose((3,)), 1)  # rows 4 to 7
+    old.initialise()
+    new = Field(spec, spec.decompose((2,)), 1)  # rows 6 to 11
+    assert new.keep(old) == 2 * 3 * 8
+    assert new.interior[:2].tolist() == [[19, 20, 21], [22, 23, 24]]
+    new.interior[:2] = 0
+    assert not new.padded.any()
+    apart = Field(spec, spec.decompose((6,)), 1)  # rows 2 and 3
+    assert apart.keep(old) == 0 and not apart.padded.any()
+
+
+@pytest.mark.parametrize(
+    ("limit", "messages"),
+    [(16, 6), (32, 6), (64, 3), (100, 2), (1 << 20, 1)],
+)
+def test_a_message_has_as_many_layers_as_fit_and_one_at_least(
+    limit: int, messages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six layers of 32 bytes; how the block lies and the hash are messages, too."""
+    monkeypatch.setattr(streams, "CHUNK_BYTES", limit)
+    spec = spec_of((6, 4), split=(0,), alignment=8)
+    cut = spec.decompose((1,))
+    old, new, network = Field(spec, cut, 0), Field(spec, cut, 0), Network((1, 1))
+    old.initialise()
+    (here,), (there,) = network.comms(0), network.comms(1)
+    ends: list[Any] = [
+        old.sending(here, cut, on_host=True),
+        new.receiving(there, cut, on_host=True),
+    ]
+    assert run_all(ends) == [6 * 32, True] and np.array_equal(new.interior, old.interior)
+    assert network.sent == {(0, 0): 2 + messages, (1, 0): 1}
 
 
 @pytest.mark.parametrize(

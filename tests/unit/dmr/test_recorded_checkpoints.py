@@ -77,6 +77,13 @@ def test_a_checkpoint_has_the_same_bits_on_any_number_of_ranks(
     assert np.concatenate(items).tobytes() == recorded_heat.particles(0, N).tobytes()
 
 
+def test_a_format_that_no_version_has_written_is_in_the_changelog() -> None:
+    """Users are told that their checkpoints will be refused."""
+    recorded = {format_of(path_of(FOLDER / one / "checkpoints", EVERY)) for one in versions()}
+    words = (FOLDER.parents[1] / "CHANGELOG.md").read_text()
+    assert FORMAT in recorded or f"checkpoint format {FORMAT}" in words
+
+
 @each_version
 def test_a_run_goes_on_from_the_checkpoint(version: str, tmp_path: Path) -> None:
     path = readable(version, tmp_path)

@@ -106,6 +106,23 @@ def test_a_due_job_that_cannot_start_says_for_how_long() -> None:
     assert point(driven, 1, 10.0) == [("1", 2), ("2", 2)]
 
 
+@pytest.mark.promise("default-policy")
+def test_the_first_due_job_that_cannot_start_is_delayed_by_nobody() -> None:
+    """In the twin job 1 is over at 100 s and job 2 at 150 s; here job 1 may run until 1000 s.
+
+    Then job 2 has all nodes: others may have the free one until then, but no longer.
+    """
+    driven = Driven(4)
+    driven.submit(job(1, (3,), run_s=100, limit_s=1000.0))
+    assert driven.submit(job(2, (4, 4, 4), FLEXIBLE, run_s=50)) == []
+    assert driven.submit(job(3, (4, 4, 4), FLEXIBLE, run_s=50)) == []
+    driven.happen(Ticked(100.0), Ticked(150.0))
+    assert driven.engine.state.due == {"2": 100.0, "3": 150.0}
+    assert driven.submit(job(4, (1,), run_s=860.0)) == []
+    assert driven.why(4) == ("Priority: 1 node can be had, but it would delay 2, reserved in 850 s")
+    assert driven.submit(job(5, (1,), run_s=840.0)) == [("5", 1)]
+
+
 def test_jobs_of_accounts_that_hold_less_than_an_equal_share_come_first() -> None:
     def of(account: str, spec: JobSpec) -> JobSpec:
         return msgspec.structs.replace(spec, account=account)
@@ -364,6 +381,30 @@ def test_a_resize_that_brings_less_than_it_costs_is_not_made(price_s: float) -> 
     pays = GAIN * 0.1 * price_s / 90.0 < (90.0 / 60.0) ** 0.1 - 1.0
     assert pays is (price_s == 18.0)
     assert point(driven, 1, 10.0) == ([("1", 3)] if pays else [])
+
+
+def test_a_job_that_requested_more_is_widened_by_the_run_time_that_it_has_left() -> None:
+    """As above 60 s instead of 90 s, which pays for 18 s but not for 19 s; 1000 s were requested.
+
+    By these it would be 600 s instead of 900 s, and pay for either price.
+    """
+    for price_s, changes in ((18.0, [("1", 3)]), (19.0, [])):
+        driven = Driven(4)
+        driven.submit(job(1, (2, 2, 3), MALLEABLE, run_s=100, price_s=price_s, limit_s=1000.0))
+        driven.submit(job(2, (2,), run_s=10.0))
+        ends(driven, 2, 10.0)
+        assert point(driven, 1, 10.0) == changes
+
+
+def test_a_resize_that_takes_longer_than_it_saves_is_not_made() -> None:
+    """It ends in 9 s instead of 90 s: by its worth alone that pays even for a price of 90 s."""
+    assert GAIN * 0.1 * 90.0 / 90.0 < (90.0 / 9.0) ** 0.1 - 1.0
+    for price_s, changes in ((80.0, [("1", 10)]), (82.0, [])):
+        driven = Driven(10)
+        driven.submit(job(1, (1, 1, 10), MALLEABLE, run_s=100, price_s=price_s))
+        driven.submit(job(2, (9,), run_s=10.0))
+        ends(driven, 2, 10.0)
+        assert point(driven, 1, 10.0) == changes
 
 
 @pytest.mark.promise("default-policy")

@@ -221,6 +221,25 @@ def test_a_malleable_job_is_narrowed_where_that_frees_a_host() -> None:
     assert moved(state, Consolidate(narrow=True)) == {}
 
 
+@pytest.mark.parametrize(("longer_s", "pays"), [(200.0, True), (220.0, False)])
+def test_what_narrowing_costs_is_the_sum_over_the_jobs_of_a_host(
+    longer_s: float, pays: bool
+) -> None:
+    """Two jobs with 1000 s to go have a host each and half of the third, which could be off.
+
+    That saves 90 W for 999 s less 3,000 J of a boot: 86,910 J. Each job costs 100 W for longer_s,
+    and as much for its host that idles for longer_s and 1 s of a resize: for 200 s both cost
+    80,200 J, for 220 s 88,200 J.
+    """
+    law = Speedup(law=(6 * longer_s, 1000.0 - 2 * longer_s))  # 1000 s on three slots
+    specs = [
+        structs.replace(job(n, 3), nodes_min=2, speedup=law, power_w=100.0, limit_s=None)
+        for n in (1, 2)
+    ]
+    state = placed(site(3, 2), (specs[0], (0, 1, 4)), (specs[1], (2, 3, 5)))
+    assert moved(state, Consolidate(narrow=True)) == ({"1": (0, 1), "2": (2, 3)} if pays else {})
+
+
 def test_it_needs_nodes_that_go_off() -> None:
     with pytest.raises(PolicyError, match="frees hosts to go off, got always-on"):
         adjusted(named("easy"), placement={"part": "consolidate"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from rms.daemon.jobs import scripts
 from rms.daemon.restart import recover
 from rms.daemon.store.journal import Journal
 from rms.formats.prices import Prices, Series
+from rms.launch.base import PendingCall
 from rms.wire.users import ResizeRow
 
 
@@ -97,6 +98,28 @@ def test_a_job_that_fails_with_its_nodes_has_one(server: Routed, tmp_path: Path)
     server.daemon.handle(moved)
     assert line(server, job).startswith("job 1 FAILED: ")
     assert output.read_text() == f"rms: {line(server, job)}\n"
+
+
+@pytest.mark.parametrize("answer", ["n2 has failed", ""])
+def test_a_job_that_fails_ends_once_it_is_known_whether_its_nodes_were_lost(
+    server: Routed, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """The job waits again if they were; the answer takes two rounds."""
+    answers, of = iter([None, answer]), list[tuple[str, ...]]()
+
+    def diagnose(job: str, hosts: Sequence[str]) -> PendingCall:
+        of.append((job, *hosts))
+        return lambda: next(answers)
+
+    monkeypatch.setattr(server.daemon.launcher.nodes, "diagnose_failure", diagnose)
+    job, state = JobId(server.submit(nodes=[2, 2], requeue=True)), server.daemon.context.state
+    known = server.daemon.jobs[job]
+    server.daemon.scripts.end(known, 3)
+    assert job in state.running
+    server.daemon.scripts.end(known, 3)
+    assert of == [(job, "n1", "n2")]  # asked for once
+    assert (known.run, job in state.ended) == ((1, False) if answer else (0, True))
+    assert server.daemon.scheduler.reasons[job] == (answer or "script ended with 3")
 
 
 def test_it_waits_for_the_last_readings_but_not_for_ever_and_survives_a_kill(

@@ -23,6 +23,7 @@ from rms.core.model.events import (
     NodeDown,
     NodePowerFailed,
     NodesLeased,
+    NodesLost,
     NodeUp,
     Reopened,
     Requeued,
@@ -250,6 +251,30 @@ class Cluster(RuleBasedStateMachine):
         at_s = self.now(data)
         self.happen(NodeUp(at_s, Node(node)) if down else NodeDown(at_s, Node(node)))
 
+    @precondition(lambda self: self.losing())
+    @rule(data=st.data(), stays_up=st.booleans(), done=st.sampled_from([None, 0.0, 0.25]))
+    def lose_nodes(self, data: st.DataObject, stays_up: bool, done: float | None) -> None:
+        job, state = self.one(data, self.losing()), self.engine.state
+        sizes = [size for size in job.spec.sizes() if size < job.size]
+        size, nodes = data.draw(st.sampled_from(sizes)), data.draw(st.permutations(job.nodes))
+        kept, lost = tuple(sorted(nodes[:size])), nodes[size]
+        if not stays_up and lost not in state.down:
+            self.happen(NodeDown(self.now(data), lost))
+        if job not in self.losing():
+            return
+        self.happen(NodesLost(self.now(data), job.spec.id, kept, done))
+        assert job.spec.id in state.running
+
+    def losing(self) -> list[Job]:
+        """Jobs that can go on with fewer nodes."""
+        return [
+            job
+            for job in self.engine.state.running.values()
+            if job.state is JobState.RUNNING
+            and job.spec.mode.resizable
+            and job.size > job.spec.sizes()[0]
+        ]
+
     @rule(data=st.data())
     def hold_for_tasks(self, data: st.DataObject) -> None:
         state = self.engine.state
@@ -339,6 +364,18 @@ class Cluster(RuleBasedStateMachine):
         assert [(end, number) for end, number, _ in state.shrinkable] == sorted(wide)
         narrow = [(j.pays_until_s, j.number) for j in ready if j.size != j.spec.sizes()[-1]]
         assert [(until, number) for until, number, _ in state.expandable] == sorted(narrow)
+        callable_ = {
+            job.spec.id: job.size - min({*job.spec.sizes()} - job.refused_sizes | {job.size})
+            for job in ready
+        }
+        assert {id_: j.callable for id_, j in state.running.items() if j.callable} == {
+            id_: number for id_, number in callable_.items() if number
+        }
+        assert state.callable == sum(callable_.values())
+        held = Counter[str]()
+        for job in state.running.values():
+            held[job.spec.account] += job.size - job.callable
+        assert +Counter(state.held_by) == +held
         for job in ready:
             wider = job.next_larger(job.size)
             if wider is not None and job.speedup is not None:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from routed import Routed
+from specs import job_spec
 
 from rms.core.model.events import Ended, Start, Submitted
-from rms.core.model.jobs import Job, JobId, JobSpec, Mode
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Speedup
 from rms.core.policies import named, read_policy
 from rms.core.policies.order import Multifactor
 from rms.core.scheduler.engine import Engine
@@ -63,6 +64,32 @@ def test_who_has_used_more_than_its_share_comes_later_until_that_is_long_ago() -
     assert order(engine) == ["5", "2", "3"]
     (start,) = engine.handle(Ended(15 * DAY_S, JobId("4"), "COMPLETED"))
     assert isinstance(start, Start) and start.job == "2"  # b has had 14 days, a one, long ago
+
+
+@pytest.mark.promise("fair-share")
+def test_what_is_due_among_resizable_jobs_goes_by_usage_before_and_since() -> None:
+    """At the first resizable job, on day 1, a has used a day and b nothing.
+
+    When job 1 is over, a has used two days: EASY starts b's job 3, though a's is older. That takes
+    four days. Then a's two days count 1.2, as usage is halved in a week, and b's four days 3.3.
+    """
+    engine = Engine(1, read_policy(FAIR))
+
+    def submit(job: str, account: str, days: float, mode: Mode, at_d: float) -> None:
+        law = Speedup(law=(days * DAY_S, 0.0))
+        one = job_spec(job, 1, mode, at_d * DAY_S, speedup=law, account=account)
+        engine.handle(Submitted(at_d * DAY_S, (one,)))
+
+    def over(job: str, at_d: float) -> list[str]:
+        decisions = engine.handle(Ended(at_d * DAY_S, JobId(job), "COMPLETED"))
+        return [each.job for each in decisions if isinstance(each, Start)]
+
+    submit("1", "a", 2.0, Mode.FIXED, 0.0)
+    submit("2", "a", 1.0, Mode.FLEXIBLE, 1.0)
+    submit("3", "b", 4.0, Mode.FLEXIBLE, 1.0)
+    submit("4", "b", 1.0, Mode.FLEXIBLE, 1.0)
+    assert over("1", 2.0) == ["3"]
+    assert over("3", 6.0) == ["2"]
 
 
 def test_factors_are_those_of_slurm() -> None:

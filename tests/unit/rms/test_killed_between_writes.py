@@ -20,7 +20,7 @@ from rms.core.model.jobs import JobId, JobState, Mode
 from rms.daemon.restart.recover import replayed
 from rms.daemon.store.record import REQUEUED, ResizeNote
 from rms.daemon.store.snapshots import EVERY
-from rms.launch.base import ManagedProcess, ScriptLaunch, WorldLaunch
+from rms.launch.base import LaunchError, ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.wire.messages import (
     Begun,
     CompletionRecord,
@@ -266,6 +266,25 @@ def test_a_first_world_whose_start_was_not_noted_is_the_steps(tmp_path: Path, li
         (step,) = bench.daemon.jobs[ONE].steps
         assert (step.current, step.exit_code) == ((0,), None if lives else 3), bench.said
         assert bench.machine.begun == [("1", None), ("1", 0)]
+
+
+def test_a_line_that_could_not_be_started_has_failed_for_a_restarted_daemon_too(
+    tmp_path: Path,
+) -> None:
+    """Its launcher, which asks again, is told so: the line is not run behind the script's back."""
+
+    def boot(launcher: Outliving, job: str, launch: WorldLaunch) -> ManagedProcess:
+        raise LaunchError("no mpiexec")
+
+    with opened(tmp_path) as bench:
+        submits(bench)
+        with patch.object(Outliving, "boot_world", boot):
+            bench.daemon.worlds.launch(bench.daemon.jobs[ONE], COMMAND, "key")
+        bench.start()
+        job = bench.daemon.jobs[ONE]
+        assert bench.daemon.worlds.launch(job, COMMAND, "key") == 0
+        assert [(step.exit_code, step.message) for step in job.steps] == [(1, "no mpiexec")]
+        assert bench.machine.begun == [("1", None)]
 
 
 ROWS = [(name, after, None) for name in STORIES for after in (True, False)]

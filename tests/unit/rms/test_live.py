@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from routed import Routed
+from routed import Routed, routed
 
 from rms.core.model.events import Ended
 from rms.core.model.jobs import JobId
+from rms.core.policies import placing
 from rms.daemon.ask import live
 from rms.daemon.store import archive
 from rms.wire.live import node_seconds, size_steps
@@ -203,6 +205,7 @@ def test_many_nodes_are_folded_by_host_by_rack_or_in_ranges(
     [
         ({"jobs": "all"}, "expected jobs that are active or over, got 'all'"),
         ({"lanes": 2, "span_s": -1.0}, "expected a time and its length, got 0.0 and -1.0"),
+        ({"lanes": 2, "span_s": 0.0}, "expected a time and its length, got 0.0 and 0.0"),
     ],
 )
 def test_what_there_is_not_is_refused(server: Routed, query: object, expected: str) -> None:
@@ -219,6 +222,26 @@ def test_idle_power_is_that_of_the_nodes_nobody_has_at_the_time(server: Routed) 
     assert {idle_w for at_s, _, idle_w, *_ in points if at_s < 1148.0} == {5.0}
     assert {idle_w for at_s, _, idle_w, *_ in points if at_s > 1152.0} == {0.0}
     assert {tuple(point[3:]) for point in points} == {(0.0, 0.0)}
+
+
+def test_a_lane_shows_when_its_node_was_off_within_the_window(tmp_path: Path) -> None:
+    """Both nodes go off at 1000 s; at 1060 s a job has the first booted, which takes no time."""
+    (tmp_path / "p.toml").write_text('node_power = { part = "off-when-idle" }\n')
+    with routed(tmp_path / "state", policy=placing(str(tmp_path / "p.toml")).key) as server:
+
+        def lanes(at_s: float) -> list[list[tuple[str, float, float | None]]]:
+            server.clock[0] = at_s
+            server.daemon.node_switch.tick()
+            found = asked(server, lanes=2, span_s=20.0)["lanes"]["lanes"]
+            spans = [lane["spans"] for lane in found]
+            return [[(one["job"], one["start_s"], one["end_s"]) for one in own] for own in spans]
+
+        assert lanes(1060.0) == [[("off", 1000.0, None)], [("off", 1000.0, None)]]
+        job = server.submit(nodes=[1, 1])
+        held, off = (job, 1060.0, None), ("off", 1000.0, 1060.0)
+        assert lanes(1060.0)[0] == [off, held]
+        assert lanes(1070.0)[0] == [off, held, ("boot", 1060.0, 1060.0)]
+        assert lanes(1100.0) == [[held], [("off", 1000.0, None)]]
 
 
 @pytest.mark.promise("web-data")

@@ -15,10 +15,12 @@ from rms.core.model.events import Decision, Ended, Event, NodeDown, Resize, Star
 from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import adjusted, named
 from rms.core.policies.admission import reservation
+from rms.core.policies.placement import ListedRoom
 from rms.core.rules.checks import RuleError, allowed, check
 from rms.core.scheduler.engine import Engine
 from rms.core.scheduler.scheduler import Scheduler
 from rms.core.scheduler.snapshot import freeze, thaw
+from rms.core.state import State
 from rms.sim.simulator import Simulation
 
 NODES = 6
@@ -167,6 +169,18 @@ def test_no_policy_may_give_other_nodes_and_a_snapshot_knows_which() -> None:
             engine.state.listed.add(JobId("2"))
             check(engine.state, Start(JobId("2"), (Node(0),), "", "FITS"))  # type: ignore[arg-type]
         assert starts(each.feed(Ended(9.0, JobId("1"), "COMPLETED"))) == {"2": (2,)}
+
+
+def test_a_job_gets_as_many_nodes_of_its_list_as_it_asks_for_or_all_that_are_left() -> None:
+    state = State(Site(NODES, names=NAMES))
+    job = Job(listed("1", 1, "n1 n3 n5"))
+    state.enqueue(job)
+    state.listed.add(job.spec.id)
+    room = ListedRoom(state)
+    assert [room.of(job, most) for most in (0, 1, 2, 9)] == [[], [1], [1, 3], [1, 3, 5]]
+    assert (room.place(job, 0), room.free) == ((), 6)
+    assert (room.place(job, 2), room.free) == ((1, 3), 4)
+    assert room.of(job) == [5] and room.rest == [0, 2, 4, 5]
 
 
 def test_under_a_placement_that_picks_nodes_itself_it_waits() -> None:

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from specs import job_spec
 
-from rms.core.model.events import Resize, Start, Submitted
+from rms.core.model.events import Ended, Resize, Start, Submitted, Ticked
 from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import POLICIES, PolicyError, adjusted, named
-from rms.core.rules.checks import RuleError, check
+from rms.core.rules.checks import RuleError, check, check_instant
 from rms.core.scheduler.engine import Engine
 from rms.formats.config import read_cluster, read_workload
 from rms.sim.run import simulate
@@ -244,3 +244,20 @@ def test_nodes_that_are_held_or_that_do_not_exist_are_given_to_nobody(
     with pytest.raises(RuleError, match=r"expected (free nodes for 2|every node once)"):
         check(engine.state, Start(JobId("2"), tuple(map(Node, nodes)), ""))
     check(engine.state, Start(JobId("2"), tuple(map(Node, (3, 1)[: len(nodes)])), ""))
+
+
+def test_a_start_ahead_of_the_end_that_frees_its_nodes_needs_that_end_in_its_instant() -> None:
+    """At 10 s, when job 1 is to end, job 2 gets both nodes: held twice until the end comes."""
+    policy = adjusted(named("easy"), placement={"part": "count", "ahead": True})
+    first, second = (job_spec(n, 2, limit_s=10.0) for n in (1, 2))
+    engine = Engine(2, policy)
+    engine.handle(Submitted(0.0, (first,)))
+    (start,) = engine.handle(Submitted(10.0, (second,)))
+    assert isinstance(start, Start) and (start.job, start.size) == ("2", 2)
+    engine.handle(Ticked(10.0))  # the instant is not over
+    with pytest.raises(RuleError, match=r"at the end of 10\.0 s, got 2 given twice"):
+        engine.handle(Ticked(11.0))
+    engine.handle(Ended(10.0, JobId("1"), "COMPLETED"))
+    assert engine.state.free_count == 0
+    check_instant(engine.state)  # all nodes are held, each once
+    engine.handle(Ticked(11.0))

@@ -156,6 +156,13 @@ def test_what_can_be_asked_is_described(tmp_path: Path) -> None:
         }
         (kind,) = content["/jobs"]
         assert kind == "application/json" and content["/jobs"][kind]["schema"]["type"] == "array"
+        named = {
+            path: [
+                (each["in"], each["name"]) for each in found["paths"][path][method]["parameters"]
+            ]
+            for path, method in (("/jobs/{id}/poll", "post"), ("/policy", "post"))
+        }
+        assert named == {"/jobs/{id}/poll": [("path", "id"), ("query", "run")], "/policy": []}
         refs = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(found)))
         assert refs <= found["components"]["schemas"].keys() and len(refs) > 30
         assert server.ask("GET", "/openapi.json", over_tcp=True)[0] == 401

@@ -10,7 +10,9 @@ import pytest
 from faults import Fault
 from killed import Bench, KilledError
 from killed import bench as opened
+from routed import Routed
 
+from rms.core.model.events import Ended
 from rms.core.model.jobs import JobId, JobState, Mode
 from rms.core.rules.transition import ANY, NOT_OK, OK, is_met
 from rms.daemon.ask import views
@@ -176,3 +178,17 @@ def test_of_many_jobs_that_are_over_a_few_are_looked_at_at_a_time(tmp_path: Path
         with patch("rms.daemon.store.archive.AT_ONCE", 1):
             assert retire(bench.daemon.context)
         assert walked.seen <= 2 and len(state.ended) == JOBS - 1
+
+
+def test_jobs_are_archived_once_a_hundred_too_many_are_over(server: Routed) -> None:
+    """Two may stay. Of 101 that are over 99 are too many, which is not worth the while yet."""
+    server.submit(array="1-102")
+    context, state = server.daemon.context, server.daemon.context.state
+    with patch("rms.daemon.store.archive.KEPT", 2):
+        for number in range(1, 103):
+            server.clock[0] += 10.0
+            server.daemon.handle(Ended(server.clock[0], JobId(f"1_{number}"), "COMPLETED"))
+            context.jobs[JobId(f"1_{number}")].summary = "said"
+            server.daemon.meters.write_all()
+            assert retire(context) == (number == 102)
+    assert list(state.ended) == ["1_101", "1_102"] and context.journal.archived_number() == 100

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import pytest
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import (
+    Decision,
     Ended,
     Event,
     NodeBooted,
@@ -20,9 +24,13 @@ from rms.core.model.events import (
     Started,
     Submitted,
 )
-from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode, NodePower
 from rms.core.policies import adjusted, named
+from rms.core.policies.admission import Admission
+from rms.core.policies.placement import Plan, Room
+from rms.core.scheduler.engine import Engine
 from rms.core.scheduler.scheduler import Scheduler
+from rms.core.state import State
 from rms.wire.messages import DeviceEnergy, Metered
 
 ONE = JobId("1")
@@ -164,3 +172,40 @@ def test_rows_of_a_boot_that_takes_no_time_add_up() -> None:
     assert books.boot_j == 50.0 == sum(row.joules for row in rows if row.owner == "boot")
     assert sum(row.joules for row in rows) == pytest.approx(books.cluster_j)
     assert books.off_j == pytest.approx(sum(row.joules for row in rows if row.owner == "off"))
+
+
+# --- a policy that fails -------------------------------------------------------------------------
+
+
+class Failing(Admission):
+    """Let the first job wait, and raise as soon as there is a second one."""
+
+    __slots__ = ()
+
+    def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
+        if len(state.pending) > 1:
+            raise ValueError("two")
+        return []
+
+
+def started(decisions: list[Decision]) -> list[str]:
+    return [each.job for each in decisions if isinstance(each, Start)]
+
+
+def test_who_decides_instead_starts_those_too_that_have_waited() -> None:
+    """Job 1 waits though all nodes are free; at job 2 the policy fails, and EASY starts both."""
+    found = scheduler()
+    found.engine.policy = replace(named("fifo"), name="mine", admission=Failing())
+    found.stand_ins = (named("easy"),)
+    assert started(found.feed(Submitted(0.0, (spec("1"),)))) == []
+    assert started(found.feed(Submitted(1.0, (spec("2"),)))) == ["1", "2"]
+    assert (found.failure, found.engine.policy.name) == ("mine failed: two", "easy")
+
+
+def test_another_policy_starts_whom_the_one_before_held_up() -> None:
+    """One of three nodes is free for job 3, but job 2 is first until EASY decides."""
+    engine = Engine(3, named("fifo"))
+    jobs = [spec("1", 2, 2, 2), spec("2", 2, 2, 2), spec("3", 1, 1, 1)]
+    assert started(engine.handle(Submitted(0.0, tuple(jobs)))) == ["1"]
+    engine.replace(named("easy"))
+    assert started(engine.handle(Submitted(1.0, (spec("4", 3, 3, 3),)))) == ["3"]

@@ -71,13 +71,13 @@ def test_a_fitted_law_says_how_far_it_is_off(
             "expected --malleable with --figure",
         ),
         (["--trace", "t.swf", "--malleable", "50", "--per-job", "x.csv"], "--per-job, got both"),
-        (["--trace", "t.swf", "--malleable", "50", "--mtbf", "5"], "--mtbf, got both"),
+        (["--trace", "t.swf", "--malleable", "50", "--mtbf-node", "5"], "--mtbf-node, got both"),
         (
             ["--trace", "t.swf", "--malleable", "50", "--passes", "per-timestamp"],
             "--passes per-event",
         ),
         (
-            ["--workload", str(JOBS / "nine-k80.toml"), "--processors", "9", "--mtbf", "5"],
+            ["--workload", str(JOBS / "nine-k80.toml"), "--processors", "9", "--mtbf-node", "5"],
             "counted processors do not fail",
         ),
         (
@@ -340,7 +340,10 @@ def test_a_cluster_whose_nodes_jobs_share(
     trace = ["simulate", "--trace", "no-such.swf", "--malleable", "100", "--policy", str(policy)]
     assert main(trace) == 2
     assert "expected a policy that gives whole nodes with --malleable" in capsys.readouterr().err
-    for words, got in ((("--mtbf", "1"), "--mtbf"), (("--passes", "per-timestamp"), "per-time")):
+    for words, got in (
+        (("--mtbf-node", "1"), "--mtbf-node"),
+        (("--passes", "per-timestamp"), "per-time"),
+    ):
         assert simulated("less-consume", "--cluster", str(cluster), *words) == 2
         assert f"got {got}" in capsys.readouterr().err
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from processes import until
 
 from rms.daemon.store import sandbox
 from rms.daemon.store.sandbox import FileStrategy, StrategyError
@@ -129,3 +133,30 @@ def test_a_file_that_cannot_be_used_is_refused(load: Load, text: str, words: str
     with pytest.raises(StrategyError) as refused:
         load(text)
     assert words in str(refused.value)
+
+
+def test_a_file_that_never_returns_ends_with_its_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon is killed while it waits for the import, so it cannot end the process itself."""
+    monkeypatch.setattr(sandbox, "PARENT_S", 0.01)
+    path, ready = tmp_path / "strategy.py", tmp_path / "pid"
+    path.write_text(
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(tmp_path / 'new')!r}).write_text(str(os.getpid()))\n"
+        f"os.rename({str(tmp_path / 'new')!r}, {str(ready)!r})\n"
+        "time.sleep(600)\n"
+    )
+    daemon = sandbox.fork(lambda: FileStrategy(path))
+    try:
+        until(ready.exists)
+        watched = os.pidfd_open(int(ready.read_text()))
+    finally:
+        os.kill(daemon, signal.SIGKILL)
+        os.waitpid(daemon, 0)
+    try:
+        assert select.select([watched], [], [], 30.0)[0]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(watched, signal.SIGKILL)
+        os.close(watched)

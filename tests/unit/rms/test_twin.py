@@ -50,14 +50,14 @@ def apart(specs: list[JobSpec]) -> list[JobSpec]:
     return made
 
 
-def easy_starts(specs: list[JobSpec]) -> dict[str, float | None]:
+def easy_starts(specs: list[JobSpec], nodes: int = NODES) -> dict[str, float | None]:
     policy = chosen(named("easy"), counted=True, ahead=False)
-    simulation = Simulation([rigid(spec) for spec in specs], Site(NODES), policy)
+    simulation = Simulation([rigid(spec) for spec in specs], Site(nodes), policy)
     simulation.run()
     return starts(simulation)
 
 
-def twin_starts(specs: list[JobSpec]) -> dict[str, float | None]:
+def twin_starts(specs: list[JobSpec], nodes: int = NODES) -> dict[str, float | None]:
     """Return when the twin starts each job, as last worked out; it follows to the end."""
     begun: dict[str, float | None] = {}
     enter = Twin._enter
@@ -68,7 +68,7 @@ def twin_starts(specs: list[JobSpec]) -> dict[str, float | None]:
 
     on = patch.object(Twin, "_runs_what_runs", lambda *_: False)
     with on, patch.object(Twin, "_enter", entered):
-        simulation = Simulation(specs, Site(NODES), named("backfill-share"))
+        simulation = Simulation(specs, Site(nodes), named("backfill-share"))
         simulation.run()
         state, twin = simulation.engine.state, simulation.engine.twin
         assert twin is not None and len(state.ended) == len(specs)
@@ -148,6 +148,21 @@ def test_submissions_of_an_instant_come_before_its_ends() -> None:
         replace(job(2, (2, 2, 8), MALLEABLE, run_s=256.0, at_s=36.0, every_s=None), priority=5),
     ]
     assert twin_starts(specs) == easy_starts(specs)
+
+
+def test_in_the_twin_as_under_easy_only_new_jobs_may_start_at_a_submission() -> None:
+    """Jobs 1 and 2 run on after their requests of 10 s and 20 s, on two nodes and on one.
+
+    Job 3 waits for the first end, and job 4 on the free node would delay it. At 30 s, with both
+    ends overdue, they would free a node more than job 3 needs. But job 5 that comes then is no
+    occasion to look at jobs that have waited: job 3 starts at 1000 s, and job 4 after it.
+    """
+    sizes = ((1, 2, 1000.0, 10.0), (2, 1, 1100.0, 20.0), (3, 3, 50.0, None), (4, 1, 100.0, None))
+    specs = [job(n, (k, k, k), FLEXIBLE, run_s=s, limit_s=most_s) for n, k, s, most_s in sizes]
+    specs.append(job(5, (4, 4, 4), FLEXIBLE, at_s=30.0))
+    found = twin_starts(specs, nodes=4)
+    assert found == {"1": 0.0, "2": 0.0, "3": 1000.0, "4": 1050.0, "5": 1150.0}
+    assert found == easy_starts(specs, nodes=4)
 
 
 def test_a_twin_in_which_a_job_waits_that_is_over_goes_on() -> None:
