@@ -380,7 +380,10 @@ def make_folder(base: Path) -> tuple[Path, int]:
     while True:
         folder = base / f"{PREFIX}{secrets.token_hex(4)}"
         folder.mkdir(mode=0o700)
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:  # another keeper has swept it
+            continue
         fcntl.flock(handle, fcntl.LOCK_EX)
         with contextlib.suppress(FileNotFoundError):  # swept before it was locked
             if folder.stat().st_ino == os.fstat(handle).st_ino:

@@ -152,7 +152,14 @@ def supervise(
     Raises:
         SuperviseError: the job cannot be started, or cannot go on.
     """
-    own = Path(tempfile.mkdtemp(prefix="dmr-run-"))
+    # Rank 0 writes its record there, on whatever host it is.
+    base = Path.cwd() if settings.hosts else None
+    if env.get(COMPLETION_VARIABLE):
+        base = Path(env[COMPLETION_VARIABLE]).absolute().parent
+    try:
+        own = Path(tempfile.mkdtemp(prefix=".dmr-run-", dir=base))
+    except OSError as error:
+        raise SuperviseError(f"cannot make a folder in {base}: {error.strerror}") from None
     try:
         with Hosts(settings, env) as hosts:
             job = _Job(settings, env, hosts, own, say)

@@ -209,6 +209,9 @@ def on_hosts(
         for line in process.stdout:
             if line.startswith("copies in memory: "):
                 break
+        else:
+            assert process.stderr is not None
+            raise AssertionError(process.stderr.read())
         yield process
 
 
@@ -228,7 +231,7 @@ def test_a_lost_host(
                 os.kill(pid, signal.SIGKILL)
         output, errors = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, output + errors
-    assert crc(output) == undisturbed[60]
+    assert crc(output) == undisturbed[60] and not list(tmp_path.glob(".dmr-run-*"))
     assert f"dmr: host {HOSTS[1]} is lost; going on from the copy at step" in errors
     assert output.strip().endswith("on 2 ranks")
     (death,) = json.loads(report.read_text())["deaths"]

@@ -389,6 +389,24 @@ def test_folders_of_killed_keepers_are_removed(tmp_path: Path) -> None:
     assert sweep(tmp_path) == [living]
 
 
+def test_keepers_that_start_together_do_not_sweep_one_another(tmp_path: Path) -> None:
+    made: list[tuple[Path, int]] = []
+
+    def start() -> None:
+        for _ in range(20):
+            made.append(make_folder(tmp_path))
+            sweep(tmp_path)
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(made) == 80 and all(folder.is_dir() for folder, _ in made)
+    for _, handle in made:
+        os.close(handle)
+
+
 def test_a_keeper_refuses_names_outside_its_folder(two: list[HostHere]) -> None:
     for name in ("../x.piece", "/etc/passwd", "x"):
         with (
