@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rms.core.model.events import Stepped
 from rms.core.model.jobs import Job, JobId, JobSpec, NodePower, Site
-from rms.core.model.speedup import Speedup
+from rms.core.model.speedup import Speedup, some_sizes
 from rms.core.policies import adjusted, named
 from rms.core.rules.transition import TransitionError
 from rms.daemon.store.record import COUNTS_AT_ONCE, PACE_S, JobRuntime, Step, StepRateLimit
@@ -24,6 +24,13 @@ ONE = JobId("1")
 
 def seen(at_s: float, step: int, total: int, steps: int, span_s: float, number: int = 1) -> Stepped:
     return Stepped(at_s, JobId(str(number)), step, total, steps, span_s)
+
+
+def test_of_many_sizes_the_ends_the_doublings_and_those_of_interest_are_tried() -> None:
+    assert some_sizes(range(3, 101), 7, 200) == [3, 6, 7, 12, 24, 48, 96, 100]
+    assert some_sizes(range(1, 17), 7) == range(1, 17)
+    table = [*range(2, 40, 2)]
+    assert some_sizes(table, 6) == [2, 4, 6, 8, 16, 32, 38]
 
 
 # --- what is counted -----------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from rms.core.model.events import (
     Decision,
     Ended,
     Event,
+    Later,
     Reason,
     Requeued,
     Resize,
@@ -96,6 +97,14 @@ def test_what_waits_for_a_resize_point_is_taken_back() -> None:
     engine.handle(ResizeAsked(3.0, A, 0, holds=True, auto=True))
     assert not engine.state.wanted
     assert sizes(engine.handle(ResizePoint(4.0, A))) == []
+
+
+def test_a_second_resize_during_one_is_refused_and_does_not_wait() -> None:
+    engine = begun("backfill-share")
+    assert sizes(engine.handle(asked(2.0, 2))) == [(A, 2)]
+    (refused,) = engine.handle(asked(2.5, 3))
+    assert isinstance(refused, Later) and refused.code is not Reason.RESIZE_POINT
+    assert "is being resized" in refused.reason and not engine.state.wanted
 
 
 def test_a_resize_that_was_rolled_back_holds_nothing() -> None:
