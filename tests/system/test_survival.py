@@ -134,7 +134,7 @@ def test_a_kill_during_a_checkpoint(run: Run, undisturbed: dict[int, str]) -> No
 
 
 def test_a_program_that_dies_again_and_again_ends(run: Run) -> None:
-    kills = ["step:13:0"] * 9
+    kills = ["step:13:0"] * 40  # more than five after each of the copies until then
     done = run(*DMR_RUN, "-n", "1", "--", *SURVIVOR, "30", *kills, deadline_s=DEADLINE_S, env=YIELD)
     assert done.returncode == 1 and "CRC" not in done.stdout
     last = done.stderr.splitlines()[-1]
