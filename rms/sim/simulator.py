@@ -157,6 +157,7 @@ class Simulation:
         self.failed = self.narrowed = 0
         self.recomputed_node_s = self.recovery_node_s = 0.0
         self._failing, self._recovery = False, recovery
+        # By job: time, share done and size wherever its rate has changed since its last start.
         self._lives: dict[JobId, list[tuple[float, float, int]]] = {}
         for failure in failures:
             if policy.placement.counted:

@@ -106,7 +106,7 @@ def answer(
         still_h = simulation.recovery_node_s / 3600.0
         lost = {
             "recomputed": again_h,
-            "stood_still": still_h,
+            "recovery": still_h,
             "copies": longer * (busy_h - again_h - still_h),
         }
         rows.append(
@@ -156,14 +156,14 @@ def table(result: dict[str, Any]) -> list[str]:
         f"policy {result['policy']}",
         *result["model"],
         "",
-        "recovery   requeued  narrower  node hours lost: work again  still  copies      all  "
+        "recovery   requeued  narrower  node hours lost: recomputed  recovery  copies      all  "
         "of all  mean wait  energy (GJ)",
     ]
     for row in result["rows"]:
         lost = row["lost_node_h"]
         lines.append(
             f"{row['recovery']:9s}  {row['restarts']:8d}  {row['narrowed']:8d}  "
-            f"{lost['recomputed']:27.0f}  {lost['stood_still']:5.0f}  {lost['copies']:6.0f}  "
+            f"{lost['recomputed']:27.0f}  {lost['recovery']:8.0f}  {lost['copies']:6.0f}  "
             f"{lost['all']:7.0f}  {100 * lost['all'] / row['node_h']:4.2f} %  "
             f"{row['mean_wait_s']:7.0f} s  {row['energy_j']['cluster'] / 1e9:11.3f}"
         )
@@ -174,7 +174,7 @@ def draw(result: dict[str, Any], path: Path, title: str) -> None:
     """Draw the study: node hours lost, restarts, waits and energy by recovery."""
     rows = result["rows"]
     names = [row["recovery"] for row in rows]
-    kinds = {"recomputed": "work again", "stood_still": "still", "copies": "copies"}
+    kinds = {"recomputed": "recomputed work", "recovery": "recovery", "copies": "copies"}
     lost = {
         label: (names, [row["lost_node_h"][kind] for row in rows]) for kind, label in kinds.items()
     }
