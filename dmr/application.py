@@ -29,6 +29,7 @@ from rms.wire.messages import ResizeReport
 if TYPE_CHECKING:
     from dmr.checkpoint.store import Lock
     from dmr.memory.copies import Copies
+    from dmr.memory.steps import StepsFile
     from dmr.wire.rms import RmsClient
 
 
@@ -123,6 +124,8 @@ class RunState:
     """The right to write checkpoints."""
     copies: Copies | None = None
     """Copies in memory, under a supervisor."""
+    steps: StepsFile | None = None
+    """Where the supervisor sees how far this rank has come."""
     auto: bool = False
     """Whether the library chooses the strategy, also by the memory that is left."""
     rehearses: bool = False

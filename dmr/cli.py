@@ -79,6 +79,9 @@ def _parser() -> Parser:
         "--hosts", default="", metavar="HOST[:RANKS],...", help="default: this host alone"
     )
     run.add_argument(
+        "--spare", default="", metavar="HOST[:RANKS],...", help="hosts that take lost ones' places"
+    )
+    run.add_argument(
         "--least", type=int, default=1, metavar="RANKS", help="end with fewer; default 1"
     )
     run.add_argument(
@@ -192,8 +195,14 @@ def _run(arguments: argparse.Namespace) -> int:
         raise CommandError(f"expected a command that can be run, got {words[0]}")
     if arguments.hosts and shell is None:
         raise CommandError(f"expected a remote shell, got {arguments.rsh}")
+    if arguments.spare and not arguments.hosts:
+        raise CommandError("expected --spare with --hosts, got no --hosts")
     with refuse_on(ValueError):
         hosts = parse_hosts(arguments.hosts) if arguments.hosts else ()
+        spares = parse_hosts(arguments.spare, "--spare") if arguments.spare else ()
+    both = sorted({name for name, _ in hosts} & {name for name, _ in spares})
+    if both:
+        raise CommandError(f"expected spares that are not in --hosts, got {both[0]}")
     room = sum(count for _, count in hosts)
     if hosts and all(count for _, count in hosts) and room < arguments.ranks:
         raise CommandError(f"expected --hosts with room for {arguments.ranks} ranks, got {room}")
@@ -207,16 +216,16 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.mtbf,
         arguments.silent,
         shell or arguments.rsh,
+        spares,
     )
 
     def say(line: str) -> None:
         print(f"dmr: {line}", file=sys.stderr, flush=True)
 
     with refuse_on(SuperviseError, exit_code=1):
-        status, deaths = supervise(settings, os.environ, say)
-    result = {"exit_code": status, "deaths": [msgspec.to_builtins(death) for death in deaths]}
-    publish(arguments.json, result, [])
-    return status
+        report = supervise(settings, os.environ, say)
+    publish(arguments.json, msgspec.to_builtins(report), [])
+    return report.exit_code
 
 
 def _plan(arguments: argparse.Namespace) -> int:

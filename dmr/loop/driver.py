@@ -72,6 +72,7 @@ class Driver:
     def _steps(self, count: Callable[[], int], depth: int, *, single: bool) -> Iterator[int]:
         run, plan, progress = self.run, self.plan, self.run.progress
         rms, position, clock = run.internal.rms, self.position, run.runtime.clock
+        supervised = run.internal.steps
         at, zero_s = position.open_steps, self._start_clock()
         steps = self._begin(count, at[depth], single=single)
         while True:
@@ -96,6 +97,8 @@ class Driver:
                     self._save_if_due()
             if self._swaps is not None and depth == 0:
                 self._check_swaps(self._swaps)
+            if supervised is not None:
+                supervised.begins(step)
             yield at[depth]
             progress.step += 1
             position.count_step()
@@ -116,6 +119,8 @@ class Driver:
     def resize_point(self) -> None:
         """Act at a resize point of a loop of the program's own (collective)."""
         run, progress = self.run, self.run.progress
+        if run.internal.steps is not None:
+            run.internal.steps.begins(progress.step)
         if self.position.open_steps:
             raise UsageError(
                 "expected run.resize_point() outside of run.loop, which has its own resize points"

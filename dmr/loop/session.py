@@ -413,6 +413,7 @@ def _connect_keepers(run: Run, plan: Plan) -> None:
             run.note("note: no copies in memory: expected the program to be started by dmr run")
         return
     from dmr.memory import copies, keeper
+    from dmr.memory.steps import StepsFile
 
     mtbf_s = copies.MTBF_S
     with _naming(runtime, MTBF_VARIABLE) as text_h:
@@ -435,7 +436,10 @@ def _connect_keepers(run: Run, plan: Plan) -> None:
         places, own or 0, life, block, terms, runtime.clock, run.note
     )
     try:
+        run.internal.steps = StepsFile(places[own or 0].folder, life)
         run.internal.copies.connect()
+    except OSError as error:  # the folder is gone, with its keeper
+        WATCH.abandon(f"expected the folder of a keeper, got: {error}")
     except keeper.KeeperError as error:
         WATCH.abandon(str(error))
 

@@ -49,6 +49,7 @@ from dmr.memory.piece import (
     PieceFile,
     read_description,
 )
+from dmr.memory.steps import Steps, forget, steps_of
 from dmr.wire.channel import LENGTH, ChannelError, ControlChannel, Listener, PeerGoneError, connect
 
 SHARED = Path("/dev/shm")
@@ -159,10 +160,12 @@ class Pulse(msgspec.Struct, tag=True):
     Attributes:
         entered: whether a rank of this life has entered its block here.
         kept: the newest generation of :class:`Keep`.
+        steps: how far the ranks of this life have come; None before their first step.
     """
 
     entered: bool
     kept: Generation | None
+    steps: Steps | None = None
 
 
 class Failed(msgspec.Struct, tag=True):
@@ -480,7 +483,8 @@ class Server:
                 _send(channel, Done())
             case Beat():
                 self._beat(request.life)
-                _send(channel, Pulse(self._entered == request.life, self._kept))
+                steps = steps_of(self.folder, request.life)
+                _send(channel, Pulse(self._entered == request.life, self._kept, steps))
             case End():
                 self._ended.set()
                 _send(channel, Done())
@@ -508,6 +512,7 @@ class Server:
             self._life = max(self._life, life)
         if given_up:
             self._give_up(life)
+            forget(self.folder, life)
         with self._lock:
             self._beat_at = time.monotonic()
 

@@ -10,8 +10,10 @@ longer than the limit: then the supervisor ends the world itself.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import queue
+import select
 import shlex
 import shutil
 import signal
@@ -20,9 +22,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -40,12 +43,13 @@ from dmr.memory.keeper import (
     KeeperError,
     KeeperGoneError,
     Place,
+    Pulse,
     base_folder,
     listed,
     places_of,
     sweep,
 )
-from dmr.memory.piece import Generation, Job, whole
+from dmr.memory.piece import Job, whole
 from dmr.plan import fitting
 from dmr.wire.channel import LOOPBACK
 from rms.wire.files import OutputError
@@ -66,6 +70,13 @@ START_S = 30.0
 
 LOOK_S = 0.02
 """Interval of the checks of the launcher."""
+
+BEATS = 10
+"""Heartbeats within the time that a host may be silent."""
+
+AGAIN_S = 10.0
+"""Time from the loss of a host until a keeper is started there again, and timeout of that; twice as
+long after each further loss."""
 
 END_S = 5.0
 
@@ -95,6 +106,7 @@ class Settings:
         mtbf_h: mean time between failures of a host, in hours, for "auto"; None for a year.
         silent_s: a host that is silent for longer is lost.
         shell: remote shell, called as ``SHELL HOST COMMAND``.
+        spares: hosts as in ``hosts``, which take the places of lost ones.
     """
 
     ranks: int
@@ -106,9 +118,10 @@ class Settings:
     mtbf_h: float | None = None
     silent_s: float = 5.0
     shell: str = "ssh"
+    spares: tuple[tuple[str, int], ...] = ()
 
 
-def parse_hosts(text: str) -> tuple[tuple[str, int], ...]:
+def parse_hosts(text: str, option: str = "--hosts") -> tuple[tuple[str, int], ...]:
     """Read ``HOST[:RANKS][,...]``.
 
     Raises:
@@ -119,31 +132,59 @@ def parse_hosts(text: str) -> tuple[tuple[str, int], ...]:
         name, colon, count = word.strip().partition(":")
         good = name and not name.startswith("-") and not set(name) & set("= \t/")
         if not good or (colon and not (count.isdecimal() and 0 < int(count) < 10**6)):
-            raise ValueError(f"expected --hosts HOST[:RANKS][,...], got {word!r}")
+            raise ValueError(f"expected {option} HOST[:RANKS][,...], got {word!r}")
         if name in hosts:
-            raise ValueError(f"expected each host once in --hosts, got {name} twice")
+            raise ValueError(f"expected each host once in {option}, got {name} twice")
         hosts[name] = int(count or 0)
     return tuple(hosts.items())
 
 
-class Death(msgspec.Struct):
-    """A world that has died.
+class Restart(msgspec.Struct):
+    """The end of a world, and the one after it. Times are seconds since the job was started.
 
     Attributes:
         why: a sentence.
         step: of the copy that the next world goes on from; None at the beginning.
         ranks: of the next world.
+        reached: the newest step that the ended world had begun; None if it came to none.
+        complete: step of the newest copy that all its ranks knew to be complete; None for none.
+        nbytes: of that copy, in all.
+        noticed_s: the supervisor noticed the end.
+        started_s: it started the next world.
+        computing_s: the first step of the next world began; None if it came to none.
+        stepped_s: that step ended.
     """
 
     why: str
     step: int | None
     ranks: int
+    reached: int | None
+    complete: int | None
+    nbytes: int
+    noticed_s: float
+    started_s: float | None = None
+    computing_s: float | None = None
+    stepped_s: float | None = None
 
 
-def supervise(
-    settings: Settings, env: Mapping[str, str], say: Callable[[str], None]
-) -> tuple[int, list[Death]]:
-    """Run a program to its end; return the exit status of the job, and its worlds that have died.
+class Report(msgspec.Struct):
+    """What has become of a job.
+
+    Attributes:
+        exit_code: of the job.
+        started_at: when it was started, in seconds since 1970.
+        deaths: its worlds that have died.
+        widened: its worlds that were ended to go on with more ranks.
+    """
+
+    exit_code: int
+    started_at: float
+    deaths: list[Restart]
+    widened: list[Restart]
+
+
+def supervise(settings: Settings, env: Mapping[str, str], say: Callable[[str], None]) -> Report:
+    """Run a program to its end; return what has become of it.
 
     Args:
         env: the environment variables.
@@ -161,9 +202,10 @@ def supervise(
     except OSError as error:
         raise SuperviseError(f"cannot make a folder in {base}: {error.strerror}") from None
     try:
-        with Hosts(settings, env) as hosts:
+        with Hosts(settings, env, say) as hosts:
             job = _Job(settings, env, hosts, own, say)
-            return job.run(), job.deaths
+            job.report.exit_code = job.run()
+            return job.report
     finally:
         shutil.rmtree(own, ignore_errors=True)
 
@@ -181,7 +223,11 @@ class _Job:
     ) -> None:
         self.settings, self.env, self.hosts = settings, env, hosts
         self._folder, self._say = folder, say
-        self.deaths: list[Death] = []
+        self._zero_s = time.monotonic()
+        self.report = Report(1, time.time(), [], [])
+        self._restart: Restart | None = None  # that led to the present world
+        self._wanted = settings.ranks  # of a world with room for all
+        self._job: Job | None = None  # of the newest copy
         self._signal = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -200,48 +246,95 @@ class _Job:
         if number == signal.SIGTERM and self._process is not None:
             self._process.send_signal(number)
 
+    def _since(self) -> float:
+        return time.monotonic() - self._zero_s
+
     def _worlds(self) -> int:
         life, ranks = 0, self.settings.ranks
         tries, before = 0, None
         while True:
-            status, record, lost = self._world(life, ranks)
-            if record is not None:
-                return self._ended(status, record)
+            world = self._world(life, ranks)
+            status, lost = world.status, world.lost
+            if world.record is not None:
+                if life:
+                    self.hosts.begin(life)
+                    self._close_restart(life)
+                return self._ended(status, world.record)
             if self._signal:
                 return 128 + self._signal
-            lost += self.hosts.begin(life)
+            if not world.widens:
+                lost += self.hosts.begin(life)  # and hear of its last step
+            self._close_restart(life)
+            came = self.hosts.came(life)
             fails = life == 0 and status not in KILLED  # by itself, as it will again
-            if not lost and not self.hosts.entered and (fails or status == 0):
+            if not (lost or world.widens or self.hosts.entered) and (fails or status == 0):
                 return _exit_status(status)  # a program that has not come to its block
             life += 1
             lost += self.hosts.begin(life)  # ranks of the world before end, if any are left
-            why = f"host {', '.join(lost)} is lost" if lost else _ending(status)
+            why = _ending(status)
+            if world.widens:
+                why = f"there is room for {self._wanted} ranks"
+            if lost:
+                why = f"host {', '.join(lost)} is lost"
+            self.hosts.fill()
             if not self.hosts.left:
                 raise SuperviseError(f"expected a host that is left, got none: {why}")
-            newest, job = newest_generation(self.hosts.left)
-            at = "before a copy" if newest is None else f"at step {newest.step}"
+            copy = newest_copy(self.hosts.left)
+            at = "before a copy" if copy.step is None else f"at step {copy.step}"
             tries, before = tries + 1 if at == before else 1, at
-            if tries > TRIES:
+            if tries > TRIES and not world.widens:
                 raise SuperviseError(
                     f"expected a world that goes on, got {tries} in a row that died {at}: {why}"
                 )
-            ranks = self._next_size(newest_ranks(newest, job, ranks), job)
-            self.deaths.append(Death(why, None if newest is None else newest.step, ranks))
-            where = "without a copy" if newest is None else f"from the copy at step {newest.step}"
+            self._job = copy.job
+            ranks = self._next_size(ranks if copy.job is None else copy.job.ranks, ranks)
+            reached = (came.step, came.copied)
+            restart = Restart(why, copy.step, ranks, *reached, copy.nbytes, world.noticed_s)
+            (self.report.widened if world.widens else self.report.deaths).append(restart)
+            self._restart = restart
+            where = "without a copy" if copy.step is None else f"from the copy at step {copy.step}"
             self._say(f"{why}; going on {where} with {ranks} ranks")
 
-    def _next_size(self, ranks: int, job: Job | None) -> int:
-        """Return the size of the next world: that of its copy, as far as there is room."""
-        room = self.hosts.room(max(ranks, self.settings.ranks))
-        size = min(ranks, room)
-        fitted = size if job is None else fitting(size, job.limits, job.sizes)
-        if fitted > room or fitted < self.settings.least:
-            least = max(self.settings.least, fitted)
-            raise SuperviseError(f"expected room for {least} ranks on the hosts left, got {room}")
-        return fitted
+    def _close_restart(self, life: int) -> None:
+        """Enter when the world of a life had begun to compute."""
+        restart, came = self._restart, self.hosts.came(life)
+        if restart is not None and came.begun_at is not None:
+            restart.computing_s = came.begun_at - self._zero_s
+            if came.stepped_at is not None:
+                restart.stepped_s = came.stepped_at - self._zero_s
+        self._restart = None
 
-    def _world(self, life: int, ranks: int) -> tuple[int, CompletionRecord | None, list[str]]:
-        """Run a world; return the status of mpiexec, its record, and the hosts that were lost."""
+    def _next_size(self, taken: int, before: int) -> int:
+        """Return the size of the next world: that of its copy, or wider where that was narrowed.
+
+        Args:
+            taken: ranks of the world that took the copy.
+            before: ranks that the world that has ended was started with.
+        """
+        if taken != before:  # the program has resized itself since
+            self._wanted = taken
+        self._wanted = max(taken, self._wanted)
+        room = self.hosts.room(max(self._wanted, self.settings.ranks))
+        size = self._fitting(room)
+        if size > room or size < self.settings.least:
+            least = max(self.settings.least, size)
+            raise SuperviseError(f"expected room for {least} ranks on the hosts left, got {room}")
+        return size
+
+    def _fitting(self, room: int) -> int:
+        """Return the size of a world for so much room, as the program's plan allows it."""
+        size, job = min(self._wanted, room), self._job
+        return size if job is None else fitting(size, job.limits, job.sizes)
+
+    def _widens(self, ranks: int) -> bool:
+        """Return whether to end a world that is narrower than wanted, just after a copy."""
+        if ranks >= self._wanted or not self.hosts.copied():
+            return False
+        room = self.hosts.room(max(self._wanted, self.settings.ranks), spares=True)
+        return ranks < self._fitting(room) <= room
+
+    def _world(self, life: int, ranks: int) -> _Ended:
+        """Run a world; return how it has ended."""
         file = self._folder / f"completion-{life}"
         env = clean_environment(self.env) | {
             KEEPERS_VARIABLE: " ".join(map(str, self.hosts.left)),
@@ -255,14 +348,23 @@ class _Job:
         env |= _remote_shell(self.settings)
         where = self.hosts.options(ranks, env)
         command = mpiexec_command(self.settings.mpiexec, ranks, self.settings.command, where)
+        if self._restart is not None:
+            self._restart.started_s = self._since()
         try:
             process = subprocess.Popen(command, env=env)
         except OSError as error:
             raise SuperviseError(f"cannot start {command[0]}: {error.strerror}") from None
-        self._process, lost = process, list[str]()
-        while process.poll() is None and not lost:
+        self._process, lost, widens = process, list[str](), False
+        while process.poll() is None and not lost and not widens:
             time.sleep(LOOK_S)
             lost += self.hosts.lost()
+            widens = not self._signal and self._widens(ranks)
+        noticed_s = self._since()
+        if widens and not lost:
+            # Ranks that have left their block are not ended: the job ends by itself.
+            lost += self.hosts.begin(life + 1)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
         if lost:
             process.kill()  # it may wait for the lost host
         status = process.wait()
@@ -273,7 +375,7 @@ class _Job:
             record = read_completion(file)
         if lost and record is not None and record.state != "COMPLETED":
             record = None  # of ranks that missed the lost ones
-        return status, record, lost
+        return _Ended(status, record, lost, widens, noticed_s)
 
     def _ended(self, status: int, record: CompletionRecord) -> int:
         """Pass the record on; return the exit status of the job."""
@@ -288,6 +390,25 @@ class _Job:
         return _exit_status(status)
 
 
+@dataclass(frozen=True)
+class _Ended:
+    """How a world has ended.
+
+    Attributes:
+        status: of mpiexec.
+        record: its completion record; None for a death.
+        lost: hosts that were lost.
+        widens: whether it was ended to go on with more ranks.
+        noticed_s: when that was noticed.
+    """
+
+    status: int
+    record: CompletionRecord | None
+    lost: list[str]
+    widens: bool
+    noticed_s: float
+
+
 def _exit_status(status: int) -> int:
     """Return the status of a process as a shell has it."""
     return status if status >= 0 else 128 - status
@@ -300,17 +421,31 @@ def _ending(status: int) -> str:
     return f"a rank has ended without a completion record (status {status})"
 
 
-def newest_generation(places: Sequence[Place]) -> tuple[Generation | None, Job | None]:
-    """Return the newest whole generation that the keepers hold, and its job; None for none."""
+@dataclass(frozen=True)
+class Copy:
+    """The newest whole generation that the keepers hold.
+
+    Attributes:
+        step: of it; None for no copy.
+        job: of the world that took it.
+        nbytes: of its cells.
+    """
+
+    step: int | None = None
+    job: Job | None = None
+    nbytes: int = 0
+
+
+def newest_copy(places: Sequence[Place]) -> Copy:
+    """Return the newest whole generation that the keepers hold."""
     held = listed(places).held
     newest = next(iter(whole(one.piece for one in held)), None)
-    jobs = [one.piece.job for one in held if one.piece.generation == newest]
-    return newest, next((job for job in jobs if job is not None), None)
-
-
-def newest_ranks(newest: Generation | None, job: Job | None, ranks: int) -> int:
-    """Return the ranks of the world that took a generation; ``ranks`` without one."""
-    return ranks if newest is None or job is None else job.ranks
+    if newest is None:
+        return Copy()
+    pieces = {one.piece.rank: one.piece for one in held if one.piece.generation == newest}
+    blocks = [block for piece in pieces.values() for block in piece.blocks.values()]
+    nbytes = sum(block.box.size * block.itemsize for block in blocks)
+    return Copy(newest.step, next((one.job for one in pieces.values() if one.job), None), nbytes)
 
 
 def _remote_shell(settings: Settings) -> dict[str, str]:
@@ -324,16 +459,43 @@ def _remote_shell(settings: Settings) -> dict[str, str]:
     }
 
 
-class Hosts:
-    """The hosts of a job: a keeper on each, and a thread that follows its heartbeat."""
+@dataclass
+class Came:
+    """How far the world of a life has come, as the keepers have reported.
 
-    def __init__(self, settings: Settings, env: Mapping[str, str]) -> None:
-        self.settings, self._env = settings, env
+    Attributes:
+        step: the newest that it has begun; None before its first.
+        begun_at, stepped_at: of its first step, on the supervisor's monotonic clock.
+        copied: step of the newest copy that its ranks knew to be complete.
+    """
+
+    step: int | None = None
+    begun_at: float | None = None
+    stepped_at: float | None = None
+    copied: int | None = None
+
+
+class Hosts:
+    """The hosts of a job and its spares: a keeper on each, and a thread that follows it."""
+
+    def __init__(
+        self, settings: Settings, env: Mapping[str, str], say: Callable[[str], None] = print
+    ) -> None:
+        self.settings, self._env, self._say = settings, env, say
+        self._count = len(settings.hosts) or 1
         self._hosts = dict(settings.hosts) or {LOOPBACK: 0}
-        self._count = len(self._hosts)
-        self._processes: list[subprocess.Popen[str]] = []
-        self._watches: dict[str, _Watch] = {}
+        self._hosts |= dict(settings.spares)  # their room
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+        self._slots: list[str | None] = [*(dict(settings.hosts) or {LOOPBACK: 0})]
+        self._watches: dict[str, _Watch] = {}  # of hosts in use, in their ring
+        self._spares: dict[str, _Watch] = {}
         self._lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._back: queue.SimpleQueue[_Watch] = queue.SimpleQueue()
+        self._life, self._came, self._seen = 0, dict[int, Came](), Came()
+        self._lock = threading.Lock()  # of what threads enter in _came
+        self._ended = threading.Event()
+        self._times: dict[str, int] = {}
+        self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Hosts:
         try:
@@ -349,30 +511,59 @@ class Hosts:
     def _start(self) -> None:
         """Start the keepers, all at once."""
         for name in self._hosts:
-            command = _keeper_command(name, self.settings, self._env)
+            self._processes[name] = self._keeper(name)
+        for name, process in self._processes.items():
             try:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    env=dict(self._env),
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise SuperviseError(f"cannot start {command[0]}: {error.strerror}") from None
-            self._processes.append(process)
-        for name, process in zip(self._hosts, self._processes, strict=True):
-            place = _place_of(name, process)
-            try:
-                watch = _Watch(place, self.settings.silent_s, self._lost)
+                watch = self._watch(_place_of(name, process, START_S))
             except KeeperError as error:
                 raise SuperviseError(f"expected a keeper on host {name}, got: {error}") from None
-            self._watches[name] = watch
+            (self._watches if name in self._slots else self._spares)[name] = watch
+
+    def _keeper(self, name: str) -> subprocess.Popen[str]:
+        """Start a keeper."""
+        command = _keeper_command(name, self.settings, self._env)
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=dict(self._env),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SuperviseError(f"cannot start {command[0]}: {error.strerror}") from None
+
+    def _watch(self, place: Place) -> _Watch:
+        return _Watch(place, self.settings.silent_s, self._lost, self._note)
+
+    def _note(self, life: int, pulse: Pulse) -> None:
+        """Enter what a keeper has reported; called by the threads."""
+        now, steps = time.monotonic(), pulse.steps
+        with self._lock:
+            came = self._came.setdefault(life, Came())
+            if steps is not None:
+                came.step = max(steps.step, came.step or 0)
+                begun_at = now - steps.begun_s
+                came.begun_at = min(begun_at, came.begun_at or begun_at)
+                if steps.done_s is not None:
+                    came.stepped_at = came.stepped_at or now - steps.done_s
+            if pulse.kept is not None and pulse.kept.life == life:
+                came.copied = max(pulse.kept.step, came.copied or 0)
+
+    def came(self, life: int) -> Came:
+        """Return how far the world of a life has come."""
+        with self._lock:
+            return dataclasses.replace(self._came.get(life, Came()))
+
+    def copied(self) -> bool:
+        """Return whether a copy of the present life has become complete since the last call."""
+        copied, self._seen.copied = self._seen.copied, self.came(self._life).copied
+        return self._seen.copied is not None and self._seen.copied != copied
 
     @property
     def left(self) -> list[Place]:
-        """The keepers of the hosts that are left, in their ring."""
+        """The keepers of the hosts in use, in their ring."""
         return [watch.place for watch in self._watches.values()]
 
     @property
@@ -382,30 +573,74 @@ class Hosts:
 
     def begin(self, life: int) -> list[str]:
         """Have the keepers give up the ranks of earlier worlds; return hosts that were lost."""
-        for watch in self._watches.values():
+        self._life, self._seen = life, Came()
+        watches = [*self._watches.values(), *self._spares.values()]
+        for watch in watches:
             watch.begin(life)
+        for watch in watches:
+            watch.wait()
         return self.lost()
 
     def lost(self) -> list[str]:
-        """Return the hosts that were lost since the last call."""
+        """Return the hosts in use that were lost since the last call; look for new spares."""
         names = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                name = self._lost.get_nowait()
-                if self._watches.pop(name, None) is not None:
-                    names.append(name)
-                    self._processes[list(self._hosts).index(name)].kill()
+        for name in _all_of(self._lost):
+            if self._watches.pop(name, None) is not None:
+                names.append(name)
+                self._slots[self._slots.index(name)] = None
+            elif self._spares.pop(name, None) is not None:
+                self._say(f"spare host {name} is lost")
+            else:
+                continue
+            self._processes[name].kill()
+            if self.settings.hosts:
+                thread = threading.Thread(target=self._call_back, args=(name,), daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        for watch in _all_of(self._back):
+            self._spares[watch.place.host] = watch
+            watch.begin(self._life)
+            self._say(f"host {watch.place.host} is back, as a spare")
         return names
 
-    def room(self, ranks: int) -> int:
-        """Return how many ranks the hosts left have room for, of a job of so many."""
-        if len(self._watches) == self._count and not any(self._hosts.values()):
+    def _call_back(self, name: str) -> None:
+        """Start a keeper on a lost host again and again, until it answers; of a thread."""
+        self._times[name] = self._times.get(name, 0) + 1
+        pause_s = AGAIN_S * 2 ** (self._times[name] - 1)  # a host that comes and goes
+        while not self._ended.wait(pause_s):
+            process = self._keeper(name)
+            self._processes[name], old = process, self._processes[name]
+            _reap(old)
+            with contextlib.suppress(KeeperError, SuperviseError):
+                watch = self._watch(_place_of(name, process, AGAIN_S, self._ended))
+                self._back.put(watch)
+                return
+            process.kill()
+
+    def fill(self) -> None:
+        """Put spares into the places of lost hosts."""
+        for at, name in enumerate(self._slots):
+            if name is None and self._spares:
+                self._slots[at] = spare = next(iter(self._spares))
+                self._watches[spare] = self._spares.pop(spare)
+        self._watches = {name: self._watches[name] for name in self._slots if name is not None}
+
+    def room(self, ranks: int, *, spares: bool = False) -> int:
+        """Return how many ranks the hosts in use have room for, of a job of so many.
+
+        Args:
+            spares: whether spares are in the places of lost hosts.
+        """
+        names = [*self._watches]
+        if spares:
+            names += [*self._spares][: self._count - len(names)]
+        if len(names) == self._count and not any(self._hosts[name] for name in names):
             return ranks
         share = -(-ranks // self._count)
-        return sum(self._hosts[name] or share for name in self._watches)
+        return sum(self._hosts[name] or share for name in names)
 
     def options(self, ranks: int, env: Mapping[str, str]) -> list[str]:
-        """Return the options of mpiexec that place ranks on the hosts that are left."""
+        """Return the options of mpiexec that place ranks on the hosts in use."""
         if not self.settings.hosts:
             return []
         names = placed(ranks, [(name, self._hosts[name]) for name in self._watches])
@@ -413,19 +648,39 @@ class Hosts:
 
     def close(self) -> None:
         """End the keepers, and with them what they hold."""
-        for watch in self._watches.values():
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+        watches = self._watches | self._spares
+        watches |= {watch.place.host: watch for watch in _all_of(self._back)}
+        for watch in watches.values():
             watch.end()
-        for name, process in zip(self._hosts, self._processes, strict=False):
-            if name not in self._watches:  # it has not started, or is lost
+        for name, process in self._processes.items():
+            if name not in watches:  # it has not started, or is lost
                 process.kill()
-            try:
-                process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+            _reap(process)
         sweep(base_folder())  # of keepers that were killed here
+
+
+Item = TypeVar("Item")
+
+
+def _all_of(items: queue.SimpleQueue[Item]) -> Iterator[Item]:
+    """Yield what is in a queue."""
+    with contextlib.suppress(queue.Empty):
+        while True:
+            yield items.get_nowait()
+
+
+def _reap(process: subprocess.Popen[str]) -> None:
+    """Wait for the end of a keeper, or of its remote shell."""
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def placed(ranks: int, hosts: Sequence[tuple[str, int]]) -> list[str]:
@@ -452,21 +707,30 @@ def _keeper_command(name: str, settings: Settings, env: Mapping[str, str]) -> li
     return [settings.shell, name, shlex.join(["env", *paths, *command])]
 
 
-def _place_of(name: str, process: subprocess.Popen[str]) -> Place:
-    """Return where a keeper is, from the line that it prints."""
+def _place_of(
+    name: str, process: subprocess.Popen[str], wait_s: float, ended: threading.Event | None = None
+) -> Place:
+    """Return where a keeper is, from the line that it prints.
+
+    Args:
+        wait_s: for so long.
+        ended: an event that ends the wait.
+    """
     if process.stdout is None:
         raise SuperviseError(f"expected the output of the keeper of host {name}, got none")
-    timer = threading.Timer(START_S, process.kill)
-    timer.start()
-    try:
-        line = process.stdout.readline().strip()
-    finally:
-        timer.cancel()
+    poller, line = select.poll(), ""
+    poller.register(process.stdout, select.POLLIN)
+    until = time.monotonic() + wait_s
+    while (left := until - time.monotonic()) > 0 and not (ended is not None and ended.is_set()):
+        if poller.poll(1000 * min(left, LOOK_S if ended else left)):
+            line = process.stdout.readline().strip()
+            break
     try:
         (place,) = places_of(line)
     except ValueError:
+        process.kill()
         raise SuperviseError(
-            f"expected a keeper on host {name} within {START_S:g} s, got {line or 'none'!r}"
+            f"expected a keeper on host {name} within {wait_s:g} s, got {line or 'none'!r}"
         ) from None
     return place
 
@@ -479,9 +743,15 @@ class _Watch:
         entered: whether a rank of the present life has entered its block there.
     """
 
-    def __init__(self, place: Place, silent_s: float, lost: queue.SimpleQueue[str]) -> None:
+    def __init__(
+        self,
+        place: Place,
+        silent_s: float,
+        lost: queue.SimpleQueue[str],
+        note: Callable[[int, Pulse], None],
+    ) -> None:
         self.place, self.entered = place, False
-        self._silent_s, self._lost = silent_s, lost
+        self._silent_s, self._lost, self._note = silent_s, lost, note
         self._life = 0
         self._wake, self._seen, self._stopped = (threading.Event() for _ in range(3))
         self._keeper = Keeper(place, min(REQUEST_S, silent_s))
@@ -489,10 +759,13 @@ class _Watch:
         self._thread.start()
 
     def begin(self, life: int) -> None:
-        """Let the keeper know of a new life; return once it has answered, or is lost."""
+        """Let the keeper know of a new life, or report on the present one."""
         self._seen.clear()
         self._life, self.entered = life, False
         self._wake.set()
+
+    def wait(self) -> None:
+        """Return once the keeper has answered, or is lost."""
         while not self._seen.wait(LOOK_S) and self._thread.is_alive():
             pass
 
@@ -512,16 +785,18 @@ class _Watch:
             try:
                 # A new life is answered once the ranks of earlier ones have ended.
                 leave_s = 0.0 if life == before else LEAVE_S
-                pulse = self._keeper.beat(life, self._silent_s + leave_s)
+                left_s = answered + self._silent_s - time.monotonic()
+                pulse = self._keeper.beat(life, max(left_s, self._silent_s / 5) + leave_s)
                 before = life
                 answered = time.monotonic()
+                self._note(life, pulse)
                 if life == self._life:
                     self.entered |= pulse.entered
                     self._seen.set()
             except KeeperError as error:
                 if not self._again(error, answered):
                     break
-            self._wake.wait(self._silent_s / 5)
+            self._wake.wait(self._silent_s / BEATS)
         if not self._stopped.is_set():
             self._lost.put(self.place.host)
         self._seen.set()
