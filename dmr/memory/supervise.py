@@ -26,12 +26,6 @@ from pathlib import Path
 
 import msgspec
 
-from dmr.boot.environment import (
-    KEEPERS_VARIABLE,
-    MEMORY_VARIABLE,
-    MTBF_VARIABLE,
-    SUPERVISOR_VARIABLE,
-)
 from dmr.boot.mpiexec import clean_environment
 from dmr.memory.keeper import (
     LEAVE_S,
@@ -51,6 +45,10 @@ from dmr.wire.channel import LOOPBACK
 from rms.wire.files import OutputError
 from rms.wire.messages import (
     COMPLETION_VARIABLE,
+    KEEPERS_VARIABLE,
+    MEMORY_VARIABLE,
+    MTBF_VARIABLE,
+    SUPERVISOR_VARIABLE,
     CompletionRecord,
     ProtocolError,
     read_completion,

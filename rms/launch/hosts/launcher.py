@@ -49,6 +49,8 @@ from rms.launch.local import (
     JobEngine,
     LocalLauncher,
     host_cluster,
+    keeper_words,
+    keepers_of,
     numbered,
 )
 from rms.launch.processes import (
@@ -509,6 +511,17 @@ class HostsLauncher(LocalLauncher):
         file.write_bytes(msgspec.json.encode(start))
         shell = self.command_on(host, python_on_host(agent.__name__, "--run"))
         return ["/bin/sh", "-c", FROM_FILE, str(file), *shell]
+
+    def keeper_command(self, host: str, number: int, job: str) -> list[str]:
+        """Return the command that runs a keeper, by a remote shell that stays here."""
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            INSTANCE_VARIABLE: f"{self.instance_id}:{keepers_of(job)}",
+            WORLD_VARIABLE: str(number),
+        }
+        start = Start(sys.executable, b"", ["-P", *keeper_words(host)], "/", env)
+        return self._runs(host, start, self.keeper_file(job, number).with_suffix(".json"))
 
     def meter_of(self, own: HostAgent) -> AgentProcess:
         """Return the agent that reads the meters of a host."""
