@@ -52,18 +52,6 @@ BACKEND_VARIABLE = "DMR_BACKEND"
 COLLECTIVE_VARIABLE, SIGTERM_VARIABLE = "DMR_COLLECTIVE_S", "DMR_SIGTERM_S"
 """Timeouts (``Plan.collective_s``, ``Plan.sigterm_s``)."""
 
-MEMORY_VARIABLE = "DMR_MEMORY"
-"""Seconds between copies in memory, or auto (``Plan.memory``)."""
-
-MTBF_VARIABLE = "DMR_MTBF"
-"""Mean time between failures of a host, in hours, for copies whose interval is automatic."""
-
-KEEPERS_VARIABLE = "DMR_KEEPERS"
-"""The keepers of copies in memory, ``HOST=ADDRESS=FOLDER`` for each (:mod:`dmr.memory.keeper`)."""
-
-SUPERVISOR_VARIABLE = "DMR_SUPERVISOR"
-"""Number of worlds that the supervisor of this job has started before this one."""
-
 CHECK_VARIABLE = "DMR_CHECK"
 """File for the hashes of the data at the end of a run (:mod:`dmr.check.digests`)."""
 

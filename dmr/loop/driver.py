@@ -22,7 +22,7 @@ from dmr.plan import NextWorld, Plan, Schedule, check_size
 from dmr.state.progress import Progress, merged_progress
 from dmr.state.values import ValuesError, replaced_parts
 from dmr.system.watch import WATCH
-from rms.wire.messages import Begun, Done, RolledBack
+from rms.wire.messages import KEEPERS_VARIABLE, Begun, Done, RolledBack
 
 if TYPE_CHECKING:
     from dmr.data.field import Field
@@ -169,9 +169,10 @@ class Driver:
         if self._waits_for_memory(wanted) or not self._resize(wanted):
             return False
         self._swaps = None  # the ranks that join have none
-        if self.run.internal.copies is not None:
-            run = self.run
-            self.run.internal.copies.enter(run.world, run.progress.generation, run.fields)
+        if KEEPERS_VARIABLE in self.run.runtime.env:
+            from dmr.memory.copies import enter_world
+
+            enter_world(self.run)
         self._end.watch(self.run.progress, self.run.world.internal_comm)
         return True
 

@@ -16,13 +16,9 @@ from mpi4py import MPI
 from dmr.application import Program, Run, RunState
 from dmr.boot.environment import (
     COLLECTIVE_VARIABLE,
-    KEEPERS_VARIABLE,
-    MEMORY_VARIABLE,
-    MTBF_VARIABLE,
     SCRIPT_VARIABLE,
     SIGTERM_VARIABLE,
     STRATEGY_VARIABLE,
-    SUPERVISOR_VARIABLE,
     Runtime,
 )
 from dmr.boot.spawn import host_of_rank
@@ -44,7 +40,13 @@ from dmr.resize import strategy as strategies
 from dmr.state.progress import Progress
 from dmr.system.watch import WATCH
 from dmr.world import World, decompositions_for, disconnect
-from rms.wire.messages import COOLDOWN_VARIABLE
+from rms.wire.messages import (
+    COOLDOWN_VARIABLE,
+    KEEPERS_VARIABLE,
+    MEMORY_VARIABLE,
+    MTBF_VARIABLE,
+    SUPERVISOR_VARIABLE,
+)
 
 if TYPE_CHECKING:
     from dmr.memory.copies import Copies
@@ -130,9 +132,10 @@ def _entered(
                 run = _first_state(app, runtime, world, specs, plan, state)
             end.watch(run.progress, run.world.internal_comm)
             with _rms_client(run, plan):
-                if run.internal.copies is not None:
-                    generation = run.progress.generation
-                    run.internal.copies.enter(run.world, generation, run.fields)
+                if KEEPERS_VARIABLE in runtime.env:
+                    from dmr.memory.copies import enter_world
+
+                    enter_world(run)
                 driver = Driver(app, run, plan, end)
                 driver.report_done(runtime.clock())
                 yield run, driver
@@ -410,7 +413,10 @@ def _connect_keepers(run: Run, plan: Plan) -> None:
     text = runtime.env.get(KEEPERS_VARIABLE, "")
     if not text or runtime.check is not None:
         if plan.memory is not None:
-            run.note("note: no copies in memory: expected the program to be started by dmr run")
+            run.note(
+                "note: no copies in memory: expected the program to be started by dmr run, "
+                "or in a job with --survive"
+            )
         return
     from dmr.memory import copies, keeper
     from dmr.memory.steps import StepsFile

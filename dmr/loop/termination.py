@@ -14,12 +14,17 @@ from typing import NoReturn
 
 from mpi4py import MPI
 
-from dmr.boot.environment import SUPERVISOR_VARIABLE, Runtime
+from dmr.boot.environment import Runtime
 from dmr.boot.mpiexec import leave_launcher
 from dmr.errors import CollectiveError, Left, described
 from dmr.state.progress import Progress
 from dmr.system.watch import WATCH, abort
-from rms.wire.messages import CompletionRecord, EndState, write_completion
+from rms.wire.messages import (
+    SUPERVISOR_VARIABLE,
+    CompletionRecord,
+    EndState,
+    write_completion,
+)
 
 ABORT_CODE = 1
 SIGTERM_CODE = 143

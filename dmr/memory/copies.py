@@ -18,11 +18,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from dmr.boot.spawn import host_of_rank
 from dmr.checkpoint.format import (
     BrokenCheckpointError,
     Index,
@@ -34,7 +35,16 @@ from dmr.data.decomposition import Box
 from dmr.data.distributed import Distributed
 from dmr.errors import UsageError, words_of
 from dmr.memory.interval import interval_s
-from dmr.memory.keeper import REQUEST_S, Held, Keeper, KeeperError, KeeperGoneError, Place, listed
+from dmr.memory.keeper import (
+    REQUEST_S,
+    Held,
+    Keeper,
+    KeeperError,
+    KeeperGoneError,
+    Place,
+    listed,
+    places_of,
+)
 from dmr.memory.piece import (
     HEAD_BYTES,
     SUFFIX,
@@ -57,6 +67,10 @@ from dmr.state.progress import Progress, decode, encode
 from dmr.state.values import ValuesError
 from dmr.system.watch import WATCH
 from dmr.world import World
+from rms.wire.messages import JOIN_VARIABLE, KEEPERS_VARIABLE
+
+if TYPE_CHECKING:
+    from dmr.application import Run
 
 DEFAULT = Schedule(every_s=10.0)
 """Of a program whose plan has none, under ``dmr run``."""
@@ -121,11 +135,9 @@ class Copies:
         clock: Callable[[], float],
         note: Note,
     ) -> None:
-        self.places, self.life, self.block, self.terms = places, life, block, terms
+        self.life, self.block, self.terms = life, block, terms
         self._clock, self._note = clock, note
-        self._place = places[host]
-        shifts = partner_shifts(len(places), terms.partners)
-        self._partners = [places[(host + shift) % len(places)] for shift in shifts]
+        self.be_at(places, host)
         self._sender = Sender()
         self._keeper: Keeper | None = None
         self._world: World | None = None
@@ -139,6 +151,12 @@ class Copies:
         self.nbytes = 0
 
     # --- the world --------------------------------------------------------------------------------
+
+    def be_at(self, places: Sequence[Place], host: int) -> None:
+        """Use these keepers from the next world on, ``host`` as that of this rank."""
+        self.places, self._place = places, places[host]
+        shifts = partner_shifts(len(places), self.terms.partners)
+        self._partners = [places[(host + shift) % len(places)] for shift in shifts]
 
     def connect(self) -> None:
         """Let this rank's keeper know of it; from now on the rank ends if that gives it up.
@@ -666,6 +684,39 @@ class Pieces:
 
 
 # --- entering a run ---------------------------------------------------------------------------
+
+
+def enter_world(run: Run) -> None:
+    """Copy the present world of a run from now on (collective)."""
+    env, own = run.runtime.env, run.internal.copies
+    if run.runtime.manager is not None and env.get(KEEPERS_VARIABLE):
+        _regroup(run)
+        own = run.internal.copies
+    if own is not None:
+        own.enter(run.world, run.progress.generation, run.fields)
+
+
+def _regroup(run: Run) -> None:
+    """Let the copies of a job of an RMS be on the hosts that its ranks have now (collective).
+
+    The ranks that were started last know the keepers of the hosts that have joined; those of hosts
+    that the job has left end.
+    """
+    comm, env = run.world.internal_comm, run.runtime.env
+    joined = int(env.get(JOIN_VARIABLE) or 0)
+    root = -max(comm.allgather((joined, -comm.rank)))[1]
+    places = places_of(comm.bcast(env[KEEPERS_VARIABLE], root))
+    own = None if run.internal.copies is None else own_place(places, host_of_rank(env))
+    present = comm.allgather(own)
+    if own is None or None in present:
+        if run.internal.copies is not None:
+            run.internal.copies.close()
+            run.internal.copies = None
+            run.note("note: no copies in memory from now on: expected a keeper on every host")
+        return
+    ring = sorted(set(present))
+    if run.internal.copies is not None:
+        run.internal.copies.be_at([places[at] for at in ring], ring.index(own))
 
 
 def own_place(places: Sequence[Place], host: str) -> int | None:

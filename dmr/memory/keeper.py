@@ -3,7 +3,8 @@
 ``python -m dmr.memory.keeper NAME --silent S`` prints one line, ``NAME=ADDRESS=FOLDER``, and serves
 requests over TCP; both sides of a connection authenticate by the token in the address
 (:mod:`dmr.wire.channel`). It uses no MPI. The ranks of its host write their pieces into its folder
-themselves; ranks of other hosts send theirs. The files in the folder are the keeper's only state::
+themselves; ranks of other hosts send theirs. A keeper that an RMS ends has no supervisor: it ends
+itself once no rank has run here for ``--alone S``. The files in the folder are its only state::
 
     request   from                      answer
     Hold      a rank, for as long as    nothing; the connection ends once the supervisor has given
@@ -425,10 +426,14 @@ class Server:
         folder: of the pieces.
         listener: for connections.
         orphan_s: time without a supervisor after which the keeper ends itself.
+        supervised: whether there is a supervisor; without one a rank counts in its place.
     """
 
-    def __init__(self, folder: Path, listener: Listener, orphan_s: float) -> None:
+    def __init__(
+        self, folder: Path, listener: Listener, orphan_s: float, *, supervised: bool = True
+    ) -> None:
         self.folder, self.listener, self.orphan_s = folder, listener, orphan_s
+        self.supervised = supervised
         self._ended = threading.Event()
         self._lock = threading.Lock()  # of the lines below
         self._beat_at = time.monotonic()
@@ -441,6 +446,8 @@ class Server:
         """Serve until the job has ended, or its supervisor is gone."""
         while not self._ended.is_set():
             with self._lock:
+                if self._ranks and not self.supervised:
+                    self._beat_at = time.monotonic()
                 silent_s = time.monotonic() - self._beat_at
             if silent_s > self.orphan_s:
                 break
@@ -589,6 +596,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="dmr.memory.keeper")
     parser.add_argument("host", help="its name, by which ranks and other keepers reach it")
     parser.add_argument("--silent", type=float, default=5.0, help="limit of the supervisor, s")
+    parser.add_argument("--alone", type=float, help="limit without ranks, with no supervisor, s")
     parser.add_argument("--base", type=Path, default=base_folder(), help="parent of its folder")
     arguments = parser.parse_args(words)
 
@@ -602,7 +610,11 @@ def main(words: Sequence[str] | None = None) -> int:
         sweep(arguments.base)
         listener = Listener(arguments.host)
         print(Place(arguments.host, listener.address, folder), flush=True)
-        Server(folder, listener, ORPHAN * arguments.silent).serve()
+        alone_s, orphan_s = arguments.alone, ORPHAN * arguments.silent
+        supervised = alone_s is None
+        Server(
+            folder, listener, orphan_s if alone_s is None else alone_s, supervised=supervised
+        ).serve()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(handle)

@@ -29,12 +29,6 @@ from typing import TypeVar
 
 import msgspec
 
-from dmr.boot.environment import (
-    KEEPERS_VARIABLE,
-    MEMORY_VARIABLE,
-    MTBF_VARIABLE,
-    SUPERVISOR_VARIABLE,
-)
 from dmr.boot.mpiexec import clean_environment
 from dmr.memory.keeper import (
     LEAVE_S,
@@ -55,6 +49,10 @@ from dmr.wire.channel import LOOPBACK
 from rms.wire.files import OutputError
 from rms.wire.messages import (
     COMPLETION_VARIABLE,
+    KEEPERS_VARIABLE,
+    MEMORY_VARIABLE,
+    MTBF_VARIABLE,
+    SUPERVISOR_VARIABLE,
     CompletionRecord,
     ProtocolError,
     read_completion,

@@ -112,6 +112,19 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         "of its steps (default: never; after 30 s a warning)",
     )
     add(
+        "--silent",
+        type=seconds,
+        metavar="S",
+        help="hosts of a remote shell: one is down if it is silent for so long (default 15)",
+    )
+    add(
+        "--mtbf-node",
+        type=positive,
+        metavar="H",
+        help="hours between failures of a node in the mean, for jobs with --survive auto (default "
+        "8760)",
+    )
+    add(
         "--with-parent", nargs="?", type=at_least(1), const=os.getppid(), metavar="PID",
         help="end when the parent ends; PID: of the parent, which may have ended by now",
     )  # fmt: skip
@@ -154,6 +167,7 @@ OPTIONS_OF = {
     "ntasks-per-node": ("slurm-pilot", "slurm", HOSTS),
     "partition": ("slurm",),
     "margin": ("slurm-pilot", HOSTS),
+    "silent": (HOSTS,),
 }
 """Engines of options that others do not have."""
 
@@ -269,6 +283,7 @@ def serve(arguments: argparse.Namespace) -> int:
             grace_s=arguments.grace,
             boot_s=arguments.boot_deadline,
             stall_s=arguments.stall_limit,
+            mtbf_h=arguments.mtbf_node,
             assumed_s=_assumed_s(arguments.assumed_time),
             policy_modules=_policy_modules(arguments.policy_modules),
             profiles=profiles.folder(os.environ, state_folder(os.environ)),
@@ -432,7 +447,11 @@ def _hosts(arguments: argparse.Namespace, meters: MeterChoice) -> local.JobEngin
         hosts = allocation.detect(os.environ)
     tasks = arguments.ntasks_per_node
     cluster = launcher.cluster_of(hosts.slots, arguments.cluster, tasks)
-    return launcher.engine(cluster, hosts, margin_s, meters).first(arguments.nodes)
+    silent_s = launcher.DOWN_S if arguments.silent is None else arguments.silent
+    if silent_s < launcher.LEAST_DOWN_S:
+        least = f"expected --silent of at least {launcher.LEAST_DOWN_S:g} s"
+        raise CommandError(f"{least}, got {silent_s:g}")
+    return launcher.engine(cluster, hosts, margin_s, meters, silent_s).first(arguments.nodes)
 
 
 def _check_site(arguments: argparse.Namespace) -> int:

@@ -118,7 +118,7 @@ SBATCH_ONLY = """
     core-spec cores-per-socket cpu-freq cpus-per-gpu deadline delay-boot distribution
     export-file extra-node-info get-user-env gid gpu-bind gpu-freq gpus-per-node
     gpus-per-socket gpus-per-task gres-flags hint ignore-pbs input kill-on-invalid-dep licenses
-    mail-type mail-user mem-bind mem-per-cpu mem-per-gpu mincpus network no-kill nodefile
+    mail-type mail-user mem-bind mem-per-cpu mem-per-gpu mincpus network nodefile
     ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode overcommit
     oversubscribe parsable prefer propagate qos quiet reboot reservation resv-ports segment
     sockets-per-node spread-job stepmgr switches test-only thread-spec threads-per-core

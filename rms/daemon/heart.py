@@ -90,6 +90,7 @@ class Daemon:
         self._parts: dict[str, Callable[[], object]] = {
             "decisions": self._work_off,  # those that could not be written before
             "held jobs": self.holds.tick,
+            "keepers": self.worlds.keepers.tick,
             "policy": self._tick_policy,
             "starts": self.scripts.start_some,
             "ends": self.scripts.end_some,

@@ -131,6 +131,12 @@ def _memory(text: str) -> float:
     return float(number) * 1024.0 ** ("KMGT".index(unit.upper() or "M") - 1)
 
 
+def _interval(text: str) -> str:
+    if text != "auto":
+        _amount(text)
+    return text
+
+
 def _refused(text: str) -> int:
     _count(text)
     raise ScriptError(f"expected a script without it, as this version lacks it, got {text!r}")
@@ -146,6 +152,7 @@ _READERS: Mapping[str, Callable[[str], object]] = {
     "begin": _checked(lambda text: parse_begin(text, 0.0)),
     "count": _count,
     "dependency": _checked(parse_dependency),
+    "interval": _interval,
     "key": str,
     "limit": _limit_s,
     "memory": _memory,
@@ -210,7 +217,7 @@ def read_option(name: str, text: str) -> Options:
     Args:
         name: as in the table, also ``no-requeue``.
     """
-    option = _OPTIONS[name.removeprefix("no-")]
+    option = _OPTIONS.get(name) or _OPTIONS[name.removeprefix("no-")]
     try:
         value = option.name == name if option.read is None else _READERS[option.read](text)
     except ScriptError as error:
@@ -329,7 +336,9 @@ def _directive(kind: str, line: Sequence[str]) -> tuple[list[tuple[str, str]], l
     options, ignored, words = list[tuple[str, str]](), list[str](), deque(line)
     while words:
         word = words.popleft()
-        word = {"-H": "--hold", "--nice": "--nice=100"}.get(word, word)
+        word = {"-H": "--hold", "-k": "--no-kill", "--nice": "--nice=100"}.get(word, word)
+        if word == "--no-kill=off":
+            continue
         short = _SHORT.get(word[1:2]) if word[:1] == "-" else None
         if short is not None and short.read is not None:
             word = f"--{short.name}" + (f"={word[2:]}" if word[2:] else "")

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
@@ -81,6 +81,7 @@ class WorldLaunch:
         cores: cores on which it boots, by default its own; its ranks then bind themselves.
         launches: all launches of a job's start with their ranks, if there are several.
         processors: the kinds of processors of the slots; empty if there is one kind.
+        env: more variables of the ranks.
     """
 
     step: int
@@ -91,6 +92,7 @@ class WorldLaunch:
     cores: Sequence[int] = ()
     launches: Sequence[tuple[int, int]] = ()
     processors: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass

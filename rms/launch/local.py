@@ -153,6 +153,20 @@ NO_MEMORY_HOOKS = ("UCX_MEM_MMAP_HOOK_MODE", "none")
 
 PER_WORLD = (JOIN_VARIABLE, LISTENER_VARIABLE)
 
+LOOPBACK = "127.0.0.1"
+KEEPER_ALONE_S = 600.0
+"""A keeper that was not ended with its job ends itself once no rank has run there for so long."""
+
+
+def keepers_of(job: str) -> str:
+    """Return the name of the owner of a job's keepers, in place of the job's id."""
+    return f"{job}.keepers"
+
+
+def keeper_words(host: str) -> list[str]:
+    """Return the words of Python that run a keeper on a host."""
+    return ["-m", "dmr.memory.keeper", host, "--alone", f"{KEEPER_ALONE_S:g}"]
+
 
 class LocalClocks(Clocks, NodeClocks):
     """The frequencies of this machine, set by the daemon itself."""
@@ -327,6 +341,7 @@ class LocalLauncher:
             RUN_VARIABLE: str(self.run_of(job)),
             "RMS_SERVER": self.server,
             INSTANCE_VARIABLE: f"{self.instance_id}:{job}",
+            **launch.env,
         }
         if launch.processors:
             env[PROCESSORS_VARIABLE] = " ".join(launch.processors)
@@ -350,6 +365,31 @@ class LocalLauncher:
         if not any(slot.startswith("gpu:") for slot in slots):
             env.setdefault(*NO_MEMORY_HOOKS)
         return []
+
+    def start_keeper(self, job: str, number: int, host: str) -> None:
+        """Start a keeper of copies of a job's data on one of its hosts ("" for this machine).
+
+        Its processes are those of :func:`keepers_of`, which the job's own end does not affect.
+        """
+        file = self.keeper_file(job, number)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        file.touch(mode=0o600)  # its address has a token
+        env = {
+            **os.environ,
+            INSTANCE_VARIABLE: f"{self.instance_id}:{keepers_of(job)}",
+            WORLD_VARIABLE: str(number),
+        }
+        command = self.keeper_command(host or LOOPBACK, number, job)
+        self.start(command, str(self.state), env, file, [], file.with_suffix(".log"))
+
+    def keeper_command(self, host: str, number: int, job: str) -> list[str]:
+        """Return the command that runs a keeper."""
+        return [sys.executable, "-P", *keeper_words(host)]
+
+    def keeper_file(self, job: str, number: int) -> Path:
+        """Return the file with the line of a keeper, which is empty until it serves."""
+        return self.state / "jobs" / job / f"keeper-{number}.txt"
 
     def limit_memory(self, job: str, most_mib: float | None = None) -> int | None:
         """Limit a job's memory; return the number of processes ended for it, None if impossible."""

@@ -126,6 +126,21 @@ def read_completion(path: Path) -> CompletionRecord:
     return record
 
 
+# --- a job that goes on from copies in memory when a rank or node dies ---------------------------
+
+KEEPERS_VARIABLE = "DMR_KEEPERS"
+"""Set for the ranks of such a job: the keepers of its copies, ``HOST=ADDRESS=FOLDER`` for each."""
+
+SUPERVISOR_VARIABLE = "DMR_SUPERVISOR"
+"""Set for these ranks: number of worlds that have died before this one."""
+
+MEMORY_VARIABLE = "DMR_MEMORY"
+"""Seconds between copies in memory, or ``auto``; it takes precedence over the program's plan."""
+
+MTBF_VARIABLE = "DMR_MTBF"
+"""Mean time between failures of a host, in hours, for copies whose interval is automatic."""
+
+
 # --- messages between a running job and its daemon -----------------------------------------------
 
 SERVER_VARIABLE = "RMS_SERVER"

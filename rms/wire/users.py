@@ -62,6 +62,8 @@ class Options(Strict, frozen=True, omit_defaults=True):
     Attributes:
         time_s: 0 for no limit.
         arguments: of the script itself.
+        no_kill: whether it goes on when a rank or node dies.
+        survive: the same; seconds between two copies, or "auto".
         memory_mib: of a node; 0 for all of it.
         ntasks: ranks, one on every slot of the job's nodes.
     """
@@ -72,6 +74,8 @@ class Options(Strict, frozen=True, omit_defaults=True):
     ntasks: Count | None = None
     ntasks_per_node: Count | None = None
     requeue: bool | None = None
+    no_kill: bool | None = None
+    survive: Name | None = None
     priority: Priority | None = None
     mode: Name | None = None
     time_s: Seconds | None = None

@@ -35,6 +35,7 @@ from rms.wire.messages import (
 from rms.wire.users import ResizeRow
 
 READY_S, MOVE_S, LEAVE_S = 1800.0, 180.0, 10.0  # deadlines of the states ready, moving and leaving
+DIED = "the running world has died"
 LATER_S = 10.0  # pause after a refusal that may be withdrawn later
 RELAUNCH = (ResizeState.STOPPING, ResizeState.STARTING)
 
@@ -89,6 +90,10 @@ class WorldEnded(ResizeInput, frozen=True):
 
 class StepEnded(ResizeInput, frozen=True):
     """The launcher line has ended; nothing is left to be resized."""
+
+
+class WorldDied(ResizeInput, frozen=True):
+    """The job's world has died; another one goes on from copies in memory."""
 
 
 class ScriptEnded(ResizeInput, frozen=True):
@@ -390,6 +395,12 @@ class ResizeMachine:
         resize.until_s = inf
         return [GiveUp(f"no report of its resize for {MOVE_S:g} s")]
 
+    def _died(self, at: Flight, message: WorldDied) -> Instructions:
+        """Drop a resize that the job does by itself."""
+        job, _, context = at
+        job.resize = None
+        return [SaveResize(None), *roll_back(job, context, DIED)]
+
     # --- launches leave, nodes are given back ------------------------------------------------
 
     def _check_leaving(self, at: Flight, message: Observed) -> Instructions:
@@ -584,6 +595,13 @@ _ROWS: tuple[tuple[type[Input], tuple[ResizeState, ...], Callable[..., Instructi
         (GRANTING, BOOTING, READY, MOVING, CLOSING, RELEASING, STOPPING),
         lambda _, at, *__: close(at.resize, "the job ended"),
     ),
+    (WorldDied, (REQUESTED,), ResizeMachine._died),
+    (
+        WorldDied,
+        (GRANTING, BOOTING, READY, MOVING),
+        lambda _, at, *__: close(at.resize, DIED),
+    ),
+    (WorldDied, (LEAVING, CLOSING, RELEASING), ResizeMachine._wait),
     (WorldEnded, (STOPPING,), ResizeMachine._world_ended),
     (ScriptEnded, (STOPPING, STARTING), ResizeMachine._script_ended),
     (Polled, (STARTING,), ResizeMachine._relaunched),

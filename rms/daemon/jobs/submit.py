@@ -259,6 +259,7 @@ def _note(
         user=getpass.getuser(),
         array=str(number),
         requeue=launcher.nodes.requeue_by_default if requeue is None else requeue,
+        survive=options.survive or ("plan" if options.no_kill else ""),
         profile="" if profile is None else f"{profile.name}, measured {profile.measured}",
         arguments=list(options.arguments or ()),
         memory_mib=options.memory_mib if watched else None,

@@ -104,10 +104,15 @@ class JobWatch:
         """End a job whose script has ended, once it has no processes left."""
         launcher = self._context.launcher
         self._worlds.tick(job)
-        if job.id not in self._context.state.running:
+        if job.id not in self._context.state.running or job.script is None:
             return
+        if job.script.status() is None or self._worlds.lose(job, "its script has ended"):
+            return  # with its node, and the job goes on
+        job.inherited = None
         if launcher.members(job.id):
             launcher.kill(job.id)
+            return
+        if self._worlds.keepers.end(job.id, all_of=True):
             return
         lost = job.script is not None and job.script.end_state == NODES_LOST
         if not self._worlds.feed(job, ScriptEnded(lost)):
@@ -133,7 +138,11 @@ class JobWatch:
         if self._lost:
             hosts = self._context.cluster.hosts_of(running.nodes)
             gone = [host for host in hosts if host in self._lost]
-        if not gone or job.ending is not None:
+        if (
+            not gone
+            or job.ending is not None
+            or self._worlds.lose(job, f"lost its nodes: {', '.join(gone)}")
+        ):
             job.lost_since_s = None
         elif job.lost_since_s is None:
             job.lost_since_s = now_s

@@ -2,6 +2,9 @@
 
 :class:`rms.daemon.jobs.machine.ResizeMachine` decides the steps of a resize. This module feeds it
 with the states of processes and the reports of jobs, and carries out its instructions.
+
+A job with ``--survive`` goes on when a rank or node dies: its world is followed by another one of
+the same step, which takes the copies of its data from the keepers (:mod:`rms.daemon.jobs.keepers`).
 """
 
 from __future__ import annotations
@@ -11,16 +14,25 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rms.core.model.events import ResizeAsked, ResizePoint, Started, Stepped
+from rms.core.model.events import NodesLost, ResizeAsked, ResizePoint, Started, Stepped
 from rms.core.model.jobs import Job, JobId, JobState, Node
 from rms.daemon.jobs import machine
+from rms.daemon.jobs.keepers import KEEPER_S, Keepers
 from rms.daemon.jobs.machine import Instructions, ResizeContext, ResizeMachine
 from rms.daemon.jobs.scripts import Scripts
 from rms.daemon.store.context import Context, Handle, describe, log
 from rms.daemon.store.journal import JournalError
 from rms.daemon.store.notes import LineNote, Note, Notes, ResizesNote, ScriptNote
 from rms.daemon.store.private import line_file
-from rms.daemon.store.record import JobRuntime, Pulse, ResizeNote, ResizeState, Step, StepRateLimit
+from rms.daemon.store.record import (
+    Death,
+    JobRuntime,
+    Pulse,
+    ResizeNote,
+    ResizeState,
+    Step,
+    StepRateLimit,
+)
 from rms.launch.base import LaunchCommand, LaunchError, ManagedProcess, WorldLaunch, hosts_of
 from rms.wire.messages import (
     LAUNCHES_VARIABLE,
@@ -38,6 +50,14 @@ from rms.wire.messages import (
 MOST_RANKS = 1 << 20  # limit of a job's ranks; larger numbers are a mistake, or an attack
 # Time after the end of a launch within which its last report (a commit, a record) must arrive.
 LAST_REPORT_S = 10.0
+DEATH_S = 1.0
+"""The same after a death that a job survives: its record may be on its way, or the job goes on."""
+
+TRIES = 5
+"""Worlds in a row that may die without a new copy, until the job ends."""
+
+HOSTS_S = 30.0
+"""Time for nodes to answer, after a death, where none does."""
 
 
 class Worlds:
@@ -46,6 +66,8 @@ class Worlds:
     def __init__(self, context: Context, scripts: Scripts, handle: Handle) -> None:
         settings = context.settings
         self._context, self._scripts, self._handle = context, scripts, handle
+        self.keepers = Keepers(context)
+        self._boots: dict[JobId, machine.BootWorlds] = {}  # worlds of resizes that wait for keepers
         self._machine = ResizeMachine(settings.boot_s, settings.grace_s)
         self._inputs, self._draining = deque[tuple[JobRuntime, machine.Input]](), False
         self._step_rate = StepRateLimit()
@@ -60,18 +82,37 @@ class Worlds:
         running = context.state.running[job.id]
         if running.state is JobState.CONFIGURING:  # the script runs, but was not reported yet
             self._handle(Started(context.time(), job.id))
-        slots, resized = self.slots_of(job)
         number, step = len(job.steps), Step(command)
+        if job.inherited is not None and job.heir == number:
+            step, job.heir, job.inherited = job.inherited, None, None
+            step.command = command
         context.private.keep(line_file(job.id, number), command.env)
         job.steps.append(step)
         job.keys.append(key)
         line = command.command, command.cwd, command.output, command.errors
         context.journal.note(LineNote(f"{job.id}/{number}", *line))
         self.save_steps(job)
+        if job.submission.survive:
+            self._await_keepers(job, step)
+        else:
+            self._begin(job, number, step)
+        return number
+
+    def _begin(self, job: JobRuntime, number: int, step: Step) -> None:
+        """Boot a world of a step that has none: the first, or one that follows a death."""
+        context, command = self._context, step.command
+        slots, resized = self.slots_of(job)
         parts = dict(enumerate(self.parts(job.id, command, slots), job.launch_count))
         job.launch_count += len(parts)
         launches = tuple((launch, len(part)) for launch, part in parts.items())
-        wanted = WorldLaunch(number, 0, (), command, launches=launches if len(parts) > 1 else ())
+        wanted = WorldLaunch(
+            number,
+            0,
+            (),
+            command,
+            launches=launches if len(parts) > 1 else (),
+            env=self.keepers.environment(job, step),
+        )
         try:
             self._boot_worlds(job, wanted, parts, resized=resized)
             step.current = tuple(parts)
@@ -81,7 +122,6 @@ class Worlds:
             for launch in step.worlds:
                 context.launcher.kill(job.id, launch)
         self.save_steps(job)
-        return number
 
     def slots_of(self, job: JobRuntime) -> tuple[Sequence[str], bool]:
         """Return the slots of a job's next step, and whether they are those of its resize.
@@ -154,7 +194,12 @@ class Worlds:
         self._observe(job)
         for number, step in enumerate(job.steps):
             if step.exit_code is None:
-                self._tick_step(job, number, step)
+                if step.death is not None and not step.death.revived:
+                    self._revive(job, number, step, step.death)
+                elif step.waits_s is not None:
+                    self._begin_with_keepers(job, number, step)
+                else:
+                    self._tick_step(job, number, step)
 
     def _tick_step(self, job: JobRuntime, number: int, step: Step) -> None:
         """Conclude a step once its launches have ended and had the time to say why."""
@@ -165,10 +210,12 @@ class Worlds:
         launcher, now = self._context.launcher, self._context.now()
         if step.ended_s is None:
             step.ended_s = now
-        late = now > step.ended_s + LAST_REPORT_S
         died = any(codes)  # ranks that leave, or complete, exit with 0
+        late = now > step.ended_s + LAST_REPORT_S
+        survives = died and self._survives(job, step)
+        is_over = late or (survives and now > step.ended_s + DEATH_S)
         if None in codes:
-            if late and died:  # launches that were merged live and die together
+            if is_over and died:  # launches that were merged live and die together
                 for n in step.current:
                     launcher.kill(job.id, n)
             return
@@ -181,13 +228,19 @@ class Worlds:
             alive = [n for n in resize.new.slots if step.worlds[n].status() is None]
             if alive and not record.exists():
                 return
-        if step.has_polled and launcher.shared_filesystem and not late and not record.exists():
+        if step.has_polled and launcher.shared_filesystem and not is_over and not record.exists():
             return  # it may be on its way through a shared folder
         if resize is not None and state is ResizeState.STOPPING:
             self.feed(job, machine.WorldEnded(self._record(job, number)))
             if resize.committed:
                 return
-        self.conclude(job, number, codes[-1] or max(code or 0 for code in codes))
+        status = codes[-1] or max(code or 0 for code in codes)
+        if survives or (status == 0 and not record.exists() and self._survives(job, step)):
+            end = self._record(job, number)
+            if end is None or end.state == "FAILED":
+                self._die(job, step, f"a rank has died (status {status})", failed=end is not None)
+                return
+        self.conclude(job, number, status)
 
     def conclude(self, job: JobRuntime, number: int, status: int) -> None:
         """Enter the end of a step."""
@@ -205,7 +258,7 @@ class Worlds:
             step.exit_code, step.message = status or 1, "died without a completion record"
         else:
             step.exit_code, step.message = status, f"program ended with {status}"
-        job.pulse = None
+        job.pulse, job.revives = None, False
         self.feed(job, machine.StepEnded())
         self.save_steps(job)
 
@@ -214,6 +267,144 @@ class Worlds:
             return read_completion(self._context.launcher.completion_file(job.id, number))
         except (OSError, ProtocolError):
             return None
+
+    # --- deaths that a job survives ----------------------------------------------------------
+
+    def _await_keepers(self, job: JobRuntime, step: Step) -> None:
+        """Start the keepers of a step's next world, which is booted when all of them serve."""
+        self.keepers.start(job, step, self.slots_of(job)[0])
+        step.waits_s, job.revives = self._context.now(), True
+        self.save_steps(job)
+
+    def _begin_with_keepers(self, job: JobRuntime, number: int, step: Step) -> None:
+        """Boot a world whose keepers serve, or have not come in time; copies need all of them."""
+        lines, now = self.keepers.lines(job, step), self._context.now()
+        if job.ending is not None or job.fault:
+            self.conclude(job, number, 1)
+            return
+        if lines is None and now <= (step.waits_s or now) + KEEPER_S:
+            return
+        if lines is None:
+            log.warning(f"job {job.id}: not all keepers have started within {KEEPER_S:g} s")
+        step.waits_s, job.revives = None, False
+        self._begin(job, number, step)
+
+    def _survives(self, job: JobRuntime, step: Step) -> bool:
+        """Return whether another world of a step follows if its present one dies."""
+        resize = job.resize
+        relaunched = resize is not None and resize.state in machine.RELAUNCH
+        ends = job.ending is not None or bool(job.fault)
+        tried = step.restored[1] >= TRIES
+        return bool(step.keepers) and step.has_polled and not (ends or relaunched or tried)
+
+    def lose(self, job: JobRuntime, why: str) -> bool:
+        """Give up a world, as nodes are lost or the script has ended; return False to end the job.
+
+        The ranks that are left would wait for the others.
+        """
+        step = job.running_step
+        if step is None or step.waits_s is not None or not self._survives(job, step):
+            return False
+        if step.death is None or step.death.revived:
+            self._die(job, step, why)
+        return True
+
+    def _die(self, job: JobRuntime, step: Step, why: str, *, failed: bool = False) -> None:
+        """End what is left of a world that has died, and ask for the cause."""
+        context, before = self._context, step.death
+        log.warning(f"job {job.id}: {why}; goes on from copies in memory")
+        step.death = Death(context.time(), job.step, why, failed)
+        if before is not None:  # the world that followed has died before it computed
+            step.death.at_s, step.death.step = before.at_s, before.step
+        job.revives = True
+        self.feed(job, machine.WorldDied())
+        for launch in step.worlds:
+            context.launcher.kill(job.id, launch)
+        hosts = context.cluster.hosts_of(context.state.running[job.id].held)
+        step.death.call = context.launcher.nodes.diagnose_failure(job.id, hosts)
+
+    def _revive(self, job: JobRuntime, number: int, step: Step, death: Death) -> None:
+        """Go on once nothing is left of the world, on the nodes that are left."""
+        context, launcher = self._context, self._context.launcher
+        if job.ending is not None or job.fault:
+            self.conclude(job, number, 1)
+            return
+        left = [launch for launch in step.worlds if self.has_processes(job, launch)]
+        for launch in left:
+            launcher.kill(job.id, launch)
+        if left or job.resize is not None:
+            return
+        if death.call is not None and death.call() is None:
+            return
+        running = context.state.running[job.id]
+        hosts = context.cluster.hosts_of(running.nodes)
+        gone = {*(launcher.nodes.unavailable() or ()), *launcher.nodes.lost()}.intersection(hosts)
+        if gone.issuperset(hosts) and context.now() <= death.at_s + HOSTS_S:
+            return
+        script_lost, script = hosts[0] in gone, job.script
+        if script is not None and script.status() is not None and not script_lost:
+            self.conclude(job, number, 1)
+            return
+        if death.failed and not gone:
+            self.conclude(job, number, 1)
+            return
+        if script_lost and launcher.members(job.id):
+            launcher.kill(job.id)
+            return
+        if gone and not self._go_narrower(job, step, gone):
+            self.conclude(job, number, 1)
+            return
+        step.life += 1
+        step.current, step.worlds, step.ranks, step.ended_s = (), {}, (), None
+        death.revived, job.pulse, job.count = True, None, None
+        if script_lost:
+            self._run_again(job, number, step)
+        else:
+            self._await_keepers(job, step)
+
+    def _go_narrower(self, job: JobRuntime, step: Step, gone: set[str]) -> bool:
+        """Enter the loss of nodes; return whether the job can go on with the others."""
+        context = self._context
+        running = context.state.running[job.id]
+        kept = tuple(n for n in running.nodes if context.cluster.host_of(n) not in gone)
+        size = max((size for size in running.spec.sizes() if size <= len(kept)), default=0)
+        names = ", ".join(sorted(gone))
+        if not size or not running.spec.mode.resizable or running.state is not JobState.RUNNING:
+            log.info(f"job {job.id}: has lost {names}, and cannot go on with {len(kept)} nodes")
+            return False
+        if step.death is not None:
+            step.death.why = f"{names} {'are' if len(gone) > 1 else 'is'} lost"
+        log.info(f"job {job.id}: {names} lost, goes on with {size} of {len(running.nodes)} nodes")
+        self.keepers.lost(step, gone)
+        self._handle(NodesLost(context.time(), job.id, kept[:size]))
+        return True
+
+    def _run_again(self, job: JobRuntime, number: int, step: Step) -> None:
+        """Run the script of a job again whose node is lost; its line goes on with the step."""
+        context = self._context
+        job.heir, job.inherited = number, step
+        job.steps, job.keys, job.revives = [], [], False
+        context.launcher.status_file(job.id).unlink(missing_ok=True)
+        context.journal.note(ScriptNote(job.id), job.steps_note())
+        log.info(f"job {job.id}: its script runs again, as its node is lost")
+        try:
+            self._scripts.run(job, context.state.running[job.id].nodes)
+        except LaunchError as error:
+            self._scripts.fail(job, str(error))
+
+    def _computes_again(self, job: JobRuntime, step: Step, death: Death) -> None:
+        """Enter what a death has cost, at the first message of the world that follows."""
+        now_s, step.death = self._context.time(), None
+        count = step.restored[1] + 1 if step.restored[0] == job.step and step.restored[1] else 1
+        step.restored = job.step, count
+        lost = max(0, death.step - job.step)
+        since_s = passed_s([*step.passed, (death.at_s, death.step)], job.step)
+        step.passed.clear()
+        log.info(
+            f"job {job.id}: computes again at step {job.step}, {now_s - death.at_s:.1f} s after "
+            f"{death.why}; {lost} steps and {max(0.0, death.at_s - since_s):.1f} s are lost"
+        )
+        self.save_steps(job)
 
     # --- polls and reports of jobs -----------------------------------------------------------
 
@@ -224,6 +415,10 @@ class Worlds:
         step = job.running_step
         if step is not None:
             now_s = self._context.now()
+            if step.death is not None and step.death.revived:
+                self._computes_again(job, step, step.death)
+            if step.keepers:
+                step.passed.append((self._context.time(), job.step))
             if job.pulse is None:
                 job.pulse, job.calm_until_s = Pulse.begin(now_s, job.step), 0.0
             job.pulse.hear(now_s, job.step)
@@ -366,6 +561,14 @@ class Worlds:
                 job.call = None
                 self.feed(job, machine.CallAnswered(answer))
             return
+        waiting = self._boots.get(job.id)
+        if waiting is not None and step is not None and resize.number == waiting.resize:
+            late = self._context.now() > resize.begun_s + KEEPER_S
+            if resize.state is ResizeState.BOOTING:
+                if late or self.keepers.lines(job, step) is not None:
+                    self._boot(job, waiting)
+                return
+        self._boots.pop(job.id, None)
         ended: dict[int, int] = {}
         if resize.state in (ResizeState.BOOTING, ResizeState.READY) and step is not None:
             codes = {n: step.worlds[n].status() for n in resize.new.slots}
@@ -437,7 +640,15 @@ class Worlds:
 
     def _boot(self, job: JobRuntime, boot: machine.BootWorlds) -> None:
         step, failure = job.steps[boot.step], ""
-        wanted = WorldLaunch(boot.step, 0, (), step.command, boot.resize, boot.cores)
+        if step.keepers and job.id not in self._boots:
+            slots = [slot for part in boot.launches.values() for slot in part]
+            self.keepers.start(job, step, slots)
+            if self.keepers.lines(job, step) is None:
+                self._boots[job.id] = boot
+                return
+        self._boots.pop(job.id, None)
+        env = self.keepers.environment(job, step)
+        wanted = WorldLaunch(boot.step, 0, (), step.command, boot.resize, boot.cores, env=env)
         try:
             self._boot_worlds(job, wanted, boot.launches, resized=True)
         except LaunchError as error:
@@ -478,3 +689,14 @@ class Worlds:
             members = self._context.launcher.members(job.id, launch)
             pid = resize.new.pids.get(launch) or min(members, default=0)
             step.worlds[launch] = ManagedProcess(pid)
+
+
+def passed_s(passed: Sequence[tuple[float, int]], step: int) -> float:
+    """Return when a job came to a step, by times at which it was at others, in their order."""
+    before_s, before = passed[0]
+    for at_s, n in passed:
+        if n >= step:
+            share = (step - before) / (n - before) if n > before else 1.0
+            return before_s + min(1.0, max(0.0, share)) * (at_s - before_s)
+        before_s, before = at_s, n
+    return before_s

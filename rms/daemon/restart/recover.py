@@ -512,6 +512,10 @@ def restore_steps(daemon: Daemon, job: JobRuntime) -> list[int]:
         return ManagedProcess(min(launcher.members(job.id, number), default=0))
 
     note = journal.noted(StepsNote, job.id)
+    if note.heir is not None and note.inherited is not None:
+        nothing = LaunchCommand([], "", {}, "", "")  # until its line runs again
+        facts = {name: getattr(note.inherited, name) for name in STEP_FACTS}
+        job.heir, job.inherited = note.heir, Step(nothing, {}, **facts)
     job.keys, job.launch_count, job.run, job.steps = note.keys, note.launches, note.run, []
     for number, step in enumerate(note.steps):
         line = journal.noted(LineNote, f"{job.id}/{number}")
@@ -540,7 +544,9 @@ def _find_first_world(daemon: Daemon, job: JobRuntime) -> None:
         kept, members = launcher.world_status_file(job.id, number), launcher.members(job.id, number)
         if members or kept.exists():
             step.worlds[number] = ManagedProcess(min(members, default=0), status_file=kept)
-    if len(step.worlds) == len(parts):
+    if not step.worlds and step.keepers:  # their world is not started before they serve
+        step.waits_s, job.revives = daemon.context.now(), True
+    elif len(step.worlds) == len(parts):
         step.current, job.launch_count = tuple(step.worlds), first + len(parts)
     else:
         for number in step.worlds:  # it would wait for the others for good
@@ -627,6 +633,7 @@ def settle(daemon: Daemon) -> None:
             more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
             words = f"jobs {', '.join(lost[:MOST_NAMED])}{more}"
             log.warning(f"missing in the journal, or refused when submitted: {words}")
+    daemon.worlds.keepers.adopt(daemon.launcher.jobs())
     mark = journal.noted(MarkNote)
     if mark.copied:
         log.warning(

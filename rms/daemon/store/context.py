@@ -278,6 +278,8 @@ class Settings:
     boot_s: float = BOOT_S
     # time without a new step after which a job's run is given up; None: never
     stall_s: float | None = None
+    # mean time between failures of a node, in hours, for copies in memory; None: the library's
+    mtbf_h: float | None = None
     # run time to plan with for jobs without a limit; None: unlimited
     assumed_s: float | None = None
     # the user's modules whose functions a later policy may name

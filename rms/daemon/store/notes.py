@@ -132,6 +132,7 @@ class SubmissionNote(Note, tag="job"):
     user: str = ""
     array: str = ""
     requeue: bool = False
+    survive: str = ""  # seconds between copies in memory, "auto", or "plan"; "" for no copies
     profile: str = ""
     arguments: list[str] = []
     memory_mib: float | None = None
@@ -179,18 +180,24 @@ class StepNote(msgspec.Struct, kw_only=True):
     has_polled: bool = False  # whether it has: only a program of dmr does, and leaves a record
     cooldown_s: float = 0.0  # pause after a resize before the next request
     restartable: bool = False
+    keepers: dict[int, str] = {}  # of copies in memory: number and host ("" for this machine)
+    life: int = 0  # worlds of this step that have died
+    restored: tuple[int, int] = (0, 0)  # step that the last of these went on from; how many there
 
 
 class StepsNote(Note, tag="steps"):
     """The steps of a job, the keys of its launcher lines, and the number of launches so far.
 
-    ``run`` counts how often it was requeued.
+    ``run`` counts how often it was requeued. ``heir`` is the number of a step that goes on when its
+    line runs again, as the node of the script was lost, and ``inherited`` that step.
     """
 
     keys: list[str] = []
     launches: int = 0
     steps: list[StepNote] = []
     run: int = 0
+    heir: int | None = None
+    inherited: StepNote | None = None
 
 
 class ResizesNote(Note, tag="resizes"):

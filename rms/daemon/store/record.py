@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -23,6 +24,26 @@ STEP_FACTS = StepNote.__struct_fields__[1:]
 REQUEUED = "REQUEUED"  # the ending of a job that returns to the queue
 
 
+@dataclass
+class Death:
+    """A world that has died, of a job that goes on from copies in memory.
+
+    Attributes:
+        at_s, step: when that was noticed, and the last step that the daemon knows of.
+        why: one sentence.
+        failed: whether it left a record of a failure, which may come from a lost node.
+        call: the request for the cause.
+        revived: whether the next world is about to be started.
+    """
+
+    at_s: float
+    step: int
+    why: str
+    failed: bool = False
+    call: PendingCall | None = None
+    revived: bool = False
+
+
 class Step(StepNote):
     """One launcher line of a job script: a sequence of worlds, and its end."""
 
@@ -30,6 +51,10 @@ class Step(StepNote):
     # launches by number: every mpiexec whose ranks are, or may become, the job
     worlds: dict[int, ManagedProcess] = msgspec.field(default_factory=dict)
     ended_s: float | None = None  # when the first of the current launches was seen to have ended
+    waits_s: float | None = None  # since when it waits for its keepers, to be started
+    death: Death | None = None  # of its last world, until the next one computes
+    # when it was at which step, for the newest messages of a job with keepers
+    passed: deque[tuple[float, int]] = msgspec.field(default_factory=lambda: deque(maxlen=4096))
 
 
 class ResizeState(StrEnum):
@@ -227,6 +252,9 @@ class JobRuntime:
     count: StepCount | None = None  # the present count of steps; None during a resize
     calm_until_s: float = 0.0  # skip checking this job until then unless a child of the daemon ends
     checked_ends: int = 0  # number of ended children at the last check of this job
+    revives: bool = False  # whether a step of it waits for keepers, or its world has died
+    heir: int | None = None  # number of the line whose step goes on when the script runs again
+    inherited: Step | None = None  # that step
 
     @cached_property
     def wakeup(self) -> asyncio.Event:
@@ -240,8 +268,9 @@ class JobRuntime:
 
     @property
     def calm(self) -> bool:
-        """Whether no resize, end or fault needs a check in every round."""
-        return self.resize is None and self.kill_at is None and not self.fault
+        """Whether no resize, end, death or fault needs a check in every round."""
+        busy = self.resize is not None or self.revives
+        return not busy and self.kill_at is None and not self.fault
 
     @cached_property
     def files(self) -> tuple[Path, Path | None]:
@@ -284,6 +313,12 @@ class JobRuntime:
         return next((step for step in self.steps if step.exit_code is None), None)
 
     @property
+    def lasting(self) -> list[Step]:
+        """The steps whose copies in memory are needed."""
+        steps = [step for step in self.steps if step.exit_code is None]
+        return steps if self.inherited is None else [*steps, self.inherited]
+
+    @property
     def restartable(self) -> bool | None:
         """Whether it resumes from a checkpoint when its script runs again; None before a poll."""
         polled = [step.restartable for step in self.steps if step.has_polled]
@@ -312,12 +347,20 @@ class JobRuntime:
 
     def steps_note(self) -> StepsNote:
         """Return the note of its steps for a restarted daemon."""
-        steps = []
-        for step in self.steps:
+
+        def noted(step: Step) -> StepNote:
             pids = {number: world.pid for number, world in step.worlds.items()}
-            facts = {name: getattr(step, name) for name in STEP_FACTS}
-            steps.append(StepNote(pids=pids, **facts))
-        return StepsNote(self.id, list(self.keys), self.launch_count, steps, self.run)
+            return StepNote(pids=pids, **{name: getattr(step, name) for name in STEP_FACTS})
+
+        return StepsNote(
+            self.id,
+            list(self.keys),
+            self.launch_count,
+            list(map(noted, self.steps)),
+            self.run,
+            self.heir,
+            None if self.inherited is None else noted(self.inherited),
+        )
 
     def forget_processes(self) -> None:
         """Drop everything about its processes: they have ended, or are on lost nodes."""
@@ -329,4 +372,5 @@ class JobRuntime:
         self.polls |= any(step.has_polled for step in self.steps)
         self.pulse, self.lost, self.lost_since_s = None, "", None
         self.steps, self.keys, self.count = [], [], None
+        self.revives, self.heir, self.inherited = False, None, None
         self.step = self.total = self.requested_ranks = 0

@@ -2,8 +2,8 @@
 
 mpiexec and the remote shells of scripts run on the daemon's machine, as in engine ``local``, so
 their ends and outputs need no shared folder. The processes on a host are ended by its agent. A host
-whose agent has not answered for :data:`DOWN_S` is down; by then its agent, which has not been
-confirmed for :data:`FENCE_S`, has ended the processes there. The host is up again once an agent
+whose agent has not answered for ``--silent`` (:data:`DOWN_S`) is down; by then its agent, which has
+not been confirmed for two thirds of it, has ended the processes there. It is up again once an agent
 that was started anew answers.
 """
 
@@ -49,6 +49,8 @@ from rms.launch.local import (
     JobEngine,
     LocalLauncher,
     host_cluster,
+    keeper_words,
+    keepers_of,
     numbered,
 )
 from rms.launch.processes import (
@@ -72,11 +74,11 @@ log = logging.getLogger("rms")
 
 EVERY_S = 1.0  # interval between two messages to an agent
 ENDING_S = 0.2  # the same while its jobs are being ended
-FENCE_S = 10.0
-"""An agent ends all jobs there if none of its answers was confirmed for so long."""
-
-DOWN_S = 15.0
+DOWN_S, LEAST_DOWN_S = 15.0, 3.0
 """A host is down if its agent has not answered for so long: the jobs there have ended by then."""
+
+FENCE = 2 / 3
+"""An agent ends all jobs there if none of its answers was confirmed for so much of that time."""
 
 START_S = 30.0  # time of a new agent until its first answer
 
@@ -118,6 +120,7 @@ class HostAgent:
             again before they are.
         refusal: why the host cannot be used although its agent answers, "" if it can.
         key, port: of the relay that it opens, if there is one.
+        down_s: without an answer for so long the host is down.
     """
 
     host: str
@@ -134,6 +137,7 @@ class HostAgent:
     answers: int = 0
     key: str = ""
     port: int = 0
+    down_s: float = DOWN_S
     _orders: deque[Order] = field(default_factory=deque)
     _process: subprocess.Popen[bytes] | None = None
     _number: int = 0
@@ -182,7 +186,7 @@ class HostAgent:
                     self._take(msgspec.json.decode(line, type=Answer))
             if self._process is not None:
                 self._send(self._process, now)
-        silent = now > self._heard_s + DOWN_S
+        silent = now > self._heard_s + self.down_s
         lost = self.up and silent
         if lost:
             self.up, self.live = False, frozenset()
@@ -195,7 +199,7 @@ class HostAgent:
         self._seen, self._unsent, self._unread = 0, b"", b""
         self._orders.clear()
         self._since_s = time.monotonic()
-        if not self.up and self._since_s > self._heard_s + DOWN_S:
+        if not self.up and self._since_s > self._heard_s + self.down_s:
             self.fence = True
             self.ending.clear()
         try:
@@ -249,7 +253,9 @@ class HostAgent:
             self.up = shared and not self.ending
 
     def _send(self, process: subprocess.Popen[bytes], now: float) -> None:
-        every_s = ENDING_S if self.ending or self.soon or not self.up else EVERY_S
+        every_s = min(EVERY_S, self.down_s / 5)
+        if self.ending or self.soon or not self.up:
+            every_s = ENDING_S
         if now >= self._sent_s + every_s and not self._orders:
             self.order(looks="" if self.up else str(self.look))
         while self._orders:
@@ -298,7 +304,12 @@ class HostNodes(EngineNodes):
         self._ports = Ports(secrets.token_hex(16) if allocation.relayed else "")
         self.agents = {
             host: HostAgent(
-                host, launcher.start_host_agent, self._look, self._text, key=self._ports.key
+                host,
+                launcher.start_host_agent,
+                self._look,
+                self._text,
+                key=self._ports.key,
+                down_s=launcher.silent_s,
             )
             for host in allocation.slots
         }
@@ -357,8 +368,8 @@ class HostNodes(EngineNodes):
             return f"cannot be used: {own.refusal}"
         if own.up:
             return ANSWERS
-        silent = own.fence or time.monotonic() > self._opened_s + DOWN_S
-        return f"is down: no answer within {DOWN_S:g} s" if silent else ANSWERS
+        silent = own.fence or time.monotonic() > self._opened_s + own.down_s
+        return f"is down: no answer within {own.down_s:g} s" if silent else ANSWERS
 
     def _end_strays(self, agent: HostAgent) -> None:
         jobs = {job for job, _ in agent.live}
@@ -414,6 +425,7 @@ class HostsLauncher(LocalLauncher):
 
     allocation: Allocation
     margin_s: float
+    silent_s: float = field(default=DOWN_S, kw_only=True)
     nodes: HostNodes = field(init=False, repr=False)
     clocks: NodeClocks = field(default_factory=HostClocks, init=False, repr=False)
     meter_token: str = field(default_factory=lambda: secrets.token_hex(16), init=False, repr=False)
@@ -459,7 +471,7 @@ class HostsLauncher(LocalLauncher):
     def start_host_agent(self, host: str) -> subprocess.Popen[bytes]:
         """Start the agent of a host."""
         mark = f"{INSTANCE_VARIABLE}={self.instance_id}:{AGENT}"
-        words = python_on_host(agent.__name__, self.instance_id, f"{FENCE_S:g}")
+        words = python_on_host(agent.__name__, self.instance_id, f"{FENCE * self.silent_s:g}")
         command = self.allocation.command(host, [words[0], mark, *words[1:]])
         with (self.state / "agents.log").open("ab") as errors:
             process = subprocess.Popen(
@@ -509,6 +521,17 @@ class HostsLauncher(LocalLauncher):
         file.write_bytes(msgspec.json.encode(start))
         shell = self.command_on(host, python_on_host(agent.__name__, "--run"))
         return ["/bin/sh", "-c", FROM_FILE, str(file), *shell]
+
+    def keeper_command(self, host: str, number: int, job: str) -> list[str]:
+        """Return the command that runs a keeper, by a remote shell that stays here."""
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            INSTANCE_VARIABLE: f"{self.instance_id}:{keepers_of(job)}",
+            WORLD_VARIABLE: str(number),
+        }
+        start = Start(sys.executable, b"", ["-P", *keeper_words(host)], "/", env)
+        return self._runs(host, start, self.keeper_file(job, number).with_suffix(".json"))
 
     def meter_of(self, own: HostAgent) -> AgentProcess:
         """Return the agent that reads the meters of a host."""
@@ -626,12 +649,22 @@ class HostsLauncher(LocalLauncher):
 
 
 def engine(
-    cluster: Cluster, allocation: Allocation, margin_s: float = 0.0, meters: MeterChoice = AUTO
+    cluster: Cluster,
+    allocation: Allocation,
+    margin_s: float = 0.0,
+    meters: MeterChoice = AUTO,
+    silent_s: float = DOWN_S,
 ) -> JobEngine:
-    """Return the engine that runs jobs on the hosts of an allocation."""
+    """Return the engine that runs jobs on the hosts of an allocation.
+
+    Args:
+        silent_s: a host that is silent for so long is down.
+    """
 
     def launcher(state: Path, instance_id: str, server: str) -> HostsLauncher:
-        return HostsLauncher(state, instance_id, server, allocation, margin_s, meters=meters)
+        return HostsLauncher(
+            state, instance_id, server, allocation, margin_s, meters=meters, silent_s=silent_s
+        )
 
     return JobEngine(cluster, launcher, True, allocation.name)
 

@@ -22,7 +22,7 @@ import msgspec
 from rms.launch.base import ManagedProcess, ScriptLaunch, WorldLaunch, hosts_of
 from rms.launch.hosts.agent import Agent, Order
 from rms.launch.hosts.allocation import Allocation
-from rms.launch.hosts.launcher import FENCE_S, HostsLauncher
+from rms.launch.hosts.launcher import DOWN_S, FENCE, HostsLauncher
 from rms.launch.processes import INSTANCE_VARIABLE
 from rms.wire.messages import SLOTS_VARIABLE, WORLD_VARIABLE
 from virtual.loop import VirtualLoop
@@ -234,7 +234,7 @@ class AgentOnHost(Agent):
     running: ClassVar[AgentOnHost]
 
     def __init__(self, hosts: Hosts, host: Host, mark: str) -> None:
-        super().__init__(mark, FENCE_S)
+        super().__init__(mark, FENCE * DOWN_S)
         for file in self._woken:
             os.close(file)
         self.hosts, self.host, self.mark = hosts, host, mark

@@ -709,6 +709,7 @@ INPUTS: tuple[Input, ...] = (
     RolledBack(1, "no peer", "warm"),
     OBSERVED,
     machine.WorldEnded(CompletionRecord("CANCELLED", 0, "", 42, 1, 1)),
+    machine.WorldDied(),
     machine.StepEnded(),
     machine.ScriptEnded(),
     machine.Polled(),
