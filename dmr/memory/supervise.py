@@ -228,6 +228,7 @@ class _Job:
         self._job: Job | None = None  # of the newest copy
         self._signal = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._shells: list[int] = []  # descriptors of what a killed mpiexec had started
 
     def run(self) -> int:
         """Start worlds until one has ended the job; return its exit status."""
@@ -235,6 +236,7 @@ class _Job:
         try:
             return self._worlds()
         finally:
+            self._end_shells()
             for one, handler in before.items():
                 signal.signal(one, handler)
 
@@ -269,6 +271,7 @@ class _Job:
                 return _exit_status(status)  # a program that has not come to its block
             life += 1
             lost += self.hosts.begin(life)  # ranks of the world before end, if any are left
+            self._end_shells()
             why = _ending(status)
             if world.widens:
                 why = f"there is room for {self._wanted} ranks"
@@ -292,6 +295,15 @@ class _Job:
             self._restart = restart
             where = "without a copy" if copy.step is None else f"from the copy at step {copy.step}"
             self._say(f"{why}; going on {where} with {ranks} ranks")
+
+    def _end_shells(self) -> None:
+        """End remote shells of a killed mpiexec that wait for a lost host."""
+        for handle in self._shells:
+            with contextlib.suppress(ProcessLookupError):
+                if sys.platform == "linux":
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)
+        self._shells.clear()
 
     def _close_restart(self, life: int) -> None:
         """Enter when the world of a life had begun to compute."""
@@ -363,7 +375,8 @@ class _Job:
             lost += self.hosts.begin(life + 1)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(END_S)
-        if lost:
+        if lost or widens:
+            self._shells += _children(process.pid)
             process.kill()  # it may wait for the lost host
         status = process.wait()
         self._process = None
@@ -405,6 +418,16 @@ class _Ended:
     lost: list[str]
     widens: bool
     noticed_s: float
+
+
+def _children(pid: int) -> list[int]:
+    """Return a descriptor of every child of a process, on Linux."""
+    handles = []
+    if sys.platform == "linux":
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                handles += [os.pidfd_open(int(child)) for child in path.read_text().split()]
+    return handles
 
 
 def _exit_status(status: int) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import MPIEXEC, Run, marked, program, started, until
+from processes import BIN, MPIEXEC, Run, marked, program, started, until
 
 from dmr.memory.keeper import PREFIX, base_folder
 
@@ -305,7 +305,8 @@ def test_a_killed_launcher_or_keeper(
         for line in process.stdout:
             if line.startswith("copies in memory: "):
                 break
-        (pid,) = of_host(process, MPIEXEC if victim == "mpiexec" else "dmr.memory.keeper")
+        launcher = (MPIEXEC, str(BIN / "prterun"))  # the latter is that of Open MPI
+        (pid,) = of_host(process, *(launcher if victim == "mpiexec" else ["dmr.memory.keeper"]))
         os.kill(pid, signal.SIGKILL)
         output, errors = process.communicate(timeout=DEADLINE_S)
         until(lambda: not marked(process.mark), deadline_s=DEADLINE_S)  # type: ignore[attr-defined]
