@@ -29,8 +29,11 @@ def rms(cluster: Cluster) -> Iterator[HostsRms]:
         yield rms
 
 
-def keepers(cluster: Cluster, host: str) -> list[int]:
-    return [p for p in cluster.processes(host) if b"dmr.memory.keeper" in command_line(p)]
+def keepers(cluster: Cluster) -> list[str]:
+    """Return the hosts on which a keeper runs."""
+    hosts = [name.partition("@")[2] for name in cluster.running() if name.startswith("host@n")]
+    words = b"dmr.memory.keeper"
+    return [h for h in hosts if any(words in command_line(p) for p in cluster.processes(h))]
 
 
 def rank_on(cluster: Cluster, host: str) -> int:
@@ -60,7 +63,7 @@ def ends(cluster: Cluster, rms: HostsRms, job: str, alone: str, restores: int) -
     assert rms.over(job) == ["COMPLETED"], rms.output(job)
     assert rms.row(job)["answer"] == alone
     assert rms.output(job).count("restored from copies in memory at step") == restores
-    assert not [host for host in ("n1", "n2", "n3", "n4") if keepers(cluster, host)]
+    assert not keepers(cluster)
     rms.ends_well()
 
 
@@ -114,11 +117,15 @@ def test_two_partners_die(cluster: Cluster, rms: HostsRms, alone: str) -> None:
 
 
 def test_a_daemon_is_killed_with_the_host(cluster: Cluster, rms: HostsRms, alone: str) -> None:
+    """A daemon that is back before the hosts end what is there goes on."""
+    rms.end()
+    rms.start("--silent", "30")
+    rms.up("n1", "n2", "n3", "n4")
     job = rms.submit(rms.mpdata(pace_s=0.1), *SIZES)
     copied(rms, job)
     rms.end(signal.SIGKILL)
     cluster("kill", "n3")
-    rms.start()
+    rms.start("--silent", "30")
     goes_on(rms, job)
     ends(cluster, rms, job, alone, 1)
 
@@ -132,5 +139,5 @@ def test_a_killed_rank_and_a_cancelled_job(cluster: Cluster, rms: HostsRms) -> N
     os.kill(rank_on(cluster, "n4"), signal.SIGKILL)
     rms.ask("cancel", job)
     assert rms.over(job) == ["CANCELLED"]
-    assert not [host for host in ("n1", "n2", "n3", "n4") if keepers(cluster, host)]
+    assert not keepers(cluster)
     rms.ends_well()

@@ -149,6 +149,7 @@ class HostAgent:
     _wait_s: float = AGAIN_S
     _heard_s: float = 0.0
     _since_s: float = 0.0
+    _silent: bool = False
 
     def open(self) -> None:
         """Begin to wait for the first answer."""
@@ -164,7 +165,8 @@ class HostAgent:
         """End a job or one of its launches there; on a lost host, the fence does so."""
         name = _name(job, launch)
         if not self.fence and name not in self.ending:
-            self.ending[name] = self.order(kill=[name])
+            looks = "" if self.up else str(self.look)  # every answer may be the first
+            self.ending[name] = self.order(kill=[name], looks=looks)
 
     def has(self, job: str, launch: int | None) -> bool:
         """Return whether a job or a launch has processes there, and look soon if it has."""
@@ -174,8 +176,16 @@ class HostAgent:
         self.soon = True
         return True
 
+    def may_answer(self, since_s: float) -> bool:
+        """Return whether a host that is not up may answer yet, at first, to a new daemon."""
+        first = not (self.up or self.fence or self.refusal)
+        return first and time.monotonic() <= since_s + self.down_s
+
     def poll(self) -> bool:
-        """Read answers, send what is due; return whether the host has just been lost."""
+        """Read answers, send what is due; return whether the host has just been lost.
+
+        That is also one that does not answer a daemon that was restarted.
+        """
         now = time.monotonic()
         if self._process is None:
             if now >= self._again_s:
@@ -187,7 +197,7 @@ class HostAgent:
             if self._process is not None:
                 self._send(self._process, now)
         silent = now > self._heard_s + self.down_s
-        lost = self.up and silent
+        lost, self._silent = silent and not self._silent, silent
         if lost:
             self.up, self.live = False, frozenset()
         late = silent and now > self._since_s + START_S
@@ -368,8 +378,8 @@ class HostNodes(EngineNodes):
             return f"cannot be used: {own.refusal}"
         if own.up:
             return ANSWERS
-        silent = own.fence or time.monotonic() > self._opened_s + own.down_s
-        return f"is down: no answer within {own.down_s:g} s" if silent else ANSWERS
+        waits = own.may_answer(self._opened_s)
+        return ANSWERS if waits else f"is down: no answer within {own.down_s:g} s"
 
     def _end_strays(self, agent: HostAgent) -> None:
         jobs = {job for job, _ in agent.live}
@@ -396,6 +406,9 @@ class HostNodes(EngineNodes):
         orders = {host: self.agents[host].order() for host in hosts if self.agents[host].up}
 
         def answer() -> str | None:
+            others = [self.agents[host] for host in hosts if host not in orders]
+            if any(own.may_answer(self._opened_s) for own in others):
+                return None
             for host, number in orders.items():
                 if self.agents[host].up and self.agents[host].answers < number:
                     return None
