@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmr.memory.keeper import Place
+from dmr.memory.steps import Steps, StepsFile, forget, steps_of
 from dmr.memory.supervise import Hosts, Settings, parse_hosts, placed
 
 
@@ -68,3 +69,36 @@ def test_the_hosts_left_have_room_for_some_ranks(
     names = [name for name, _ in settings.hosts] or ["127.0.0.1"]
     hosts._watches = {name: Place(name, "", Path()) for name in names[lost:]}  # type: ignore[misc]
     assert hosts.room(ranks) == room
+
+
+def test_a_spare_takes_the_place_of_a_lost_host() -> None:
+    settings = Settings(4, ("x",), "mpiexec", parse_hosts("a,b,c,d"), spares=parse_hosts("e:2,f"))
+    hosts: Any = Hosts(settings, {})
+    hosts._watches = {name: Place(name, "", Path()) for name in "abcd"}
+    hosts._spares = {name: Place(name, "", Path()) for name in "ef"}
+    assert hosts.room(4) == hosts.room(4, spares=True) == 4
+    del hosts._watches["b"]
+    hosts._slots[1] = None
+    assert (hosts.room(4), hosts.room(4, spares=True)) == (3, 5)
+    hosts.fill()
+    assert [*hosts._watches] == ["a", "e", "c", "d"] and [*hosts._spares] == ["f"]
+    assert hosts.room(4) == hosts.room(4, spares=True) == 5
+
+
+def test_the_steps_of_a_world_are_those_of_its_farthest_rank(tmp_path: Path) -> None:
+    now = [10.0]
+    one = StepsFile(tmp_path, 3, lambda: now[0])
+    assert steps_of(tmp_path, 3) is None
+    one.begins(7)
+    now[0] = 12.0
+    assert steps_of(tmp_path, 3, lambda: now[0]) == Steps(7, 2.0, None)
+    one.begins(7)  # the same step once more, as after a rollback
+    one.begins(8)
+    now[0] = 13.0
+    one.begins(9)
+    assert steps_of(tmp_path, 3, lambda: now[0]) == Steps(9, 3.0, 1.0)
+    assert steps_of(tmp_path, 2) is None
+    forget(tmp_path, 3)
+    assert steps_of(tmp_path, 3) is not None
+    forget(tmp_path, 4)
+    assert not list(tmp_path.iterdir())
