@@ -604,6 +604,10 @@ class Hosts:
 
     def lost(self) -> list[str]:
         """Return the hosts in use that were lost since the last call; look for new spares."""
+        for watch in _all_of(self._back):
+            self._spares[watch.place.host] = watch
+            watch.begin(self._life)
+            self._say(f"host {watch.place.host} is back, as a spare")
         names = []
         for name in _all_of(self._lost):
             if self._watches.pop(name, None) is not None:
@@ -618,10 +622,6 @@ class Hosts:
                 thread = threading.Thread(target=self._call_back, args=(name,), daemon=True)
                 thread.start()
                 self._threads.append(thread)
-        for watch in _all_of(self._back):
-            self._spares[watch.place.host] = watch
-            watch.begin(self._life)
-            self._say(f"host {watch.place.host} is back, as a spare")
         return names
 
     def _call_back(self, name: str) -> None:
@@ -629,14 +629,11 @@ class Hosts:
         self._times[name] = self._times.get(name, 0) + 1
         pause_s = AGAIN_S * 2 ** (self._times[name] - 1)  # a host that comes and goes
         while not self._ended.wait(pause_s):
-            process = self._keeper(name)
-            self._processes[name], old = process, self._processes[name]
-            _reap(old)
+            _reap(self._processes[name])
             with contextlib.suppress(KeeperError, SuperviseError):
-                watch = self._watch(_place_of(name, process, AGAIN_S, self._ended))
-                self._back.put(watch)
+                self._processes[name] = process = self._keeper(name)
+                self._back.put(self._watch(_place_of(name, process, AGAIN_S, self._ended)))
                 return
-            process.kill()
 
     def fill(self) -> None:
         """Put spares into the places of lost hosts."""
