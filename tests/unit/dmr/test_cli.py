@@ -21,6 +21,12 @@ BAD = [
         "a command that can be run, got no-such-program: No such",
     ),
     (["run", "-n", "0", "--", "true"], 2, "expected -n of at least 1, got 0"),
+    (["run", "--spare", "a", "--", "true"], 2, "expected --spare with --hosts, got no --hosts"),
+    (
+        ["run", "--hosts", "a,b", "--spare", "b", "--rsh", "true", "--", "true"],
+        2,
+        "expected spares that are not in --hosts, got b",
+    ),
     (["run", "-n", "2", "--least", "3", "--", "true"], 2, "expected --least of at most -n 2, got"),
     (["run", "--", "no-such-program"], 2, "expected a command that can be run, got no-such"),
     (["run", "--hosts", "a,a", "--rsh", "true", "--", "true"], 2, "each host once in --hosts, got"),
