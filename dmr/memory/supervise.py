@@ -803,7 +803,8 @@ class _Watch:
             try:
                 # A new life is answered once the ranks of earlier ones have ended.
                 leave_s = 0.0 if life == before else LEAVE_S
-                left_s = answered + self._silent_s - time.monotonic()
+                # The last fifth is for another connection: one may wait long for lost packets.
+                left_s = answered + 0.8 * self._silent_s - time.monotonic()
                 pulse = self._keeper.beat(life, max(left_s, self._silent_s / 5) + leave_s)
                 before = life
                 answered = time.monotonic()
