@@ -2,8 +2,9 @@
 
 At a resize point every rank copies its blocks into shared memory of its host, in a file in the
 folder of its keeper; the application waits for that copy only. A thread then hashes it, writes its
-head, and sends it to the keepers of the partner hosts. A rank has two files and uses them in turn:
-the older generation stays until every rank has the newer one, here and at its partners.
+head, and sends it to the keepers of the partner hosts. A rank has two files here and two at each
+partner, and uses them in turn: the older generation stays until every rank has the newer one, here
+and at its partners, so that a host that is lost at any moment leaves one of them whole.
 
 The ranks agree on a copy by the reduction that every resize point has (:mod:`dmr.loop.decide`):
 rank 0 reports that one is due, and every rank whether its thread still works on the one before.
@@ -258,7 +259,7 @@ class Copies:
         if self._world is not None and self._world.rank == 0:
             self._sender.keep(self.places, generation)
             count = len(self._partners)
-            where = f"1 at each of {count} partner hosts" if count else "none on another host"
+            where = f"2 at each of {count} partner hosts" if count else "none on another host"
             self._say_once(
                 f"copies in memory: {self._mib} a rank and generation; 2 on its host, {where}"
             )
@@ -461,7 +462,7 @@ class Sender:
 
     def _finish(self, transfer: Transfer) -> None:
         description = transfer.seal()
-        name = f"{transfer.file.path.stem}-{transfer.piece.generation.step}{SUFFIX}"
+        name = transfer.file.path.name
         for place in transfer.partners:
             try:
                 keeper = self._to(place)

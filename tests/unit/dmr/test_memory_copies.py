@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from decompositions import arrays, everything, halos
@@ -26,10 +27,13 @@ from dmr.memory.copies import own_place
 from dmr.memory.keeper import (
     PREFIX,
     RECEIVED,
+    Done,
     Keeper,
     KeeperError,
     KeeperGoneError,
     Place,
+    Put,
+    _send,
     base_folder,
     listed,
     make_folder,
@@ -114,7 +118,7 @@ def test_every_cell_comes_back_also_without_a_host(
         ranks.take(40)
         (line,) = ranks.notes
         assert line.startswith(
-            "copies in memory: 0.0 MiB a rank and generation; 2 on its host, 1 at each"
+            "copies in memory: 0.0 MiB a rank and generation; 2 on its host, 2 at each"
         )
     left = places(two)
     if lost is not None:
@@ -204,19 +208,12 @@ def test_the_newest_whole_generation_counts_and_older_ones_go(two: list[HostHere
     with ranks_of(places(two), filled(2)) as ranks:
         for step in (10, 20, 30):
             ranks.take(step)
-        held = until(lambda: received(two, 30))
-        assert len(held) == 2, "a partner keeps one generation"
-        steps = {one.piece.generation.step for one in listed(places(two)).held}
-        assert steps == {20, 30}, "a rank keeps two"
+        held = listed(places(two)).held
+        steps = sorted((one.piece.rank, one.piece.generation.step) for one in held)
+        both = [(0, 20), (0, 30), (1, 20), (1, 30)]
+        assert steps == sorted(both + both), "a rank and its partner keep two"
         kept = until(lambda: listed(places(two)).kept)
         assert kept == Generation(0, 30, 0, 0)
-
-
-def received(started: Sequence[HostHere], step: int) -> list[str]:
-    """Return the pieces from other hosts, once all of them are of a step."""
-    held = [one for one in listed(places(started)).held if one.name.startswith(RECEIVED)]
-    old = [one.name for one in held if one.piece.generation.step != step]
-    return [] if old else [one.name for one in held]
 
 
 @pytest.mark.parametrize("at", [0, -20, None])
@@ -343,6 +340,42 @@ def test_memory_is_used_again(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with pytest.raises(BrokenPieceError, match="closed"):
         file.seal(100, b"")
+
+
+def test_a_partner_uses_memory_again(two: list[HostHere]) -> None:
+    def files() -> set[int]:
+        return {path.stat().st_ino for path in two[1].place.folder.iterdir()}
+
+    with ranks_of(places(two), filled(1)) as ranks:
+        ranks.take(10)
+        ranks.take(20)
+        before = files()
+        ranks.take(30)
+        ranks.take(40)
+        assert files() == before and len(before) == 2
+    for result in restored(places(two)[1:], blocks(1)):
+        assert result.progress is not None and result.progress.step == 40
+
+
+def test_a_piece_that_is_sent_again_replaces_the_torn_one(two: list[HostHere]) -> None:
+    """The first connection ends in the middle of a piece, after a whole one of that name."""
+    place, data = two[1].place, memoryview(bytes(1000))
+    description = msgspec.json.encode(Piece(Generation(0, 1, 0, 0), 0, 1, {}))
+    name = "0-0-0-0-0.piece"
+    with Keeper(place) as keeper:
+        keeper.put(name, data, description)
+        _send(keeper._channel, Put(name, len(data), description))
+        keeper._answer(Done, 5.0)
+        keeper._channel.write(data[:100])
+        assert not keeper_names(place)
+        with Keeper(place) as other:
+            other.put(name, data, description)
+    until(lambda: not list(place.folder.glob("*.part")))
+    assert keeper_names(place) == [RECEIVED + name]
+
+
+def keeper_names(place: Place) -> list[str]:
+    return [one.name for one in listed([place]).held]
 
 
 def test_a_partner_that_is_gone_leaves_the_generation_before(two: list[HostHere]) -> None:
