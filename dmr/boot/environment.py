@@ -55,6 +55,9 @@ COLLECTIVE_VARIABLE, SIGTERM_VARIABLE = "DMR_COLLECTIVE_S", "DMR_SIGTERM_S"
 MEMORY_VARIABLE = "DMR_MEMORY"
 """Seconds between copies in memory, or auto (``Plan.memory``)."""
 
+RATE_VARIABLE = "DMR_MEMORY_GB_S"
+"""Rate at which a rank sends its copies to partners, in GB/s, at most (``Plan.partner_gb_s``)."""
+
 MTBF_VARIABLE = "DMR_MTBF"
 """Mean time between failures of a host, in hours, for copies whose interval is automatic."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +36,16 @@ from dmr.data.decomposition import Box
 from dmr.data.distributed import Distributed
 from dmr.errors import UsageError, words_of
 from dmr.memory.interval import interval_s
-from dmr.memory.keeper import REQUEST_S, Held, Keeper, KeeperError, KeeperGoneError, Place, listed
+from dmr.memory.keeper import (
+    REQUEST_S,
+    Held,
+    Keeper,
+    KeeperError,
+    KeeperGoneError,
+    Pace,
+    Place,
+    listed,
+)
 from dmr.memory.piece import (
     HEAD_BYTES,
     SUFFIX,
@@ -91,6 +101,7 @@ class Terms:
         partners: other hosts that have a copy.
         options, limits, sizes: of the plan, for the next world.
         mtbf_s: mean time between failures of a host, in seconds.
+        partner_bytes_s: rate at which a rank sends to partners, at most.
     """
 
     schedule: Schedule
@@ -99,6 +110,7 @@ class Terms:
     limits: Limits
     sizes: tuple[int, ...]
     mtbf_s: float = MTBF_S
+    partner_bytes_s: float = math.inf
 
 
 class Copies:
@@ -127,7 +139,7 @@ class Copies:
         self._place = places[host]
         shifts = partner_shifts(len(places), terms.partners)
         self._partners = [places[(host + shift) % len(places)] for shift in shifts]
-        self._sender = Sender()
+        self._sender = Sender(Pace(terms.partner_bytes_s))
         self._keeper: Keeper | None = None
         self._world: World | None = None
         self._files: list[PieceFile] = []
@@ -395,12 +407,16 @@ class Transfer:
 class Sender:
     """A thread that finishes copies, one at a time.
 
+    Args:
+        pace: of what it sends.
+
     Attributes:
         busy: whether it has work on the newest copy.
         problem, why: what has gone wrong with that.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
         self.busy, self.problem, self.why = False, Problem.NONE, ""
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._keepers: dict[Place, Keeper] = {}
@@ -466,7 +482,8 @@ class Sender:
         for place in transfer.partners:
             try:
                 keeper = self._to(place)
-                keeper.put(name, transfer.memory[HEAD_BYTES : transfer.end], description)
+                data = transfer.memory[HEAD_BYTES : transfer.end]
+                keeper.put(name, data, description, self._pace)
             except KeeperError:
                 self._forget(place)
                 raise

@@ -22,6 +22,7 @@ import argparse
 import contextlib
 import fcntl
 import itertools
+import math
 import os
 import re
 import secrets
@@ -31,7 +32,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -229,6 +230,35 @@ class KeeperGoneError(KeeperError):
     """The process of a keeper has ended."""
 
 
+class Pace:
+    """Spreads what is sent over time.
+
+    Args:
+        bytes_s: bytes per second, at most; ``math.inf`` for no limit.
+        clock: monotonic seconds.
+        sleep: waits for so many seconds.
+    """
+
+    def __init__(
+        self,
+        bytes_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.bytes_s, self._clock, self._sleep = bytes_s, clock, sleep
+        self._free_s = -math.inf
+
+    def wait(self, nbytes: int) -> None:
+        """Wait until the time of the bytes before is over, and count these."""
+        now_s = self._clock()
+        if now_s < self._free_s:
+            self._sleep(self._free_s - now_s)
+        self._free_s = max(now_s, self._free_s) + nbytes / self.bytes_s
+
+
+UNLIMITED = Pace(math.inf)
+
+
 class Keeper:
     """A connection to a keeper, a context manager that closes it."""
 
@@ -256,11 +286,12 @@ class Keeper:
             self._channel.read_into(memoryview(data), TRANSFER_S)
         return bytes(data)
 
-    def put(self, name: str, data: memoryview, description: bytes) -> None:
+    def put(self, name: str, data: memoryview, description: bytes, pace: Pace = UNLIMITED) -> None:
         """Send a piece.
 
         Args:
             data: of the piece, without its head.
+            pace: of the sending.
 
         Raises:
             NoRoomError: the keeper has no room for it.
@@ -269,7 +300,9 @@ class Keeper:
             _send(self._channel, Put(name, len(data), description))
             self._answer(Done, TRANSFER_S)  # there is room
             for at in range(0, len(data), SEND_BYTES):
-                self._channel.write(data[at : at + SEND_BYTES])
+                part = data[at : at + SEND_BYTES]
+                pace.wait(len(part))
+                self._channel.write(part)
             self._answer(Done, TRANSFER_S)
 
     def keep(self, generation: Generation, *, only: bool = False) -> None:

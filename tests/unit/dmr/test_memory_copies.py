@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 from decompositions import arrays, everything, halos
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from keepers import Fields, HostHere, hosts, ranks_of, restored
+from keepers import TERMS, Fields, HostHere, hosts, ranks_of, restored
 from processes import until
 from stand_in import DeviceModule
 
@@ -31,6 +33,7 @@ from dmr.memory.keeper import (
     Keeper,
     KeeperError,
     KeeperGoneError,
+    Pace,
     Place,
     Put,
     _send,
@@ -51,7 +54,7 @@ from dmr.memory.piece import (
     read_description,
     whole,
 )
-from dmr.plan import check_schedules
+from dmr.plan import check_rate, check_schedules
 
 SHAPE = (13, 5, 3)
 WHOLE = np.random.default_rng(1).random(SHAPE)
@@ -376,6 +379,48 @@ def test_a_piece_that_is_sent_again_replaces_the_torn_one(two: list[HostHere]) -
 
 def keeper_names(place: Place) -> list[str]:
     return [one.name for one in listed([place]).held]
+
+
+def test_what_is_sent_is_spread_over_time() -> None:
+    """At 100 bytes per second; time that nothing was sent in is not made up for."""
+    now, slept = [5.0], list[float]()
+
+    def sleep(wait_s: float) -> None:
+        slept.append(wait_s)
+        now[0] += wait_s
+
+    pace = Pace(100.0, lambda: now[0], sleep)
+    for nbytes in (50, 200, 100):
+        pace.wait(nbytes)
+    assert slept == [0.5, 2.0] and now == [7.5]
+    now[0] = 60.0
+    pace.wait(100)
+    now[0] += 0.75
+    pace.wait(100)
+    assert slept == [0.5, 2.0, 0.25]
+    endless = Pace(math.inf, lambda: now[0], sleep)
+    endless.wait(2**40)
+    endless.wait(2**40)
+    assert len(slept) == 3
+
+
+def test_a_copy_is_sent_at_the_rate_of_the_plan(
+    two: list[HostHere], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[float, int]] = []
+    monkeypatch.setattr(Pace, "wait", lambda self, nbytes: sent.append((self.bytes_s, nbytes)))
+    monkeypatch.setattr("dmr.memory.keeper.SEND_BYTES", 100)
+    with ranks_of(places(two), filled(1), terms=replace(TERMS, partner_bytes_s=5e8)) as ranks:
+        ranks.take(10)
+    assert {rate for rate, _ in sent} == {5e8} and max(count for _, count in sent) == 100
+    assert sum(count for _, count in sent) > WHOLE.nbytes
+
+
+@pytest.mark.parametrize("rate", ["0", "0.0009", "inf", "nan", "fast"])
+def test_a_wrong_rate_is_refused(rate: str) -> None:
+    with pytest.raises(dmr.UsageError, match=r"a rate of copies of at least 0\.001 GB/s, got"):
+        check_rate(rate)
+    assert check_rate("0.5") == check_rate(0.5) == 0.5
 
 
 def test_a_partner_that_is_gone_leaves_the_generation_before(two: list[HostHere]) -> None:
