@@ -426,7 +426,14 @@ class Sender:
 
     def send(self, transfer: Transfer) -> None:
         """Finish a copy."""
-        self.do(lambda: self._finish(transfer))
+        serial = self._serial + 1
+
+        def before(nbytes: int) -> None:
+            if serial != self._serial:
+                raise KeeperError("the world of the copy has ended")
+            self._pace.wait(nbytes)
+
+        self.do(lambda: self._finish(transfer, before))
 
     def do(self, action: Callable[[], None]) -> None:
         """Do something, and be busy until it is done."""
@@ -476,14 +483,14 @@ class Sender:
             keeper.shut()
         self._thread.join(REQUEST_S)
 
-    def _finish(self, transfer: Transfer) -> None:
+    def _finish(self, transfer: Transfer, before: Callable[[int], None]) -> None:
         description = transfer.seal()
         name = transfer.file.path.name
         for place in transfer.partners:
             try:
                 keeper = self._to(place)
                 data = transfer.memory[HEAD_BYTES : transfer.end]
-                keeper.put(name, data, description, self._pace)
+                keeper.put(name, data, description, before)
             except KeeperError:
                 self._forget(place)
                 raise

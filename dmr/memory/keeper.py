@@ -256,9 +256,6 @@ class Pace:
         self._free_s = max(now_s, self._free_s) + nbytes / self.bytes_s
 
 
-UNLIMITED = Pace(math.inf)
-
-
 class Keeper:
     """A connection to a keeper, a context manager that closes it."""
 
@@ -286,12 +283,18 @@ class Keeper:
             self._channel.read_into(memoryview(data), TRANSFER_S)
         return bytes(data)
 
-    def put(self, name: str, data: memoryview, description: bytes, pace: Pace = UNLIMITED) -> None:
+    def put(
+        self,
+        name: str,
+        data: memoryview,
+        description: bytes,
+        before: Callable[[int], None] = lambda nbytes: None,
+    ) -> None:
         """Send a piece.
 
         Args:
             data: of the piece, without its head.
-            pace: of the sending.
+            before: called with the number of bytes that are sent next.
 
         Raises:
             NoRoomError: the keeper has no room for it.
@@ -301,7 +304,7 @@ class Keeper:
             self._answer(Done, TRANSFER_S)  # there is room
             for at in range(0, len(data), SEND_BYTES):
                 part = data[at : at + SEND_BYTES]
-                pace.wait(len(part))
+                before(len(part))
                 self._channel.write(part)
             self._answer(Done, TRANSFER_S)
 

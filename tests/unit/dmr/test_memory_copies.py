@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -55,6 +55,7 @@ from dmr.memory.piece import (
     whole,
 )
 from dmr.plan import check_rate, check_schedules
+from dmr.world import World
 
 SHAPE = (13, 5, 3)
 WHOLE = np.random.default_rng(1).random(SHAPE)
@@ -414,6 +415,33 @@ def test_a_copy_is_sent_at_the_rate_of_the_plan(
         ranks.take(10)
     assert {rate for rate, _ in sent} == {5e8} and max(count for _, count in sent) == 100
     assert sum(count for _, count in sent) > WHOLE.nbytes
+
+
+def test_a_copy_of_a_world_that_has_ended_is_not_sent_on(
+    two: list[HostHere], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, ended = threading.Event(), threading.Event()
+    sent: list[int] = []
+
+    def wait(self: Pace, nbytes: int) -> None:
+        sent.append(nbytes)
+        waits.set()
+        assert ended.wait(10)
+
+    monkeypatch.setattr(Pace, "wait", wait)
+    monkeypatch.setattr("dmr.memory.keeper.SEND_BYTES", 100)
+    fields = filled(1)
+    with ranks_of(places(two), fields) as ranks:
+        ranks.take(10, waits=False)
+        assert waits.wait(10)
+        (one,) = ranks.copies
+        one.enter(cast(World, one._world), 1, fields[0])
+        ended.set()
+        until(lambda: not one.state[0], deadline_s=30)
+        assert sent == [100] and not one.state[1]
+        until(lambda: not list(two[1].place.folder.glob("*.part")), deadline_s=30)
+        ranks.take(20)
+        assert ranks.notes[0].startswith("copies in memory")
 
 
 @pytest.mark.parametrize("rate", ["0", "0.0009", "inf", "nan", "fast"])
