@@ -190,7 +190,8 @@ class WorkLost(JobEvent, frozen=True):
     The energy books count what it has spent since that step as lost work.
 
     Attributes:
-        since_s: time at which it had passed the step that it goes on from.
+        since_s: time at which it had passed the step that it goes on from; the newest one, where it
+            has computed that step before.
         until_s: time at which the failure was noticed; from then until ``at_s`` it did not compute.
         steps: number of steps that it computes again, 0 where it is not known.
         reason: a sentence.

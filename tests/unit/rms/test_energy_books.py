@@ -736,8 +736,8 @@ class Books(RuleBasedStateMachine):
             rows = energy_rows(self.daemon.context, [name])
             for key in {(row.node, row.begin_s) for row in rows}:
                 own = [row for row in rows if (row.node, row.begin_s) == key]
-                ends = [row.end_s for row in own if row.source != MODEL]
-                begin_s, end_s = key[1], max(ends, default=own[0].end_s)
+                booked_s = energy.measured.booked_s.get(key[0], 0.0)
+                begin_s, end_s = key[1], min(booked_s, *(row.end_s for row in own))
                 more_j = sum(-r.replaced_j if r.source == MODEL else r.joules for r in own)
                 seconds = [min(t.end_s, end_s) - max(t.begin_s, begin_s) for t in times]
                 if end_s > begin_s:
