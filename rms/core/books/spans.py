@@ -550,18 +550,18 @@ class Spans:
     def forget(self, kept_s: Mapping[str, float]) -> None:
         """Drop spans that are over and written, except those that end after ``kept_s``.
 
-        Spans of running jobs are kept for :data:`LOST_S` longer.
+        Spans of running jobs are kept for :data:`LOST_S` longer, with all later ones of the node.
         """
         for node in list(self._over):
-            from_s = kept_s.get(node, inf)
-            left = [
-                span
-                for span in self._of[node]
+            from_s, spans = kept_s.get(node, inf), self._of[node]
+            kept = (
+                at
+                for at, span in enumerate(spans)
                 if not span.saved
                 or span.end_s is None
                 or span.end_s > from_s - (LOST_S if span.owner in self.held else 0.0)
-            ]
-            self._of[node] = left
+            )
+            left = self._of[node] = spans[next(kept, len(spans)) :]
             if all(span.end_s is None for span in left):
                 self._over.discard(node)
 

@@ -465,6 +465,23 @@ def test_measurements_of_earlier_worlds_are_known_when_their_work_is_lost(daemon
     assert lost(daemon) == LostWork(1, 1, 15.0, 150.0 + 700.0, 0.0)
 
 
+def test_spans_between_two_starts_of_a_job_are_kept_with_the_first(daemon: Daemon) -> None:
+    daemon.happen(Submitted(0.0, (job(),)), Started(0.0, ONE))
+    daemon.report("n1", 1, rapl(0.0))
+    for number, event in ((2, Requeued(10.0, ONE)), (3, Started(20.0, ONE))):
+        daemon.now_s = event.at_s
+        daemon.report("n1", number, rapl(300.0 * number))
+        daemon.happen(event)
+        daemon.meters.tick()
+    measured = daemon.context.scheduler.energy.measured
+    measured.spans.forget(measured.kept_s)
+    assert [span.owner for span in measured.spans.on("n1")] == ["1", IDLE, "1"]
+    before = daemon.owners()
+    daemon.journal.save(freeze(daemon.context.scheduler), None)
+    daemon.killed()
+    assert daemon.owners() == pytest.approx(before)
+
+
 def test_which_world_a_joule_belongs_to(daemon: Daemon) -> None:
     daemon.happen(Submitted(0.0, (job(size=2),)), Started(0.0, ONE))
     spans = daemon.context.scheduler.energy.measured.spans
