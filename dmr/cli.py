@@ -12,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from dmr.plan import AUTO
+from dmr.errors import UsageError
+from dmr.plan import AUTO, check_rate
 from rms.wire.files import regular_file
 from rms.wire.messages import STRATEGIES, ProtocolError, read_completion
 from rms.wire.mpiexec import find_mpiexec
@@ -88,6 +89,9 @@ def _parser() -> Parser:
         "--every", type=_interval, metavar="S|auto", help="seconds between copies; auto: by --mtbf"
     )
     run.add_argument(
+        "--rate", type=_rate, metavar="GB_S", help="of a rank that sends a copy, at most, GB/s"
+    )
+    run.add_argument(
         "--mtbf", type=positive, metavar="H", help="hours between failures, a host; default 8760"
     )
     run.add_argument(
@@ -135,6 +139,14 @@ def _parser() -> Parser:
 def _interval(text: str) -> float | str:
     """Read seconds between copies, or auto."""
     return text if text == AUTO else positive(text)
+
+
+def _rate(text: str) -> float:
+    """Read a rate of copies."""
+    try:
+        return check_rate(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _probe(arguments: argparse.Namespace) -> int:
@@ -213,6 +225,7 @@ def _run(arguments: argparse.Namespace) -> int:
         hosts,
         arguments.least,
         arguments.every,
+        arguments.rate,
         arguments.mtbf,
         arguments.silent,
         shell or arguments.rsh,

@@ -38,6 +38,9 @@ class Deadlines:
 
 AUTO: Literal["auto"] = "auto"
 
+LEAST_GB_S = 0.001
+"""Lowest limit of the rate of copies in memory, in GB/s."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -80,6 +83,9 @@ class Plan:
         memory: interval of copies in memory, or None for that of ``dmr run``. ``DMR_MEMORY``, in
             seconds, takes precedence. Without ``dmr run`` there are none.
         partners: other hosts that have a copy of what a host holds.
+        partner_gb_s: rate at which a rank sends its copies to them, in GB/s, at most, or None. A
+            copy that is due while the one before is sent waits. ``DMR_MEMORY_GB_S`` takes
+            precedence.
         restart: continue from the newest whole checkpoint, if there is one.
         options: values that a checkpoint must have in common with this run.
         limits: fewest and most ranks that the job may have.
@@ -100,6 +106,7 @@ class Plan:
     checkpoint: Schedule | None = None
     memory: Schedule | None = None
     partners: int = 1
+    partner_gb_s: float | None = None
     restart: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     limits: Limits = (1, None)
@@ -189,6 +196,21 @@ def check_seconds(value: float | str, name: str, *, positive: bool = False) -> f
         bound = "more than" if positive else "at least"
         raise UsageError(f"expected {name} of {bound} 0 seconds, got {value}")
     return seconds
+
+
+def check_rate(gb_s: float | str) -> float:
+    """Return a rate of copies in GB/s.
+
+    Raises:
+        UsageError: it is none, or so low that a partner takes the rank for dead.
+    """
+    try:
+        rate = float(gb_s)
+    except ValueError:
+        rate = math.nan
+    if not LEAST_GB_S <= rate < math.inf:
+        raise UsageError(f"expected a rate of copies of at least {LEAST_GB_S} GB/s, got {gb_s}")
+    return rate
 
 
 def check_schedules(checkpoint: Schedule | None, memory: Schedule | None, partners: int) -> None:

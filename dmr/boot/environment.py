@@ -52,6 +52,9 @@ BACKEND_VARIABLE = "DMR_BACKEND"
 COLLECTIVE_VARIABLE, SIGTERM_VARIABLE = "DMR_COLLECTIVE_S", "DMR_SIGTERM_S"
 """Timeouts (``Plan.collective_s``, ``Plan.sigterm_s``)."""
 
+RATE_VARIABLE = "DMR_MEMORY_GB_S"
+"""Rate at which a rank sends its copies to partners, in GB/s, at most (``Plan.partner_gb_s``)."""
+
 CHECK_VARIABLE = "DMR_CHECK"
 """File for the hashes of the data at the end of a run (:mod:`dmr.check.digests`)."""
 

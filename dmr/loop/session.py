@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from mpi4py import MPI
 from dmr.application import Program, Run, RunState
 from dmr.boot.environment import (
     COLLECTIVE_VARIABLE,
+    RATE_VARIABLE,
     SCRIPT_VARIABLE,
     SIGTERM_VARIABLE,
     STRATEGY_VARIABLE,
@@ -31,6 +33,7 @@ from dmr.plan import (
     Plan,
     Schedule,
     check_plan,
+    check_rate,
     check_schedules,
     check_seconds,
     check_size,
@@ -257,6 +260,9 @@ def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, Spec], app: Program
             is_auto = text == AUTO
             own_s = 0.0 if is_auto else check_seconds(text, "an interval of copies", positive=True)
             plan = dataclasses.replace(plan, memory=Schedule(every_s=AUTO if is_auto else own_s))
+    with _naming(runtime, RATE_VARIABLE) as text:
+        rate = text or plan.partner_gb_s
+        plan = dataclasses.replace(plan, partner_gb_s=None if rate is None else check_rate(rate))
     with _naming(runtime, COOLDOWN_VARIABLE) as cooldown:
         cooldown_s = max(
             check_seconds(plan.cooldown_s, "a cooldown"),
@@ -290,7 +296,7 @@ def _agreed(world: World, specs: Mapping[str, Spec], plan: Plan) -> dict[str, Sp
     Raises:
         UsageError: the ranks have different plans or fields.
     """
-    names = ("every", "checkpoint", "memory", "partners", "restart")
+    names = ("every", "checkpoint", "memory", "partners", "partner_gb_s", "restart")
     shared = {name: getattr(plan, name) for name in names}
     with WATCH.within(BLOCK):
         ranks = world.internal_comm.allgather(
@@ -426,7 +432,13 @@ def _connect_keepers(run: Run, plan: Plan) -> None:
         if text_h:
             mtbf_s = 3600.0 * check_seconds(text_h, "a time between failures", positive=True)
     terms = copies.Terms(
-        plan.memory or copies.DEFAULT, plan.partners, plan.options, plan.limits, plan.sizes, mtbf_s
+        plan.memory or copies.DEFAULT,
+        plan.partners,
+        plan.options,
+        plan.limits,
+        plan.sizes,
+        mtbf_s,
+        math.inf if plan.partner_gb_s is None else 1e9 * plan.partner_gb_s,
     )
     try:
         places = keeper.places_of(text)

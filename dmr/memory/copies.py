@@ -2,8 +2,9 @@
 
 At a resize point every rank copies its blocks into shared memory of its host, in a file in the
 folder of its keeper; the application waits for that copy only. A thread then hashes it, writes its
-head, and sends it to the keepers of the partner hosts. A rank has two files and uses them in turn:
-the older generation stays until every rank has the newer one, here and at its partners.
+head, and sends it to the keepers of the partner hosts. A rank has two files here and two at each
+partner, and uses them in turn: the older generation stays until every rank has the newer one, here
+and at its partners, so that a host that is lost at any moment leaves one of them whole.
 
 The ranks agree on a copy by the reduction that every resize point has (:mod:`dmr.loop.decide`):
 rank 0 reports that one is due, and every rank whether its thread still works on the one before.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,6 +43,7 @@ from dmr.memory.keeper import (
     Keeper,
     KeeperError,
     KeeperGoneError,
+    Pace,
     Place,
     listed,
     places_of,
@@ -104,6 +107,7 @@ class Terms:
         partners: other hosts that have a copy.
         options, limits, sizes: of the plan, for the next world.
         mtbf_s: mean time between failures of a host, in seconds.
+        partner_bytes_s: rate at which a rank sends to partners, at most.
     """
 
     schedule: Schedule
@@ -112,6 +116,7 @@ class Terms:
     limits: Limits
     sizes: tuple[int, ...]
     mtbf_s: float = MTBF_S
+    partner_bytes_s: float = math.inf
 
 
 class Copies:
@@ -138,7 +143,7 @@ class Copies:
         self.life, self.block, self.terms = life, block, terms
         self._clock, self._note = clock, note
         self.be_at(places, host)
-        self._sender = Sender()
+        self._sender = Sender(Pace(terms.partner_bytes_s))
         self._keeper: Keeper | None = None
         self._world: World | None = None
         self._files: list[PieceFile] = []
@@ -276,7 +281,7 @@ class Copies:
         if self._world is not None and self._world.rank == 0:
             self._sender.keep(self.places, generation)
             count = len(self._partners)
-            where = f"1 at each of {count} partner hosts" if count else "none on another host"
+            where = f"2 at each of {count} partner hosts" if count else "none on another host"
             self._say_once(
                 f"copies in memory: {self._mib} a rank and generation; 2 on its host, {where}"
             )
@@ -412,12 +417,16 @@ class Transfer:
 class Sender:
     """A thread that finishes copies, one at a time.
 
+    Args:
+        pace: of what it sends.
+
     Attributes:
         busy: whether it has work on the newest copy.
         problem, why: what has gone wrong with that.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
         self.busy, self.problem, self.why = False, Problem.NONE, ""
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._keepers: dict[Place, Keeper] = {}
@@ -427,7 +436,14 @@ class Sender:
 
     def send(self, transfer: Transfer) -> None:
         """Finish a copy."""
-        self.do(lambda: self._finish(transfer))
+        serial = self._serial + 1
+
+        def before(nbytes: int) -> None:
+            if serial != self._serial:
+                raise KeeperError("the world of the copy has ended")
+            self._pace.wait(nbytes)
+
+        self.do(lambda: self._finish(transfer, before))
 
     def do(self, action: Callable[[], None]) -> None:
         """Do something, and be busy until it is done."""
@@ -477,13 +493,14 @@ class Sender:
             keeper.shut()
         self._thread.join(REQUEST_S)
 
-    def _finish(self, transfer: Transfer) -> None:
+    def _finish(self, transfer: Transfer, before: Callable[[int], None]) -> None:
         description = transfer.seal()
-        name = f"{transfer.file.path.stem}-{transfer.piece.generation.step}{SUFFIX}"
+        name = transfer.file.path.name
         for place in transfer.partners:
             try:
                 keeper = self._to(place)
-                keeper.put(name, transfer.memory[HEAD_BYTES : transfer.end], description)
+                data = transfer.memory[HEAD_BYTES : transfer.end]
+                keeper.put(name, data, description, before)
             except KeeperError:
                 self._forget(place)
                 raise

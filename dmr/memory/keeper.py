@@ -12,7 +12,7 @@ itself once no rank has run here for ``--alone S``. The files in the folder are 
     List      a new world, supervisor   the description of every whole piece
     Get       a new world               bytes of a piece
     Put       a rank of another host    Done once the piece is whole here
-    Keep      rank 0                    Done; pieces that are older are removed
+    Keep      rank 0                    Done; pieces that are older and not in use are removed
     Beat      supervisor                Pulse; the keeper ends itself if none comes in time
     End       supervisor                Done; the folder is removed
 """
@@ -23,6 +23,7 @@ import argparse
 import contextlib
 import fcntl
 import itertools
+import math
 import os
 import re
 import secrets
@@ -32,7 +33,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -62,8 +63,8 @@ RECEIVED = "received-"
 
 NAME = re.compile(rf"[\w.-]+{re.escape(SUFFIX)}")
 
-OWN = re.compile(rf"\d+-(\d+)-\d+-(\d+)-\d{re.escape(SUFFIX)}")
-"""Names of the files that ranks of this host write, with their life and world."""
+OWN = re.compile(rf"(?:{RECEIVED})?\d+-(\d+)-\d+-(\d+)-\d{re.escape(SUFFIX)}")
+"""Names of the files of ranks, also of those that are received, with their life and world."""
 
 REQUEST_S = 5.0
 """Timeout of a request and of its answer."""
@@ -71,7 +72,9 @@ REQUEST_S = 5.0
 TRANSFER_S = 20.0
 """Timeout of the next bytes of a piece, and of a partner that makes room for one."""
 
-SEND_BYTES = 4 << 20
+SEND_BYTES = 1 << 20
+"""Bytes of a piece that are sent together: the kernel's copy of them stays in the caches."""
+
 ORPHAN = 2.0
 """A keeper ends itself once its supervisor has been silent for so many times its limit."""
 
@@ -231,6 +234,32 @@ class KeeperGoneError(KeeperError):
     """The process of a keeper has ended."""
 
 
+class Pace:
+    """Spreads what is sent over time.
+
+    Args:
+        bytes_s: bytes per second, at most; ``math.inf`` for no limit.
+        clock: monotonic seconds.
+        sleep: waits for so many seconds.
+    """
+
+    def __init__(
+        self,
+        bytes_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.bytes_s, self._clock, self._sleep = bytes_s, clock, sleep
+        self._free_s = -math.inf
+
+    def wait(self, nbytes: int) -> None:
+        """Wait until the time of the bytes before is over, and count these."""
+        now_s = self._clock()
+        if now_s < self._free_s:
+            self._sleep(self._free_s - now_s)
+        self._free_s = max(now_s, self._free_s) + nbytes / self.bytes_s
+
+
 class Keeper:
     """A connection to a keeper, a context manager that closes it."""
 
@@ -258,11 +287,18 @@ class Keeper:
             self._channel.read_into(memoryview(data), TRANSFER_S)
         return bytes(data)
 
-    def put(self, name: str, data: memoryview, description: bytes) -> None:
+    def put(
+        self,
+        name: str,
+        data: memoryview,
+        description: bytes,
+        before: Callable[[int], None] = lambda nbytes: None,
+    ) -> None:
         """Send a piece.
 
         Args:
             data: of the piece, without its head.
+            before: called with the number of bytes that are sent next.
 
         Raises:
             NoRoomError: the keeper has no room for it.
@@ -271,7 +307,9 @@ class Keeper:
             _send(self._channel, Put(name, len(data), description))
             self._answer(Done, TRANSFER_S)  # there is room
             for at in range(0, len(data), SEND_BYTES):
-                self._channel.write(data[at : at + SEND_BYTES])
+                part = data[at : at + SEND_BYTES]
+                before(len(part))
+                self._channel.write(part)
             self._answer(Done, TRANSFER_S)
 
     def keep(self, generation: Generation, *, only: bool = False) -> None:
@@ -441,6 +479,7 @@ class Server:
         self._kept: Generation | None = None
         self._ranks: dict[ControlChannel, tuple[int, threading.Event]] = {}
         self._numbers = itertools.count()
+        self._received: dict[str, PieceFile] = {}
 
     def serve(self) -> None:
         """Serve until the job has ended, or its supervisor is gone."""
@@ -556,19 +595,31 @@ class Server:
             channel.write(data[at : at + SEND_BYTES])
 
     def _take(self, channel: ControlChannel, request: Put) -> None:
-        """Receive a piece into a file of its own, which gets its name once it is whole."""
+        """Receive a piece, which gets its name once it is whole.
+
+        It replaces an older one of this name, and takes its memory: new memory costs more than the
+        transfer.
+        """
         end, final = HEAD_BYTES + request.data_bytes, self._path(RECEIVED + request.name)
-        file = PieceFile(self.folder / f"{next(self._numbers)}.part")
+        part = self.folder / f"{next(self._numbers)}.part"
+        with self._lock:
+            older = self._received.pop(final.name, None)
+            if older is not None:
+                older.move(part)
+        file = PieceFile(part) if older is None else older
         try:
             memory = file.reserve(end + len(request.description))
             _send(channel, Done())
             channel.read_into(memory[HEAD_BYTES:end], TRANSFER_S)
             file.seal(end, request.description)
-            file.path.replace(final)
+            with self._lock:
+                file.move(final)
+                other, self._received[final.name] = self._received.get(final.name), file
         except BaseException:
             file.close(unlink=True)
             raise
-        file.close()
+        if other is not None:  # of a connection that was given up
+            other.close()
         _send(channel, Done())
 
     def _keep(self, request: Keep) -> None:
@@ -588,7 +639,11 @@ class Server:
             except BrokenPieceError:  # its writer was killed, or still writes
                 old = world < (kept.life, kept.world)
             if old and not in_use:
-                path.unlink(missing_ok=True)
+                with self._lock:
+                    file = self._received.pop(path.name, None)
+                    path.unlink(missing_ok=True)
+                if file is not None:
+                    file.close()
 
 
 def main(words: Sequence[str] | None = None) -> int:

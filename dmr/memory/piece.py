@@ -233,6 +233,11 @@ class PieceFile:
         self._map[: HEAD.size] = HEAD.pack(MAGIC, end, len(description), digest(description))
         return end + len(description)
 
+    def move(self, path: Path) -> None:
+        """Give the file another name, in place of a file that has it."""
+        self.path.replace(path)
+        self.path = path
+
     def close(self, *, unlink: bool = False) -> None:
         """Close the file; its content stays unless ``unlink``."""
         with self._lock:

@@ -29,6 +29,7 @@ from typing import TypeVar
 
 import msgspec
 
+from dmr.boot.environment import RATE_VARIABLE
 from dmr.boot.mpiexec import clean_environment
 from dmr.memory.keeper import (
     LEAVE_S,
@@ -101,6 +102,7 @@ class Settings:
         hosts: names, and ranks that each has room for (0: an equal share); () for this host.
         least: ranks of a world, at least.
         every_s: seconds between copies, "auto", or None for those of the program's plan.
+        gb_s: rate at which a rank sends its copies, at most; None for that of the program's plan.
         mtbf_h: mean time between failures of a host, in hours, for "auto"; None for a year.
         silent_s: a host that is silent for longer is lost.
         shell: remote shell, called as ``SHELL HOST COMMAND``.
@@ -113,6 +115,7 @@ class Settings:
     hosts: tuple[tuple[str, int], ...] = ()
     least: int = 1
     every_s: float | str | None = None
+    gb_s: float | None = None
     mtbf_h: float | None = None
     silent_s: float = 5.0
     shell: str = "ssh"
@@ -353,6 +356,8 @@ class _Job:
         }
         if self.settings.every_s is not None:
             env[MEMORY_VARIABLE] = str(self.settings.every_s)
+        if self.settings.gb_s is not None:
+            env[RATE_VARIABLE] = str(self.settings.gb_s)
         if self.settings.mtbf_h is not None:
             env[MTBF_VARIABLE] = str(self.settings.mtbf_h)
         env |= _remote_shell(self.settings)

@@ -118,6 +118,9 @@ PROOF_BYTES = 32
 MAX_UNAUTHENTICATED = 64
 """Maximum number of open unauthenticated connections; a further one replaces the oldest."""
 
+WAKE_BYTES = 1 << 20
+"""Bytes that a receiver of many waits for: it takes the core from a rank less often."""
+
 SEND_S = 5.0
 """Timeout of sending a message."""
 
@@ -208,20 +211,27 @@ class ControlChannel:
 
         Raises:
             PeerGoneError: the other side is gone.
-            SilentError: no byte comes within ``silent_s``, or it cannot be reached.
+            SilentError: fewer than :data:`WAKE_BYTES` come within ``silent_s``, or it cannot be
+                reached.
         """
         self._sock.settimeout(silent_s)
         at = 0
-        while at < len(buffer):
-            try:
+        try:
+            while at < len(buffer):
+                self._wake_at(min(WAKE_BYTES, len(buffer) - at))
                 count = self._sock.recv_into(buffer[at:])
-            except TimeoutError:
-                raise SilentError(f"the other side sent nothing within {silent_s:g} s") from None
-            except OSError as error:
-                raise _lost(error) from None
-            if not count:
-                raise PeerGoneError("the other side is gone")
-            at += count
+                if not count:
+                    raise PeerGoneError("the other side is gone")
+                at += count
+            self._wake_at(1)
+        except TimeoutError:
+            raise SilentError(f"the other side sent too little within {silent_s:g} s") from None
+        except OSError as error:
+            raise _lost(error) from None
+
+    def _wake_at(self, count: int) -> None:
+        """Let a receiver sleep until so many bytes have come, or the end of the connection."""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
     def readable_within(self, wait_s: float | None) -> bool:
         """Wait until there is something to receive, or the end of the connection.

@@ -17,7 +17,14 @@ from rms.client.connection import ask, server_address
 from rms.client.status import GAIN_HEADS, gain_cells, gain_words
 from rms.core.books.spans import BalanceError
 from rms.core.state import TASKS, is_task
-from rms.formats.energy import OwnerEnergy, amount, check_energies, owner_energies, slurm_words
+from rms.formats.energy import (
+    OwnerEnergy,
+    amount,
+    check_energies,
+    lost_words,
+    owner_energies,
+    slurm_words,
+)
 from rms.formats.prices import Cost, Prices, PricesAnswer, read_prices
 from rms.wire.terminal import CommandError, clock, columns, duration, publish, refuse_on
 from rms.wire.users import AcctAnswer, EnergyRow, JobRow, JobSelection
@@ -46,6 +53,11 @@ class Result:
     answer: AcctAnswer
     owners: Mapping[str, OwnerEnergy]
     prices: Prices | None
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether failures have cost a job work."""
+        return any(job.lost is not None for job in self.answer.jobs)
 
     def of(self, owner: str) -> OwnerEnergy:
         return self.owners.get(owner, OwnerEnergy())
@@ -80,7 +92,8 @@ def acct(arguments: argparse.Namespace) -> int:
     path = "/acct" if whole else f"/acct?{urlencode(msgspec.to_builtins(wanted))}"
     answer = ask(AcctAnswer, server, "GET", path)
     result = Result(answer, owner_energies(answer.rows, prices), prices)
-    heads = [*HEADS.split(), *([] if prices is None else _cost_heads(prices))]
+    heads = [*HEADS.split(), *(["LOST"] if result.has_lost else [])]
+    heads += [] if prices is None else _cost_heads(prices)
     lines = columns(heads, [_job_row(job, result) for job in answer.jobs])
     if arguments.energy:
         lines += ["", *columns(ROW_HEADS.split(), _rows(answer.rows))]
@@ -140,8 +153,13 @@ def _job_row(job: JobRow, result: Result) -> list[str]:
         str(len(job.resizes)),
         f"{energy.amount} J",
         energy.cells[1],
+        *(_lost_cells(job) if result.has_lost else []),
         *([] if prices is None else _cost_cells(energy.cost, prices)),
     ]
+
+
+def _lost_cells(job: JobRow) -> list[str]:
+    return ["" if job.lost is None else f"{job.lost.energy_j:.1f} J"]
 
 
 def _length(begin_s: float | None, end_s: float | None) -> str:
@@ -182,6 +200,9 @@ def _sums(result: Result) -> list[str]:
     whole = parts.pop("cluster")
     owned = " + ".join(f"{name} {part.joules:.1f}" for name, part in parts.items())
     lines = [f"cluster {whole.words} = {owned}"]
+    lost = result.answer.energy.lost
+    if lost.times:
+        lines.append(f"lost work of jobs: {lost_words(lost)}")
     prices = result.prices
     if prices is not None:
         costs = {**parts, "cluster": whole}.items()

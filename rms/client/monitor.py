@@ -116,10 +116,11 @@ def summary(now: Snapshot) -> str:
     status, energy = ClusterStatus.of_snapshot(now), now.books.energy
     shared = ", an estimate" if any(part.estimate for part in energy.sources) else ""
     tasks = f", tasks {energy_words(energy.tasks_j)}" if energy.tasks_j else ""
+    lost = f" (lost work {energy_words(energy.lost.energy_j)})" if energy.lost.times else ""
     return (
         f"Policy {status.policy}, nodes {status.nodes_words} allocated, {status.jobs_words}, "
         f"power {status.power_w:.0f} W, energy {energy_words(energy.cluster_j)}, "
-        f"of which jobs {energy_words(energy.busy_j)}{tasks}{shared} ({_source(now)})"
+        f"of which jobs {energy_words(energy.busy_j)}{lost}{tasks}{shared} ({_source(now)})"
     )
 
 
@@ -470,6 +471,7 @@ def _energy(report: Report, now: Snapshot) -> None:
         ("off", energy.off_j),
         ("boot", energy.boot_j),
         ("cluster", energy.cluster_j),
+        *([("lost work (of busy)", energy.lost.energy_j)] if energy.lost.times else []),
     ]
     report.head("Energy")
     rows: list[list[str | Cell]] = [

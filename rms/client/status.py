@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rms.formats.energy import OwnerEnergy, energy_words, slurm_words
+from rms.formats.energy import OwnerEnergy, energy_words, lost_words, slurm_words
 from rms.formats.values import fold_slots
 from rms.wire.live import Live
 from rms.wire.terminal import clock, duration, hms
@@ -170,6 +170,8 @@ def job_facts(job: JobRow) -> Iterator[tuple[str, str]]:
         rates = [f"{s.steps / s.seconds:.4g} on {s.nodes}" for s in job.seen if s.seconds > 0.0]
         yield "steps a second", ", ".join(rates)
     yield "energy", OwnerEnergy.of(job.energy).words
+    if job.lost is not None:
+        yield "lost work", lost_words(job.lost)
     if job.slurm.slurm_job:
         held = job.slurm.held or []
         since = [f"{','.join(own.nodes)} since {clock(own.at_s)}" for own in held]

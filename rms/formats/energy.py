@@ -11,7 +11,7 @@ import msgspec
 from rms.core.books.spans import check_balance
 from rms.core.state import is_task
 from rms.formats.prices import Cost, Prices
-from rms.wire.users import AcctAnswer, EnergyPart, EnergyRow, SlurmRow
+from rms.wire.users import AcctAnswer, EnergyPart, EnergyRow, LostWork, SlurmRow, steps_words
 
 MODEL = "model"
 
@@ -159,6 +159,15 @@ def _percent(share: float) -> str:
     if share < 1.0:
         return "<1"
     return ">99" if share > 99.0 else f"{share:.0f}"
+
+
+def lost_words(lost: LostWork) -> str:
+    """Return what failures have cost: ``40 steps, 12.3 s, 1234.5 J in 2 failures (...)``."""
+    return (
+        f"{steps_words(lost.steps)}, {lost.seconds:.1f} s, {lost.energy_j:.1f} J "
+        f"in {lost.times:,} failure{'' if lost.times == 1 else 's'} "
+        f"({lost.recomputed_j:.1f} J of lost steps, {lost.recovery_j:.1f} J of recovery)"
+    )
 
 
 def slurm_words(row: SlurmRow) -> str:

@@ -36,6 +36,7 @@ from rms.core.model.events import (
     Started,
     Submitted,
     Ticked,
+    WorkLost,
 )
 from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site
 from rms.core.policies import Policy
@@ -159,6 +160,8 @@ class Simulation:
         self._failing, self._recovery = False, recovery
         # By job: time, share done and size wherever its rate has changed since its last start.
         self._lives: dict[JobId, list[tuple[float, float, int]]] = {}
+        # By job: what it loses once it computes again; None before the start from which it does.
+        self._losing: dict[JobId, WorkLost | None] = {}
         for failure in failures:
             if policy.placement.counted:
                 raise ValueError("expected a policy that places jobs, for nodes that fail")
@@ -224,8 +227,8 @@ class Simulation:
             _, _, _, event, version = heapq.heappop(heap)
             if event.needs_jobs and submission is None and self._over:
                 continue
-            if not version or self._versions.get(event.job) == version:  # type: ignore[union-attr]
-                return event  # else the job's rate has changed since then
+            if not version or not self._is_stale(event, version):
+                return event
 
     def _first_end(self, beside: Beside) -> Ended | None:
         """Return the next end where processes share bandwidth, if it is the next event."""
@@ -249,6 +252,12 @@ class Simulation:
         version = self._versions[job.spec.id] = self._versions.get(job.spec.id, 0) + 1
         return version
 
+    def _is_stale(self, event: Event | PowerPhase, version: int) -> bool:
+        """Return whether a job's rate has changed since its event was entered in the heap."""
+        if type(event) is WorkLost:  # a resize does not matter to it, another failure does
+            return self._losing.get(event.job) is not event
+        return self._versions.get(event.job) != version  # type: ignore[union-attr]
+
     @property
     def _over(self) -> bool:
         state = self._state
@@ -265,7 +274,7 @@ class Simulation:
     def _more(self, now: float) -> bool:
         """Return whether further events come at this time."""
         heap = self._heap
-        while heap and heap[0][4] and self._versions.get(heap[0][3].job) != heap[0][4]:  # type: ignore[union-attr]
+        while heap and heap[0][4] and self._is_stale(*heap[0][3:]):
             heapq.heappop(heap)
         submission = self._next_submission
         submits = submission is not None and submission.at_s == now
@@ -295,6 +304,7 @@ class Simulation:
         self.engine.apply(event)
         if type(event) is Ended:
             self._versions.pop(event.job, None)
+            self._losing.pop(event.job, None)
 
     def _handle(self, event: Event) -> None:
         """Let the engine decide on an event that follows from another one at once."""
@@ -309,6 +319,9 @@ class Simulation:
             self._schedule_end(running[event.job], event.at_s)  # type: ignore[union-attr]
         elif kind is NodeDown:
             self._fail(event)  # type: ignore[arg-type]
+        elif kind is WorkLost:
+            self._losing.pop(event.job, None)  # type: ignore[union-attr]
+            self.ledger.lose(event)  # type: ignore[arg-type]
         elif kind is Ticked:
             if event.at_s in self._looks:
                 self._looks.discard(event.at_s)
@@ -318,6 +331,7 @@ class Simulation:
             if self._versions:
                 self._versions.pop(event.job, None)  # type: ignore[union-attr]
                 self._lives.pop(event.job, None)  # type: ignore[union-attr]
+                self._losing.pop(event.job, None)  # type: ignore[union-attr]
             if self._progress is not None:
                 self._progress(len(self._state.ended))
         for decision in decisions:
@@ -331,6 +345,9 @@ class Simulation:
                 self.engine.apply(started)
                 self._schedule_end(running[decision.job], event.at_s)
                 job = running[decision.job]
+                if decision.job in self._losing and self._recovery is not None:
+                    again_s = event.at_s + self._recovery.back_s
+                    self._lose(WorkLost(again_s, decision.job, event.at_s, event.at_s, 0))
                 if self._lazy and self._state.pending and job.spec.mode is Mode.MALLEABLE:
                     # It may give nodes to a waiting job, which no policy has considered yet.
                     self._state.awaited[decision.job] = job
@@ -360,20 +377,31 @@ class Simulation:
         for job in list(self._state.running.values()):
             if lost.isdisjoint(job.held):
                 continue
-            done = self._undo(job, now)
+            done, since_s = self._undo(job, now)
             self._new_version(job)
             kept = self._kept(job, lost)
+            waits = self._losing.pop(job.spec.id, None)
+            since_s = since_s if waits is None else min(since_s, waits.since_s)
+            back_s = 0.0
             if recovery is not None and done > 0.0:
-                size = len(kept) or job.spec.preferred
-                whole_s = job.time_s(size) or inf
-                done = max(0.0, done - recovery.back_s / whole_s)
-                self.recovery_node_s += recovery.back_s * size
+                back_s, size = recovery.back_s, len(kept) or job.spec.preferred
+                done = max(0.0, done - back_s / (job.time_s(size) or inf))
+                self.recovery_node_s += back_s * size
             if kept:
                 self.narrowed += 1
                 self._handle(NodesLost(now, job.spec.id, kept, done))
+                self._lose(WorkLost(now + back_s, job.spec.id, since_s, now, 0))
             else:
                 self.failed += 1
+                self._handle(WorkLost(now, job.spec.id, since_s, now, 0))
+                if back_s:
+                    self._losing[job.spec.id] = None
                 self._handle(Requeued(now, job.spec.id, done=done))
+
+    def _lose(self, event: WorkLost) -> None:
+        """Let a job compute again at a time, unless another node of it fails before."""
+        self._losing[event.job] = event
+        self._push(event, -1)
 
     def _kept(self, job: Job, lost: set[Node]) -> tuple[Node, ...]:
         """Return the nodes with which a job goes on, () if it cannot."""
@@ -385,8 +413,11 @@ class Simulation:
         size = max((size for size in job.spec.sizes() if size <= len(left)), default=0)
         return left[:size]
 
-    def _undo(self, job: Job, now: float) -> float:
-        """Return the share that the newest copy of a job has; count the work since then as lost."""
+    def _undo(self, job: Job, now: float) -> tuple[float, float]:
+        """Return the share that the newest copy of a job has, and its time.
+
+        The node seconds of the work since then are counted.
+        """
         life = self._lives.pop(job.spec.id, [])
         begun_s = life[0][0] if life else now
         copied_s = begun_s
@@ -403,7 +434,7 @@ class Simulation:
             if at_s < copied_s:
                 done = share + (after - share) * (copied_s - at_s) / (end_s - at_s)
             self.recomputed_node_s += size * (end_s - max(at_s, copied_s))
-        return done if self._recovery is not None else 0.0
+        return (0.0 if self._recovery is None else done), copied_s
 
     def _schedule_end(self, job: Job, now: float, *, again: bool = False) -> None:
         """Enter a job's end and its next resize point, at its present rate."""

@@ -20,6 +20,7 @@ from rms.plots import Panel, draw_panels
 from rms.sim.run import chosen, failing, figures, simulated
 from rms.sim.simulator import Recovery
 from rms.studies.malleability import MalleableChange, malleable, powered
+from rms.wire.users import LostWork
 
 YEAR_S = 365 * 86400.0
 RECOVERIES: dict[str, Recovery | None] = {
@@ -79,7 +80,7 @@ def answer(
     """Return the study as JSON: rows by recovery, and the assumptions.
 
     Node hours are those that jobs held: of work that was done again, of jobs that stood still
-    before they went on, and of copies.
+    before they went on, and of copies. Energy is that of the first two, without copies.
     """
     change = MalleableChange()
     site = powered(site)
@@ -102,6 +103,7 @@ def answer(
         simulation, wall_s = simulated(own, site, policy, failures=failures, recovery=recovery)
         longer = 0.0 if recovery is None else recovery.cost_s / (recovery.every_s + recovery.cost_s)
         busy_h = simulation.ledger.busy_node_s / 3600.0
+        losses = sum(simulation.ledger.lost.values(), LostWork())
         again_h = simulation.recomputed_node_s / 3600.0
         still_h = simulation.recovery_node_s / 3600.0
         lost = {
@@ -116,6 +118,7 @@ def answer(
                 "narrowed": simulation.narrowed,
                 "node_h": busy_h,
                 "lost_node_h": {**lost, "all": sum(lost.values())},
+                "lost_j": {"recomputed": losses.recomputed_j, "recovery": losses.recovery_j},
             }
         )
     return {
@@ -157,7 +160,7 @@ def table(result: dict[str, Any]) -> list[str]:
         *result["model"],
         "",
         "recovery   requeued  narrower  node hours lost: recomputed  recovery  copies      all  "
-        "of all  mean wait  energy (GJ)",
+        "of all  mean wait  energy (GJ)  energy lost (GJ)",
     ]
     for row in result["rows"]:
         lost = row["lost_node_h"]
@@ -165,7 +168,8 @@ def table(result: dict[str, Any]) -> list[str]:
             f"{row['recovery']:9s}  {row['restarts']:8d}  {row['narrowed']:8d}  "
             f"{lost['recomputed']:27.0f}  {lost['recovery']:8.0f}  {lost['copies']:6.0f}  "
             f"{lost['all']:7.0f}  {100 * lost['all'] / row['node_h']:4.2f} %  "
-            f"{row['mean_wait_s']:7.0f} s  {row['energy_j']['cluster'] / 1e9:11.3f}"
+            f"{row['mean_wait_s']:7.0f} s  {row['energy_j']['cluster'] / 1e9:11.3f}  "
+            f"{sum(row['lost_j'].values()) / 1e9:16.4f}"
         )
     return lines
 

@@ -682,6 +682,10 @@ def _power(page: PageQuery, live: Live) -> Content:
         for name, j in rows
         if j or name in ("jobs", "idle")
     ]
+    if energy.lost.times:
+        lost_j = energy.lost.energy_j
+        row = PIECES.energy_row("Lost work of jobs", lost_j, lost_j / whole_j if whole_j else 0.0)
+        pieces.append(("lost", row))
     pieces.append(("cluster", PIECES.energy_row("Cluster", whole_j, None)))
     view.fill("energy", pieces)
     view.fill(

@@ -266,6 +266,33 @@ class EnergyPart(msgspec.Struct, frozen=True):
     estimate: bool = False
 
 
+class LostWork(msgspec.Struct, frozen=True):
+    """What failures of ranks or nodes have cost jobs that went on: a part of their energy.
+
+    Attributes:
+        times: number of failures.
+        steps: number of steps that were computed again.
+        seconds: time from the steps that jobs went on from until they computed again.
+        recomputed_j: energy until the failures were noticed: of the steps that were lost.
+        recovery_j: energy from then until jobs computed again.
+    """
+
+    times: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    recomputed_j: float = 0.0
+    recovery_j: float = 0.0
+
+    @property
+    def energy_j(self) -> float:
+        """The lost energy."""
+        return self.recomputed_j + self.recovery_j
+
+    def __add__(self, other: LostWork) -> LostWork:
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        return LostWork(*[ours + theirs for ours, theirs in pairs])
+
+
 class EnergyRow(msgspec.Struct, frozen=True):
     """Energy of a device of a node while it had one owner; all rows add up to the cluster's.
 
@@ -312,6 +339,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
             its program reports that.
         energy_source: ``model``, or the names of meters.
         energy: by source; the sum is ``energy_j``.
+        lost: the part of it that failures have cost; None if it has survived none.
         resizing: state of the resize in flight, or "".
         resize_to: target size of a requested or running resize, in the unit of ``size``.
         summary: the last line of the output of an ended job; "" until it is written, None if there
@@ -361,6 +389,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     nodelist: list[str] = []
     exclude: list[str] = []
     restartable: bool | None = None
+    lost: LostWork | None = None
 
     @property
     def nodes_words(self) -> str:
@@ -375,6 +404,11 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
         """Range of its number of nodes: ``3``, or ``2 to 4``."""
         low, high = self.nodes_min, self.nodes_max
         return str(low) if low == high else f"{low} to {high}"
+
+
+def steps_words(steps: int) -> str:
+    """Return ``1 step``, ``2 steps``."""
+    return f"{steps:,} step{'' if steps == 1 else 's'}"
 
 
 def restart_words(restartable: bool | None, step: int, steps: int) -> str:
@@ -493,6 +527,7 @@ class Books(msgspec.Struct, frozen=True):
 
     ``tasks_j`` is the energy of tasks with kernels, which hold nodes beside jobs.
     ``sources`` are those of ``cluster_j``; closed books have none.
+    ``lost`` is the part of ``busy_j`` that failures of ranks or nodes have cost.
     """
 
     at_s: float | None
@@ -505,6 +540,7 @@ class Books(msgspec.Struct, frozen=True):
     power_source: str
     sources: list[EnergyPart] = []
     tasks_j: float = 0.0
+    lost: LostWork = LostWork()
 
 
 class NodeSpan(msgspec.Struct):

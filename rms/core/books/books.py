@@ -16,10 +16,10 @@ from rms.core.books.ledger import Ledger
 from rms.core.books.measured import Measured
 from rms.core.books.spans import BOOT, IDLE, MODEL, OFF, PAST, Share, check_balance
 from rms.core.model.cluster import Cluster
-from rms.core.model.events import Event, Reopened, ResizeBegun, ResizeEvent
+from rms.core.model.events import Event, Reopened, ResizeBegun, ResizeEvent, WorkLost
 from rms.core.model.jobs import Job, JobId, Node
 from rms.core.state import State, as_job, is_task
-from rms.wire.users import Books, EnergyPart, EnergyRow
+from rms.wire.users import Books, EnergyPart, EnergyRow, LostWork
 
 ROUNDING = 1e-9
 """A smaller share of an owner's energy that was not measured is ignored."""
@@ -54,6 +54,7 @@ class EnergyBooks:
         measured: meters' reports.
         resizes: energy of finished resizes, by job and number.
         begun_resizes: jobs before their present resizes.
+        past_lost: what failures have cost the forgotten jobs.
         closed_by_model: the model's books as of the end of the last job, None before the first.
     """
 
@@ -64,7 +65,9 @@ class EnergyBooks:
         self.resizes: dict[tuple[JobId, int], ResizeEnergy] = {}
         self._use(cluster)
         self.begun_resizes: dict[JobId, ResizeBefore] = {}
+        self.past_lost = LostWork()
         self.closed_by_model: Books | None = None
+        self.measured.spans.lost = self.ledger.lost_times
 
     def _use(self, cluster: Cluster) -> None:
         """Book under the names of these nodes."""
@@ -99,6 +102,8 @@ class EnergyBooks:
             if up and model.boot_s <= 0.0 and model.boot_j:
                 spans.booted(at_s, name, model.boot_j)
         self.ledger.follow(state)
+        if isinstance(event, WorkLost):
+            self._lose(event)
         over = not state.running and not state.pending
         if over:
             spans.count_from(at_s, self.measured.until_s)
@@ -114,7 +119,8 @@ class EnergyBooks:
             spans.sleep(at_s, owners)
         if over:
             spans.split(self.measured.booked_s, at_s)
-            self.closed_by_model = self.ledger.books(at_s)
+            closed = self.ledger.books(at_s)
+            self.closed_by_model = msgspec.structs.replace(closed, lost=self._all_lost)
 
     def reopen(self, state: State, event: Reopened, cluster: Cluster) -> None:
         """Go on with another cluster; the time between is not booked."""
@@ -127,12 +133,15 @@ class EnergyBooks:
         if at_s is not None:
             self.measured.spans.open(event.at_s, self.measured.idle_w)
 
-    def restore(self, sums: Iterable[EnergyRow], rows: Iterable[EnergyRow]) -> None:
+    def restore(
+        self, sums: Iterable[EnergyRow], rows: Iterable[EnergyRow], lost: Iterable[EnergyRow]
+    ) -> None:
         """Go on from the written rows, after events and meters have been restored.
 
         Args:
             sums: of all written rows, for :meth:`Totals.load`.
             rows: the newest ones, see :meth:`Spans.restore`.
+            lost: those of the jobs that have lost work.
         """
         measured, spans = self.measured, self.measured.spans
         booked_s = measured.booked_s
@@ -143,6 +152,7 @@ class EnergyBooks:
                     measured.errors_j[source] = measured.errors_j.get(source, 0.0) + error_j
         for row in sums:
             spans.totals.load(row)
+        spans.load_lost(lost, booked_s)
         spans.restore(rows, booked_s)
         if self.closed_by_model is not None:
             spans.split(booked_s, spans.totals.since_s)
@@ -151,6 +161,7 @@ class EnergyBooks:
         """Drop the own sums of finished jobs; their energy stays in the other sums."""
         totals = self.measured.spans.totals
         for job in jobs:
+            self.past_lost += self.lost(job) or LostWork()
             self.ledger.forget(job)
             totals.forget(job)
         gone = frozenset(jobs)
@@ -205,6 +216,17 @@ class EnergyBooks:
         saved_j = None if old_j is None or new_j is None else old_j - new_j
         self.resizes[job_id, number] = ResizeEnergy(job_j - before_j, saved_j)
 
+    def _lose(self, event: WorkLost) -> None:
+        """Enter lost work, with the measurements of the spans in memory."""
+        spans = self.measured.spans
+        own = [span for span in spans.kept() if span.owner == event.job]
+        for span in own:
+            spans.enter_lost(span, -1)
+        self.ledger.lose(event)
+        for span in own:
+            spans.enter_lost(span)
+        spans.split(spans.held.get(event.job, ()), event.at_s)  # what it draws now is not lost
+
     def _to_go_j(self, job: Job, nodes: Sequence[Node], now_s: float) -> float | None:
         """Return the energy of the rest of a job on these nodes, or None."""
         if job.speedup is None or not job.speedup.allows(len(nodes)):
@@ -255,6 +277,26 @@ class EnergyBooks:
             return None
         return energy.job_j + self.measured.spans.totals.resize_j.get((job_id, number), 0.0)
 
+    def lost(self, job_id: JobId) -> LostWork | None:
+        """Return what failures have cost a job that goes on or went on, None without any.
+
+        It is a part of the job's energy, and measured where that is, also by later reports. Spans
+        that ended over :data:`rms.core.books.spans.LOST_S` before the failure have the model's
+        energy until the daemon is started again.
+        """
+        lost, more_j = self.ledger.lost.get(job_id), self.measured.spans.totals.lost_j
+        if lost is None:
+            return None
+        return lost + LostWork(
+            recomputed_j=more_j.get((job_id, False), 0.0),
+            recovery_j=more_j.get((job_id, True), 0.0),
+        )
+
+    @property
+    def _all_lost(self) -> LostWork:
+        lost = [own for job in self.ledger.lost if (own := self.lost(job)) is not None]
+        return sum(lost, self.past_lost)
+
     def books(self, now_s: float) -> Books:
         """Return the energy books up to a time, without events until then."""
         if not self.begun:
@@ -267,7 +309,7 @@ class EnergyBooks:
             msgspec.structs.replace(part, uncertainty_j=errors_j.get(part.source, 0.0))
             for part in parts
         ]
-        return msgspec.structs.replace(books, sources=parts)
+        return msgspec.structs.replace(books, sources=parts, lost=self._all_lost)
 
     @property
     def closed(self) -> Books | None:

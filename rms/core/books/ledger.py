@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from rms.core.books.spans import PAST, check_balance
+from rms.core.books.spans import PAST, LostTime, check_balance
+from rms.core.model.events import WorkLost
 from rms.core.model.jobs import Job, JobId, Node, NodePower, Site
 from rms.core.model.speedup import drawn
 from rms.core.state import State, is_task
-from rms.wire.users import Books
+from rms.wire.users import Books, LostWork
 
 _NO_HOSTS: Mapping[int, float] = {}
 
@@ -49,6 +51,8 @@ class Ledger:
         off_j, boot_j: energy of nodes while they are off, and while they boot.
         busy_node_s: node-seconds held by running jobs, and by tasks.
         peak_w: highest power so far by host, where hosts are shared.
+        lost: what failures have cost, by job; a part of its energy.
+        lost_times: the times of that, by job: rising, none twice.
     """
 
     power: Sequence[NodePower]
@@ -60,8 +64,12 @@ class Ledger:
     busy_node_s: float = 0.0
     at_s: float | None = None
     peak_w: list[float] = field(default_factory=list)
+    lost: dict[JobId, LostWork] = field(default_factory=dict)
+    lost_times: dict[JobId, list[LostTime]] = field(default_factory=dict)
     _busy_j: dict[JobId, float] = field(default_factory=dict)
     _draws: dict[JobId, Draw] = field(default_factory=dict)
+    # by running job: its energy at its start and whenever its power has changed
+    _points: dict[JobId, list[tuple[float, float]]] = field(default_factory=dict)
     _shares: dict[JobId, float] = field(default_factory=dict)
     _rescaled: dict[JobId, Job] = field(default_factory=dict)
     _watts: float = 0.0
@@ -121,6 +129,7 @@ class Ledger:
                 self._leave_job(job_id, at)
             self._past_j, self.at_s = self.cluster_j, now_s
         self._draws.clear()
+        self._points.clear()
         self._shares.clear()
         self._powerless.clear()
         self._asleep.clear()
@@ -192,6 +201,37 @@ class Ledger:
             return booked
         return booked + draw.watts * (max(now_s, self.at_s) - draw.since_s)
 
+    def spent_j(self, job_id: JobId, since_s: float, until_s: float) -> float:
+        """Return the energy of a running job in a time, from its last start to now."""
+        now_s = self.at_s or 0.0
+        points = [*self._points.get(job_id, ()), (now_s, self.job_j(job_id, now_s))]
+        spent_j = 0.0
+        for (begin_s, before_j), (end_s, after_j) in pairwise(points):
+            seconds = min(until_s, end_s) - max(since_s, begin_s)
+            if seconds > 0.0:
+                spent_j += (after_j - before_j) * seconds / (end_s - begin_s)
+        return spent_j
+
+    def lose(self, event: WorkLost) -> None:
+        """Count the energy of lost steps, and of the time until the job computes again.
+
+        It stays a part of the job's energy. No time counts twice, and none before its last start.
+        """
+        job_id, points = event.job, self._points.get(event.job)
+        since_s = max(event.since_s, points[0][0]) if points else event.since_s
+        before = self.lost_times.get(job_id, [])
+        new = [
+            *_new(before, since_s, event.until_s, recovery=False),
+            *_new(before, max(since_s, event.until_s), event.at_s, recovery=True),
+        ]
+        joules = {False: 0.0, True: 0.0}
+        for time in new:
+            joules[time.recovery] += self.spent_j(job_id, time.begin_s, time.end_s)
+        self.lost_times[job_id] = sorted((*before, *new))
+        seconds = sum(time.end_s - time.begin_s for time in new)
+        more = LostWork(1, event.steps, seconds, joules[False], joules[True])
+        self.lost[job_id] = self.lost.get(job_id, LostWork()) + more
+
     def books(self, now_s: float, power_source: str = "model") -> Books:
         """Return all sums up to ``now_s``, without changes until then; books nothing.
 
@@ -238,6 +278,8 @@ class Ledger:
         if job_id in self._busy_j:
             past = JobId(PAST)
             self._busy_j[past] = self._busy_j.get(past, 0.0) + self._busy_j.pop(job_id)
+        self.lost.pop(job_id, None)
+        self.lost_times.pop(job_id, None)
 
     # --- changes -----------------------------------------------------------------------------
 
@@ -306,6 +348,7 @@ class Ledger:
         job_id = job.spec.id
         size = job.busy_size
         if job.start_s is None or job.end_s is not None or size == 0:
+            self._points.pop(job_id, None)
             if self._shares:
                 self._shares.pop(job_id, None)
             return
@@ -314,6 +357,7 @@ class Ledger:
             self._powerless[job_id] = size  # it has nodes, and draws no power
             self._busy += size
             return
+        self._points.setdefault(job_id, []).append((at, self._busy_j.get(job_id, 0.0)))
         if self._counted:
             model = self.power[0]
             watts = size * model.busy_w(job.spec, size)
@@ -401,6 +445,18 @@ class Ledger:
                 joules[node] += powers[node] * (at - since[node])
                 since[node] = at
             powers[node] = watts
+
+
+def _new(
+    before: Iterable[LostTime], begin_s: float, end_s: float, *, recovery: bool
+) -> Iterable[LostTime]:
+    """Yield the parts of a time that are in none of rising times."""
+    for time in before:
+        if begin_s < min(time.begin_s, end_s):
+            yield LostTime(begin_s, min(time.begin_s, end_s), recovery)
+        begin_s = max(begin_s, time.end_s)
+    if begin_s < end_s:
+        yield LostTime(begin_s, end_s, recovery)
 
 
 def _clocks(job: Job) -> dict[Node, float]:

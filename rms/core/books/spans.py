@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -44,6 +44,9 @@ MOST = 20_000
 
 RESOLUTION_S = 1.0
 """Of readings at shorter intervals, only the first and the newest are kept."""
+
+LOST_S = 3600.0
+"""Spans of running jobs are kept for this time longer than others: it may turn out as lost work."""
 
 BALANCE = 1e-9
 """Two sums of the same energy may differ by this share of the cluster's energy."""
@@ -78,6 +81,14 @@ class Share:
         self.joules += more.joules
         self.uncertainty_j += more.uncertainty_j
         self.estimate |= more.estimate
+
+
+class LostTime(NamedTuple):
+    """A time of lost work of a job: of lost steps, or of the ``recovery`` after a failure."""
+
+    begin_s: float
+    end_s: float
+    recovery: bool
 
 
 class Span(msgspec.Struct, array_like=True, eq=False):
@@ -153,6 +164,7 @@ class Totals:
         owner_j: by owner, measured less replaced.
         node_j: the same by node, summed independently.
         resize_j: the same by job and resize.
+        lost_j: the same by job, of its lost work: of lost steps, and (True) of recoveries.
         since_s: the time since which ``since_j`` counts.
         since_j: the same by owner, of spans that began then or later.
     """
@@ -161,6 +173,7 @@ class Totals:
     owner_j: defaultdict[str, float] = field(default_factory=_sums)
     node_j: defaultdict[str, float] = field(default_factory=_sums)
     resize_j: defaultdict[tuple[str, int], float] = field(default_factory=_sums)
+    lost_j: defaultdict[tuple[str, bool], float] = field(default_factory=_sums)
     since_s: float = inf
     since_j: defaultdict[str, float] = field(default_factory=_sums)
 
@@ -183,6 +196,8 @@ class Totals:
                 sums[PAST] += sums.pop(owner)
         for source, share in self.measured.pop(owner, {}).items():
             self.enter_source(PAST, source, share)
+        for recovery in (False, True):
+            self.lost_j.pop((owner, recovery), None)
 
     def load(self, row: EnergyRow) -> None:
         """Add a written row, or the sum of several of one owner, node and resize."""
@@ -206,6 +221,7 @@ class Spans:
 
     Attributes:
         names: the nodes.
+        lost: times of lost work by job (:attr:`rms.core.books.ledger.Ledger.lost_times`).
         changed: spans with rows to be written.
         held: nodes by job, or by program with tasks.
         spans: the times in which jobs held nodes, in the order in which they began.
@@ -218,6 +234,7 @@ class Spans:
     def __init__(self, names: Sequence[str] = ()) -> None:
         self.use(names)
         self.totals = Totals()
+        self.lost: Mapping[JobId, Sequence[LostTime]] = {}
         self.changed: dict[Span, None] = {}
         self._of: dict[str, list[Span]] = {}
         self.held: dict[JobId, Sequence[str]] = {}
@@ -370,7 +387,9 @@ class Spans:
             late_s = until_s - end_s
             joules = span.replaced_j * late_s / (until_s - span.begin_s)
             self.replaced(span, -joules, end_s)
+            self.enter_lost(span, -1)
             span.booked_s = end_s
+            self.enter_lost(span)
             carry = until_s, joules / (span.watts * late_s) if span.watts else 1.0
         if end_s == span.begin_s and not (span.measured or span.saved):
             self._drop(span)
@@ -463,18 +482,37 @@ class Spans:
 
     def replaced(self, span: Span, joules: float, until_s: float) -> None:
         """Subtract the model's energy that a measurement replaces from a span."""
+        self.enter_lost(span, -1)
         span.replaced_j += joules
         span.booked_s = max(span.booked_s, until_s)
+        self.enter_lost(span)
         self.totals.enter(span, -joules)
         self.totals.node_j[span.node] -= joules
         self.changed[span] = None
 
     def measured(self, span: Span, device: str, source: str, more: Share) -> None:
         """Add measured energy to a span and its owner, but not to its node."""
+        self.enter_lost(span, -1)
         span.measured.setdefault((device, source), Share()).add(more)
+        self.enter_lost(span)
         self.totals.enter(span, more.joules)
         self.totals.enter_source(span.owner, source, more)
         self.changed[span] = None
+
+    def enter_lost(self, span: Span, sign: int = 1) -> None:
+        """Add the part of a span's measured less replaced energy that is lost work, or subtract it.
+
+        A measurement counts evenly over its span: a change of the span changes its lost part.
+        """
+        booked_s = span.booked_s - span.begin_s
+        if span.owner not in self.lost or booked_s <= 0.0:
+            return
+        more_j = sum(share.joules for share in span.measured.values()) - span.replaced_j
+        for begin_s, end_s, recovery in self.lost[JobId(span.owner)]:
+            seconds = min(end_s, span.booked_s) - max(begin_s, span.begin_s)
+            if seconds > 0.0:
+                joules = sign * more_j * seconds / booked_s
+                self.totals.lost_j[span.owner, recovery] += joules
 
     # --- rows --------------------------------------------------------------------------------
 
@@ -510,17 +548,30 @@ class Spans:
         return rows
 
     def forget(self, kept_s: Mapping[str, float]) -> None:
-        """Drop spans that are over and written, except those that end after ``kept_s``."""
+        """Drop spans that are over and written, except those that end after ``kept_s``.
+
+        Spans of running jobs are kept for :data:`LOST_S` longer, with all later ones of the node.
+        """
         for node in list(self._over):
-            from_s = kept_s.get(node, inf)
-            left = [
-                span
-                for span in self._of[node]
-                if not span.saved or span.end_s is None or span.end_s > from_s
-            ]
-            self._of[node] = left
+            from_s, spans = kept_s.get(node, inf), self._of[node]
+            kept = (
+                at
+                for at, span in enumerate(spans)
+                if not span.saved
+                or span.end_s is None
+                or span.end_s > from_s - (LOST_S if span.owner in self.held else 0.0)
+            )
+            left = self._of[node] = spans[next(kept, len(spans)) :]
             if all(span.end_s is None for span in left):
                 self._over.discard(node)
+
+    def load_lost(self, rows: Iterable[EnergyRow], booked_s: Mapping[str, float]) -> None:
+        """Count the lost work in all written rows of the jobs that have lost some."""
+        groups: dict[tuple[str, float, str], list[EnergyRow]] = {}
+        for row in rows:
+            groups.setdefault((row.node, row.begin_s, row.owner), []).append(row)
+        for (node, _, _), own in groups.items():
+            self.enter_lost(_written(own, booked_s.get(node, -inf)))
 
     def restore(self, rows: Iterable[EnergyRow], booked_s: Mapping[str, float]) -> None:
         """Go on from the newest written rows, after all events were followed again.

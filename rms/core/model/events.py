@@ -184,6 +184,27 @@ class NodesLost(JobEvent, frozen=True):
     lowers_power: ClassVar[bool] = True
 
 
+class WorkLost(JobEvent, frozen=True):
+    """A running job computes again, from an earlier step, after a failure of ranks or nodes.
+
+    The energy books count what it has spent since that step as lost work.
+
+    Attributes:
+        since_s: time at which it had passed the step that it goes on from; the newest one, where it
+            has computed that step before.
+        until_s: time at which the failure was noticed; from then until ``at_s`` it did not compute.
+        steps: number of steps that it computes again, 0 where it is not known.
+        reason: a sentence.
+    """
+
+    since_s: float
+    until_s: float
+    steps: int
+    reason: str = ""
+
+    needs_pass: ClassVar[bool] = False
+
+
 class Suspended(JobEvent, frozen=True):
     """A user stops a running job (``suspended``), which keeps its nodes, or lets it run again."""
 
@@ -392,6 +413,7 @@ Event = (
     | ResizeRolledBack
     | Requeued
     | NodesLost
+    | WorkLost
     | Suspended
     | HeldByUser
     | Freed

@@ -57,6 +57,7 @@ from rms.core.model.events import (
     TasksHold,
     Ticked,
     Withdrawn,
+    WorkLost,
 )
 from rms.core.model.jobs import Dependency, Job, JobId, JobState, Node, Site
 from rms.core.model.speedup import longer
@@ -537,6 +538,12 @@ def _nodes_lost(state: State, event: NodesLost) -> None:
         _set_neighbours(state)
 
 
+def _check_work_lost(state: State, event: WorkLost) -> None:
+    _check_running(state, event)
+    if not (event.since_s <= event.until_s <= event.at_s and event.steps >= 0):
+        raise TransitionError(f"expected rising times and at least 0 steps, got {event}")
+
+
 # --- ended, or in the queue again ----------------------------------------------------------------
 
 _STATES = {str(state): state for state in JobState}
@@ -916,6 +923,7 @@ _EVENTS: dict[type, tuple[Callable[[State, Any], None] | None, Callable[[State, 
     ResizeRolledBack: (_check_resizing, _rolled_back),
     Requeued: (_check_running, _requeued),
     NodesLost: (_check_nodes_lost, _nodes_lost),
+    WorkLost: (_check_work_lost, _nothing),
     Suspended: (_check_suspended, _suspended),
     Ended: (_check_ended, _ended),
     Ticked: (None, _nothing),

@@ -26,6 +26,7 @@ from rms.core.model.events import (
     ResizeRolledBack,
     Start,
     Submitted,
+    WorkLost,
 )
 from rms.core.model.jobs import JobId
 from rms.core.policies import Policy
@@ -91,6 +92,8 @@ class Scheduler:
             self._remember(event.job, HistoryEntry(at_s, "rolledback", "RolledBack", event.reason))
         if isinstance(event, Requeued) and event.reason:
             self._remember(event.job, HistoryEntry(at_s, "requeued", "Requeued", event.reason))
+        if isinstance(event, WorkLost) and event.reason:
+            self._remember(event.job, HistoryEntry(at_s, "worklost", "WorkLost", event.reason))
         of_jobs = [item for item in decisions if not isinstance(item, PowerOff | PowerOn)]
         for decision in of_jobs:
             goes = isinstance(decision, Start | Resize)
@@ -208,7 +211,8 @@ class Scheduler:
 
     def _remember(self, job_id: JobId, entry: HistoryEntry) -> None:
         entries = self.history.setdefault(job_id, [])
-        if entry.kind == "rolledback" or not entries or not repeats(entry, entries[-1]):
+        happens = entry.kind in ("rolledback", "worklost")
+        if happens or not entries or not repeats(entry, entries[-1]):
             entries.append(entry)
 
     def _reopen(self, event: Reopened) -> None:

@@ -26,7 +26,7 @@ from rms.core.policies import Policy
 from rms.core.scheduler.scheduler import Scheduler
 from rms.core.scheduler.twin import Twin
 from rms.core.state import End, State
-from rms.wire.users import Books, HistoryEntry, NodeSpan
+from rms.wire.users import Books, HistoryEntry, LostWork, NodeSpan
 
 _STATE = get_type_hints(State)
 _LEDGER = get_type_hints(Ledger)
@@ -50,6 +50,7 @@ class EnergyImage(msgspec.Struct):
     ledger: dict[str, Any]
     resizes: dict[tuple[JobId, int], ResizeEnergy]
     begun: dict[JobId, ResizeBefore]
+    past_lost: LostWork
     closed: Books | None
     owners: list[Span]
     spans: list[NodeSpan]
@@ -207,6 +208,7 @@ def _energy(energy: EnergyBooks, jobs: Places) -> EnergyImage:
         ledger=_written(energy.ledger, _LEDGER, jobs),
         resizes=energy.resizes,
         begun=energy.begun_resizes,
+        past_lost=energy.past_lost,
         closed=energy.closed_by_model,
         owners=images,
         spans=spans.spans,
@@ -222,8 +224,9 @@ def _restore_energy(energy: EnergyBooks, state: State, image: Image) -> None:
     energy.ledger = Ledger(site.models, site.host, site.levels)
     _read(energy.ledger, _LEDGER, written.ledger, image.jobs)
     energy.resizes, energy.begun_resizes = written.resizes, written.begun
-    energy.closed_by_model = written.closed
+    energy.past_lost, energy.closed_by_model = written.past_lost, written.closed
     spans = energy.measured.spans
+    spans.lost = energy.ledger.lost_times
     spans.totals.since_s = written.since_s
     for name in ("spans", "power_spans", "power_w", "held"):
         setattr(spans, name, getattr(written, name))

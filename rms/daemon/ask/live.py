@@ -28,6 +28,7 @@ from rms.core.model.events import (
     ResizeRolledBack,
     Started,
     Submitted,
+    WorkLost,
 )
 from rms.core.model.jobs import Job, JobId, sort_key
 from rms.daemon.ask import views
@@ -54,7 +55,7 @@ from rms.wire.live import (
     UsageRow,
     node_seconds,
 )
-from rms.wire.users import JobRow, NodeSpan
+from rms.wire.users import JobRow, NodeSpan, steps_words
 
 OLDEST = 20_000  # older entries of the journal are not in the feed
 SEARCHED = 20_000  # number of archived jobs that a search for a text goes through
@@ -473,6 +474,9 @@ _WORDS: Mapping[type[Event], Callable[[Context, Any], str]] = {
     ResizeRolledBack: lambda _, event: f"job {event.job} resize rolled back: {event.reason}",
     Requeued: lambda context, event: f"job {event.job} requeued",
     NodesLost: lambda _, event: f"job {event.job} goes on with {len(event.nodes)} nodes",
+    WorkLost: lambda _, event: (
+        f"job {event.job} computes {steps_words(event.steps)} again: {event.reason}"
+    ),
     HeldByUser: lambda _, event: (
         f"job {_folded(event.jobs)} {'held' if event.held else 'released'}"
     ),

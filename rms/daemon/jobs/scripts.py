@@ -14,7 +14,7 @@ from rms.daemon.store.context import Context, Handle, describe, log
 from rms.daemon.store.journal import JournalError
 from rms.daemon.store.notes import EndingNote, EndNote, Notes, ScriptNote, SignalNote, SummaryNote
 from rms.daemon.store.record import REQUEUED, JobRuntime, ResizeNote
-from rms.formats.energy import OwnerEnergy, cost_words
+from rms.formats.energy import OwnerEnergy, cost_words, lost_words
 from rms.launch.base import NODES_LOST, LaunchError, ScriptLaunch
 from rms.launch.processes import check_own_file
 from rms.wire.messages import PROCESSORS_VARIABLE, TOKEN_VARIABLE
@@ -360,6 +360,9 @@ def end_words(context: Context, job: Job, runtime: JobRuntime) -> str:
     energy = context.scheduler.energy
     joules = energy.job_j(job.spec.id, context.time())
     words.append(OwnerEnergy.of(energy.parts(job.spec.id, joules)).words)
+    lost = energy.lost(job.spec.id)
+    if lost is not None:
+        words.append(f"lost {lost_words(lost)}")
     if prices is not None:
         words += cost_words(
             OwnerEnergy.of(energy_rows(context, [job.spec.id]), prices).cost, prices

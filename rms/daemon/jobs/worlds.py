@@ -14,7 +14,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rms.core.model.events import NodesLost, ResizeAsked, ResizePoint, Started, Stepped
+from rms.core.model.events import (
+    NodesLost,
+    ResizeAsked,
+    ResizePoint,
+    Started,
+    Stepped,
+    WorkLost,
+)
 from rms.core.model.jobs import Job, JobId, JobState, Node
 from rms.daemon.jobs import machine
 from rms.daemon.jobs.keepers import KEEPER_S, Keepers
@@ -398,13 +405,14 @@ class Worlds:
         count = step.restored[1] + 1 if step.restored[0] == job.step and step.restored[1] else 1
         step.restored = job.step, count
         lost = max(0, death.step - job.step)
-        since_s = passed_s([*step.passed, (death.at_s, death.step)], job.step)
+        since_s = min(death.at_s, passed_s([*step.passed, (death.at_s, death.step)], job.step))
         step.passed.clear()
         log.info(
             f"job {job.id}: computes again at step {job.step}, {now_s - death.at_s:.1f} s after "
             f"{death.why}; {lost} steps and {max(0.0, death.at_s - since_s):.1f} s are lost"
         )
         self.save_steps(job)
+        self._handle(WorkLost(now_s, job.id, since_s, death.at_s, lost, death.why))
 
     # --- polls and reports of jobs -----------------------------------------------------------
 
@@ -476,6 +484,8 @@ class Worlds:
         context = self._context
         have = context.cluster.slots_of(context.state.running[job.id].nodes)
         refusal = context.launcher.nodes.resize_refusal(job.id, hosts_of(have), hosts_of(slots))
+        if job.revives:  # it has no world that could take part
+            refusal = "later: its next world is about to start"
         number = context.scheduler.resizes[job.id]
         self.feed(job, machine.Decided(number, slots, strategy, refusal))
 

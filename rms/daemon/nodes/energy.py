@@ -161,7 +161,9 @@ def restore_energy(scheduler: Scheduler, journal: Journal) -> None:
         if note.host is not None:
             measured.hosts[name] = note.host
     sums = journal.energy_sums(measured.spans.totals.since_s)
-    energy.restore(sums, journal.newest_energy(min(measured.kept_s.values(), default=inf)))
+    newest = journal.newest_energy(min(measured.kept_s.values(), default=inf))
+    lost = [row for job in energy.ledger.lost for row in journal.energy(job)]
+    energy.restore(sums, newest, lost)
 
 
 # --- the power cap -------------------------------------------------------------------------------

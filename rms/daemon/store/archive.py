@@ -78,6 +78,7 @@ def row(context: Context, job: Job, now_s: float) -> JobRow:
         exclude=list(spec.exclude),
         restartable=runtime.restartable,
         priority=float(spec.priority) if rank is None else rank.value,
+        lost=scheduler.energy.lost(spec.id),
     )
 
 

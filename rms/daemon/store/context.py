@@ -31,6 +31,7 @@ from rms.core.model.events import (
     ResizeRolledBack,
     Started,
     Withdrawn,
+    WorkLost,
 )
 from rms.core.model.jobs import JobId
 from rms.core.scheduler.scheduler import Scheduler
@@ -197,6 +198,10 @@ class Metrics:
             "Energy of the cluster by its source; what meters report later replaces the model's."
         )
         self._energy_j = gauge("rms_energy_joules", energy, ["source"])
+        lost = "Energy of jobs for lost steps, and for recoveries from failures of ranks or nodes."
+        self._lost_j = gauge("rms_lost_energy_joules", lost, ["part"])
+        survived = "Failures of ranks or nodes after which jobs went on."
+        self._survived = counter("rms_survived_failures", survived)
         self._resizes = counter("rms_resizes", "Resizes that are over, by outcome.", ["outcome"])
         stall = "A job stands still for a resize."
         self._stalls_s = histogram("rms_stall_seconds", stall, buckets=STALLS_S)
@@ -219,6 +224,8 @@ class Metrics:
                 self._stalls_s.observe(runtime.resizes[-1].stall_s)
         elif isinstance(event, ResizeRolledBack):
             self._resizes.labels("rolled_back").inc()
+        elif isinstance(event, WorkLost):
+            self._survived.inc()
         elif isinstance(event, Ended):
             self._ended.labels(event.state).inc()
         elif isinstance(event, Withdrawn):
@@ -233,10 +240,12 @@ class Metrics:
             "HELD": len(state.held),
             **{name: states[name] for name in ALIVE.split(",") if name != "PENDING"},
         }
-        sources = scheduler.books(at_s).sources
+        books = scheduler.books(at_s)
         _set_gauge(self._jobs, jobs)
         _set_gauge(self._power_w, watts_by_source(scheduler))
-        _set_gauge(self._energy_j, {part.source: part.joules for part in sources})
+        _set_gauge(self._energy_j, {part.source: part.joules for part in books.sources})
+        lost = {"recomputed": books.lost.recomputed_j, "recovery": books.lost.recovery_j}
+        _set_gauge(self._lost_j, lost)
         self._nodes.set(state.nodes)
         self._free.set(state.free_count)
         return generate_latest(self._registry).decode()

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 from decompositions import arrays, everything, halos
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from keepers import Fields, HostHere, hosts, ranks_of, restored
+from keepers import TERMS, Fields, HostHere, hosts, ranks_of, restored
 from processes import until
 from stand_in import DeviceModule
 
@@ -26,10 +29,14 @@ from dmr.memory.copies import own_place
 from dmr.memory.keeper import (
     PREFIX,
     RECEIVED,
+    Done,
     Keeper,
     KeeperError,
     KeeperGoneError,
+    Pace,
     Place,
+    Put,
+    _send,
     base_folder,
     listed,
     make_folder,
@@ -47,7 +54,8 @@ from dmr.memory.piece import (
     read_description,
     whole,
 )
-from dmr.plan import check_schedules
+from dmr.plan import check_rate, check_schedules
+from dmr.world import World
 
 SHAPE = (13, 5, 3)
 WHOLE = np.random.default_rng(1).random(SHAPE)
@@ -114,7 +122,7 @@ def test_every_cell_comes_back_also_without_a_host(
         ranks.take(40)
         (line,) = ranks.notes
         assert line.startswith(
-            "copies in memory: 0.0 MiB a rank and generation; 2 on its host, 1 at each"
+            "copies in memory: 0.0 MiB a rank and generation; 2 on its host, 2 at each"
         )
     left = places(two)
     if lost is not None:
@@ -204,19 +212,12 @@ def test_the_newest_whole_generation_counts_and_older_ones_go(two: list[HostHere
     with ranks_of(places(two), filled(2)) as ranks:
         for step in (10, 20, 30):
             ranks.take(step)
-        held = until(lambda: received(two, 30))
-        assert len(held) == 2, "a partner keeps one generation"
-        steps = {one.piece.generation.step for one in listed(places(two)).held}
-        assert steps == {20, 30}, "a rank keeps two"
+        held = listed(places(two)).held
+        steps = sorted((one.piece.rank, one.piece.generation.step) for one in held)
+        both = [(0, 20), (0, 30), (1, 20), (1, 30)]
+        assert steps == sorted(both + both), "a rank and its partner keep two"
         kept = until(lambda: listed(places(two)).kept)
         assert kept == Generation(0, 30, 0, 0)
-
-
-def received(started: Sequence[HostHere], step: int) -> list[str]:
-    """Return the pieces from other hosts, once all of them are of a step."""
-    held = [one for one in listed(places(started)).held if one.name.startswith(RECEIVED)]
-    old = [one.name for one in held if one.piece.generation.step != step]
-    return [] if old else [one.name for one in held]
 
 
 @pytest.mark.parametrize("at", [0, -20, None])
@@ -343,6 +344,111 @@ def test_memory_is_used_again(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with pytest.raises(BrokenPieceError, match="closed"):
         file.seal(100, b"")
+
+
+def test_a_partner_uses_memory_again(two: list[HostHere]) -> None:
+    def files() -> set[int]:
+        return {path.stat().st_ino for path in two[1].place.folder.iterdir()}
+
+    with ranks_of(places(two), filled(1)) as ranks:
+        ranks.take(10)
+        ranks.take(20)
+        before = files()
+        ranks.take(30)
+        ranks.take(40)
+        assert files() == before and len(before) == 2
+    for result in restored(places(two)[1:], blocks(1)):
+        assert result.progress is not None and result.progress.step == 40
+
+
+def test_a_piece_that_is_sent_again_replaces_the_torn_one(two: list[HostHere]) -> None:
+    """The first connection ends in the middle of a piece, after a whole one of that name."""
+    place, data = two[1].place, memoryview(bytes(1000))
+    description = msgspec.json.encode(Piece(Generation(0, 1, 0, 0), 0, 1, {}))
+    name = "0-0-0-0-0.piece"
+    with Keeper(place) as keeper:
+        keeper.put(name, data, description)
+        _send(keeper._channel, Put(name, len(data), description))
+        keeper._answer(Done, 5.0)
+        keeper._channel.write(data[:100])
+        assert not keeper_names(place)
+        with Keeper(place) as other:
+            other.put(name, data, description)
+    until(lambda: not list(place.folder.glob("*.part")))
+    assert keeper_names(place) == [RECEIVED + name]
+
+
+def keeper_names(place: Place) -> list[str]:
+    return [one.name for one in listed([place]).held]
+
+
+def test_what_is_sent_is_spread_over_time() -> None:
+    """At 100 bytes per second; time that nothing was sent in is not made up for."""
+    now, slept = [5.0], list[float]()
+
+    def sleep(wait_s: float) -> None:
+        slept.append(wait_s)
+        now[0] += wait_s
+
+    pace = Pace(100.0, lambda: now[0], sleep)
+    for nbytes in (50, 200, 100):
+        pace.wait(nbytes)
+    assert slept == [0.5, 2.0] and now == [7.5]
+    now[0] = 60.0
+    pace.wait(100)
+    now[0] += 0.75
+    pace.wait(100)
+    assert slept == [0.5, 2.0, 0.25]
+    endless = Pace(math.inf, lambda: now[0], sleep)
+    endless.wait(2**40)
+    endless.wait(2**40)
+    assert len(slept) == 3
+
+
+def test_a_copy_is_sent_at_the_rate_of_the_plan(
+    two: list[HostHere], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[float, int]] = []
+    monkeypatch.setattr(Pace, "wait", lambda self, nbytes: sent.append((self.bytes_s, nbytes)))
+    monkeypatch.setattr("dmr.memory.keeper.SEND_BYTES", 100)
+    with ranks_of(places(two), filled(1), terms=replace(TERMS, partner_bytes_s=5e8)) as ranks:
+        ranks.take(10)
+    assert {rate for rate, _ in sent} == {5e8} and max(count for _, count in sent) == 100
+    assert sum(count for _, count in sent) > WHOLE.nbytes
+
+
+def test_a_copy_of_a_world_that_has_ended_is_not_sent_on(
+    two: list[HostHere], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, ended = threading.Event(), threading.Event()
+    sent: list[int] = []
+
+    def wait(self: Pace, nbytes: int) -> None:
+        sent.append(nbytes)
+        waits.set()
+        assert ended.wait(10)
+
+    monkeypatch.setattr(Pace, "wait", wait)
+    monkeypatch.setattr("dmr.memory.keeper.SEND_BYTES", 100)
+    fields = filled(1)
+    with ranks_of(places(two), fields) as ranks:
+        ranks.take(10, waits=False)
+        assert waits.wait(10)
+        (one,) = ranks.copies
+        one.enter(cast(World, one._world), 1, fields[0])
+        ended.set()
+        until(lambda: not one.state[0], deadline_s=30)
+        assert sent == [100] and not one.state[1]
+        until(lambda: not list(two[1].place.folder.glob("*.part")), deadline_s=30)
+        ranks.take(20)
+        assert ranks.notes[0].startswith("copies in memory")
+
+
+@pytest.mark.parametrize("rate", ["0", "0.0009", "inf", "nan", "fast"])
+def test_a_wrong_rate_is_refused(rate: str) -> None:
+    with pytest.raises(dmr.UsageError, match=r"a rate of copies of at least 0\.001 GB/s, got"):
+        check_rate(rate)
+    assert check_rate("0.5") == check_rate(0.5) == 0.5
 
 
 def test_a_partner_that_is_gone_leaves_the_generation_before(two: list[HostHere]) -> None:

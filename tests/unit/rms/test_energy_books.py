@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -33,6 +34,7 @@ from rms.core.model.events import (
     Started,
     Submitted,
     TasksHold,
+    WorkLost,
 )
 from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import named
@@ -46,6 +48,7 @@ from rms.daemon.store.context import Context, Settings
 from rms.daemon.store.journal import Journal
 from rms.launch.local import LocalLauncher
 from rms.wire.messages import DeviceEnergy, MeterAnswer, Metered
+from rms.wire.users import LostWork
 
 POWER = NodePower(idle_w=10.0, static_w=100.0)
 CORES = Cluster(("n1", "n2", "g1"), (("cpu:0",), ("cpu:1",), ("gpu:0",)), (POWER,) * 3)
@@ -379,6 +382,106 @@ def test_the_measured_energy_of_a_resize(daemon: Daemon) -> None:
     daemon.rows_add_up()
 
 
+def lost(daemon: Daemon) -> LostWork:
+    """Return what the only job has lost, in the books too, to the digits that are compared."""
+    own, all_of_it = daemon.context.scheduler.energy.lost(ONE), daemon.context.scheduler.books(0.0)
+    assert own is not None and own == all_of_it.lost
+    return LostWork(*[round(value, 6) for value in msgspec.structs.astuple(own)])
+
+
+def restarts(daemon: Daemon) -> None:
+    """From the first event, and from a snapshot."""
+    daemon.killed()
+    daemon.meters.tick()
+    daemon.journal.save(freeze(daemon.context.scheduler), None)
+    daemon.killed()
+
+
+def test_the_energy_of_lost_work(daemon: Daemon) -> None:
+    """100 W on one node until 20 s, then on two."""
+    daemon.happen(*growth(), WorkLost(50.0, ONE, 10.0, 40.0, 7, "node n3 is lost"))
+    daemon.now_s = 50.0
+    assert lost(daemon) == LostWork(1, 7, 40.0, 1000.0 + 4000.0, 2000.0)
+    daemon.happen(WorkLost(60.0, ONE, 45.0, 55.0, 2))  # of which 5 s are lost already
+    assert lost(daemon) == LostWork(2, 9, 50.0, 6000.0, 3000.0)
+    daemon.happen(WorkLost(60.0, ONE, -5.0, 58.0, 1))  # it started at 0 s
+    whole = LostWork(3, 10, 60.0, 7000.0, 3000.0)
+    assert lost(daemon) == whole
+    daemon.balances()
+    assert daemon.context.scheduler.history[ONE][-1].reason == "node n3 is lost"
+    restarts(daemon)
+    daemon.now_s = 60.0
+    assert lost(daemon) == whole and daemon.owners()["1"] == 10_000.0
+    daemon.happen(Ended(60.0, ONE, "COMPLETED"))
+    closed = daemon.context.scheduler.closed
+    assert closed is not None and closed.lost == daemon.context.scheduler.books(60.0).lost
+    daemon.context.scheduler.forget([ONE])
+    assert daemon.context.scheduler.energy.lost(ONE) is None
+    daemon.journal.save(freeze(daemon.context.scheduler), None)
+    daemon.killed()
+    assert daemon.context.scheduler.books(60.0).lost == whole
+
+
+def test_the_measured_energy_of_lost_work(daemon: Daemon) -> None:
+    daemon.happen(Submitted(0.0, (job(),)), Started(0.0, ONE))
+    daemon.report("n1", 1, rapl(0.0))
+    daemon.now_s = 10.0
+    daemon.report("n1", 2, rapl(500.0))
+    daemon.happen(WorkLost(10.0, ONE, 4.0, 8.0, 1))
+    assert lost(daemon) == LostWork(1, 1, 6.0, 200.0, 100.0)
+    daemon.happen(WorkLost(20.0, ONE, 14.0, 18.0, 1))
+    assert lost(daemon) == LostWork(2, 2, 12.0, 600.0, 300.0)  # by the model, until a report
+    daemon.now_s = 20.0
+    daemon.report("n1", 3, rapl(1100.0))
+    measured = LostWork(2, 2, 12.0, 440.0, 220.0)
+    assert lost(daemon) == measured
+    daemon.now_s = 30.0
+    daemon.report("n1", 4, rapl(9999.0))  # what it draws later is not lost
+    assert lost(daemon) == measured
+    daemon.balances()
+    restarts(daemon)
+    assert lost(daemon) == measured
+    daemon.rows_add_up()
+
+
+def test_measurements_of_earlier_worlds_are_known_when_their_work_is_lost(daemon: Daemon) -> None:
+    daemon.happen(Submitted(0.0, (job(),)), Started(0.0, ONE))
+    measured = daemon.context.scheduler.energy.measured
+    daemon.report("n1", 1, rapl(0.0))
+    for number, joules in ((2, 300.0), (3, 1000.0)):
+        measured.spans.launched(daemon.now_s, ONE, {"n1": number})
+        daemon.now_s += 10.0
+        daemon.report("n1", number, rapl(joules))
+    measured.spans.forget(measured.kept_s)
+    daemon.happen(WorkLost(20.0, ONE, 5.0, 20.0, 1))
+    assert lost(daemon) == LostWork(1, 1, 15.0, 150.0 + 700.0, 0.0)
+    restarts(daemon)
+    assert lost(daemon) == LostWork(1, 1, 15.0, 150.0 + 700.0, 0.0)
+    daemon.happen(Ended(20.0, ONE, "COMPLETED"))
+    daemon.meters.tick()
+    measured = daemon.context.scheduler.energy.measured
+    measured.spans.forget(measured.kept_s)
+    assert {span.owner for span in measured.spans.on("n1")} == {IDLE}
+    assert lost(daemon) == LostWork(1, 1, 15.0, 150.0 + 700.0, 0.0)
+
+
+def test_spans_between_two_starts_of_a_job_are_kept_with_the_first(daemon: Daemon) -> None:
+    daemon.happen(Submitted(0.0, (job(),)), Started(0.0, ONE))
+    daemon.report("n1", 1, rapl(0.0))
+    for number, event in ((2, Requeued(10.0, ONE)), (3, Started(20.0, ONE))):
+        daemon.now_s = event.at_s
+        daemon.report("n1", number, rapl(300.0 * number))
+        daemon.happen(event)
+        daemon.meters.tick()
+    measured = daemon.context.scheduler.energy.measured
+    measured.spans.forget(measured.kept_s)
+    assert [span.owner for span in measured.spans.on("n1")] == ["1", IDLE, "1"]
+    before = daemon.owners()
+    daemon.journal.save(freeze(daemon.context.scheduler), None)
+    daemon.killed()
+    assert daemon.owners() == pytest.approx(before)
+
+
 def test_which_world_a_joule_belongs_to(daemon: Daemon) -> None:
     daemon.happen(Submitted(0.0, (job(size=2),)), Started(0.0, ONE))
     spans = daemon.context.scheduler.energy.measured.spans
@@ -546,6 +649,13 @@ class Books(RuleBasedStateMachine):
         at_s = max(self.when() - ago_s, self.state().now_s)
         self.daemon.happen(Requeued(at_s, name) if again else Ended(at_s, name, "COMPLETED"))
 
+    @precondition(lambda self: self.computing(resizing=False))
+    @rule(data=st.data(), ago_s=st.sampled_from([0.0, 1.0, 50.0]))
+    def lose(self, data: st.DataObject, ago_s: float) -> None:
+        name = data.draw(st.sampled_from(self.computing(resizing=False))).spec.id
+        at_s = self.when()
+        self.daemon.happen(WorkLost(at_s, name, at_s - ago_s, at_s - ago_s / 4.0, 1))
+
     @rule(data=st.data())
     def hold_for_tasks(self, data: st.DataObject) -> None:
         able = sorted(self.state().lent.keys() | self.state().free)
@@ -625,10 +735,31 @@ class Books(RuleBasedStateMachine):
         assert {key: energy.resize_j(*key) for key in energy.resizes} == pytest.approx(
             resizes, rel=1e-9, abs=1e-6
         )
+        for name, lost_j in self.lost_by_rows().items():
+            own = energy.lost(name)
+            assert own is not None and own.energy_j == pytest.approx(lost_j, rel=1e-9, abs=1e-6)
+            assert -1e-6 <= lost_j <= energy.job_j(name, self.when()) * (1.0 + 1e-9) + 1e-6
         if closed is not None and energy.closed is not None:
             assert energy.closed.busy_j == pytest.approx(closed.busy_j, rel=1e-9, abs=1e-6)
             assert energy.closed.idle_j == pytest.approx(closed.idle_j, rel=1e-9, abs=1e-6)
         self.time_goes_by(wait_s, 40.0, False)
+
+    def lost_by_rows(self) -> dict[JobId, float]:
+        """Return the lost energy of jobs by the rows of their times."""
+        energy = self.daemon.context.scheduler.energy
+        found = {}
+        for name, times in energy.ledger.lost_times.items():
+            found[name] = energy.ledger.lost[name].energy_j
+            rows = energy_rows(self.daemon.context, [name])
+            for key in {(row.node, row.begin_s) for row in rows}:
+                own = [row for row in rows if (row.node, row.begin_s) == key]
+                booked_s = energy.measured.booked_s.get(key[0], 0.0)
+                begin_s, end_s = key[1], min(booked_s, *(row.end_s for row in own))
+                more_j = sum(-r.replaced_j if r.source == MODEL else r.joules for r in own)
+                seconds = [min(t.end_s, end_s) - max(t.begin_s, begin_s) for t in times]
+                if end_s > begin_s:
+                    found[name] += more_j * sum(s for s in seconds if s > 0.0) / (end_s - begin_s)
+        return found
 
     @rule()
     def look_at_rows(self) -> None:

@@ -39,6 +39,7 @@ from rms.core.model.events import (
     TasksHold,
     Ticked,
     Withdrawn,
+    WorkLost,
 )
 from rms.core.model.jobs import Job, JobId, JobSpec, JobState, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import POLICIES, adjusted, named
@@ -274,6 +275,21 @@ class Cluster(RuleBasedStateMachine):
             and job.spec.mode.resizable
             and job.size > job.spec.sizes()[0]
         ]
+
+    @precondition(lambda self: self.running(resizing=False))
+    @rule(data=st.data(), ago_s=st.sampled_from([0.0, 2.0, 30.0]))
+    def lose_work(self, data: st.DataObject, ago_s: float) -> None:
+        """No decision follows, and what is lost is a part of the job's energy."""
+        job_id, at_s = self.one(data, self.running(resizing=False)).spec.id, self.now(data)
+        until_s = data.draw(st.floats(at_s - ago_s, at_s))
+        event = WorkLost(at_s, job_id, data.draw(st.floats(until_s - ago_s, until_s)), until_s, 3)
+        held = self.engine.state.running[job_id].nodes
+        self.happen(event)
+        assert not self.decisions[-1] or self.engine.state.held
+        assert self.engine.state.running[job_id].nodes == held
+        self.ledger.lose(event)
+        energy_j = self.ledger.job_j(job_id, at_s)
+        assert 0.0 <= self.ledger.lost[job_id].energy_j <= energy_j * (1.0 + 1e-9)
 
     @rule(data=st.data())
     def hold_for_tasks(self, data: st.DataObject) -> None:

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from specs import job_spec
 
 from rms.cli.main import main
-from rms.core.model.events import NodeDown, NodesLost, NodeUp, Resize, Started, Submitted
+from rms.core.model.events import (
+    NodeDown,
+    NodesLost,
+    NodeUp,
+    Resize,
+    Started,
+    Submitted,
+    WorkLost,
+)
 from rms.core.model.jobs import JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import named
 from rms.core.rules.transition import TransitionError, apply, check, take
@@ -82,6 +90,50 @@ def test_a_fixed_job_waits_for_its_nodes() -> None:
     made = run(NARROWER, (50.0, 0), mode=Mode.FIXED)
     assert (made.failed, made.narrowed) == (1, 0)
     assert end_s(made) == pytest.approx(1000.0 + 50.0 + 2.0)
+
+
+def test_energy_of_lost_steps_and_of_recoveries() -> None:
+    """A node of a job draws 200 W."""
+    for recovery, fails, mode, recomputed_j, recovery_j in (
+        (None, [(50.0, 0)], Mode.FIXED, 4 * 50.0 * 200.0, 0.0),
+        (Recovery(30.0, back_s=2.0), [(50.0, 0)], Mode.FIXED, 4 * 20.0 * 200.0, 4 * 2.0 * 200.0),
+        (NARROWER, [(50.0, 0)], Mode.MALLEABLE, 0.0, 3 * 2.0 * 200.0),
+        (
+            *(NARROWER, [(50.0, 0), (75.0, 1)], Mode.MALLEABLE),
+            *(3 * 5.0 * 200.0, (3 + 2) * 2.0 * 200.0),
+        ),
+        # The second fails during the recovery from the first, of which 1 s is lost too.
+        (
+            *(NARROWER, [(55.0, 0), (56.0, 1)], Mode.MALLEABLE),
+            *((4 * 5.0 + 3 * 1.0) * 200.0, 2 * 2.0 * 200.0),
+        ),
+    ):
+        made = run(recovery, *fails, mode=mode)
+        lost = made.ledger.lost[JobId("1")]
+        assert lost.recomputed_j == pytest.approx(recomputed_j)
+        assert lost.recovery_j == pytest.approx(recovery_j)
+        assert lost.energy_j < made.ledger.busy_j[JobId("1")]
+
+
+@pytest.mark.parametrize(
+    ("job", "times_s", "steps"),
+    [
+        ("1", (3.0, 2.0, 5.0), 1),
+        ("1", (2.0, 6.0, 5.0), 1),
+        ("1", (2.0, float("nan"), 5.0), 1),
+        ("1", (2.0, 3.0, 5.0), -1),
+        ("2", (2.0, 3.0, 5.0), 1),  # it does not run
+    ],
+)
+def test_work_that_cannot_be_lost(
+    job: str, times_s: tuple[float, float, float], steps: int
+) -> None:
+    engine = holding()
+    engine.handle(Submitted(0.0, (job_spec(2, (4, 4, 4), Mode.FIXED, 0.0),)))
+    since_s, until_s, at_s = times_s
+    with pytest.raises(TransitionError, match="expected"):
+        check(engine.state, WorkLost(at_s, JobId(job), since_s, until_s, steps))
+    assert not engine.handle(WorkLost(5.0, JobId("1"), 2.0, 3.0, 0, "node n3 is lost"))
 
 
 def test_copies_take_time() -> None:
@@ -168,6 +220,10 @@ def test_every_job_ends_and_the_books_balance(
     assert made.narrowed == 0 or recovery is NARROWER
     held = made.ledger.busy_node_s
     assert 0.0 <= made.recomputed_node_s <= held + 1e-6
+    for job_id, lost in made.ledger.lost.items():
+        whole_j = made.ledger.busy_j[job_id] * (1.0 + 1e-9)
+        assert 0.0 <= min(lost.recomputed_j, lost.recovery_j) <= lost.energy_j <= whole_j
+    assert (not made.ledger.lost) is (made.failed + made.narrowed == 0)
     again = Simulation(specs, power, named(policy), failures=failures, recovery=recovery)
     again.run()
     assert again.decisions == made.decisions
@@ -192,6 +248,9 @@ def test_the_table_of_recoveries(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [row["recovery"] for row in rows] == ["beginning", "disk", "memory", "narrower"]
     again = [row["lost_node_h"]["recomputed"] for row in rows]
     assert again[0] > again[1] > again[2] > 0.0
+    lost_j = [row["lost_j"] for row in rows]
+    assert lost_j[0]["recomputed"] > lost_j[1]["recomputed"] > lost_j[2]["recomputed"] > 0.0
+    assert lost_j[0]["recovery"] == 0.0 < lost_j[3]["recovery"] < lost_j[2]["recovery"]
     assert rows[3]["narrowed"] > 0 and rows[3]["restarts"] < rows[2]["restarts"]
     assert all(row["jobs"] == 40 for row in rows)
     assert figure.read_bytes().startswith(b"\x89PNG")

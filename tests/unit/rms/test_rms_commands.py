@@ -13,7 +13,7 @@ from terminals import HERE, Terminal, terminals
 
 from rms.cli.main import COMMANDS
 from rms.client import commands
-from rms.core.model.events import Ended
+from rms.core.model.events import Ended, WorkLost
 from rms.core.model.jobs import JobId
 from rms.formats import profiles
 from rms.formats.profiles import Machine, Point, Profile, Program
@@ -115,6 +115,27 @@ def test_jobs_wait_for_others(terminal: Terminal) -> None:
     assert "expected dependencies like afterok:7" in terminal.refused(
         2, "submit", "-d", "expand:1", "good.sh"
     )
+
+
+def test_lost_work(terminal: Terminal) -> None:
+    for _ in range(2):
+        terminal.run("submit", "good.sh")
+    terminal.server.clock[0] += 5.0
+    at_s = terminal.server.clock[0]
+    terminal.server.daemon.handle(WorkLost(at_s, JobId("1"), at_s - 4.0, at_s - 1.0, 1, "n3 died"))
+    words = "1 step, 4.0 s, 20.0 J in 1 failure (15.0 J of lost steps, 5.0 J of recovery)"
+    heads, first, second, *_ = terminal.lines("acct")
+    assert heads == [*HEADS, "LOST"]
+    assert (first[-2:], second[-1]) == (["20.0", "J"], "model")
+    assert terminal.out.splitlines()[-1] == f"lost work of jobs: {words}"
+    assert ["lost", "work", *words.split()] in terminal.lines("show", "1")
+    assert terminal.lines("explain", "1")[-1][-2:] == ["n3", "died"]
+    assert terminal.run("acct", "--json", "-") == 0
+    lost = {"times": 1, "steps": 1, "seconds": 4.0, "recomputed_j": 15.0, "recovery_j": 5.0}
+    assert [job["lost"] for job in json.loads(terminal.out)] == [lost, None]
+    _, metrics = terminal.server.request("GET", "/metrics")
+    assert 'rms_lost_energy_joules{part="recomputed"} 15.0' in metrics.decode()
+    assert "rms_survived_failures_total 1.0" in metrics.decode()
 
 
 def test_energy_and_what_it_costs(terminal: Terminal, tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ JOB_ROW = (
     "id name state mode submit_s start_s end_s nodes size nodes_min nodes_max reason step steps "
     "energy_j energy_source energy answer resizes resizing resize_to output slurm summary seen "
     "profile frequency exit_code account user limit_s priority expected_start_s nodelist exclude "
-    "restartable"
+    "restartable lost"
 )
-BOOKS = "at_s busy_j idle_j off_j boot_j cluster_j busy_node_s power_source sources tasks_j"
+BOOKS = "at_s busy_j idle_j off_j boot_j cluster_j busy_node_s power_source sources tasks_j lost"
 
 
 def test_answers_have_the_names_of_the_contract(server: Routed) -> None:
@@ -65,6 +65,7 @@ def test_answers_have_the_names_of_the_contract(server: Routed) -> None:
         "nodelist": [],
         "exclude": [],
         "restartable": None,
+        "lost": None,
     }
     kept = server.daemon.context.private.kept(f"{runs}/environment")
     assert kept == {"A": "1", "DMR_COOLDOWN": "2.5"}

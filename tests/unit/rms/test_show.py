@@ -13,7 +13,7 @@ from rms.cli import queue
 from rms.cli.main import main
 from rms.client.status import RESIZE_HEADS
 from rms.wire.terminal import duration, slurm_duration
-from rms.wire.users import EnergyPart, JobRow, ResizeRow, SeenSteps, SlurmRow
+from rms.wire.users import EnergyPart, JobRow, LostWork, ResizeRow, SeenSteps, SlurmRow
 
 RESIZE = ResizeRow(60.0, 40, 1, 2, "warm", 0.31, 0.02, 0.01, 2_500_000, 1.0)
 
@@ -52,6 +52,17 @@ def test_only_what_is_known_is_said(shown: Any, tmp_path: Path) -> None:
     assert json.loads(kept.read_text())[0]["steps"] == 200
     over = shown(job(state="COMPLETED", end_s=3700.0, step=200))
     assert "step 200 of 200 (100%)" in next(line for line in over if line.startswith("progress"))
+
+
+def test_work_that_failures_have_cost(shown: Any) -> None:
+    lines = shown(job(lost=LostWork(2, 40, 12.34, 1000.0, 234.5)))
+    assert "in 2 failures" not in "".join(shown(job()))
+    (line,) = [line for line in lines if line.startswith("lost work")]
+    expected = "40 steps, 12.3 s, 1234.5 J in 2 failures"
+    assert (
+        line.split("  ", 1)[1].strip()
+        == f"{expected} (1000.0 J of lost steps, 234.5 J of recovery)"
+    )
 
 
 def test_a_resize_says_what_it_cost_and_what_it_saves(shown: Any) -> None:
