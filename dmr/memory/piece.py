@@ -9,6 +9,7 @@ and its hash, and is written last: a file whose writer was killed is not a piece
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
@@ -173,6 +174,12 @@ def layout(
     return blocks, at, at + progress_bytes
 
 
+MADV_POPULATE_WRITE = 23
+"""Of madvise(2): make pages present, so that no write has to wait for them."""
+
+POPULATED_BYTES = 4 << 20
+
+
 class PieceFile:
     """A file of shared memory for one piece after another, mapped into this process.
 
@@ -216,13 +223,16 @@ class PieceFile:
                 os.posix_fallocate(self._file, 0, size)
             else:
                 os.ftruncate(self._file, size)
-            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-            memory = mmap.mmap(self._file, size, flags=flags)
+            memory = mmap.mmap(self._file, size)
         except OSError as error:
             raise NoRoomError(
                 f"expected {size >> 20} MiB of shared memory, got {os.strerror(error.errno or 0)}"
             ) from None
         self._size = size
+        # Part by part: a call for all of it, as MAP_POPULATE, would stop the other threads.
+        for at in range(0, size, POPULATED_BYTES):
+            with contextlib.suppress(OSError):  # before Linux 5.14
+                memory.madvise(MADV_POPULATE_WRITE, at, min(POPULATED_BYTES, size - at))
         return memory
 
     def seal(self, end: int, description: bytes) -> int:
