@@ -158,9 +158,12 @@ KEEPER_ALONE_S = 600.0
 """A keeper that was not ended with its job ends itself once no rank has run there for so long."""
 
 
+KEEPERS = ".keepers"
+
+
 def keepers_of(job: str) -> str:
     """Return the name of the owner of a job's keepers, in place of the job's id."""
-    return f"{job}.keepers"
+    return f"{job}{KEEPERS}"
 
 
 def keeper_words(host: str) -> list[str]:
@@ -376,12 +379,16 @@ class LocalLauncher:
         file.unlink(missing_ok=True)
         file.touch(mode=0o600)  # its address has a token
         env = {
-            **os.environ,
+            **self.keeper_env(),
             INSTANCE_VARIABLE: f"{self.instance_id}:{keepers_of(job)}",
             WORLD_VARIABLE: str(number),
         }
         command = self.keeper_command(host or LOOPBACK, number, job)
         self.start(command, str(self.state), env, file, [], file.with_suffix(".log"))
+
+    def keeper_env(self) -> Mapping[str, str]:
+        """Return the environment of a keeper, without its marks."""
+        return os.environ
 
     def keeper_command(self, host: str, number: int, job: str) -> list[str]:
         """Return the command that runs a keeper."""

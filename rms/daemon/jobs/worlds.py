@@ -282,6 +282,10 @@ class Worlds:
         if job.ending is not None or job.fault:
             self.conclude(job, number, 1)
             return
+        if step.death is not None and step.death.call is not None:
+            if step.death.call() is None:  # the other nodes are being given back
+                return
+            step.death.call = None
         if lines is None and now <= (step.waits_s or now) + KEEPER_S:
             return
         if lines is None:
@@ -345,7 +349,7 @@ class Worlds:
         if script is not None and script.status() is not None and not script_lost:
             self.conclude(job, number, 1)
             return
-        if death.failed and not gone:
+        if (death.failed and not gone) or (script_lost and not launcher.nodes.reruns_scripts):
             self.conclude(job, number, 1)
             return
         if script_lost and launcher.members(job.id):
@@ -377,6 +381,9 @@ class Worlds:
         log.info(f"job {job.id}: {names} lost, goes on with {size} of {len(running.nodes)} nodes")
         self.keepers.lost(step, gone)
         self._handle(NodesLost(context.time(), job.id, kept[:size]))
+        if step.death is not None:
+            own = context.cluster.hosts_of(kept[:size])
+            step.death.call = context.launcher.nodes.release(job.id, own)
         return True
 
     def _run_again(self, job: JobRuntime, number: int, step: Step) -> None:

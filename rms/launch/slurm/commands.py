@@ -384,6 +384,16 @@ class Slurm:
                 return []
             raise
 
+    def stranded(self, job: int) -> set[str]:
+        """Return the ids of the steps of a job that are on none of its nodes any more.
+
+        Slurm 22.05 lists a step whose only node has failed until the job ends.
+        """
+        held = set(self.job(job).hosts)
+        command = ["squeue", "--steps", f"--jobs={job}", "--noheader", "--format=%i|%N"]
+        steps = self.read(output.steps_from_text, *command)
+        return {step for step, nodes in steps if held.isdisjoint(output.hosts(nodes))}
+
     def submit(self, *words: str, environment: Mapping[str, str] | None = None) -> int:
         """Hand options and a script to sbatch; return the job's id."""
         own, sbatch = None, "sbatch"
