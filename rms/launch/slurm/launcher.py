@@ -345,7 +345,7 @@ def agent_step(
     srun = shutil.which("srun")
     if srun is None:
         return None
-    step = step_on_each(srun, allocation, hosts, ["--quiet", *options])
+    step = step_on_each(srun, allocation, hosts, ["--quiet", "--no-kill", *options])
     return [*step, "/bin/sh", "-c", UNTIL_DONE, "meter", *agent_command(arguments)]
 
 
@@ -580,10 +580,8 @@ class SlurmLauncher(LocalLauncher):
     def kill(self, job: str, launch: int | None = None) -> None:
         """End all processes of a job or launch at once, here and on its nodes."""
         self.nodes.kill(job, launch)
-        name, allocations = (
-            self.name(job, launch),
-            self.nodes.allocations(job.removesuffix(KEEPERS)),
-        )
+        allocations = self.nodes.allocations(job.removesuffix(KEEPERS))
+        name = self.name(job, launch)
         ending = name in self._ending
         for key in [key for key in self._worlds if is_part_of(key, name)]:
             self._worlds.pop(key).abandoned = True

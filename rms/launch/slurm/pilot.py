@@ -317,7 +317,9 @@ class PilotNodes(SlurmNodes):
         return f"meter-{self.launcher.meter_token[:6]}"
 
     def _agent_step(self, number: int, arguments: Sequence[str]) -> list[str] | None:
-        hosts = self.held[number].hosts
+        held = self.held[number]
+        lost = frozenset() if held.snapshot is None else held.snapshot.lost
+        hosts = [host for host in held.hosts if host not in lost]
         every_s = max(1.0, len(hosts) / READINGS_PER_S)
         options = self.launcher.step_options(self.launcher.name(self._agent_name))
         return agent_step(number, hosts, options, ["--every", f"{every_s:g}", *arguments])
