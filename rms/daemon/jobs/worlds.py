@@ -483,6 +483,8 @@ class Worlds:
         context = self._context
         have = context.cluster.slots_of(context.state.running[job.id].nodes)
         refusal = context.launcher.nodes.resize_refusal(job.id, hosts_of(have), hosts_of(slots))
+        if job.revives:  # it has no world that could take part
+            refusal = "later: its next world is about to start"
         number = context.scheduler.resizes[job.id]
         self.feed(job, machine.Decided(number, slots, strategy, refusal))
 
