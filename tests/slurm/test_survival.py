@@ -104,7 +104,7 @@ def ends(cluster: Cluster, rms: Rms, job: str, alone: str, restores: int) -> Non
 
 
 def test_engine_slurm(cluster: Cluster, bed: Slurm, alone: str) -> None:
-    """A rank, a node and the node of the script die; the node comes back in between.
+    """The daemon, a rank, a node and that of the script die; the node comes back in between.
 
     Without the node of its script a job waits again: Slurm would let it give back no node.
     """
@@ -112,6 +112,8 @@ def test_engine_slurm(cluster: Cluster, bed: Slurm, alone: str) -> None:
         job = started(rms, SAVES, survive=["--no-kill"])
         number = rms.number(job)
         assert keepers(cluster) == ["n1", "n2", "n3"]
+        rms.end(signal.SIGKILL)
+        rms.start()
         os.kill(processes(cluster, "n2", is_rank)[0], signal.SIGKILL)
         goes_on(rms, job)
         is_narrower(rms, job, "n1", "n2", "n3")
@@ -133,10 +135,12 @@ def test_engine_slurm(cluster: Cluster, bed: Slurm, alone: str) -> None:
 
 
 def test_a_pilot(cluster: Cluster, bed: Slurm, alone: str) -> None:
-    """A rank, a node and the node of the script die; Slurm takes nodes that die for good."""
+    """The daemon, a rank, a node and that of the script die; Slurm takes nodes for good."""
     with closing(Pilot(bed, 4, *OPTIONS)) as rms:
         job = started(rms)
         assert keepers(cluster) == ["n1", "n2", "n3"]
+        rms.end(signal.SIGKILL)
+        rms.start()
         os.kill(processes(cluster, "n2", is_rank)[0], signal.SIGKILL)
         goes_on(rms, job)
         is_narrower(rms, job, "n1", "n2", "n3")
