@@ -39,6 +39,7 @@ from rms.launch.processes import (
     KEEP_WORLD_STATUS,
     Groups,
     Processes,
+    alive,
     check_output,
     check_path,
     children,
@@ -153,6 +154,9 @@ NO_MEMORY_HOOKS = ("UCX_MEM_MMAP_HOOK_MODE", "none")
 
 PER_WORLD = (JOIN_VARIABLE, LISTENER_VARIABLE)
 
+GENTLE_S = 10.0
+"""Time that a process has to end after SIGTERM where SIGKILL would leave something behind."""
+
 LOOPBACK = "127.0.0.1"
 KEEPER_ALONE_S = 600.0
 """A keeper that was not ended with its job ends itself once no rank has run there for so long."""
@@ -204,6 +208,8 @@ class LocalLauncher:
     run_of: Callable[[str], int] = field(
         default_factory=lambda: lambda _: 0, init=False, repr=False
     )
+
+    _terminated_s: dict[int, float] = field(default_factory=dict, init=False, repr=False)
 
     shared_filesystem = False
     watches_processes = True
@@ -457,10 +463,22 @@ class LocalLauncher:
     def kill(self, job: str, launch: int | None = None) -> None:
         """End all processes of a job, or of one of its launches, at once.
 
-        The shells around scripts and worlds end themselves, after their escaped children.
+        The shells around scripts and worlds end themselves, after their escaped children. Keepers
+        free the memory of their node before they end.
         """
+        end = self.end_gently if job.endswith(KEEPERS) else self.end_process
         for pid in self.members(job, launch):
-            self.end_process(pid)
+            end(pid)
+
+    def end_gently(self, pid: int) -> None:
+        """End a process by SIGTERM; by SIGKILL if it is there after a while."""
+        now = time.monotonic()
+        if pid not in self._terminated_s:
+            self._terminated_s = {own: at for own, at in self._terminated_s.items() if alive(own)}
+            self._terminated_s[pid] = now
+            send_signal(pid, signal.SIGTERM)
+        elif now >= self._terminated_s[pid] + GENTLE_S:
+            send_signal(pid, signal.SIGKILL)
 
     def end_leftovers(self, job: str) -> None:
         """End what a run without processes here may have left on hosts, before these are used."""

@@ -77,6 +77,12 @@ def keepers(cluster: Cluster) -> list[str]:
     return sorted(host for host in there for _ in processes(cluster, host, is_keeper))
 
 
+def nothing_in_memory(cluster: Cluster, *hosts: str) -> None:
+    """See that keepers have left nothing on nodes, which may be those of other users now."""
+    for host in hosts:
+        assert "dmr-keeper" not in cluster.on(host, "ls /dev/shm"), host
+
+
 def goes_on(rms: Rms, job: str, times: int = 1) -> None:
     """Wait until a job has computed again so many times."""
     words = f"job {job}: computes again at step"
@@ -126,10 +132,15 @@ def test_engine_slurm(cluster: Cluster, bed: Slurm, alone: str) -> None:
         assert keepers(cluster) == ["n1", "n2", "n3", "n4"]
         held = [tuple(entry["nodes"]) for entry in rms.row(job)["slurm"]["held"]]
         assert held == [("n1", "n2", "n3"), ("n1", "n2"), ("n1", "n2", "n3", "n4")]
+        rms.resized(job, 3)
+        rms.until(lambda: not rms.row(job)["resizing"], "end of the resize")
+        assert keepers(cluster) == ["n1", "n2", "n3"]
+        nothing_in_memory(cluster, "n4")
         cluster("kill", "n1")
         rms.until(lambda: "lost its nodes: n1" in rms.said(), "the loss of n1", DEADLINE_S)
         rms.until(lambda: rms.row(job)["state"] == "RUNNING" and rms.number(job) != number, "again")
         ends(cluster, rms, job, alone, 2)
+        nothing_in_memory(cluster, "n2", "n3", "n4")
         back(cluster, bed, "n1")
         rms.nothing_left()
 
@@ -154,6 +165,7 @@ def test_a_pilot(cluster: Cluster, bed: Slurm, alone: str) -> None:
         goes_on(rms, job, 3)
         is_narrower(rms, job, "n2", "n4")
         ends(cluster, rms, job, alone, 3)
+        nothing_in_memory(cluster, "n2", "n3", "n4")
         assert bed.hosts(rms.allocation) == ["n2", "n4"]
         # Slurm 22.05 lists the steps on lost nodes until the allocation ends.
         rms.slurm.wait_until(lambda: not rms.processes(), "no process left")

@@ -22,7 +22,7 @@ from rms.launch.local import METER
 from rms.launch.slurm import commands, queue
 from rms.launch.slurm.commands import Meaning, SlurmError
 from rms.launch.slurm.launcher import JobMeters, SlurmLauncher, SlurmNodes, failing_nodes
-from rms.launch.slurm.output import QueuedJob
+from rms.launch.slurm.output import JobDetails, QueuedJob
 from rms.launch.slurm.queue import (
     SLURM_NUMBER_VARIABLE,
     VANISHED,
@@ -273,11 +273,14 @@ class SlurmJobs(SlurmNodes):
         number = self.number(job)
         if number is None or self.jobs[job].finished:
             return None
-        executor = self.executor
-        change = queue.Retried(
-            executor, lambda: queue.shrink(executor, number, hosts), give_up=False
-        )
-        return self.resize(job, change)
+        executor, survives = self.executor, self.jobs[job].record.survives
+
+        def shrink() -> JobDetails:
+            if survives:
+                queue.end_outside(executor, number, hosts)
+            return queue.shrink(executor, number, hosts)
+
+        return self.resize(job, queue.Retried(executor, shrink, give_up=False))
 
     def reach(self, job: str, env: dict[str, str]) -> list[str]:
         """Return mpiexec's option; it runs here, for a job whose line was read on a node."""

@@ -23,7 +23,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from math import inf
 from pathlib import Path
 
 from rms.launch.base import (
@@ -36,7 +35,14 @@ from rms.launch.base import (
     ScriptLaunch,
     WorldLaunch,
 )
-from rms.launch.local import KEEPERS, LocalLauncher, agent_command, keeper_words, keepers_of
+from rms.launch.local import (
+    GENTLE_S,
+    KEEPERS,
+    LocalLauncher,
+    agent_command,
+    keeper_words,
+    keepers_of,
+)
 from rms.launch.processes import alive, has_live_children, program_name, send_signal
 from rms.launch.slurm.commands import (
     Executor,
@@ -215,14 +221,23 @@ def step_on_each(
     ]
 
 
-def end_steps(executor: Executor, allocations: Sequence[int], name: str, patience_s: float) -> None:
+def end_steps(
+    executor: Executor,
+    allocations: Sequence[int],
+    name: str,
+    patience_s: float,
+    gentle_s: float = 0.0,
+) -> None:
     """End all steps of a name in allocations, and wait until they are gone or the daemon ends.
 
     Those on nodes that have failed are not waited for.
+
+    Args:
+        gentle_s: time that they have to end after SIGTERM.
     """
-    slurm, until = executor.slurm, time.monotonic() + patience_s
+    slurm, begun_s = executor.slurm, time.monotonic()
     asked = False
-    while time.monotonic() < until:
+    while (now := time.monotonic()) < begun_s + patience_s:
         try:
             left: list[str] = []
             for number in allocations:
@@ -232,7 +247,10 @@ def end_steps(executor: Executor, allocations: Sequence[int], name: str, patienc
                 left += own
             if not left:
                 return
-            slurm.end_steps(left)
+            if now < begun_s + gentle_s:
+                slurm.terminate_steps(left)
+            else:
+                slurm.end_steps(left)
             asked = True
         except SlurmError:
             pass  # the controller is away; the step's own srun is dead in any case
@@ -352,11 +370,6 @@ def agent_step(
 # --- the launcher and its parts --------------------------------------------------------------
 
 END_PATIENCE_S = 60.0  # time for which a step that was ended is polled
-SRUN_S = 10.0
-"""Time that an srun has to end its step. If srun is killed between the creation of a step and the
-start of its tasks, Slurm keeps the step for good: a later scancel does not end it.
-"""
-
 POLL_BUDGET_S = 0.1  # time limit for polling processes in one call
 
 
@@ -434,7 +447,6 @@ class SlurmLauncher(LocalLauncher):
     _ending: dict[str, Future[None]] = field(default_factory=dict, init=False)
     _worlds: dict[str, World] = field(default_factory=dict, init=False)
     _polled: deque[World | ScriptStep] = field(default_factory=deque, init=False)
-    _terminated_s: dict[int, float] = field(default_factory=dict, init=False)
 
     shared_filesystem = True
     watches_processes = False
@@ -580,8 +592,8 @@ class SlurmLauncher(LocalLauncher):
     def kill(self, job: str, launch: int | None = None) -> None:
         """End all processes of a job or launch at once, here and on its nodes."""
         self.nodes.kill(job, launch)
-        allocations = self.nodes.allocations(job.removesuffix(KEEPERS))
-        name = self.name(job, launch)
+        owner, name = job.removesuffix(KEEPERS), self.name(job, launch)
+        allocations, gentle_s = self.nodes.allocations(owner), 0.0 if owner == job else GENTLE_S
         ending = name in self._ending
         for key in [key for key in self._worlds if is_part_of(key, name)]:
             self._worlds.pop(key).abandoned = True
@@ -589,15 +601,16 @@ class SlurmLauncher(LocalLauncher):
         if allocations and not ending:
             executor = self.executor
             self._ending[name] = executor.ask(
-                lambda: end_steps(executor, allocations, name, END_PATIENCE_S)
+                lambda: end_steps(executor, allocations, name, END_PATIENCE_S, gentle_s)
             )
 
     def end_process(self, pid: int) -> None:
-        """Kill a process; an srun, which ends its step, gets SIGTERM and some time before."""
-        now = time.monotonic()
-        if pid not in self._terminated_s and program_name(pid) == "srun":
-            self._terminated_s = {own: at for own, at in self._terminated_s.items() if alive(own)}
-            self._terminated_s[pid] = now
-            send_signal(pid, signal.SIGTERM)
-        elif now >= self._terminated_s.get(pid, -inf) + SRUN_S:
+        """Kill a process; an srun, which ends its step, gets SIGTERM and some time before.
+
+        If srun is killed between the creation of a step and the start of its tasks, Slurm keeps the
+        step for good: a later scancel does not end it.
+        """
+        if pid in self._terminated_s or program_name(pid) == "srun":
+            self.end_gently(pid)
+        else:
             send_signal(pid, signal.SIGKILL)

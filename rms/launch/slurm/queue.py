@@ -362,6 +362,7 @@ yet reported to a controller that has just started."""
 
 RESIZE_AWAY_S = 60.0  # a resize fails if the controller does not answer for so long
 AGAIN_S = 0.5
+OUTSIDE_S = 5.0  # time that steps have to end before their nodes are given back
 
 
 ChangeOutcome = tuple[JobDetails | None, str]
@@ -410,6 +411,21 @@ def shrink(executor: Executor, job: int, hosts: Sequence[str]) -> JobDetails:
     _next_second(now)
     with executor.rate_limiter:
         return slurm.shrink(job, kept)
+
+
+def end_outside(executor: Executor, job: int, hosts: Sequence[str]) -> None:
+    """Have the steps of a job end that are on none of these nodes, before it gives theirs back.
+
+    Slurm would kill them, and a keeper would leave its copies in the memory of its node.
+    """
+    slurm, until = executor.slurm, time.monotonic() + OUTSIDE_S
+    while time.monotonic() < until:
+        going = set(slurm.job(job).hosts).difference(hosts)
+        left = [step for step, own in slurm.step_hosts(job).items() if own and own <= going]
+        if not left:
+            return
+        slurm.terminate_steps(left)
+        time.sleep(AGAIN_S)
 
 
 def _next_second(job: JobDetails) -> None:
