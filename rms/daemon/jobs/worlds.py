@@ -341,8 +341,10 @@ class Worlds:
         if death.call is not None and death.call() is None:
             return
         running = context.state.running[job.id]
-        hosts = context.cluster.hosts_of(running.nodes)
-        gone = {*(launcher.nodes.unavailable() or ()), *launcher.nodes.lost()}.intersection(hosts)
+        hosts, lost = context.cluster.hosts_of(running.nodes), launcher.nodes.lost()
+        gone = {*(launcher.nodes.unavailable() or ()), *lost}.intersection(hosts)
+        if not launcher.nodes.reruns_scripts and hosts[0] not in lost:
+            gone.discard(hosts[0])  # its script runs there, and could not run again
         if gone.issuperset(hosts) and context.now() <= death.at_s + HOSTS_S:
             return
         script_lost, script = hosts[0] in gone, job.script

@@ -151,7 +151,11 @@ def test_slurm_ends_other_jobs_itself(jobs: SlurmJobs, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "why"),
-    [("", ""), ("error: task launch for n3 failed on node n3: no answer", "lost its nodes: n3")],
+    [
+        ("", ""),
+        ("error: task launch for n3 failed on node n3: no answer", "lost its nodes: n3"),
+        ("error: no node is reached", ""),
+    ],
 )
 def test_ranks_notice_a_dead_node_first(
     jobs: SlurmJobs, tmp_path: Path, site: Site, answer: str, why: str
