@@ -59,6 +59,7 @@ class ScriptLaunch:
     Attributes:
         limit_s: the job's time limit, for launchers that enforce one themselves.
         errors: file of its standard error; None for its output.
+        survives: whether the job goes on when one of its nodes fails.
     """
 
     script: Path
@@ -69,6 +70,7 @@ class ScriptLaunch:
     limit_s: float | None = None
     arguments: Sequence[str] = ()
     errors: Path | None = None
+    survives: bool = False
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,8 @@ class EngineNodes:
         requeue_by_default: whether a job that lost its nodes waits again, unless its script has
             an option for it.
         starts_steps: whether a script can be started on a node without a job of its own.
+        reruns_scripts: whether a script whose node is lost can run again on another node of its
+            job, while the keepers of its data go on.
         max_concurrent_resizes: how many jobs policies should resize at once, 0 for any number.
         unavailable_label: the state of nodes that are unavailable.
         logs_nodes: whether it logs itself which nodes become unavailable.
@@ -202,6 +206,7 @@ class EngineNodes:
     requeue_on_shutdown = False
     requeue_by_default = False
     starts_steps = True
+    reruns_scripts = True
     max_concurrent_resizes = 0
     unavailable_label = "down"
     logs_nodes = False

@@ -39,6 +39,7 @@ from rms.launch.processes import (
     KEEP_WORLD_STATUS,
     Groups,
     Processes,
+    alive,
     check_output,
     check_path,
     children,
@@ -153,14 +154,20 @@ NO_MEMORY_HOOKS = ("UCX_MEM_MMAP_HOOK_MODE", "none")
 
 PER_WORLD = (JOIN_VARIABLE, LISTENER_VARIABLE)
 
+GENTLE_S = 10.0
+"""Time that a process has to end after SIGTERM where SIGKILL would leave something behind."""
+
 LOOPBACK = "127.0.0.1"
 KEEPER_ALONE_S = 600.0
 """A keeper that was not ended with its job ends itself once no rank has run there for so long."""
 
 
+KEEPERS = ".keepers"
+
+
 def keepers_of(job: str) -> str:
     """Return the name of the owner of a job's keepers, in place of the job's id."""
-    return f"{job}.keepers"
+    return f"{job}{KEEPERS}"
 
 
 def keeper_words(host: str) -> list[str]:
@@ -201,6 +208,8 @@ class LocalLauncher:
     run_of: Callable[[str], int] = field(
         default_factory=lambda: lambda _: 0, init=False, repr=False
     )
+
+    _terminated_s: dict[int, float] = field(default_factory=dict, init=False, repr=False)
 
     shared_filesystem = False
     watches_processes = True
@@ -376,12 +385,16 @@ class LocalLauncher:
         file.unlink(missing_ok=True)
         file.touch(mode=0o600)  # its address has a token
         env = {
-            **os.environ,
+            **self.keeper_env(),
             INSTANCE_VARIABLE: f"{self.instance_id}:{keepers_of(job)}",
             WORLD_VARIABLE: str(number),
         }
         command = self.keeper_command(host or LOOPBACK, number, job)
         self.start(command, str(self.state), env, file, [], file.with_suffix(".log"))
+
+    def keeper_env(self) -> Mapping[str, str]:
+        """Return the environment of a keeper, without its marks."""
+        return os.environ
 
     def keeper_command(self, host: str, number: int, job: str) -> list[str]:
         """Return the command that runs a keeper."""
@@ -450,10 +463,22 @@ class LocalLauncher:
     def kill(self, job: str, launch: int | None = None) -> None:
         """End all processes of a job, or of one of its launches, at once.
 
-        The shells around scripts and worlds end themselves, after their escaped children.
+        The shells around scripts and worlds end themselves, after their escaped children. Keepers
+        free the memory of their node before they end.
         """
+        end = self.end_gently if job.endswith(KEEPERS) else self.end_process
         for pid in self.members(job, launch):
-            self.end_process(pid)
+            end(pid)
+
+    def end_gently(self, pid: int) -> None:
+        """End a process by SIGTERM; by SIGKILL if it is there after a while."""
+        now = time.monotonic()
+        if pid not in self._terminated_s:
+            self._terminated_s = {own: at for own, at in self._terminated_s.items() if alive(own)}
+            self._terminated_s[pid] = now
+            send_signal(pid, signal.SIGTERM)
+        elif now >= self._terminated_s[pid] + GENTLE_S:
+            send_signal(pid, signal.SIGKILL)
 
     def end_leftovers(self, job: str) -> None:
         """End what a run without processes here may have left on hosts, before these are used."""

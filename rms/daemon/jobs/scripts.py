@@ -87,6 +87,7 @@ class Scripts:
             limit_s=context.state.running[job.id].spec.limit_s,
             arguments=submission.arguments,
             errors=errors,
+            survives=bool(submission.survive),
         )
         try:
             for path in filter(None, (launch.output, launch.errors)):

@@ -289,6 +289,10 @@ class Worlds:
         if job.ending is not None or job.fault:
             self.conclude(job, number, 1)
             return
+        if step.death is not None and step.death.call is not None:
+            if step.death.call() is None:  # the other nodes are being given back
+                return
+            step.death.call = None
         if lines is None and now <= (step.waits_s or now) + KEEPER_S:
             return
         if lines is None:
@@ -344,15 +348,17 @@ class Worlds:
         if death.call is not None and death.call() is None:
             return
         running = context.state.running[job.id]
-        hosts = context.cluster.hosts_of(running.nodes)
-        gone = {*(launcher.nodes.unavailable() or ()), *launcher.nodes.lost()}.intersection(hosts)
+        hosts, lost = context.cluster.hosts_of(running.nodes), launcher.nodes.lost()
+        gone = {*(launcher.nodes.unavailable() or ()), *lost}.intersection(hosts)
+        if not launcher.nodes.reruns_scripts and hosts[0] not in lost:
+            gone.discard(hosts[0])  # its script runs there, and could not run again
         if gone.issuperset(hosts) and context.now() <= death.at_s + HOSTS_S:
             return
         script_lost, script = hosts[0] in gone, job.script
         if script is not None and script.status() is not None and not script_lost:
             self.conclude(job, number, 1)
             return
-        if death.failed and not gone:
+        if (death.failed and not gone) or (script_lost and not launcher.nodes.reruns_scripts):
             self.conclude(job, number, 1)
             return
         if script_lost and launcher.members(job.id):
@@ -384,6 +390,9 @@ class Worlds:
         log.info(f"job {job.id}: {names} lost, goes on with {size} of {len(running.nodes)} nodes")
         self.keepers.lost(step, gone)
         self._handle(NodesLost(context.time(), job.id, kept[:size]))
+        if step.death is not None:
+            own = context.cluster.hosts_of(kept[:size])
+            step.death.call = context.launcher.nodes.release(job.id, own)
         return True
 
     def _run_again(self, job: JobRuntime, number: int, step: Step) -> None:

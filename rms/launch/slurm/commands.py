@@ -384,6 +384,20 @@ class Slurm:
                 return []
             raise
 
+    def stranded(self, job: int) -> set[str]:
+        """Return the ids of the steps of a job that are on none of its nodes any more.
+
+        Slurm 22.05 lists a step whose only node has failed until the job ends.
+        """
+        held = self.job(job).hosts
+        return {step for step, hosts in self.step_hosts(job).items() if hosts.isdisjoint(held)}
+
+    def step_hosts(self, job: int) -> dict[str, frozenset[str]]:
+        """Return the nodes of the running steps of a job by their ids."""
+        command = ["squeue", "--steps", f"--jobs={job}", "--noheader", "--format=%i|%N"]
+        steps = self.read(output.steps_from_text, *command)
+        return {step: frozenset(output.hosts(nodes)) for step, nodes in steps}
+
     def submit(self, *words: str, environment: Mapping[str, str] | None = None) -> int:
         """Hand options and a script to sbatch; return the job's id."""
         own, sbatch = None, "sbatch"
@@ -412,6 +426,10 @@ class Slurm:
     def end_steps(self, steps: Sequence[str]) -> None:
         """Kill steps; a step that has ended is no failure."""
         self._call_unless_gone("scancel", "--signal=KILL", *steps)
+
+    def terminate_steps(self, steps: Sequence[str]) -> None:
+        """Ask steps to end; a step that has ended is no failure."""
+        self._call_unless_gone("scancel", "--signal=TERM", *steps)
 
     def _call_unless_gone(self, *command: str) -> None:
         try:

@@ -21,8 +21,8 @@ from rms.launch.base import NODES_LOST, ManagedProcess, PendingCall, ScriptLaunc
 from rms.launch.local import METER
 from rms.launch.slurm import commands, queue
 from rms.launch.slurm.commands import Meaning, SlurmError
-from rms.launch.slurm.launcher import JobMeters, SlurmLauncher, SlurmNodes
-from rms.launch.slurm.output import QueuedJob
+from rms.launch.slurm.launcher import JobMeters, SlurmLauncher, SlurmNodes, failing_nodes
+from rms.launch.slurm.output import JobDetails, QueuedJob
 from rms.launch.slurm.queue import (
     SLURM_NUMBER_VARIABLE,
     VANISHED,
@@ -70,6 +70,7 @@ class SlurmJobs(SlurmNodes):
 
     requeue_by_default = True
     starts_steps = False
+    reruns_scripts = False
     unavailable_label = "taken"
 
     max_concurrent_resizes = 4
@@ -132,6 +133,10 @@ class SlurmJobs(SlurmNodes):
         number = self.number(job)
         return [] if number is None else [number]
 
+    def allocation_of(self, job: str, host: str) -> int | None:
+        """Return a job's number in Slurm, None if it has none."""
+        return self.number(job)
+
     def open(self) -> None:
         """End the agents of an earlier daemon, which have its token."""
         self._launcher.kill(METER)
@@ -157,6 +162,7 @@ class SlurmJobs(SlurmNodes):
             record = before if maybe_submitted else before.next()
         own = parse_script(launch.script).slurm_options
         record.donor = commands.donor_options(own, self._partition_of(own, launch.env))
+        record.survives = launch.survives
         child = self._job(job, record)
         child.hosts = tuple(hosts_of([slot for node in launch.nodes for slot in node]))
         if record.before and not maybe_submitted:
@@ -179,6 +185,7 @@ class SlurmJobs(SlurmNodes):
         return [
             *commands.sbatch_options(own, self._partition),
             *["--exclusive", "--no-requeue", f"--nodes={len(child.hosts)}"],
+            *(["--no-kill"] if launch.survives else []),
             *[f"--job-name={child.name}", f"--nodelist={','.join(child.hosts)}"],
             *[f"--chdir={launch.cwd}", "--open-mode=append"],
             f"--output={commands.literal_path(launch.output)}",
@@ -266,11 +273,14 @@ class SlurmJobs(SlurmNodes):
         number = self.number(job)
         if number is None or self.jobs[job].finished:
             return None
-        executor = self.executor
-        change = queue.Retried(
-            executor, lambda: queue.shrink(executor, number, hosts), give_up=False
-        )
-        return self.resize(job, change)
+        executor, survives = self.executor, self.jobs[job].record.survives
+
+        def shrink() -> JobDetails:
+            if survives:
+                queue.end_outside(executor, number, hosts)
+            return queue.shrink(executor, number, hosts)
+
+        return self.resize(job, queue.Retried(executor, shrink, give_up=False))
 
     def reach(self, job: str, env: dict[str, str]) -> list[str]:
         """Return mpiexec's option; it runs here, for a job whose line was read on a node."""
@@ -326,12 +336,47 @@ class SlurmJobs(SlurmNodes):
         """Return the nodes that were unavailable in the last snapshot of Slurm's queue."""
         return self._unavailable
 
+    def lost(self) -> frozenset[str]:
+        """Return the lost nodes of the jobs that go on without them; Slurm ends all others."""
+        live = [job.lost for job in self.jobs.values() if not job.finished]
+        return frozenset().union(*live)
+
     def diagnose_failure(self, job: str, hosts: Sequence[str]) -> PendingCall:
         """Return the dead nodes of a failed job: its ranks may notice them before Slurm does."""
+        child = self.jobs[job]
         lost = [host for host in hosts if host in self._dead]
+        if child.record.survives and not child.finished and child.number is not None:
+            return self._find_lost(child.number, hosts, lost)
         if lost:
-            self.jobs[job].close()
+            child.close()
         return lambda: f"lost its nodes: {', '.join(lost)}" if lost else ""
+
+    def _find_lost(self, number: int, hosts: Sequence[str], dead: Sequence[str]) -> PendingCall:
+        """Return the lost nodes of a job that goes on, which are left alone for a while."""
+        slurm = self.executor.slurm
+        options = self._launcher.step_options(self._launcher.name("probe"))
+
+        def find() -> list[str]:
+            if dead or not slurm.ping():
+                return list(dead)
+            return failing_nodes(slurm, number, hosts, options)
+
+        found, told = self.executor.ask(find), list[str]()
+
+        def answer() -> str | None:
+            if not found.done():
+                return None
+            if not told:
+                lost = [] if found.exception() is not None else found.result()
+                if len(lost) == len(hosts):  # that is Slurm's trouble, or it will call them down
+                    lost = []
+                until_s = time.monotonic() + CONTESTED_S
+                self.contested.update(dict.fromkeys(lost, until_s))
+                self._unavailable = (self._unavailable or frozenset()) | frozenset(lost)
+                told.append(f"lost its nodes: {', '.join(lost)}" if lost else "")
+            return told[0]
+
+        return answer
 
     def job_details(self, job: str) -> SlurmRow:
         """Return a job's number in Slurm, the nodes it held there, and Slurm's own energy."""
@@ -399,6 +444,7 @@ class SlurmJobs(SlurmNodes):
             if outcome is None:
                 return None
             self.resizes.pop(job_id, None)
+            job.changed_s = time.monotonic()
             now, failure = outcome
             if now is not None and now.hosts and now.resized_s is not None:
                 job.enter_start((), now.start_s)
@@ -448,6 +494,9 @@ class SlurmJobs(SlurmNodes):
         elif row.state in RUNNING:
             job.started, job.wait_reason = True, ""
             job.enter_start(row.hosts, row.start_s)
+            if job.record.survives and self._is_settled(job, snapshot):
+                held = frozenset(job.held)
+                job.lost = held - set(row.hosts) | held & snapshot.down
             if self._meters is not None and job.metered != job.held:
                 self._meters.start(row.job_id, set(job.held) - set(job.metered))
                 job.metered = job.held
@@ -461,6 +510,12 @@ class SlurmJobs(SlurmNodes):
             if row.hosts:
                 job.enter_start(row.hosts, row.start_s)
             self._end(job, row.state)
+
+    def _is_settled(self, job: SlurmJob, snapshot: QueueSnapshot) -> bool:
+        """Return whether a snapshot has all changes of a job's nodes."""
+        own = job.record.number
+        resized = any(self.jobs[changed].record.number == own for changed in self.resizes)
+        return not resized and snapshot.begun_s > job.changed_s
 
     def _waits(self, job: SlurmJob, row: QueuedJob) -> None:
         """Update a pending job; one that waits for nodes of others is withdrawn."""

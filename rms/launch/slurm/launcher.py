@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from math import inf
 from pathlib import Path
 
 from rms.launch.base import (
@@ -34,9 +35,22 @@ from rms.launch.base import (
     ScriptLaunch,
     WorldLaunch,
 )
-from rms.launch.local import LocalLauncher, agent_command
+from rms.launch.local import (
+    GENTLE_S,
+    KEEPERS,
+    LocalLauncher,
+    agent_command,
+    keeper_words,
+    keepers_of,
+)
 from rms.launch.processes import alive, has_live_children, program_name, send_signal
-from rms.launch.slurm.commands import Executor, SlurmError, inner_environment
+from rms.launch.slurm.commands import (
+    Executor,
+    Slurm,
+    SlurmError,
+    inner_environment,
+    plain_environment,
+)
 from rms.power.choice import AUTO, MeterChoice
 
 POLL_S = 0.5  # time between two checks of a process, or of a step that is being ended
@@ -47,6 +61,9 @@ MOST_BOOTS = 5
 
 STATUS_POLL_S = 3.0
 """Time between two checks for the status of a script whose srun still runs."""
+
+PROBE_S = 20.0
+"""Timeout of a step that only tests whether nodes answer."""
 
 STATUS_DELAY_S = 10.0
 """Time from the end of a script until its status appears in a shared folder."""
@@ -204,16 +221,37 @@ def step_on_each(
     ]
 
 
-def end_steps(executor: Executor, allocations: Sequence[int], name: str, patience_s: float) -> None:
-    """End all steps of a name in allocations, and wait until they are gone or the daemon ends."""
-    slurm, until = executor.slurm, time.monotonic() + patience_s
-    while time.monotonic() < until:
+def end_steps(
+    executor: Executor,
+    allocations: Sequence[int],
+    name: str,
+    patience_s: float,
+    gentle_s: float = 0.0,
+) -> None:
+    """End all steps of a name in allocations, and wait until they are gone or the daemon ends.
+
+    Those on nodes that have failed are not waited for.
+
+    Args:
+        gentle_s: time that they have to end after SIGTERM.
+    """
+    slurm, begun_s = executor.slurm, time.monotonic()
+    asked = False
+    while (now := time.monotonic()) < begun_s + patience_s:
         try:
-            steps = [step for number in allocations for step in slurm.steps(number)]
-            left = [number for number, own in steps if is_part_of(own, name)]
+            left: list[str] = []
+            for number in allocations:
+                own = [step for step, given in slurm.steps(number) if is_part_of(given, name)]
+                if own and asked:
+                    own = sorted(set(own) - slurm.stranded(number))
+                left += own
             if not left:
                 return
-            slurm.end_steps(left)
+            if now < begun_s + gentle_s:
+                slurm.terminate_steps(left)
+            else:
+                slurm.end_steps(left)
+            asked = True
         except SlurmError:
             pass  # the controller is away; the step's own srun is dead in any case
         if executor.closing.wait(POLL_S):
@@ -223,6 +261,23 @@ def end_steps(executor: Executor, allocations: Sequence[int], name: str, patienc
 def is_part_of(step: str, name: str) -> bool:
     """Return whether a step has this name, or belongs to the job of this name."""
     return step == name or step.startswith(f"{name}.")
+
+
+def failing_nodes(
+    slurm: Slurm, allocation: int, hosts: Sequence[str], options: Sequence[str]
+) -> list[str]:
+    """Return the nodes on which a step cannot be started."""
+    try:
+        step = step_on_each("srun", allocation, hosts, options)
+        slurm.call(*step, "true", deadline_s=PROBE_S)
+    except SlurmError as error:
+        if len(hosts) == 1:
+            return list(hosts)
+        named = set(re.findall(r"node (\S+?):", str(error))).intersection(hosts)
+        return sorted(named) or [
+            host for host in hosts if failing_nodes(slurm, allocation, [host], options)
+        ]
+    return []
 
 
 def refresh_folder(folder: Path) -> None:
@@ -308,18 +363,13 @@ def agent_step(
     srun = shutil.which("srun")
     if srun is None:
         return None
-    step = step_on_each(srun, allocation, hosts, ["--quiet", *options])
+    step = step_on_each(srun, allocation, hosts, ["--quiet", "--no-kill", *options])
     return [*step, "/bin/sh", "-c", UNTIL_DONE, "meter", *agent_command(arguments)]
 
 
 # --- the launcher and its parts --------------------------------------------------------------
 
 END_PATIENCE_S = 60.0  # time for which a step that was ended is polled
-SRUN_S = 10.0
-"""Time that an srun has to end its step. If srun is killed between the creation of a step and the
-start of its tasks, Slurm keeps the step for good: a later scancel does not end it.
-"""
-
 POLL_BUDGET_S = 0.1  # time limit for polling processes in one call
 
 
@@ -334,6 +384,10 @@ class SlurmNodes(EngineNodes):
 
     def allocations(self, job: str) -> list[int]:
         """Return all jobs of Slurm's in which steps of an RMS job may run."""
+        raise NotImplementedError
+
+    def allocation_of(self, job: str, host: str) -> int | None:
+        """Return the job of Slurm's in which a job of the RMS has a node, None if it has not."""
         raise NotImplementedError
 
     def reach(self, job: str, env: dict[str, str]) -> list[str]:
@@ -393,7 +447,6 @@ class SlurmLauncher(LocalLauncher):
     _ending: dict[str, Future[None]] = field(default_factory=dict, init=False)
     _worlds: dict[str, World] = field(default_factory=dict, init=False)
     _polled: deque[World | ScriptStep] = field(default_factory=deque, init=False)
-    _terminated_s: dict[int, float] = field(default_factory=dict, init=False)
 
     shared_filesystem = True
     watches_processes = False
@@ -426,12 +479,31 @@ class SlurmLauncher(LocalLauncher):
         self._polled.append(process)
 
     def name(self, job: str, launch: int | None = None) -> str:
-        """Return the name in Slurm of a job's script, or of one of its launches."""
-        return f"rms.{self.instance_id[:8]}.{job}" + ("" if launch is None else f".{launch}")
+        """Return the name in Slurm of a job's script, or of one of its launches.
+
+        The name of its keepers is not part of its own, so that they outlive its worlds.
+        """
+        owner = job.removesuffix(KEEPERS)
+        own = owner if owner == job else f"{KEEPERS[1:]}.{owner}"
+        return f"rms.{self.instance_id[:8]}.{own}" + ("" if launch is None else f".{launch}")
 
     def step_options(self, name: str) -> list[str]:
         """Return srun's options for every step: a name, and leave to share its nodes."""
         return ["--overlap", f"--job-name={name}", *(["--cpu-bind=none"] if self.binds else [])]
+
+    def keeper_env(self) -> Mapping[str, str]:
+        """Return the environment of a keeper, without its marks."""
+        return plain_environment(self.executor.slurm.outer)
+
+    def keeper_command(self, host: str, number: int, job: str) -> list[str]:
+        """Return the command that runs a keeper: a step of its own on one node."""
+        srun, allocation = shutil.which("srun"), self.nodes.allocation_of(job, host)
+        if srun is None or allocation is None:
+            expected = "Slurm's srun on PATH" if srun is None else f"{host} to be held by job {job}"
+            raise LaunchError(f"expected {expected}, got none")
+        options = ["--quiet", *self.step_options(self.name(keepers_of(job), number))]
+        step = step_on_each(srun, allocation, [host], options)
+        return [*step, sys.executable, "-P", *keeper_words(host)]
 
     def completion_file(self, job: str, step: int) -> Path:
         """Return the file of the completion record of a step, in a folder that is read anew."""
@@ -520,7 +592,8 @@ class SlurmLauncher(LocalLauncher):
     def kill(self, job: str, launch: int | None = None) -> None:
         """End all processes of a job or launch at once, here and on its nodes."""
         self.nodes.kill(job, launch)
-        name, allocations = self.name(job, launch), self.nodes.allocations(job)
+        owner, name = job.removesuffix(KEEPERS), self.name(job, launch)
+        allocations, gentle_s = self.nodes.allocations(owner), 0.0 if owner == job else GENTLE_S
         ending = name in self._ending
         for key in [key for key in self._worlds if is_part_of(key, name)]:
             self._worlds.pop(key).abandoned = True
@@ -528,15 +601,16 @@ class SlurmLauncher(LocalLauncher):
         if allocations and not ending:
             executor = self.executor
             self._ending[name] = executor.ask(
-                lambda: end_steps(executor, allocations, name, END_PATIENCE_S)
+                lambda: end_steps(executor, allocations, name, END_PATIENCE_S, gentle_s)
             )
 
     def end_process(self, pid: int) -> None:
-        """Kill a process; an srun, which ends its step, gets SIGTERM and some time before."""
-        now = time.monotonic()
-        if pid not in self._terminated_s and program_name(pid) == "srun":
-            self._terminated_s = {own: at for own, at in self._terminated_s.items() if alive(own)}
-            self._terminated_s[pid] = now
-            send_signal(pid, signal.SIGTERM)
-        elif now >= self._terminated_s.get(pid, -inf) + SRUN_S:
+        """Kill a process; an srun, which ends its step, gets SIGTERM and some time before.
+
+        If srun is killed between the creation of a step and the start of its tasks, Slurm keeps the
+        step for good: a later scancel does not end it.
+        """
+        if pid in self._terminated_s or program_name(pid) == "srun":
+            self.end_gently(pid)
+        else:
             send_signal(pid, signal.SIGKILL)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import subprocess
 import time
@@ -39,13 +38,14 @@ from rms.launch.slurm.commands import (
     plain_environment,
 )
 from rms.launch.slurm.launcher import (
+    PROBE_S,
     ScriptStep,
     SlurmLauncher,
     SlurmNodes,
     agent_step,
     end_steps,
+    failing_nodes,
     is_part_of,
-    step_on_each,
 )
 from rms.launch.slurm.output import DEAD
 from rms.launch.slurm.site import UNFIT
@@ -57,7 +57,6 @@ PATIENCE_S = 90.0
 """A failure is not blamed on the nodes if the controller was silent for so long."""
 
 ASK_AGAIN_S = 0.5
-PROBE_S = 20.0
 ACCOUNTING_DELAY_S = 2.0
 
 OVER = (
@@ -193,15 +192,7 @@ class Allocation:
 
     def _failing(self, hosts: Sequence[str]) -> list[str]:
         """Return the nodes on which a step cannot be started."""
-        try:
-            step = step_on_each("srun", self.number, hosts, self.probe_options)
-            self.slurm.call(*step, "true", deadline_s=PROBE_S)
-        except SlurmError as error:
-            if len(hosts) == 1:
-                return list(hosts)
-            named = set(re.findall(r"node (\S+?):", str(error))).intersection(hosts)
-            return sorted(named) or [host for host in hosts if self._failing([host])]
-        return []
+        return failing_nodes(self.slurm, self.number, hosts, self.probe_options)
 
     def _cancelled(self, name: str) -> bool:
         """Return whether another user or Slurm has cancelled a step of a job, by accounting."""
@@ -326,7 +317,9 @@ class PilotNodes(SlurmNodes):
         return f"meter-{self.launcher.meter_token[:6]}"
 
     def _agent_step(self, number: int, arguments: Sequence[str]) -> list[str] | None:
-        hosts = self.held[number].hosts
+        held = self.held[number]
+        lost = frozenset() if held.snapshot is None else held.snapshot.lost
+        hosts = [host for host in held.hosts if host not in lost]
         every_s = max(1.0, len(hosts) / READINGS_PER_S)
         options = self.launcher.step_options(self.launcher.name(self._agent_name))
         return agent_step(number, hosts, options, ["--every", f"{every_s:g}", *arguments])
@@ -348,6 +341,10 @@ class PilotNodes(SlurmNodes):
     def allocations(self, job: str) -> list[int]:
         """Return all allocations: a job may have nodes of several."""
         return list(self.held)
+
+    def allocation_of(self, job: str, host: str) -> int | None:
+        """Return the allocation of a node, None if it has none."""
+        return next((n for n, held in self.held.items() if host in held.hosts), None)
 
     def diagnose_failure(self, job: str, hosts: Sequence[str]) -> PendingCall:
         """Return how a job has lost its nodes or allocations, or that its steps were cancelled."""
@@ -455,7 +452,7 @@ class PilotNodes(SlurmNodes):
         site = {key: outer[key] for key in SITE_VARIABLES if key in outer}
         path, host = launch.env.get("PATH", os.defpath), hosts_of(launch.nodes[0])[0]
         env = {**site, **launch.env, **launcher.script_env(job, path)}
-        number = next((n for n, held in self.held.items() if host in held.hosts), None)
+        number = self.allocation_of(job, host)
         if number is None:
             raise LaunchError(f"expected a node that is held, got {host}")
         # srun describes the allocation to its step; to the script, its job is the RMS's.

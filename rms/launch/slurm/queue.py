@@ -46,6 +46,7 @@ class QueueSnapshot:
         own: the jobs of this daemon by number, donors and ended ones too.
         unavailable: nodes that others hold, or that are not fit for work.
         dead: nodes that are down or do not answer the controller.
+        down: those that are down.
         hidden: nodes held by jobs that are not shown, or that have come between two queries.
     """
 
@@ -55,6 +56,7 @@ class QueueSnapshot:
     unavailable: frozenset[str]
     hidden: frozenset[str]
     dead: frozenset[str] = frozenset()
+    down: frozenset[str] = frozenset()
 
 
 def take_snapshot(
@@ -73,6 +75,7 @@ def take_snapshot(
         (ours if number in own else others).update(hosts)
     hidden: set[str] = set()
     dead: set[str] = set()
+    down: set[str] = set()
     for node in slurm.nodes():
         if node.state in ("allocated", "mixed") and node.name not in ours:
             hidden.add(node.name)
@@ -80,8 +83,10 @@ def take_snapshot(
             others.add(node.name)
         if not node.responds or node.state in DEAD:
             dead.add(node.name)
-    ended_s, unavailable = time.monotonic(), frozenset(others)
-    return QueueSnapshot(begun_s, ended_s, own, unavailable, frozenset(hidden), frozenset(dead))
+        if node.state in DEAD:
+            down.add(node.name)
+    ended_s, found = time.monotonic(), map(frozenset, (others, hidden, dead, down))
+    return QueueSnapshot(begun_s, ended_s, own, *found)
 
 
 class QueuePoller:
@@ -158,6 +163,7 @@ class SubmissionRecord(msgspec.Struct):
         before: numbers of earlier jobs of that name.
         closed: whether it is over, and the job of the RMS waits for another.
         donor: salloc's options for its donors.
+        survives: whether Slurm leaves it its other nodes when one fails.
         held: times and nodes that the job of the RMS has held, under all its numbers.
     """
 
@@ -165,6 +171,7 @@ class SubmissionRecord(msgspec.Struct):
     number: int | None = None
     closed: bool = False
     donor: list[str] = []
+    survives: bool = False
     held: list[tuple[float, tuple[str, ...]]] = []
 
     @classmethod
@@ -195,6 +202,8 @@ class SlurmJob(ManagedProcess):
         withdrawn: whether it was taken out of Slurm's queue, because it had to wait.
         metered: the nodes with agents of meters.
         completing_s: the monotonic clock of the first snapshot in which Slurm cleans up after it.
+        changed_s: the monotonic clock when its last change of nodes was answered.
+        lost: nodes that Slurm has taken from it, as they have failed, or that are down.
     """
 
     name: str
@@ -210,6 +219,8 @@ class SlurmJob(ManagedProcess):
     withdrawn: bool = False
     metered: tuple[str, ...] = ()
     completing_s: float | None = None
+    changed_s: float = 0.0
+    lost: frozenset[str] = frozenset()
     finished: bool = False
     wait_reason: str = ""
     energy_j: Future[float] | None = None
@@ -351,6 +362,7 @@ yet reported to a controller that has just started."""
 
 RESIZE_AWAY_S = 60.0  # a resize fails if the controller does not answer for so long
 AGAIN_S = 0.5
+OUTSIDE_S = 5.0  # time that steps have to end before their nodes are given back
 
 
 ChangeOutcome = tuple[JobDetails | None, str]
@@ -399,6 +411,21 @@ def shrink(executor: Executor, job: int, hosts: Sequence[str]) -> JobDetails:
     _next_second(now)
     with executor.rate_limiter:
         return slurm.shrink(job, kept)
+
+
+def end_outside(executor: Executor, job: int, hosts: Sequence[str]) -> None:
+    """Have the steps of a job end that are on none of these nodes, before it gives theirs back.
+
+    Slurm would kill them, and a keeper would leave its copies in the memory of its node.
+    """
+    slurm, until = executor.slurm, time.monotonic() + OUTSIDE_S
+    while time.monotonic() < until:
+        going = set(slurm.job(job).hosts).difference(hosts)
+        left = [step for step, own in slurm.step_hosts(job).items() if own and own <= going]
+        if not left:
+            return
+        slurm.terminate_steps(left)
+        time.sleep(AGAIN_S)
 
 
 def _next_second(job: JobDetails) -> None:

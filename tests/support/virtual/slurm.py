@@ -166,6 +166,10 @@ class Controller:
             job = self.jobs.get(number)
             if job is None or not job.holds:
                 return ""
+            if words.options["format"] == "%i|%N":
+                return _text(
+                    f"{number}.{one.pid}|{','.join(job.hosts)}" for one in self._steps(job)
+                )
             steps = [f"{number}.{one.pid}|{job.name}.{one.launch}" for one in self._steps(job)]
             return _text([*steps, *([f"{number}.batch|batch"] if job.process else [])])
         states = words.options.get("states", "all").split(",")
