@@ -656,6 +656,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # another one would interrupt the removal
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, end)
