@@ -34,9 +34,11 @@ from rms.launch.base import (
     cores_of,
 )
 from rms.launch.processes import (
+    GENTLE_S,
     INSTANCE_VARIABLE,
     KEEP_STATUS,
     KEEP_WORLD_STATUS,
+    KEEPERS,
     Groups,
     Processes,
     alive,
@@ -154,15 +156,9 @@ NO_MEMORY_HOOKS = ("UCX_MEM_MMAP_HOOK_MODE", "none")
 
 PER_WORLD = (JOIN_VARIABLE, LISTENER_VARIABLE)
 
-GENTLE_S = 10.0
-"""Time that a process has to end after SIGTERM where SIGKILL would leave something behind."""
-
 LOOPBACK = "127.0.0.1"
 KEEPER_ALONE_S = 600.0
 """A keeper that was not ended with its job ends itself once no rank has run there for so long."""
-
-
-KEEPERS = ".keepers"
 
 
 def keepers_of(job: str) -> str:

@@ -120,6 +120,12 @@ NO_ENVIRONMENT = ("", "")
 NO_ENVIRONMENT_S = 0.05
 """A process without an environment: one of the kernel's, or one that is about to get one."""
 
+KEEPERS = ".keepers"
+"""End of the name of the owner of a job's keepers (:mod:`dmr.memory.keeper`)."""
+
+GENTLE_S = 10.0
+"""Time for a keeper to free the memory of its host, from SIGTERM to SIGKILL."""
+
 FOREIGN_S = 2.0  # time until a foreign process is read again: its pid may be reused
 
 

@@ -27,6 +27,8 @@ import msgspec
 
 from rms.launch.hosts.relay import Relay
 from rms.launch.processes import (
+    GENTLE_S,
+    KEEPERS,
     Processes,
     alive,
     children,
@@ -107,7 +109,7 @@ class Agent:
 
     def __init__(self, instance_id: str, fence_s: float) -> None:
         self._processes, self._fence_s = Processes(instance_id), fence_s
-        self._killing: set[tuple[str, str]] = set()
+        self._killing: dict[tuple[str, str], float] = {}
         self._sent_s = {0: time.monotonic()}
         self._confirmed_s = time.monotonic()
         self._left = b""
@@ -159,7 +161,8 @@ class Agent:
             self._sent_s = {n: at for n, at in self._sent_s.items() if n >= order.seen}
         if order.fence or order.ends:
             self.end_all()
-        self._killing.update(order.kill)
+        for owner in order.kill:
+            self._killing.setdefault(owner, time.monotonic())
         if self._killing:
             self._kill()
         for job, number, whom in order.sends:
@@ -188,12 +191,14 @@ class Agent:
         return self._processes.of(job, launch or None)
 
     def _kill(self) -> None:
+        now = time.monotonic()
         for job, launch in list(self._killing):
             pids = self._of(job, launch)
+            gently = job.endswith(KEEPERS) and now < self._killing[job, launch] + GENTLE_S
             for pid in pids:
-                send_signal(pid, signal.SIGKILL)
+                send_signal(pid, signal.SIGTERM if gently else signal.SIGKILL)
             if not pids:
-                self._killing.discard((job, launch))
+                del self._killing[job, launch]
 
     def end_all(self) -> None:
         """End all processes of jobs, and wait until they are gone."""

@@ -36,14 +36,19 @@ from rms.launch.base import (
     WorldLaunch,
 )
 from rms.launch.local import (
-    GENTLE_S,
-    KEEPERS,
     LocalLauncher,
     agent_command,
     keeper_words,
     keepers_of,
 )
-from rms.launch.processes import alive, has_live_children, program_name, send_signal
+from rms.launch.processes import (
+    GENTLE_S,
+    KEEPERS,
+    alive,
+    has_live_children,
+    program_name,
+    send_signal,
+)
 from rms.launch.slurm.commands import (
     Executor,
     Slurm,
