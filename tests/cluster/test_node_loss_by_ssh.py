@@ -84,7 +84,7 @@ def job(cluster: Cluster, *options: str, pause_s: float = 0.15, **env: str) -> I
 ALL = ("-n", "4", "--hosts", ",".join(HOSTS))
 
 
-@pytest.mark.promise("node-loss")
+@pytest.mark.promise("survives")
 @pytest.mark.parametrize("fault", ["kill", "cut", "pause"])
 def test_a_host_is_lost(cluster: Cluster, undisturbed: str, fault: str) -> None:
     with job(cluster, *ALL, "--silent", "4") as run:
@@ -105,7 +105,7 @@ def test_a_host_is_lost(cluster: Cluster, undisturbed: str, fault: str) -> None:
     assert death["step"] <= death["reached"] < STEPS and death["nbytes"] > 0
 
 
-@pytest.mark.promise("node-loss")
+@pytest.mark.promise("survives")
 def test_two_hosts_that_are_not_partners(cluster: Cluster, undisturbed: str) -> None:
     """The second one dies while the job recovers from the loss of the first."""
     with job(cluster, *ALL, "--silent", "4") as run:
@@ -117,7 +117,7 @@ def test_two_hosts_that_are_not_partners(cluster: Cluster, undisturbed: str) -> 
         assert [death["ranks"] for death in run.report["deaths"]][-1] == 2
 
 
-@pytest.mark.promise("node-loss")
+@pytest.mark.promise("survives")
 @pytest.mark.parametrize("saved", ["", "saved"])
 def test_both_partners(cluster: Cluster, undisturbed: str, saved: str) -> None:
     with job(cluster, *ALL, "--silent", "4", SURVIVOR_SAVED=saved) as run:
@@ -136,7 +136,7 @@ def test_both_partners(cluster: Cluster, undisturbed: str, saved: str) -> None:
             assert "expected a checkpoint to go on from without copies in memory" in run.said
 
 
-@pytest.mark.promise("node-loss")
+@pytest.mark.promise("survives")
 def test_a_spare_takes_the_place_of_a_lost_host(cluster: Cluster, undisturbed: str) -> None:
     options = ("-n", "3", "--hosts", "n1,n2,n3", "--spare", "n4", "--silent", "4")
     with job(cluster, *options) as run:
@@ -148,7 +148,7 @@ def test_a_spare_takes_the_place_of_a_lost_host(cluster: Cluster, undisturbed: s
     assert run.said.strip().endswith("on 3 ranks")
 
 
-@pytest.mark.promise("node-loss")
+@pytest.mark.promise("survives")
 def test_a_host_that_is_back_widens_the_job(cluster: Cluster, undisturbed: str) -> None:
     with job(cluster, *ALL, "--silent", "4", pause_s=0.6) as run:
         cluster("kill", "n2")
