@@ -18,6 +18,7 @@ import pytest
 from cluster_hosts import Cluster
 from processes import BIN, DEADLINE_S, ROOT, program
 
+wide = pytest.mark.wide
 HOSTS = ("n1", "n2", "n3", "n4")
 STEPS = 60
 YIELD = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
@@ -85,7 +86,9 @@ ALL = ("-n", "4", "--hosts", ",".join(HOSTS))
 
 
 @pytest.mark.promise("survives")
-@pytest.mark.parametrize("fault", ["kill", "cut", "pause"])
+@pytest.mark.parametrize(
+    "fault", ["kill", *(pytest.param(fault, marks=wide) for fault in ("cut", "pause"))]
+)
 def test_a_host_is_lost(cluster: Cluster, undisturbed: str, fault: str) -> None:
     with job(cluster, *ALL, "--silent", "4") as run:
         if fault == "cut":
@@ -106,6 +109,7 @@ def test_a_host_is_lost(cluster: Cluster, undisturbed: str, fault: str) -> None:
 
 
 @pytest.mark.promise("survives")
+@wide
 def test_two_hosts_that_are_not_partners(cluster: Cluster, undisturbed: str) -> None:
     """The second one dies while the job recovers from the loss of the first."""
     with job(cluster, *ALL, "--silent", "4") as run:
@@ -118,7 +122,7 @@ def test_two_hosts_that_are_not_partners(cluster: Cluster, undisturbed: str) -> 
 
 
 @pytest.mark.promise("survives")
-@pytest.mark.parametrize("saved", ["", "saved"])
+@pytest.mark.parametrize("saved", ["saved", pytest.param("", marks=wide)])
 def test_both_partners(cluster: Cluster, undisturbed: str, saved: str) -> None:
     with job(cluster, *ALL, "--silent", "4", SURVIVOR_SAVED=saved) as run:
         while saved and not list(run.folder.glob("saved/*.h5")):
@@ -149,6 +153,7 @@ def test_a_spare_takes_the_place_of_a_lost_host(cluster: Cluster, undisturbed: s
 
 
 @pytest.mark.promise("survives")
+@wide
 def test_a_host_that_is_back_widens_the_job(cluster: Cluster, undisturbed: str) -> None:
     with job(cluster, *ALL, "--silent", "4", pause_s=0.6) as run:
         cluster("kill", "n2")

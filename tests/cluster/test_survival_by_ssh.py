@@ -14,6 +14,7 @@ from slurm_daemon import bare
 
 from rms.launch.processes import environment
 
+wide = pytest.mark.wide
 SIZES = ("--nodes", "1-4", "--preferred", "4", "--mode", "malleable", "--survive", "1")
 
 
@@ -68,8 +69,15 @@ def ends(cluster: Cluster, rms: HostsRms, job: str, alone: str, restores: int) -
 
 
 @pytest.mark.promise("survives")
-@pytest.mark.parametrize("fault", ["kill", "pause"])
-@pytest.mark.parametrize("lost", ["n3", "n1"])
+@pytest.mark.parametrize(
+    "lost, fault",
+    [
+        ("n3", "kill"),
+        ("n1", "pause"),
+        pytest.param("n3", "pause", marks=wide),
+        pytest.param("n1", "kill", marks=wide),
+    ],
+)
 def test_a_job_goes_on_without_a_host(
     cluster: Cluster, rms: HostsRms, fault: str, lost: str, alone: str
 ) -> None:
@@ -94,6 +102,7 @@ def test_a_job_goes_on_without_a_host(
     ends(cluster, rms, job, alone, 2)
 
 
+@wide
 def test_two_hosts_that_are_no_partners_die(cluster: Cluster, rms: HostsRms, alone: str) -> None:
     job = rms.submit(rms.mpdata(pace_s=0.1), *SIZES)
     copied(rms, job)
@@ -130,6 +139,7 @@ def test_a_daemon_is_killed_with_the_host(cluster: Cluster, rms: HostsRms, alone
     ends(cluster, rms, job, alone, 1)
 
 
+@wide
 def test_a_killed_rank_and_a_cancelled_job(cluster: Cluster, rms: HostsRms) -> None:
     job = rms.submit(rms.mpdata(pace_s=0.1), *SIZES)
     copied(rms, job)

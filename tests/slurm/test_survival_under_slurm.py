@@ -145,6 +145,7 @@ def test_engine_slurm(cluster: Cluster, bed: Slurm, alone: str) -> None:
         rms.nothing_left()
 
 
+@wide
 def test_a_pilot(cluster: Cluster, bed: Slurm, alone: str) -> None:
     """The daemon, a rank, a node and that of the script die; Slurm takes nodes for good."""
     with closing(Pilot(bed, 4, *OPTIONS)) as rms:
@@ -173,6 +174,7 @@ def test_a_pilot(cluster: Cluster, bed: Slurm, alone: str) -> None:
         assert all(nodes <= {"n1", "n3"} for nodes in left), rms.steps()
 
 
+@wide
 def test_a_pilot_on_demand(cluster: Cluster, bed: Slurm, alone: str) -> None:
     """A node dies; the job gets one of another allocation."""
     with closing(OnDemand(bed, "--on-demand", "--keep", "3", "--max-nodes", "4")) as rms:
