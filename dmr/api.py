@@ -29,7 +29,7 @@ from dmr.state.values import (
     unfillable_types,
 )
 from dmr.system.watch import WATCH
-from rms.wire.messages import LAUNCHES_VARIABLE, PER_NODE, ResizeReport
+from rms.wire.messages import LAUNCHES_VARIABLE, PER_NODE
 
 Fields = Mapping[str, Spec] | Callable[[], Mapping[str, Spec]]
 
@@ -59,8 +59,8 @@ def malleable(
     *,
     state: Mapping[str, Any] | None = None,
     build: Callable[[Run], None] | None = None,
-    before: Callable[[Run, int], None] | None = None,
-    after: Callable[[Run, ResizeReport | None], None] | None = None,
+    save: Callable[[Run], None] | None = None,
+    load: Callable[[Run], None] | None = None,
     backends: tuple[str, ...] = (),
 ) -> Iterator[Run]:
     """Make loops of a program malleable::
@@ -86,8 +86,10 @@ def malleable(
             :class:`~dmr.PerRank` differs from rank to rank.
         build: sets up a world, within the resize: if it raises :class:`dmr.UsageError` on all
             ranks, the resize is rolled back.
-        before, after: called around a resize and a checkpoint, as
-            :meth:`dmr.Application.before_resize` and :meth:`~dmr.Application.after_resize`.
+        save: ``save(run)`` brings the declared data up to date, on all ranks, before a resize, a
+            checkpoint and a copy in memory: :meth:`dmr.Application.save`.
+        load: ``load(run)`` takes it, on all ranks of a world that goes on, as the block is entered:
+            :meth:`dmr.Application.load`.
         backends: as :attr:`dmr.Application.backends`.
 
     SIGTERM ends the program at a resize point with status 143, after a checkpoint if the plan has
@@ -100,7 +102,7 @@ def malleable(
     own = comm.comm if isinstance(comm, Runtime) else comm
     _report_errors(own.rank if MPI.Is_initialized() else 0)
     runtime = comm if isinstance(comm, Runtime) else _runtime_of(comm)
-    program = _Block(fields or {}, build, before, after, backends)
+    program = _Block(fields or {}, build, save, load, backends)
     try:
         with running(program, runtime, plan or Plan()) as (run, driver):
             run.internal.loops = driver
@@ -128,11 +130,11 @@ class _Block(Program):
         self,
         fields: Fields,
         build: Callable[[Run], None] | None,
-        before: Callable[[Run, int], None] | None,
-        after: Callable[[Run, ResizeReport | None], None] | None,
+        save: Callable[[Run], None] | None,
+        load: Callable[[Run], None] | None,
         backends: tuple[str, ...],
     ) -> None:
-        self._fields, self._build, self._before, self._after = fields, build, before, after
+        self._fields, self._build, self._save, self._load = fields, build, save, load
         self.supports_merge, self.backends = build is not None, backends
 
     def fields(self) -> Mapping[str, Spec]:
@@ -142,13 +144,13 @@ class _Block(Program):
         if self._build is not None:
             self._build(run)
 
-    def before_resize(self, run: Run, ranks: int) -> None:
-        if self._before is not None:
-            self._before(run, ranks)
+    def save(self, run: Run) -> None:
+        if self._save is not None:
+            self._save(run)
 
-    def after_resize(self, run: Run, record: ResizeReport | None) -> None:
-        if self._after is not None:
-            self._after(run, record)
+    def load(self, run: Run) -> None:
+        if self._load is not None:
+            self._load(run)
 
 
 @functools.cache

@@ -59,19 +59,20 @@ class Program(ABC):
     def build(self, run: Run) -> None:  # noqa: B027
         """Build scratch and communication for the current world. Called once in each world."""
 
-    def before_resize(self, run: Run, ranks: int) -> None:  # noqa: B027
-        """Called before a resize or a checkpoint, on all ranks of the world.
+    def save(self, run: Run) -> None:  # noqa: B027
+        """Bring the declared data up to date, on all ranks of the world (may be collective).
 
-        Values set in ``run.state`` are transferred. Before a checkpoint ``ranks`` is the current
-        number. :class:`dmr.UsageError` raised on all ranks rolls back the resize, or skips the
-        checkpoint.
+        Called before a resize, a checkpoint and a copy in memory, and at the end of a run of
+        ``dmr check``. Values set in ``run.state`` travel. :class:`dmr.UsageError` raised on all
+        ranks rolls back the resize, or skips the checkpoint or copy.
         """
 
-    def after_resize(self, run: Run, record: ResizeReport | None) -> None:  # noqa: B027
-        """Called after a resize, on all ranks of the new world, before its first step.
+    def load(self, run: Run) -> None:  # noqa: B027
+        """Take the declared data, on all ranks of a world that goes on (may be collective).
 
-        After a rollback, and after a checkpoint, ``record`` is None, and the ranks are the old
-        ones.
+        Called once in each world that a resize, a checkpoint or a copy in memory has filled, after
+        ``build`` and before its first step. With strategy merge it is called on the ranks that stay
+        as well.
         """
 
 

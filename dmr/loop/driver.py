@@ -17,6 +17,7 @@ from dmr.application import Program, Run
 from dmr.data.field import WrappedSpec
 from dmr.errors import RolledBackError, UsageError, raise_on_all
 from dmr.loop.decide import POINT, Decision
+from dmr.loop.saving import load_state, save_state
 from dmr.loop.termination import Ending, TerminatedError
 from dmr.plan import NextWorld, Plan, Schedule, check_size
 from dmr.state.progress import Progress, merged_progress
@@ -52,6 +53,7 @@ class Driver:
         self._swaps = None if run.restored else SwapWatch(run.fields)
         self._new_blocks: NewBlocks | None = None
         self._decision = Decision(app, run, plan)
+        self._loads = run.restored  # until the program has taken the data of this world
         WATCH.between_s = self._between_s
 
     def loop(self, count: Callable[[], int], *, single: bool = False) -> Iterator[int]:
@@ -132,11 +134,12 @@ class Driver:
         self._save_if_due()
         progress.resumes_at_resize_point = True
         if self._act(self.plan.resizes.get(progress.step)):
+            self._set_up()
             self._close_resize()
 
     def start(self) -> None:
-        """Build for this world; close a resize that was at a resize point of the program."""
-        self._build()
+        """Set this world up; close a resize that was at a resize point of the program."""
+        self._set_up()
         if self.run.progress.resumes_at_resize_point:
             self._start_clock()
             self._close_resize()
@@ -164,6 +167,7 @@ class Driver:
         if self._waits_for_memory(wanted) or not self._resize(wanted):
             return False
         self._swaps = None  # the ranks that join have none
+        self._loads = True
         if KEEPERS_VARIABLE in self.run.runtime.env:
             from dmr.memory.copies import enter_world
 
@@ -187,9 +191,16 @@ class Driver:
             self.app.build(self.run)
             self.run.internal.built = True
 
-    def _begin(self, count: Callable[[], int], step: int, *, single: bool) -> int:
-        """Build for the present world, if not done yet; return the steps of the loop."""
+    def _set_up(self) -> None:
+        """Build for the present world, and have the program take its data, if not done yet."""
         self._build()
+        if self._loads:
+            self._loads = False
+            load_state(self.app, self.run)
+
+    def _begin(self, count: Callable[[], int], step: int, *, single: bool) -> int:
+        """Set the present world up, if not done yet; return the steps of the loop."""
+        self._set_up()
         steps = count()
         if step > steps:
             raise UsageError(
@@ -217,7 +228,6 @@ class Driver:
             f"{record.strategy}, {record.bytes / 1e6:.1f} MB moved at {record.gb_per_s:.2f} GB/s, "
             f"stall {record.stall_s:.3f} s"
         )
-        self.app.after_resize(run, record)
 
     def report_done(self, now: float) -> None:
         """Report the open resize to the RMS: at the takeover, and at the first step.
@@ -276,7 +286,7 @@ class Driver:
             check_size(wanted.ranks, self.plan.limits)
             if wanted.strategy == "merge" and not self.app.supports_merge:
                 raise UsageError(NO_BUILD)
-            self.app.before_resize(run, wanted.ranks)
+            save_state(self.app, run)
             self._note_replaced()
             raise_on_all(run.world.internal_comm, self._pending_message())
             WATCH.query_on(None)
@@ -341,7 +351,6 @@ class Driver:
                 store.prepare()
             if wanted.request:
                 rms.report(RolledBack(wanted.request, why, rms.strategy))
-        self.app.after_resize(run, None)
 
     # --- checkpoints -------------------------------------------------------------------------
 
@@ -354,7 +363,6 @@ class Driver:
         ):
             progress.saved_at = progress.step
             self._save(schedule)
-            self.app.after_resize(self.run, None)
 
     def _save(self, schedule: Schedule) -> Path | None:
         """Write a checkpoint (collective); return its path, None if it could not be written."""
@@ -362,7 +370,7 @@ class Driver:
 
         run, comm = self.run, self.run.world.internal_comm
         try:
-            self.app.before_resize(run, run.world.size)  # not patient: the program's own code
+            save_state(self.app, run)  # not patient: the program's own code
             with WATCH.within("a checkpoint", patient=True):
                 self._note_replaced()
                 progress = merged_progress(comm, run.internal.per_rank, run.progress)
@@ -381,7 +389,7 @@ class Driver:
         if copies is None:
             return
         try:
-            self.app.before_resize(run, run.world.size)
+            save_state(self.app, run)
             with WATCH.within("a copy in memory", patient=True):
                 self._note_replaced()
                 comm = run.world.internal_comm
@@ -390,7 +398,6 @@ class Driver:
         except (UsageError, ValuesError) as error:
             copies.skip()
             run.note(f"warning: copy in memory at step {run.step} not taken: {error}")
-        self.app.after_resize(run, None)
 
     def _terminate(self) -> None:
         WATCH.terminates()

@@ -25,6 +25,7 @@ from dmr.boot.spawn import host_of_rank
 from dmr.data.distributed import Distributed, Spec
 from dmr.errors import Left, UsageError, raise_on_all
 from dmr.loop.driver import NO_BUILD, Driver
+from dmr.loop.saving import save_state
 from dmr.loop.termination import Ending, ending
 from dmr.plan import (
     AUTO,
@@ -143,7 +144,7 @@ def _entered(
                 from dmr.check.digests import write_digests
 
                 with contextlib.suppress(UsageError):
-                    app.before_resize(run, run.world.size)
+                    save_state(app, run)
                 with WATCH.within(END, patient=True):
                     write_digests(runtime.check, run.world.internal_comm, run.fields, run.progress)
     except Left:
