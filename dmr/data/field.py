@@ -26,7 +26,15 @@ from dmr.data.decomposition import (
     common_edges,
     memory_order,
 )
-from dmr.data.distributed import Ranges, Spec, Steps, StoredPieces
+from dmr.data.distributed import (
+    Getter,
+    Ranges,
+    Setter,
+    Spec,
+    Steps,
+    StoredPieces,
+    check_accessors,
+)
 from dmr.data.exchange import (
     Boundary,
     DeviceHaloExchange,
@@ -193,6 +201,28 @@ class Field:
         self._exchange: HaloExchange | None = None
         self._set_views()
 
+    def update(self) -> None:
+        """Read the block by the application's getter, if it has one.
+
+        Raises:
+            ValueError: on this rank alone: the getter returns an array of another shape or type.
+        """
+        if self.spec.getter is None:
+            return
+        array = host_array(self.spec.getter())
+        if array.shape != self.padded.shape or array.dtype != self.dtype:
+            raise ValueError(
+                f"expected get() to return an array of shape {self.padded.shape} and type "
+                f"{self.dtype}, got {array.shape} and {array.dtype}"
+            )
+        self.storage = writable(array, self.memory_layout.order)
+        self._set_views()
+
+    def deliver(self) -> None:
+        """Give ``padded`` to the application's setter, if it has one."""
+        if self.spec.setter is not None:
+            self.spec.setter(self.padded)
+
     def scratch(self) -> Array:
         """Return a zeroed array laid out as ``padded``, for the application's own use."""
         return logical_view(
@@ -257,6 +287,7 @@ class Field:
         Until :meth:`finish_exchange` cells may be read but those of the first axis's halo, and
         none be changed. :meth:`ready` returns the layers that a step can take meanwhile.
         """
+        self.update()
         if self._exchange is None or self._exchange.boundary != boundary:
             self._prepare_exchange(boundary)
         if self._exchange is not None:
@@ -299,6 +330,7 @@ class Field:
         """Wait for what :meth:`start_exchange` has left under way."""
         if self._exchange is not None:
             self._exchange.finish()
+        self.deliver()
 
     def neighbours(self, axis: int, *, periodic: bool = False) -> tuple[int | None, int | None]:
         """Return the ranks whose blocks lie below and above along an axis, None for none.
@@ -353,6 +385,7 @@ class Field:
 
     def gather(self) -> npt.NDArray[Any] | None:
         """Return the whole array on rank 0, None on the others (collective)."""
+        self.update()
         return gather.whole(self.comm, self)
 
     def _set_views(self) -> None:
@@ -510,6 +543,23 @@ def refuse_masked(array: Array) -> None:
         )
 
 
+def host_array(array: Any) -> npt.NDArray[Any]:
+    """Return an array of the application's own as NumPy's.
+
+    Raises:
+        ValueError: it is masked or mapped from a file.
+    """
+    refuse_memmap(array)
+    refuse_masked(array)
+    return np.asarray(array)
+
+
+def writable(array: npt.NDArray[Any], order: Sequence[int]) -> npt.NDArray[Any]:
+    """Return an array with its axes in an order, without gaps: its own memory if possible."""
+    storage = array.transpose(order)
+    return storage if storage.flags.c_contiguous and storage.flags.writeable else storage.copy("C")
+
+
 def allocate(xp: ArrayModule, memory_layout: MemoryLayout, dtype: npt.DTypeLike) -> Array:
     """Return zeroed storage whose first interior element of every row is aligned."""
     return laid_out(xp.zeros(memory_layout.allocation_bytes, dtype=np.uint8), memory_layout, dtype)
@@ -534,9 +584,11 @@ def logical_view(storage: Array, memory_layout: MemoryLayout) -> Array:
 
 
 def adapt(
-    array: npt.NDArray[Any],
-    shape: tuple[int, ...],
+    array: npt.NDArray[Any] | None = None,
+    shape: tuple[int, ...] = (),
     *,
+    get: Getter | None = None,
+    set: Setter | None = None,  # noqa: A002
     halo: int | Sequence[int | tuple[int, int]] = 0,
     split: tuple[int, ...] = (0,),
     ranges: Ranges | None = None,
@@ -544,7 +596,10 @@ def adapt(
     row_major: bool = False,
     constant: bool = False,
 ) -> FieldSpec:
-    """State a field that lives in an array of the application's own.
+    """State a field that lives in an array of the application's own, or that it gets and sets::
+
+        dmr.adapt(u, (N, M), halo=1)
+        dmr.adapt(get=lambda: model.u, set=lambda u: setattr(model, "u", u), shape=(N, M), halo=1)
 
     The field's ``padded`` is a view of ``array``. In the first world its interior holds the
     initial values; in one that takes over, the moved data is written into it, including the halo at
@@ -555,6 +610,11 @@ def adapt(
         array: this rank's padded array, interior and halo, in C or Fortran order (or any other
             order of the axes without gaps).
         shape: global extents, without halo.
+        get: in place of ``array``, for arrays that a program replaces or that a library holds:
+            returns this rank's padded array, of any memory order. Called here, before each resize,
+            checkpoint and copy in memory, and by ``exchange`` and ``gather``.
+        set: ``set(array)`` has the program take this rank's padded array. Called on all ranks of a
+            world that goes on, after ``build`` and before ``load``, and by ``exchange``.
         halo, split, grid, row_major: as of :class:`FieldSpec`.
         ranges: ``ranges(cells, parts)`` returns where the parts of an axis begin, then ``cells``;
             by default those of :func:`dmr.split_range`.
@@ -562,17 +622,21 @@ def adapt(
             and never again: then a resize does not send it, but compares.
 
     Raises:
-        ValueError: the array has other axes, or gaps, or a mask, or is mapped from a file. A
-            shape other than that of this rank's block is refused when the run is entered.
+        ValueError: the array has other axes, or gaps, or a mask, or is mapped from a file; or there
+            are both an array and ``get``, or only one of ``get`` and ``set``. A shape other than
+            that of this rank's block is refused when the run is entered.
     """
-    refuse_memmap(array)
-    refuse_masked(array)
+    check_accessors(array, get, set)
+    array = host_array(array if get is None else get())
     if array.ndim != len(shape):
         raise ValueError(f"expected an array of {len(shape)} axes, got {array.ndim}")
     axes = tuple(range(array.ndim))
     falling = np.argsort([-abs(step) for step in array.strides], kind="stable")
     orders = (axes, axes[::-1], tuple(falling.tolist()))
     order = next((one for one in orders if array.transpose(one).flags.c_contiguous), None)
+    if get is not None:
+        order = order or axes
+        array = writable(array, order).transpose(np.argsort(order))
     if order is None:
         raise ValueError(
             f"expected an array in C or Fortran order, without gaps, got strides {array.strides}"
@@ -589,6 +653,8 @@ def adapt(
         grid=grid,
         row_major=row_major,
         constant=constant,
+        getter=get,
+        setter=set,
         edge=True,
         source=[array],
     )

@@ -489,7 +489,9 @@ class SwapWatch:
 
     def __init__(self, fields: Mapping[str, Field]) -> None:
         self._fields = {
-            name: block for name, block in fields.items() if isinstance(block.spec, WrappedSpec)
+            name: block
+            for name, block in fields.items()
+            if isinstance(block.spec, WrappedSpec) and block.spec.getter is None
         }
         self._hashes: list[list[int]] = []
 

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from dmr.application import Program, Run
+from dmr.errors import raise_on_all
 
 
 def save_state(app: Program, run: Run) -> None:
     """Bring the declared data up to date (collective).
 
     Raises:
-        UsageError: on all ranks together, by the program.
+        UsageError: on all ranks together, by the program, or for a getter's data on any of them.
     """
     app.save(run)
+    problem = None
+    for name, block in run.fields.items():
+        try:
+            block.update()
+        except ValueError as error:
+            problem = problem or f"field {name}: {error}"
+    if any(block.spec.getter is not None for block in run.fields.values()):
+        raise_on_all(run.world.internal_comm, problem)
 
 
 def load_state(app: Program, run: Run) -> None:
     """Have the program take the data of a world that goes on (collective)."""
+    for block in run.fields.values():
+        block.deliver()
     app.load(run)
