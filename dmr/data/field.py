@@ -69,7 +69,9 @@ class FieldSpec(Spec):
         thinnest: least block thickness where an axis is cut, by default the halo's.
         alignment: bytes that rows are padded to; less saves memory and traffic on a CPU. Ignored
             for items whose size does not divide it.
-        edge: whether the halo at the edge of the domain is moved and stored with the interior.
+        edge: whether the halo at the edge of the domain is moved and stored with the interior; or
+            the cells there, given as ``halo`` is, if they are not as many as the halo between
+            ranks: these are moved and stored.
         extra: layers of memory above the halo of each axis that has one. No exchange fills them:
             scratch arrays, which have them too, hold the last of the faces there.
         edges: cells of this halo below and above each axis; set when a run is entered.
@@ -82,7 +84,7 @@ class FieldSpec(Spec):
     order: tuple[int, ...] | None = None
     thinnest: int | None = None
     alignment: int = ALIGNMENT_BYTES
-    edge: bool = False
+    edge: bool | int | Sequence[int | tuple[int, int]] = False
     extra: int = 0
     edges: Halo = ()
     exchange_problem: str = ""
@@ -94,22 +96,29 @@ class FieldSpec(Spec):
             object.__setattr__(self, "alignment", np.dtype(self.dtype).itemsize)
         if self.order is not None and sorted(self.order) != list(range(axes)):
             raise ValueError(f"expected an order of {axes} axes, got {self.order}")
-        try:
-            good = [len(sides) for sides in self.halos] == [2] * axes
-            good = good and min(map(min, self.halos), default=0) >= 0
-        except TypeError:
-            good = False
-        if not good:
-            raise ValueError(
-                f"expected a halo of 0 or more on each of {axes} axes, got {self.halo}"
-            )
+        for name, sides in (("a halo", self.halo), ("an edge", self.edge)):
+            if not _are_sides(sides, axes):
+                raise ValueError(
+                    f"expected {name} of 0 or more on each of {axes} axes, got {sides}"
+                )
 
     @property
     def halos(self) -> Halo:
         """The halo of every axis as (below, above)."""
-        if isinstance(self.halo, int):
-            return ((self.halo, self.halo),) * len(self.shape)
-        return tuple((side, side) if isinstance(side, int) else side for side in self.halo)
+        return _sides(self.halo, len(self.shape))
+
+    @property
+    def edge_halos(self) -> Halo:
+        """The halo at the edge of the domain, of every axis as (below, above)."""
+        return self.halos if isinstance(self.edge, bool) else _sides(self.edge, len(self.shape))
+
+    def halos_of(self, box: Box) -> Halo:
+        """Return the halo of a block as (below, above)."""
+        sides = zip(self.halos, self.edge_halos, box.start, box.stop, self.shape, strict=True)
+        return tuple(
+            (edge[0] if start == 0 else halo[0], edge[1] if stop == cells else halo[1])
+            for halo, edge, start, stop, cells in sides
+        )
 
     def thinnest_blocks(self) -> tuple[int, ...]:
         """Return the least thickness of a block along each split axis."""
@@ -127,23 +136,32 @@ class FieldSpec(Spec):
                 f"rank 0 and {halos[other]} on rank {other}: exchange such halos by your own "
                 "messages, on run.comm"
             )
-        if not self.edge:
+        if self.edge is False:
             return replace(self, edges=(), exchange_problem=problem)
+        if self.edge is not True:
+            cells = self.edge_halos
+            carried = cells if any(map(any, cells)) else ()
+            return replace(self, edges=carried, exchange_problem=problem)
         ranks = [(halo, decomposition.box(rank)) for rank, halo in enumerate(halos)]
         edges = []
-        for axis, cells in enumerate(self.shape):
+        for axis, extent in enumerate(self.shape):
             low = {halo[axis][0] for halo, box in ranks if box.start[axis] == 0}
-            high = {halo[axis][1] for halo, box in ranks if box.stop[axis] == cells}
+            high = {halo[axis][1] for halo, box in ranks if box.stop[axis] == extent}
             edges.append((low.pop() if len(low) == 1 else 0, high.pop() if len(high) == 1 else 0))
         carried = tuple(edges) if any(map(any, edges)) else ()
         return replace(self, edges=carried, exchange_problem=problem)
 
-    def memory_layout(self, interior: tuple[int, ...]) -> MemoryLayout:
-        """Return how a block with this interior lies in memory."""
+    def memory_layout(self, interior: tuple[int, ...], halos: Halo | None = None) -> MemoryLayout:
+        """Return how a block with this interior lies in memory.
+
+        Args:
+            halos: of the block, by default those between ranks.
+        """
         order = memory_order(self.shape) if self.order is None else self.order
         itemsize = np.dtype(self.dtype).itemsize
         halo = tuple(
-            (low, high + self.extra) if low or high else (0, 0) for low, high in self.halos
+            (low, high + self.extra) if low or high else (0, 0)
+            for low, high in (halos or self.halos)
         )
         return MemoryLayout(interior, halo, itemsize, order, self.alignment)
 
@@ -195,7 +213,7 @@ class Field:
         self.spec = spec
         self.decomposition, self.rank = decomposition, rank
         self.box = decomposition.box(rank)
-        self.memory_layout = spec.memory_layout(self.box.shape)
+        self.memory_layout = spec.memory_layout(self.box.shape, spec.halos_of(self.box))
         self.storage = spec.storage(self.box, self.memory_layout)
         self._spare: Array | None = None
         self._exchange: HaloExchange | None = None
@@ -300,7 +318,7 @@ class Field:
         where the block is thin, or axis 0 has no halo.
         """
         below, above = boundaries_of(boundary, len(self.spec.shape))[0]
-        reach, cells = self.spec.halos[0], self.box.shape[0]
+        reach, cells = self.spec.halos_of(self.box)[0], self.box.shape[0]
         if not any(reach):
             return 0, 0
         neighbours = self.neighbours(0, periodic=below == above == "periodic")
@@ -321,9 +339,10 @@ class Field:
             self.decomposition,
             self.rank,
             self.memory_layout,
-            self.spec.halos,
+            self.spec.halos_of(self.box),
             boundary,
             (self.dtype, self.spec.xp),
+            None if isinstance(self.spec.edge, bool) else (self.spec.halos, self.spec.edge_halos),
         )
 
     def finish_exchange(self) -> None:
@@ -408,7 +427,8 @@ class Field:
         took 9 ms of CPU time so, with new memory 25 ms (wall time 80 and 280 ms): medians of 30
         moves by turns, on a busy virtual machine that gets new memory from its host.
         """
-        layout = self.spec.memory_layout(decomposition.box(rank).shape)
+        box = decomposition.box(rank)
+        layout = self.spec.memory_layout(box.shape, self.spec.halos_of(box))
         memory: Any = self.storage.base if self.on_host else None
         own = isinstance(memory, np.ndarray) and memory.flags.owndata and memory.ndim == 1
         wrapped = isinstance(self.spec, WrappedSpec)
@@ -418,7 +438,7 @@ class Field:
         with contextlib.suppress(ValueError):  # the program has a view of it
             memory.resize(layout.allocation_bytes)
         memory[...] = 0
-        self.decomposition, self.rank, self.box = decomposition, rank, decomposition.box(rank)
+        self.decomposition, self.rank, self.box = decomposition, rank, box
         self.memory_layout, self._spare = layout, None
         self.storage = laid_out(memory, layout, self.spec.dtype)
         self._set_views()
@@ -514,6 +534,22 @@ class Field:
             self.unpack(box, values.view(self.dtype))
 
 
+def _are_sides(value: Any, axes: int) -> bool:
+    """Return whether a value states numbers of cells below and above each axis."""
+    try:
+        sides = _sides(value, axes)
+        return [len(one) for one in sides] == [2] * axes and min(map(min, sides), default=0) >= 0
+    except TypeError:
+        return False
+
+
+def _sides(value: int | Sequence[int | tuple[int, int]], axes: int) -> Halo:
+    """Return numbers of cells as (below, above) for each axis."""
+    if isinstance(value, int):
+        return ((value, value),) * axes
+    return tuple((one, one) if isinstance(one, int) else one for one in value)
+
+
 def widened_shape(shape: Sequence[int], edges: Halo) -> tuple[int, ...]:
     """Return a shape with the cells of edges below and above each axis."""
     rows = zip(shape, edges or ((0, 0),) * len(shape), strict=False)
@@ -590,6 +626,7 @@ def adapt(
     get: Getter | None = None,
     set: Setter | None = None,  # noqa: A002
     halo: int | Sequence[int | tuple[int, int]] = 0,
+    edge: int | Sequence[int | tuple[int, int]] | None = None,
     split: tuple[int, ...] = (0,),
     ranges: Ranges | None = None,
     grid: Callable[[int], Sequence[int]] | None = None,
@@ -616,6 +653,9 @@ def adapt(
         set: ``set(array)`` has the program take this rank's padded array. Called on all ranks of a
             world that goes on, after ``build`` and before ``load``, and by ``exchange``.
         halo, split, grid, row_major: as of :class:`FieldSpec`.
+        edge: cells of the array beyond the edge of the domain, given as ``halo`` is, if they are
+            not as many as the halo between ranks. They are the program's own data: they move, and
+            ``exchange`` changes them only by a boundary.
         ranges: ``ranges(cells, parts)`` returns where the parts of an axis begin, then ``cells``;
             by default those of :func:`dmr.split_range`.
         constant: whether the program sets it before the block in every set of ranks, to the same,
@@ -655,7 +695,7 @@ def adapt(
         constant=constant,
         getter=get,
         setter=set,
-        edge=True,
+        edge=True if edge is None else edge,
         source=[array],
     )
 

@@ -37,7 +37,7 @@ class Library:
         u = self.u.copy()
         u[1:-1] = (self.u[:-2] + self.u[2:]) / 2 + self.steps
         self.put(u)
-        self.rows = self.rows + [0, self.steps]
+        self.rows = self.rows + np.array([0, self.steps])
         self.steps += 1
 
 

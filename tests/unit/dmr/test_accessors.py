@@ -54,7 +54,7 @@ def test_views_with_gaps_are_copied() -> None:
 def test_a_getter_that_returns_other_data_is_refused(other: Any) -> None:
     model, block = held(np.zeros(6), (4,))
     model["u"] = other
-    with pytest.raises(ValueError, match="expected (get|an array without a mask)"):
+    with pytest.raises(ValueError, match=r"expected (get|an array without a mask)"):
         block.update()
 
 
