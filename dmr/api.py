@@ -14,6 +14,7 @@ from mpi4py import MPI
 from dmr.application import Application, Program, Run
 from dmr.boot.environment import Runtime
 from dmr.data.distributed import Spec
+from dmr.data.files import File
 from dmr.errors import CollectiveError, UsageError
 from dmr.loop.session import running
 from dmr.loop.termination import TerminatedError
@@ -80,10 +81,10 @@ def malleable(
             ranks), or the :class:`~dmr.Runtime` of a program that needs it before the block.
         fields: the distributed arrays, or a function that returns them.
         plan: when the library may act.
-        state: initial values of ``run.state``, the same on all ranks. Arrays, random generators,
-            lists, dicts and objects are filled in place at any depth in a world that goes on
-            (:func:`dmr.state.values.adopt`); read other values as ``run.state.NAME``. A
-            :class:`~dmr.PerRank` differs from rank to rank.
+        state: initial values of ``run.state``, the same on all ranks, and each :class:`~dmr.File`.
+            Arrays, random generators, lists, dicts and objects are filled in place at any depth in
+            a world that goes on (:func:`dmr.state.values.adopt`); read other values as
+            ``run.state.NAME``. A :class:`~dmr.PerRank` differs from rank to rank.
         build: sets up a world, within the resize: if it raises :class:`dmr.UsageError` on all
             ranks, the resize is rolled back.
         save: ``save(run)`` brings the declared data up to date, on all ranks, before a resize, a
@@ -102,7 +103,9 @@ def malleable(
     own = comm.comm if isinstance(comm, Runtime) else comm
     _report_errors(own.rank if MPI.Is_initialized() else 0)
     runtime = comm if isinstance(comm, Runtime) else _runtime_of(comm)
-    program = _Block(fields or {}, build, save, load, backends)
+    files = {name: value for name, value in (state or {}).items() if isinstance(value, File)}
+    values = {name: value for name, value in (state or {}).items() if name not in files}
+    program = _Block(fields or {}, files, build, save, load, backends)
     try:
         with running(program, runtime, plan or Plan()) as (run, driver):
             run.internal.loops = driver
@@ -112,8 +115,8 @@ def malleable(
                     "no MPI_Comm_get_parent to it"
                 )
             if runtime.rendezvous is None:
-                _check_state(run, state or {})
-            _take_state(run, state or {})
+                _check_state(run, values)
+            _take_state(run, values)
             driver.start()
             yield run
             driver.finish()
@@ -129,16 +132,21 @@ class _Block(Program):
     def __init__(
         self,
         fields: Fields,
+        files: Mapping[str, File],
         build: Callable[[Run], None] | None,
         save: Callable[[Run], None] | None,
         load: Callable[[Run], None] | None,
         backends: tuple[str, ...],
     ) -> None:
+        self._files = files
         self._fields, self._build, self._save, self._load = fields, build, save, load
         self.supports_merge, self.backends = build is not None, backends
 
     def fields(self) -> Mapping[str, Spec]:
-        return self._fields() if callable(self._fields) else self._fields
+        fields = self._fields() if callable(self._fields) else self._fields
+        if both := [name for name in fields if name in self._files]:
+            raise UsageError(f"expected a name each for fields and files, got {both[0]} for both")
+        return {**fields, **self._files}
 
     def build(self, run: Run) -> None:
         if self._build is not None:

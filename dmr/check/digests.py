@@ -47,7 +47,9 @@ def digests_of(comm: MPI.Intracomm, fields: Mapping[str, Distributed]) -> dict[s
         for piece in pieces:
             if piece is None:
                 continue
-            if isinstance(block, Items):  # in no order: which rank has an item tells it
+            if (
+                isinstance(block, Items) and not block.ordered
+            ):  # in no order: which rank has an item tells it
                 rows = bytes_of(piece).reshape(len(piece), -1) if len(piece) else ()
                 items += sum(xxhash.xxh3_64_intdigest(row.tobytes()) for row in rows)
             else:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -136,6 +136,8 @@ class Items:
     comm: MPI.Intracomm | None = None
     on_host = True
     edges: Halo = ()
+    ordered = False
+    """Whether the order of the items is part of the data."""
 
     def __init__(self, spec: ListSpec, decomposition: Decomposition, rank: int) -> None:
         self.spec, self.decomposition, self.rank = spec, decomposition, rank
@@ -206,9 +208,9 @@ class Items:
         self._kept[self.rank] = mine
         return int(mine.nbytes)
 
-    def moved_to(self, decomposition: Decomposition, rank: int) -> Items:
+    def moved_to(self, decomposition: Decomposition, rank: int) -> Self:
         """Return a rank's empty part of another decomposition."""
-        return self.spec.block(decomposition, rank)
+        return type(self)(self.spec, decomposition, rank)
 
     def parts(self, decomposition: Decomposition) -> dict[int, Array]:
         """Return the items by their ranks, in their order here; of ranks with any."""
@@ -293,7 +295,7 @@ class Items:
         whole = (sum(counts or ()), *self.spec.item)
         return whole, gather.lists(comm, np.ascontiguousarray(self.items), counts)
 
-    def carried(self, edges: Halo | None = None) -> Items:
+    def carried(self, edges: Halo | None = None) -> Self:
         """Return the part itself: a list has no halo."""
         return self
 

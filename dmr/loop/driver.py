@@ -17,7 +17,7 @@ from dmr.application import Program, Run
 from dmr.data.field import WrappedSpec
 from dmr.errors import RolledBackError, UsageError, raise_on_all
 from dmr.loop.decide import POINT, Decision
-from dmr.loop.saving import load_state, save_state
+from dmr.loop.saving import load_state, release_state, save_state
 from dmr.loop.termination import Ending, TerminatedError
 from dmr.plan import NextWorld, Plan, Schedule, check_size
 from dmr.state.progress import Progress, merged_progress
@@ -307,6 +307,7 @@ class Driver:
         finally:
             WATCH.resizes = False
         WATCH.query_on(run.world.internal_comm)
+        release_state(run)
         self._resume_after_rollback(wanted, why)
         return False
 
@@ -382,6 +383,8 @@ class Driver:
         except (UsageError, ValuesError) as error:
             run.note(f"warning: checkpoint at step {run.step} not written: {error}")
             return None
+        finally:
+            release_state(run)
 
     def _copy(self) -> None:
         """Take a copy in memory (collective)."""
@@ -398,6 +401,8 @@ class Driver:
         except (UsageError, ValuesError) as error:
             copies.skip()
             run.note(f"warning: copy in memory at step {run.step} not taken: {error}")
+        finally:
+            release_state(run)
 
     def _terminate(self) -> None:
         WATCH.terminates()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dmr.application import Program, Run
+from dmr.data.files import FileBytes
 from dmr.errors import raise_on_all
 
 
@@ -21,6 +22,13 @@ def save_state(app: Program, run: Run) -> None:
             problem = problem or f"field {name}: {error}"
     if any(block.spec.getter is not None for block in run.fields.values()):
         raise_on_all(run.world.internal_comm, problem)
+
+
+def release_state(run: Run) -> None:
+    """Free what :func:`save_state` has read into memory: the ranks go on as they are."""
+    for block in run.fields.values():
+        if isinstance(block, FileBytes):
+            block.release()
 
 
 def load_state(app: Program, run: Run) -> None:
