@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -118,7 +119,13 @@ def malleable(
                 _check_state(run, values)
             _take_state(run, values)
             driver.start()
-            yield run
+            try:
+                yield run
+            except (Exception, SystemExit):
+                if not driver.has_left:
+                    raise
+                if not isinstance(sys.exception(), SystemExit):  # the job goes on elsewhere
+                    traceback.print_exc()
             driver.finish()
     except TerminatedError as error:
         if runtime.comm.rank == 0:

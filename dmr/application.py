@@ -97,8 +97,8 @@ class Loops(Protocol):
     def loop(self, count: Callable[[], int]) -> Iterator[int]:
         """Yield the remaining steps of a loop of ``count()`` steps."""
 
-    def resize_point(self) -> None:
-        """Act at a resize point of a loop of the program's own."""
+    def resize_point(self, *, leave: bool) -> bool:
+        """Act at a resize point of a loop of the program's own; return whether to stop it."""
 
 
 @dataclass
@@ -283,12 +283,22 @@ class Run:
             raise RuntimeError("expected run.loop in a block of dmr.malleable")
         return self.internal.loops.loop(lambda: index(steps))
 
-    def resize_point(self) -> None:
+    def resize_point(self, *, leave: bool = True) -> bool:
         """Let the ranks be replaced here (collective): for ``while`` loops and others of your own.
 
         A new world runs the program from its first line, with the fields and the :attr:`state` of
         this call: keep counters in the state, and skip by them the work that is done. Every call
         is a resize point, counted by :attr:`step`; checkpoints are written here.
+
+        Args:
+            leave: whether ranks that are replaced, or end after SIGTERM, leave here, by a
+                ``SystemExit``. With False they go on to the end of the block and leave there, for
+                a loop that a library has: ``if run.resize_point(leave=False): return``. Their
+                fields are gone. With strategy merge other ranks stay in the loop, so nothing
+                collective is possible, and :attr:`comm` is gone as well.
+
+        Returns:
+            Whether this rank is to stop its loop; True only with ``leave=False``.
 
         Raises:
             RuntimeError: the library has the loop already (:func:`dmr.run`).
@@ -296,7 +306,7 @@ class Run:
         """
         if self.internal.loops is None:
             raise RuntimeError("expected run.resize_point in a block of dmr.malleable")
-        self.internal.loops.resize_point()
+        return self.internal.loops.resize_point(leave=leave)
 
     def say(self, text: str) -> None:
         """Print a line, from rank 0 only."""

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from dmr.application import Program, Run
 from dmr.data.field import WrappedSpec
-from dmr.errors import RolledBackError, UsageError, raise_on_all
+from dmr.errors import Left, RolledBackError, UsageError, raise_on_all
 from dmr.loop.decide import POINT, Decision
 from dmr.loop.saving import load_state, release_state, save_state
 from dmr.loop.termination import Ending, TerminatedError
@@ -52,6 +52,8 @@ class Driver:
         self._zero_s: float | None = None
         self._swaps = None if run.restored else SwapWatch(run.fields)
         self._new_blocks: NewBlocks | None = None
+        self._stays_in_block = False
+        self._end_of_rank: Left | TerminatedError | None = None
         self._decision = Decision(app, run, plan)
         self._loads = run.restored  # until the program has taken the data of this world
         WATCH.between_s = self._between_s
@@ -63,6 +65,8 @@ class Driver:
             count: returns the steps of the whole loop.
             single: whether the program has no other loop, and nothing to do after it.
         """
+        if self._end_of_rank is not None:
+            raise self._end_of_rank
         depth = self.position.open_loop()
         if depth is None:
             return  # an earlier world has ended it
@@ -115,8 +119,27 @@ class Driver:
                 f"two arrays, add run.fields[{name!r}].rebind(ARRAY) after the swap"
             )
 
-    def resize_point(self) -> None:
-        """Act at a resize point of a loop of the program's own (collective)."""
+    def resize_point(self, *, leave: bool) -> bool:
+        """Act at a resize point of a loop of the program's own (collective).
+
+        Args:
+            leave: whether a rank leaves here; else :meth:`finish` has it leave.
+
+        Returns:
+            Whether it is to go on to the end of the block, and leave there.
+        """
+        self._stays_in_block = not leave
+        try:
+            if self._end_of_rank is not None:
+                raise self._end_of_rank
+            self._resize_point()
+        except (Left, TerminatedError) as end:
+            if leave:
+                raise
+            self._end_of_rank = end
+        return self._end_of_rank is not None
+
+    def _resize_point(self) -> None:
         run, progress = self.run, self.run.progress
         if self.position.open_steps:
             raise UsageError(
@@ -144,9 +167,18 @@ class Driver:
             self._start_clock()
             self._close_resize()
 
+    @property
+    def has_left(self) -> bool:
+        """Whether another world has the job, and this rank goes on to the end of the block only."""
+        return isinstance(self._end_of_rank, Left)
+
     def finish(self) -> None:
-        """Report resizes that were planned for steps beyond the last one."""
+        """Have a rank leave that did not at a resize point; report resizes that did not come."""
         self._drop_new_blocks()
+        if self._end_of_rank is not None:
+            if isinstance(self._end_of_rank, Left):
+                self._end_of_rank.settle()
+            raise self._end_of_rank
         steps = self.run.progress.step
         late = [str(step) for step in self.plan.resizes if step > steps]
         if late:
@@ -304,6 +336,10 @@ class Driver:
             return True
         except (UsageError, RolledBackError) as error:
             why = str(error)
+        except Left as left:
+            if not self._stays_in_block:
+                left.settle()
+            raise
         finally:
             WATCH.resizes = False
         WATCH.query_on(run.world.internal_comm)
