@@ -50,6 +50,11 @@ def run(app: Application, runtime: Runtime, plan: Plan | None = None) -> Run:
         for _ in driver.loop(lambda: app.steps(state), single=True):
             app.step(state)
         app.finish(state)
+        if runtime.check is not None:
+            from dmr.check.variables import digests_of_names
+
+            declared = {**state.fields, **state.state}
+            state.internal.variables = digests_of_names(vars(app), declared, type(app).__module__)
     return state
 
 
@@ -127,10 +132,21 @@ def malleable(
                 if not isinstance(sys.exception(), SystemExit):  # the job goes on elsewhere
                     traceback.print_exc()
             driver.finish()
+            if runtime.check is not None:
+                _note_variables(run)
     except TerminatedError as error:
         if runtime.comm.rank == 0:
             print(error, file=sys.stderr, flush=True)
         raise SystemExit(error.exit_code) from None
+
+
+def _note_variables(run: Run) -> None:
+    """Record hashes of the variables around the block that are not declared."""
+    from dmr.check.variables import calling_frame, variables_of
+
+    frame = calling_frame(__file__)
+    if frame is not None:
+        run.internal.variables = variables_of(frame, {**run.fields, **run.state})
 
 
 class _Block(Program):

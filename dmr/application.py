@@ -137,6 +137,8 @@ class RunState:
     """Objects within each value of the state as the program passed it, by path."""
     loops: Loops | None = None
     """The loops of :func:`dmr.malleable`; None if the library has the loop."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Hashes of variables that are not declared, at the end of a run of ``dmr check``."""
     requested: int = 0
     """Ranks that the program has requested, 0 for no request."""
 

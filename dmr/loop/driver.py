@@ -229,6 +229,10 @@ class Driver:
         if self._loads:
             self._loads = False
             load_state(self.app, self.run)
+        elif self.run.runtime.check is not None and self.run.progress.step == 0:
+            from dmr.check.digests import note_initial_state
+
+            note_initial_state(self.run.progress)
 
     def _begin(self, count: Callable[[], int], step: int, *, single: bool) -> int:
         """Set the present world up, if not done yet; return the steps of the loop."""

@@ -146,7 +146,8 @@ def _entered(
                 with contextlib.suppress(UsageError):
                     save_state(app, run)
                 with WATCH.within(END, patient=True):
-                    write_digests(runtime.check, run.world.internal_comm, run.fields, run.progress)
+                    comm, variables = run.world.internal_comm, run.internal.variables
+                    write_digests(runtime.check, comm, run.fields, run.progress, variables)
     except Left:
         runtime.comm, WATCH.left = launch_comm, True
         raise
