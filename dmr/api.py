@@ -17,6 +17,7 @@ from dmr.boot.environment import Runtime
 from dmr.data.distributed import Spec
 from dmr.data.files import File
 from dmr.errors import CollectiveError, UsageError
+from dmr.loop.saving import note_variables
 from dmr.loop.session import running
 from dmr.loop.termination import TerminatedError
 from dmr.plan import Plan
@@ -51,10 +52,7 @@ def run(app: Application, runtime: Runtime, plan: Plan | None = None) -> Run:
             app.step(state)
         app.finish(state)
         if runtime.check is not None:
-            from dmr.check.variables import digests_of_names
-
-            declared = {**state.fields, **state.state}
-            state.internal.variables = digests_of_names(vars(app), declared, type(app).__module__)
+            note_variables(state, app)
     return state
 
 
@@ -133,20 +131,11 @@ def malleable(
                     traceback.print_exc()
             driver.finish()
             if runtime.check is not None:
-                _note_variables(run)
+                note_variables(run)
     except TerminatedError as error:
         if runtime.comm.rank == 0:
             print(error, file=sys.stderr, flush=True)
         raise SystemExit(error.exit_code) from None
-
-
-def _note_variables(run: Run) -> None:
-    """Record hashes of the variables around the block that are not declared."""
-    from dmr.check.variables import calling_frame, variables_of
-
-    frame = calling_frame(__file__)
-    if frame is not None:
-        run.internal.variables = variables_of(frame, {**run.fields, **run.state})
 
 
 class _Block(Program):

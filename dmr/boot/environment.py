@@ -55,6 +55,9 @@ COLLECTIVE_VARIABLE, SIGTERM_VARIABLE = "DMR_COLLECTIVE_S", "DMR_SIGTERM_S"
 CHECK_VARIABLE = "DMR_CHECK"
 """File for the hashes of the data at the end of a run (:mod:`dmr.check.digests`)."""
 
+CHECK_STEPS_VARIABLE = "DMR_CHECK_STEPS"
+"""Steps after which ``dmr check`` has a run stop: one without resizes has done far fewer."""
+
 
 @dataclass
 class Runtime:

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from dmr.boot.environment import CHECK_VARIABLE, SCRIPT_VARIABLE
+from dmr.boot.environment import CHECK_STEPS_VARIABLE, CHECK_VARIABLE, SCRIPT_VARIABLE
 from dmr.boot.mpiexec import end_process
 from dmr.check.digests import Digests, values_folder
 from dmr.check.tolerance import close_arrays, close_lines, close_texts, close_values
@@ -36,10 +36,17 @@ SHOWN = 3
 LEAST_S, TIMES = 60.0, 10.0
 """Timeout of a run with resizes: a constant, and a multiple of the time without resizes."""
 
+LEAST_STEPS, TIMES_STEPS = 10, 3
+"""Limit of its steps, alike: such a run is stopped, and its data are compared all the same."""
+
 LATE = (
     "expected the program to end {what} within {limit:.0f} s, got a program that is still running; "
     "without resizes it takes {plain:.1f} s: its loop may depend on variables that a resize "
     "loses: declare arrays as fields (with rebind after a swap), other variables in state={{...}}"
+)
+ENDLESS = (
+    "stopped at step {step}, as without resizes it ends after {steps}: its loop may depend on what "
+    "was forgotten"
 )
 STALE_STATE = (
     "{names}: the value that it began with. A constant needs no cure; where the program computes "
@@ -123,6 +130,7 @@ class Difference:
         fields, state: names of data that differ at the end.
         variables: names of variables of the program, not declared, that differ at the end.
         causes: sentences.
+        stopped: whether the run was stopped, after far more steps than without resizes.
     """
 
     script: str
@@ -132,11 +140,12 @@ class Difference:
     state: list[str] = field(default_factory=list)
     variables: list[str] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
+    stopped: bool = False
 
     @property
     def none(self) -> bool:
         """Whether nothing differs."""
-        return not (self.lines or self.file or self.fields or self.state)
+        return not (self.stopped or self.lines or self.file or self.fields or self.state)
 
     def without(self, other: Difference, *, counted: bool) -> Difference:
         """Return the difference without what another one has, too.
@@ -202,9 +211,13 @@ def differing_bytes(plain: bytes, other: bytes, tolerance: float = 0.0) -> list[
 
 def compare(plain: Outcome, other: Outcome, tolerance: float = 0.0) -> Difference:
     """Return the difference between a run and the plain one."""
-    difference = Difference(other.script)
-    difference.lines = differing_lines(plain.output, other.output, tolerance)
-    difference.file = differing_bytes(plain.file or b"", other.file or b"", tolerance)
+    difference = Difference(other.script, stopped=other.end.stopped)
+    if difference.stopped:
+        causes = difference.causes
+        causes.append(ENDLESS.format(step=other.end.step, steps=plain.end.step))
+    else:
+        difference.lines = differing_lines(plain.output, other.output, tolerance)
+        difference.file = differing_bytes(plain.file or b"", other.file or b"", tolerance)
     one, two = plain.end, other.end
     difference.fields = [
         name
@@ -255,7 +268,7 @@ def explain(plain: Outcome, difference: Difference, *, rehearsal: bool) -> None:
         causes.append(NAMED.format(names=", ".join(difference.variables)))
     elif difference.fields or difference.state:
         causes.append(FORGOTTEN)
-    elif not causes:
+    elif not causes or difference.stopped:
         causes.append(UNDECLARED)
 
 
@@ -310,11 +323,13 @@ def run_once(
     compared: Path | None,
     plain_s: float | None = None,
     values: Path | None = None,
+    steps: int = 0,
 ) -> Outcome:
     """Run the program with these resizes.
 
     Args:
         compared: a file that it writes.
+        steps: it does without resizes; 0 for no limit.
         plain_s: its time without resizes; None for no timeout.
         values: folder that gets the values of its fields; None for hashes alone.
     """
@@ -322,6 +337,8 @@ def run_once(
     with tempfile.TemporaryDirectory(prefix="dmr-check-") as folder:
         record = Path(folder) / "end.json"
         env = {**os.environ, SCRIPT_VARIABLE: script, CHECK_VARIABLE: str(record)}
+        if steps:
+            env[CHECK_STEPS_VARIABLE] = str(LEAST_STEPS + TIMES_STEPS * steps)
         limit_s = None if plain_s is None else LEAST_S + TIMES * plain_s
         if values is not None:
             values.mkdir()
@@ -339,14 +356,16 @@ def run_once(
             ) from None
         wall_s = time.perf_counter() - begun
         lines = messages.decode(errors="replace").strip().splitlines()
+        end = None
+        if record.exists():
+            end = msgspec.json.decode(record.read_bytes(), type=Digests)
         # After a resize mpirun's own status says nothing.
-        if not record.exists() or (status and not script):
+        if end is None or (status and not script and not end.stopped):
             got = f"status {status}" if status else "a program that exited with status 0 before it"
             raise CheckError(
                 f"expected the program to come to the end of a block of dmr.malleable or of "
                 f"dmr.run {what}, got {': '.join([got, *lines[-1:]])}"
             )
-        end = msgspec.json.decode(record.read_bytes(), type=Digests)
     for line in lines:
         if "rolled back" in line:
             raise CheckError(f"expected every resize to be done {what}, got: {line}")
@@ -355,9 +374,9 @@ def run_once(
             f"expected {script.count(':')} resizes {what}, got {len(end.sizes)}: a program that is "
             "checked has none of its own in its plan, and asks for none"
         )
-    if compared is not None and not compared.is_file():
+    if compared is not None and not compared.is_file() and not end.stopped:
         raise CheckError(f"expected the program to write {compared}, got no such file")
-    file = None if compared is None else compared.read_bytes()
+    file = compared.read_bytes() if compared is not None and compared.is_file() else None
     return Outcome(script, output, end, wall_s, file, values)
 
 
@@ -395,14 +414,17 @@ class _Check:
         self._tolerance, self._folder = tolerance, folder
         self._runs = 0
         self._varying: Difference | None = None
+        self._steps = 0
         self._plain = self._run("", None)
+        self._steps = self._plain.end.step
 
     def _run(
         self, script: str, plain_s: float | None, command: Sequence[str] | None = None
     ) -> Outcome:
         self._runs += 1
         values = self._folder / str(self._runs) if self._tolerance else None
-        return run_once(command or self._command, script, self._compared, plain_s, values)
+        words = command or self._command
+        return run_once(words, script, self._compared, plain_s, values, self._steps)
 
     def run(self, sizes: Sequence[int]) -> dict[str, Any]:
         """Run and compare; return the result."""

@@ -33,6 +33,7 @@ class Digests(msgspec.Struct):
         unchanged_state: values of ``run.state`` that are the initial ones.
         variables: of every rank, the hashes of variables that are not declared.
         values: the values of ``run.state``, encoded, where a tolerance is given.
+        stopped: whether it was stopped, after far more steps than without resizes.
     """
 
     ranks: int
@@ -44,6 +45,7 @@ class Digests(msgspec.Struct):
     unchanged_state: list[str] = []
     variables: list[dict[str, str]] = []
     values: dict[str, Any] = {}
+    stopped: bool = False
 
 
 STATE = "state:"
@@ -100,11 +102,14 @@ def write_digests(
     fields: Mapping[str, Distributed],
     progress: Progress,
     variables: Mapping[str, str],
+    *,
+    stopped: bool = False,
 ) -> None:
     """Write the end of a run (collective; rank 0 writes).
 
     Args:
         variables: hashes of this rank's variables that are not declared.
+        stopped: whether it was stopped before its end.
     """
     hashes = digests_of(comm, fields)
     all_variables = comm.gather(dict(variables)) or []
@@ -137,6 +142,7 @@ def write_digests(
         unchanged_state,
         all_variables,
         values,
+        stopped,
     )
     path.write_bytes(msgspec.json.encode(record))
 

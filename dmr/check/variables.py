@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,14 +25,16 @@ MOST_ITEMS, MOST_DEPTH = 10_000, 4
 """Larger lists and dictionaries are not hashed."""
 
 
-def calling_frame(own: str) -> FrameType | None:
-    """Return the frame of a program that has called the library.
+LIBRARY = str(Path(__file__).parents[1]) + os.sep
 
-    Args:
-        own: file of the caller, a context manager.
-    """
+
+def calling_frame() -> FrameType | None:
+    """Return the frame of the program that has called the library."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename in (own, contextlib.__file__):
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(LIBRARY) and file != contextlib.__file__:
+            break
         frame = frame.f_back
     return frame
 

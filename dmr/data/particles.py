@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -334,7 +334,7 @@ def adapt_list(
     owner: Owner | None = None,
     *,
     split: tuple[int, ...] = (0,),
-    deliver: str = "owner",
+    deliver: Literal["owner", "any"] = "owner",
     get: Getter | None = None,
     set: Setter | None = None,  # noqa: A002
 ) -> ListSpec:

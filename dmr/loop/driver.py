@@ -14,10 +14,17 @@ import xxhash
 from mpi4py import MPI
 
 from dmr.application import Program, Run
+from dmr.boot.environment import CHECK_STEPS_VARIABLE
 from dmr.data.field import WrappedSpec
-from dmr.errors import Left, RolledBackError, UsageError, raise_on_all
+from dmr.errors import CollectiveError, Left, RolledBackError, UsageError, raise_on_all
 from dmr.loop.decide import POINT, Decision
-from dmr.loop.saving import load_state, release_state, save_state
+from dmr.loop.saving import (
+    load_state,
+    note_variables,
+    record_end,
+    release_state,
+    save_state,
+)
 from dmr.loop.termination import Ending, TerminatedError
 from dmr.plan import NextWorld, Plan, Schedule, check_size
 from dmr.state.progress import Progress, merged_progress
@@ -55,6 +62,8 @@ class Driver:
         self._stays_in_block = False
         self._end_of_rank: Left | TerminatedError | None = None
         self._decision = Decision(app, run, plan)
+        env = run.runtime.env if run.runtime.check is not None else {}
+        self._most_steps = int(env.get(CHECK_STEPS_VARIABLE) or 0)
         self._loads = run.restored  # until the program has taken the data of this world
         WATCH.between_s = self._between_s
 
@@ -188,6 +197,8 @@ class Driver:
 
     def _act(self, scripted: int | None) -> bool:
         """Act at a resize point; return whether this rank is in a new world (merge)."""
+        if self._most_steps and self.run.progress.step > self._most_steps:
+            self._stop_check()
         stop, wanted, copy = self._decision.take(scripted)
         if stop:
             self._terminate()
@@ -443,6 +454,12 @@ class Driver:
             run.note(f"warning: copy in memory at step {run.step} not taken: {error}")
         finally:
             release_state(run)
+
+    def _stop_check(self) -> None:
+        """End a run of ``dmr check`` whose loop does not end (collective)."""
+        note_variables(self.run, None if self.run.internal.loops else self.app)
+        record_end(self.app, self.run, stopped=True)
+        raise CollectiveError(f"stopped by dmr check at step {self.run.step}")
 
     def _terminate(self) -> None:
         WATCH.terminates()

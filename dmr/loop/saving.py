@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from dmr.application import Program, Run
 from dmr.data.files import FileBytes
-from dmr.errors import raise_on_all
+from dmr.errors import UsageError, raise_on_all
+from dmr.system.watch import WATCH
+
+END = "the end of the block"
+"""Place in the messages of :mod:`dmr.system.watch`."""
 
 
 def save_state(app: Program, run: Run) -> None:
@@ -36,3 +42,40 @@ def load_state(app: Program, run: Run) -> None:
     for block in run.fields.values():
         block.deliver()
     app.load(run)
+
+
+# --- dmr check ----------------------------------------------------------------------------------
+
+
+def note_variables(run: Run, app: Program | None = None) -> None:
+    """Keep the hashes of the program's variables that are not declared.
+
+    They are those of the function or module that has called the library, or the attributes of an
+    application.
+    """
+    from dmr.check.variables import calling_frame, digests_of_names, variables_of
+
+    declared, frame = {**run.fields, **run.state}, calling_frame()
+    if app is not None:
+        names = getattr(app, "__dict__", {})
+        run.internal.variables = digests_of_names(names, declared, type(app).__module__)
+    elif frame is not None:
+        run.internal.variables = variables_of(frame, declared)
+
+
+def record_end(app: Program, run: Run, *, stopped: bool = False) -> None:
+    """Write the record of a run for ``dmr check``, if it is one (collective).
+
+    Args:
+        stopped: whether it is stopped before its end.
+    """
+    path, comm = run.runtime.check, run.world.internal_comm
+    if path is None:
+        return
+    from dmr.check.digests import write_digests
+
+    with contextlib.suppress(UsageError):
+        save_state(app, run)
+    with WATCH.within(END, patient=True):
+        variables = run.internal.variables
+        write_digests(path, comm, run.fields, run.progress, variables, stopped=stopped)

@@ -61,3 +61,10 @@ def test_a_file_is_compared_beside_the_output(run: Run) -> None:
 def test_a_wrong_tolerance_is_refused(run: Run, tolerance: str) -> None:
     found = run(*DMR, f"--tolerance={tolerance}", "--", *SUMS)
     assert found.returncode == 2 and len(found.stderr.splitlines()) == 1, found.stderr
+
+
+def test_a_loop_that_does_not_end_is_stopped_and_its_variables_are_named(run: Run) -> None:
+    found = run(*DMR, "--", MPIEXEC, "-n", "1", *program("endless_after"))
+    assert found.returncode == 1, found.stdout + found.stderr
+    assert "stopped at step 35, as without resizes it ends after 8" in found.stdout
+    assert "count: not declared, and not the same at the end" in found.stdout

@@ -66,6 +66,7 @@ def test_what_every_world_prints_again_is_no_difference() -> None:
             "^x, y: not declared, and not the same at the end: declare those",
         ),
         (outcome(), outcome("3:1,4:3", "sum 4\n"), False, "on 1 and on 3 ranks without"),
+        (outcome(), outcome("3:2", "", stopped=True, step=101), True, "step 101, .* after 30: its"),
     ],
 )
 def test_the_usual_cause_is_named(
