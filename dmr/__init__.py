@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from dmr.boot.environment import Runtime
     from dmr.data.decomposition import Box, split_range
     from dmr.data.field import Field, FieldSpec, adapt
+    from dmr.data.files import File
+    from dmr.data.named import adapt_all
     from dmr.data.particles import Items, ListSpec, adapt_list, rank_of
     from dmr.errors import CollectiveError, UsageError, raise_on_all
     from dmr.plan import Deadlines, Plan, Schedule
@@ -29,6 +31,8 @@ _HOMES = {
     "boot.environment": ("Runtime",),
     "data.decomposition": ("Box", "split_range"),
     "data.field": ("Field", "FieldSpec", "adapt"),
+    "data.files": ("File",),
+    "data.named": ("adapt_all",),
     "data.particles": ("Items", "ListSpec", "adapt_list", "rank_of"),
     "errors": ("CollectiveError", "UsageError", "raise_on_all"),
     "plan": ("Deadlines", "Plan", "Schedule"),
@@ -53,6 +57,7 @@ __all__ = [
     "Deadlines",
     "Field",
     "FieldSpec",
+    "File",
     "Items",
     "ListSpec",
     "PerRank",
@@ -64,6 +69,7 @@ __all__ = [
     "World",
     "__version__",
     "adapt",
+    "adapt_all",
     "adapt_list",
     "malleable",
     "raise_on_all",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -14,7 +15,9 @@ from mpi4py import MPI
 from dmr.application import Application, Program, Run
 from dmr.boot.environment import Runtime
 from dmr.data.distributed import Spec
+from dmr.data.files import File
 from dmr.errors import CollectiveError, UsageError
+from dmr.loop.saving import note_variables
 from dmr.loop.session import running
 from dmr.loop.termination import TerminatedError
 from dmr.plan import Plan
@@ -29,7 +32,7 @@ from dmr.state.values import (
     unfillable_types,
 )
 from dmr.system.watch import WATCH
-from rms.wire.messages import LAUNCHES_VARIABLE, PER_NODE, ResizeReport
+from rms.wire.messages import LAUNCHES_VARIABLE, PER_NODE
 
 Fields = Mapping[str, Spec] | Callable[[], Mapping[str, Spec]]
 
@@ -48,6 +51,8 @@ def run(app: Application, runtime: Runtime, plan: Plan | None = None) -> Run:
         for _ in driver.loop(lambda: app.steps(state), single=True):
             app.step(state)
         app.finish(state)
+        if runtime.check is not None:
+            note_variables(state, app)
     return state
 
 
@@ -59,8 +64,8 @@ def malleable(
     *,
     state: Mapping[str, Any] | None = None,
     build: Callable[[Run], None] | None = None,
-    before: Callable[[Run, int], None] | None = None,
-    after: Callable[[Run, ResizeReport | None], None] | None = None,
+    save: Callable[[Run], None] | None = None,
+    load: Callable[[Run], None] | None = None,
     backends: tuple[str, ...] = (),
 ) -> Iterator[Run]:
     """Make loops of a program malleable::
@@ -80,14 +85,16 @@ def malleable(
             ranks), or the :class:`~dmr.Runtime` of a program that needs it before the block.
         fields: the distributed arrays, or a function that returns them.
         plan: when the library may act.
-        state: initial values of ``run.state``, the same on all ranks. Arrays, random generators,
-            lists, dicts and objects are filled in place at any depth in a world that goes on
-            (:func:`dmr.state.values.adopt`); read other values as ``run.state.NAME``. A
-            :class:`~dmr.PerRank` differs from rank to rank.
+        state: initial values of ``run.state``, the same on all ranks, and each :class:`~dmr.File`.
+            Arrays, random generators, lists, dicts and objects are filled in place at any depth in
+            a world that goes on (:func:`dmr.state.values.adopt`); read other values as
+            ``run.state.NAME``. A :class:`~dmr.PerRank` differs from rank to rank.
         build: sets up a world, within the resize: if it raises :class:`dmr.UsageError` on all
             ranks, the resize is rolled back.
-        before, after: called around a resize and a checkpoint, as
-            :meth:`dmr.Application.before_resize` and :meth:`~dmr.Application.after_resize`.
+        save: ``save(run)`` brings the declared data up to date, on all ranks, before a resize, a
+            checkpoint and a copy in memory: :meth:`dmr.Application.save`.
+        load: ``load(run)`` takes it, on all ranks of a world that goes on, as the block is entered:
+            :meth:`dmr.Application.load`.
         backends: as :attr:`dmr.Application.backends`.
 
     SIGTERM ends the program at a resize point with status 143, after a checkpoint if the plan has
@@ -100,7 +107,9 @@ def malleable(
     own = comm.comm if isinstance(comm, Runtime) else comm
     _report_errors(own.rank if MPI.Is_initialized() else 0)
     runtime = comm if isinstance(comm, Runtime) else _runtime_of(comm)
-    program = _Block(fields or {}, build, before, after, backends)
+    files = {name: value for name, value in (state or {}).items() if isinstance(value, File)}
+    values = {name: value for name, value in (state or {}).items() if name not in files}
+    program = _Block(fields or {}, files, build, save, load, backends)
     try:
         with running(program, runtime, plan or Plan()) as (run, driver):
             run.internal.loops = driver
@@ -110,11 +119,19 @@ def malleable(
                     "no MPI_Comm_get_parent to it"
                 )
             if runtime.rendezvous is None:
-                _check_state(run, state or {})
-            _take_state(run, state or {})
+                _check_state(run, values)
+            _take_state(run, values)
             driver.start()
-            yield run
+            try:
+                yield run
+            except (Exception, SystemExit):
+                if not driver.has_left:
+                    raise
+                if not isinstance(sys.exception(), SystemExit):  # the job goes on elsewhere
+                    traceback.print_exc()
             driver.finish()
+            if runtime.check is not None:
+                note_variables(run)
     except TerminatedError as error:
         if runtime.comm.rank == 0:
             print(error, file=sys.stderr, flush=True)
@@ -127,28 +144,33 @@ class _Block(Program):
     def __init__(
         self,
         fields: Fields,
+        files: Mapping[str, File],
         build: Callable[[Run], None] | None,
-        before: Callable[[Run, int], None] | None,
-        after: Callable[[Run, ResizeReport | None], None] | None,
+        save: Callable[[Run], None] | None,
+        load: Callable[[Run], None] | None,
         backends: tuple[str, ...],
     ) -> None:
-        self._fields, self._build, self._before, self._after = fields, build, before, after
+        self._files = files
+        self._fields, self._build, self._save, self._load = fields, build, save, load
         self.supports_merge, self.backends = build is not None, backends
 
     def fields(self) -> Mapping[str, Spec]:
-        return self._fields() if callable(self._fields) else self._fields
+        fields = self._fields() if callable(self._fields) else self._fields
+        if both := [name for name in fields if name in self._files]:
+            raise UsageError(f"expected a name each for fields and files, got {both[0]} for both")
+        return {**fields, **self._files}
 
     def build(self, run: Run) -> None:
         if self._build is not None:
             self._build(run)
 
-    def before_resize(self, run: Run, ranks: int) -> None:
-        if self._before is not None:
-            self._before(run, ranks)
+    def save(self, run: Run) -> None:
+        if self._save is not None:
+            self._save(run)
 
-    def after_resize(self, run: Run, record: ResizeReport | None) -> None:
-        if self._after is not None:
-            self._after(run, record)
+    def load(self, run: Run) -> None:
+        if self._load is not None:
+            self._load(run)
 
 
 @functools.cache

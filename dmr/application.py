@@ -60,19 +60,20 @@ class Program(ABC):
     def build(self, run: Run) -> None:  # noqa: B027
         """Build scratch and communication for the current world. Called once in each world."""
 
-    def before_resize(self, run: Run, ranks: int) -> None:  # noqa: B027
-        """Called before a resize or a checkpoint, on all ranks of the world.
+    def save(self, run: Run) -> None:  # noqa: B027
+        """Bring the declared data up to date, on all ranks of the world (may be collective).
 
-        Values set in ``run.state`` are transferred. Before a checkpoint ``ranks`` is the current
-        number. :class:`dmr.UsageError` raised on all ranks rolls back the resize, or skips the
-        checkpoint.
+        Called before a resize, a checkpoint and a copy in memory, and at the end of a run of
+        ``dmr check``. Values set in ``run.state`` travel. :class:`dmr.UsageError` raised on all
+        ranks rolls back the resize, or skips the checkpoint or copy.
         """
 
-    def after_resize(self, run: Run, record: ResizeReport | None) -> None:  # noqa: B027
-        """Called after a resize, on all ranks of the new world, before its first step.
+    def load(self, run: Run) -> None:  # noqa: B027
+        """Take the declared data, on all ranks of a world that goes on (may be collective).
 
-        After a rollback, and after a checkpoint, ``record`` is None, and the ranks are the old
-        ones.
+        Called once in each world that a resize, a checkpoint or a copy in memory has filled, after
+        ``build`` and before its first step. With strategy merge it is called on the ranks that stay
+        as well.
         """
 
 
@@ -97,8 +98,8 @@ class Loops(Protocol):
     def loop(self, count: Callable[[], int]) -> Iterator[int]:
         """Yield the remaining steps of a loop of ``count()`` steps."""
 
-    def resize_point(self) -> None:
-        """Act at a resize point of a loop of the program's own."""
+    def resize_point(self, *, leave: bool) -> bool:
+        """Act at a resize point of a loop of the program's own; return whether to stop it."""
 
 
 @dataclass
@@ -139,6 +140,8 @@ class RunState:
     """Objects within each value of the state as the program passed it, by path."""
     loops: Loops | None = None
     """The loops of :func:`dmr.malleable`; None if the library has the loop."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Hashes of variables that are not declared, at the end of a run of ``dmr check``."""
     requested: int = 0
     """Ranks that the program has requested, 0 for no request."""
 
@@ -285,12 +288,22 @@ class Run:
             raise RuntimeError("expected run.loop in a block of dmr.malleable")
         return self.internal.loops.loop(lambda: index(steps))
 
-    def resize_point(self) -> None:
+    def resize_point(self, *, leave: bool = True) -> bool:
         """Let the ranks be replaced here (collective): for ``while`` loops and others of your own.
 
         A new world runs the program from its first line, with the fields and the :attr:`state` of
         this call: keep counters in the state, and skip by them the work that is done. Every call
         is a resize point, counted by :attr:`step`; checkpoints are written here.
+
+        Args:
+            leave: whether ranks that are replaced, or end after SIGTERM, leave here, by a
+                ``SystemExit``. With False they go on to the end of the block and leave there, for
+                a loop that a library has: ``if run.resize_point(leave=False): return``. Their
+                fields are gone. With strategy merge other ranks stay in the loop, so nothing
+                collective is possible, and :attr:`comm` is gone as well.
+
+        Returns:
+            Whether this rank is to stop its loop; True only with ``leave=False``.
 
         Raises:
             RuntimeError: the library has the loop already (:func:`dmr.run`).
@@ -298,7 +311,7 @@ class Run:
         """
         if self.internal.loops is None:
             raise RuntimeError("expected run.resize_point in a block of dmr.malleable")
-        self.internal.loops.resize_point()
+        return self.internal.loops.resize_point(leave=leave)
 
     def say(self, text: str) -> None:
         """Print a line, from rank 0 only."""

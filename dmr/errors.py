@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 from dmr.system.watch import WATCH
@@ -41,7 +42,22 @@ class RolledBackError(Exception):
 
 
 class Left(SystemExit):
-    """Ends a rank that has no part in the job any more: of an old or a refused new world."""
+    """Ends a rank that has no part in the job any more: of an old or a refused new world.
+
+    Args:
+        code: its exit status.
+        wait: ends MPI in this rank, waits for the next world, and returns the exit status.
+    """
+
+    def __init__(self, code: int = 0, wait: Callable[[], int] | None = None) -> None:
+        super().__init__(code)
+        self._wait = wait
+
+    def settle(self) -> None:
+        """Wait for the next world, where its status is that of this rank."""
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            self.code = wait()
 
 
 def raise_on_all(comm: MPI.Intracomm, error: str | None) -> None:

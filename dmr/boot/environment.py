@@ -58,6 +58,9 @@ RATE_VARIABLE = "DMR_MEMORY_GB_S"
 CHECK_VARIABLE = "DMR_CHECK"
 """File for the hashes of the data at the end of a run (:mod:`dmr.check.digests`)."""
 
+CHECK_STEPS_VARIABLE = "DMR_CHECK_STEPS"
+"""Steps after which ``dmr check`` has a run stop: one without resizes has done far fewer."""
+
 
 @dataclass
 class Runtime:

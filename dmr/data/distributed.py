@@ -27,6 +27,12 @@ Array = npt.NDArray[Any]
 Ranges = Callable[[int, int], Sequence[int]]
 """``ranges(cells, parts)``: where the parts begin, then ``cells``. The same in every world."""
 
+Getter = Callable[[], Any]
+"""Returns a rank's data as the program has it now."""
+
+Setter = Callable[[Any], object]
+"""Has the program take an array as a rank's data."""
+
 Wait = Callable[[], bool]
 """Returns whether what a step of a transfer waits for has happened."""
 
@@ -73,6 +79,16 @@ class Distributed(Protocol):
 
     def initialise(self) -> None:
         """Set the application's initial values."""
+
+    def update(self) -> None:
+        """Read the part by the application's getter, if it has one.
+
+        Raises:
+            ValueError: on this rank alone: the getter returns other data than was declared.
+        """
+
+    def deliver(self) -> None:
+        """Give the part to the application's setter, if it has one."""
 
     def prefault(self) -> None:
         """Have the pages of the part's memory exist before its data arrives."""
@@ -138,6 +154,8 @@ class Spec(ABC):
         grid: ``grid(size)`` returns the process grid of so many ranks, by default the library's.
         row_major: whether ranks run along the last split axis first (MPI_Cart_create, mpi4py-fft).
         constant: whether every set of ranks has its values from ``initial``, which never change.
+        getter, setter: the application's functions that return and take this rank's data; None
+            where it is in an array that the library has.
     """
 
     shape: tuple[int, ...]
@@ -149,6 +167,8 @@ class Spec(ABC):
     grid: Callable[[int], Sequence[int]] | None = field(default=None, compare=False)
     row_major: bool = False
     constant: bool = False
+    getter: Getter | None = field(default=None, compare=False)
+    setter: Setter | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         axes = len(self.shape)
@@ -233,6 +253,16 @@ class Spec(ABC):
     @abstractmethod
     def signature(self) -> dict[str, Any]:
         """Return what both sides of a resize, or a file and a run, must agree on."""
+
+
+def check_accessors(given: object, getter: object, setter: object) -> None:
+    """Raise :class:`ValueError` unless there is either data, or a getter and a setter."""
+    if (given is None) != (getter is not None) or (getter is None) != (setter is None):
+        present = {"data": given, "get=": getter, "set=": setter}
+        names = [name for name, one in present.items() if one is not None]
+        raise ValueError(
+            f"expected either data, or get= and set=, got {' and '.join(names) or 'neither'}"
+        )
 
 
 def dtype_problem(dtype: np.dtype[Any]) -> str:

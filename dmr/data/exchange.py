@@ -151,6 +151,7 @@ class HaloExchange:
         halo: cells to fill below and above each axis. The memory may have further layers above.
         boundary: of all axes, or of each.
         like: type of a cell, and the array module that holds the block.
+        widths: the halos between ranks and those at the edge of the domain, if they differ.
 
     Raises:
         ExchangeError: the boundary is none, or a block of a cut axis is thinner than its halo.
@@ -165,6 +166,7 @@ class HaloExchange:
         halo: Halo,
         boundary: End | Sequence[Boundary],
         like: tuple[np.dtype[Any], Any],
+        widths: tuple[Halo, Halo] | None = None,
     ) -> None:
         from mpi4py import MPI  # fields are stated where no MPI can be loaded, too
 
@@ -175,7 +177,11 @@ class HaloExchange:
         self._decomposition, self._rank, self._memory_layout = decomposition, rank, memory_layout
         self._dtype, self._xp = like
         self._on_host = self._xp is np
-        self._axes = [axis for axis in reversed(range(len(halo))) if any(halo[axis])]
+        self._inner, self._outer = widths or (halo, halo)
+        self._needed = self._needed_layers()
+        self._axes = [
+            axis for axis in reversed(range(len(halo))) if any((*halo[axis], *self._needed[axis]))
+        ]
         self._check()
         self._plans = [self._plan(axis) for axis in self._axes]
         peers = {message.peer for plan in self._plans for message in (*plan.receives, *plan.sends)}
@@ -190,12 +196,23 @@ class HaloExchange:
                 self._decomposition.box(rank).shape[axis]
                 for rank in range(self._decomposition.size)
             )
-            halo = max(self._halo[axis])
+            halo = max(self._inner[axis])
+            if self._ends[axis][0] == "periodic":
+                halo = max(halo, *self._outer[axis])
             if self._decomposition.parts_along(axis) > 1 and thinnest < halo:
                 raise ExchangeError(
                     f"expected blocks at least as thick as their halo of {halo} along axis {axis}, "
                     f"got one of {thinnest}"
                 )
+
+    def _needed_layers(self) -> Halo:
+        """Return the layers that the neighbours below and above need, for every axis."""
+        box, shape = self._decomposition.box(self._rank), self._decomposition.shape
+        sides = zip(self._inner, self._outer, box.start, box.stop, shape, strict=True)
+        return tuple(
+            (outer[1] if start == 0 else inner[1], outer[0] if stop == cells else inner[0])
+            for inner, outer, start, stop, cells in sides
+        )
 
     @property
     def nbytes(self) -> int:
@@ -249,7 +266,8 @@ class HaloExchange:
         # both neighbours are one rank.
         down, up = tags.HALO + 2 * axis, tags.HALO + 2 * axis + 1
         receives = [(below, up, 0, low), (above, down, low + cells, high)]
-        sends = [(below, down, low, high), (above, up, cells, low)]
+        to_below, to_above = self._needed[axis]
+        sends = [(below, down, low, to_below), (above, up, low + cells - to_above, to_above)]
         arriving = [self._message(axis, *one, sends=False) for one in receives if self._goes(one)]
         leaving = [self._message(axis, *one, sends=True) for one in sends if self._goes(one)]
         copies, fills = self._edges(axis, below, above)

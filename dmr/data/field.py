@@ -26,7 +26,15 @@ from dmr.data.decomposition import (
     common_edges,
     memory_order,
 )
-from dmr.data.distributed import Ranges, Spec, Steps, StoredPieces
+from dmr.data.distributed import (
+    Getter,
+    Ranges,
+    Setter,
+    Spec,
+    Steps,
+    StoredPieces,
+    check_accessors,
+)
 from dmr.data.exchange import (
     Boundary,
     DeviceHaloExchange,
@@ -61,7 +69,9 @@ class FieldSpec(Spec):
         thinnest: least block thickness where an axis is cut, by default the halo's.
         alignment: bytes that rows are padded to; less saves memory and traffic on a CPU. Ignored
             for items whose size does not divide it.
-        edge: whether the halo at the edge of the domain is moved and stored with the interior.
+        edge: whether the halo at the edge of the domain is moved and stored with the interior; or
+            the cells there, given as ``halo`` is, if they are not as many as the halo between
+            ranks: these are moved and stored.
         extra: layers of memory above the halo of each axis that has one. No exchange fills them:
             scratch arrays, which have them too, hold the last of the faces there.
         edges: cells of this halo below and above each axis; set when a run is entered.
@@ -74,7 +84,7 @@ class FieldSpec(Spec):
     order: tuple[int, ...] | None = None
     thinnest: int | None = None
     alignment: int = ALIGNMENT_BYTES
-    edge: bool = False
+    edge: bool | int | Sequence[int | tuple[int, int]] = False
     extra: int = 0
     edges: Halo = ()
     exchange_problem: str = ""
@@ -86,22 +96,29 @@ class FieldSpec(Spec):
             object.__setattr__(self, "alignment", np.dtype(self.dtype).itemsize)
         if self.order is not None and sorted(self.order) != list(range(axes)):
             raise ValueError(f"expected an order of {axes} axes, got {self.order}")
-        try:
-            good = [len(sides) for sides in self.halos] == [2] * axes
-            good = good and min(map(min, self.halos), default=0) >= 0
-        except TypeError:
-            good = False
-        if not good:
-            raise ValueError(
-                f"expected a halo of 0 or more on each of {axes} axes, got {self.halo}"
-            )
+        for name, sides in (("a halo", self.halo), ("an edge", self.edge)):
+            if not _are_sides(sides, axes):
+                raise ValueError(
+                    f"expected {name} of 0 or more on each of {axes} axes, got {sides}"
+                )
 
     @property
     def halos(self) -> Halo:
         """The halo of every axis as (below, above)."""
-        if isinstance(self.halo, int):
-            return ((self.halo, self.halo),) * len(self.shape)
-        return tuple((side, side) if isinstance(side, int) else side for side in self.halo)
+        return _sides(self.halo, len(self.shape))
+
+    @property
+    def edge_halos(self) -> Halo:
+        """The halo at the edge of the domain, of every axis as (below, above)."""
+        return self.halos if isinstance(self.edge, bool) else _sides(self.edge, len(self.shape))
+
+    def halos_of(self, box: Box) -> Halo:
+        """Return the halo of a block as (below, above)."""
+        sides = zip(self.halos, self.edge_halos, box.start, box.stop, self.shape, strict=True)
+        return tuple(
+            (edge[0] if start == 0 else halo[0], edge[1] if stop == cells else halo[1])
+            for halo, edge, start, stop, cells in sides
+        )
 
     def thinnest_blocks(self) -> tuple[int, ...]:
         """Return the least thickness of a block along each split axis."""
@@ -119,23 +136,32 @@ class FieldSpec(Spec):
                 f"rank 0 and {halos[other]} on rank {other}: exchange such halos by your own "
                 "messages, on run.comm"
             )
-        if not self.edge:
+        if self.edge is False:
             return replace(self, edges=(), exchange_problem=problem)
+        if self.edge is not True:
+            cells = self.edge_halos
+            carried = cells if any(map(any, cells)) else ()
+            return replace(self, edges=carried, exchange_problem=problem)
         ranks = [(halo, decomposition.box(rank)) for rank, halo in enumerate(halos)]
         edges = []
-        for axis, cells in enumerate(self.shape):
+        for axis, extent in enumerate(self.shape):
             low = {halo[axis][0] for halo, box in ranks if box.start[axis] == 0}
-            high = {halo[axis][1] for halo, box in ranks if box.stop[axis] == cells}
+            high = {halo[axis][1] for halo, box in ranks if box.stop[axis] == extent}
             edges.append((low.pop() if len(low) == 1 else 0, high.pop() if len(high) == 1 else 0))
         carried = tuple(edges) if any(map(any, edges)) else ()
         return replace(self, edges=carried, exchange_problem=problem)
 
-    def memory_layout(self, interior: tuple[int, ...]) -> MemoryLayout:
-        """Return how a block with this interior lies in memory."""
+    def memory_layout(self, interior: tuple[int, ...], halos: Halo | None = None) -> MemoryLayout:
+        """Return how a block with this interior lies in memory.
+
+        Args:
+            halos: of the block, by default those between ranks.
+        """
         order = memory_order(self.shape) if self.order is None else self.order
         itemsize = np.dtype(self.dtype).itemsize
         halo = tuple(
-            (low, high + self.extra) if low or high else (0, 0) for low, high in self.halos
+            (low, high + self.extra) if low or high else (0, 0)
+            for low, high in (halos or self.halos)
         )
         return MemoryLayout(interior, halo, itemsize, order, self.alignment)
 
@@ -187,11 +213,33 @@ class Field:
         self.spec = spec
         self.decomposition, self.rank = decomposition, rank
         self.box = decomposition.box(rank)
-        self.memory_layout = spec.memory_layout(self.box.shape)
+        self.memory_layout = spec.memory_layout(self.box.shape, spec.halos_of(self.box))
         self.storage = spec.storage(self.box, self.memory_layout)
         self._spare: Array | None = None
         self._exchange: HaloExchange | None = None
         self._set_views()
+
+    def update(self) -> None:
+        """Read the block by the application's getter, if it has one.
+
+        Raises:
+            ValueError: on this rank alone: the getter returns an array of another shape or type.
+        """
+        if self.spec.getter is None:
+            return
+        array = host_array(self.spec.getter())
+        if array.shape != self.padded.shape or array.dtype != self.dtype:
+            raise ValueError(
+                f"expected get() to return an array of shape {self.padded.shape} and type "
+                f"{self.dtype}, got {array.shape} and {array.dtype}"
+            )
+        self.storage = writable(array, self.memory_layout.order)
+        self._set_views()
+
+    def deliver(self) -> None:
+        """Give ``padded`` to the application's setter, if it has one."""
+        if self.spec.setter is not None:
+            self.spec.setter(self.padded)
 
     def scratch(self) -> Array:
         """Return a zeroed array laid out as ``padded``, for the application's own use."""
@@ -257,6 +305,7 @@ class Field:
         Until :meth:`finish_exchange` cells may be read but those of the first axis's halo, and
         none be changed. :meth:`ready` returns the layers that a step can take meanwhile.
         """
+        self.update()
         if self._exchange is None or self._exchange.boundary != boundary:
             self._prepare_exchange(boundary)
         if self._exchange is not None:
@@ -269,7 +318,7 @@ class Field:
         where the block is thin, or axis 0 has no halo.
         """
         below, above = boundaries_of(boundary, len(self.spec.shape))[0]
-        reach, cells = self.spec.halos[0], self.box.shape[0]
+        reach, cells = self.spec.halos_of(self.box)[0], self.box.shape[0]
         if not any(reach):
             return 0, 0
         neighbours = self.neighbours(0, periodic=below == above == "periodic")
@@ -290,15 +339,17 @@ class Field:
             self.decomposition,
             self.rank,
             self.memory_layout,
-            self.spec.halos,
+            self.spec.halos_of(self.box),
             boundary,
             (self.dtype, self.spec.xp),
+            None if isinstance(self.spec.edge, bool) else (self.spec.halos, self.spec.edge_halos),
         )
 
     def finish_exchange(self) -> None:
         """Wait for what :meth:`start_exchange` has left under way."""
         if self._exchange is not None:
             self._exchange.finish()
+        self.deliver()
 
     def neighbours(self, axis: int, *, periodic: bool = False) -> tuple[int | None, int | None]:
         """Return the ranks whose blocks lie below and above along an axis, None for none.
@@ -353,6 +404,7 @@ class Field:
 
     def gather(self) -> npt.NDArray[Any] | None:
         """Return the whole array on rank 0, None on the others (collective)."""
+        self.update()
         return gather.whole(self.comm, self)
 
     def _set_views(self) -> None:
@@ -375,7 +427,8 @@ class Field:
         took 9 ms of CPU time so, with new memory 25 ms (wall time 80 and 280 ms): medians of 30
         moves by turns, on a busy virtual machine that gets new memory from its host.
         """
-        layout = self.spec.memory_layout(decomposition.box(rank).shape)
+        box = decomposition.box(rank)
+        layout = self.spec.memory_layout(box.shape, self.spec.halos_of(box))
         memory: Any = self.storage.base if self.on_host else None
         own = isinstance(memory, np.ndarray) and memory.flags.owndata and memory.ndim == 1
         wrapped = isinstance(self.spec, WrappedSpec)
@@ -385,7 +438,7 @@ class Field:
         with contextlib.suppress(ValueError):  # the program has a view of it
             memory.resize(layout.allocation_bytes)
         memory[...] = 0
-        self.decomposition, self.rank, self.box = decomposition, rank, decomposition.box(rank)
+        self.decomposition, self.rank, self.box = decomposition, rank, box
         self.memory_layout, self._spare = layout, None
         self.storage = laid_out(memory, layout, self.spec.dtype)
         self._set_views()
@@ -481,6 +534,22 @@ class Field:
             self.unpack(box, values.view(self.dtype))
 
 
+def _are_sides(value: Any, axes: int) -> bool:
+    """Return whether a value states numbers of cells below and above each axis."""
+    try:
+        sides = _sides(value, axes)
+        return [len(one) for one in sides] == [2] * axes and min(map(min, sides), default=0) >= 0
+    except TypeError:
+        return False
+
+
+def _sides(value: int | Sequence[int | tuple[int, int]], axes: int) -> Halo:
+    """Return numbers of cells as (below, above) for each axis."""
+    if isinstance(value, int):
+        return ((value, value),) * axes
+    return tuple((one, one) if isinstance(one, int) else one for one in value)
+
+
 def widened_shape(shape: Sequence[int], edges: Halo) -> tuple[int, ...]:
     """Return a shape with the cells of edges below and above each axis."""
     rows = zip(shape, edges or ((0, 0),) * len(shape), strict=False)
@@ -510,6 +579,23 @@ def refuse_masked(array: Array) -> None:
         )
 
 
+def host_array(array: Any) -> npt.NDArray[Any]:
+    """Return an array of the application's own as NumPy's.
+
+    Raises:
+        ValueError: it is masked or mapped from a file.
+    """
+    refuse_memmap(array)
+    refuse_masked(array)
+    return np.asarray(array)
+
+
+def writable(array: npt.NDArray[Any], order: Sequence[int]) -> npt.NDArray[Any]:
+    """Return an array with its axes in an order, without gaps: its own memory if possible."""
+    storage = array.transpose(order)
+    return storage if storage.flags.c_contiguous and storage.flags.writeable else storage.copy("C")
+
+
 def allocate(xp: ArrayModule, memory_layout: MemoryLayout, dtype: npt.DTypeLike) -> Array:
     """Return zeroed storage whose first interior element of every row is aligned."""
     return laid_out(xp.zeros(memory_layout.allocation_bytes, dtype=np.uint8), memory_layout, dtype)
@@ -534,17 +620,23 @@ def logical_view(storage: Array, memory_layout: MemoryLayout) -> Array:
 
 
 def adapt(
-    array: npt.NDArray[Any],
-    shape: tuple[int, ...],
+    array: npt.NDArray[Any] | None = None,
+    shape: tuple[int, ...] = (),
     *,
+    get: Getter | None = None,
+    set: Setter | None = None,  # noqa: A002
     halo: int | Sequence[int | tuple[int, int]] = 0,
+    edge: int | Sequence[int | tuple[int, int]] | None = None,
     split: tuple[int, ...] = (0,),
     ranges: Ranges | None = None,
     grid: Callable[[int], Sequence[int]] | None = None,
     row_major: bool = False,
     constant: bool = False,
 ) -> FieldSpec:
-    """State a field that lives in an array of the application's own.
+    """State a field that lives in an array of the application's own, or that it gets and sets::
+
+        dmr.adapt(u, (N, M), halo=1)
+        dmr.adapt(get=lambda: model.u, set=lambda u: setattr(model, "u", u), shape=(N, M), halo=1)
 
     The field's ``padded`` is a view of ``array``. In the first world its interior holds the
     initial values; in one that takes over, the moved data is written into it, including the halo at
@@ -555,24 +647,36 @@ def adapt(
         array: this rank's padded array, interior and halo, in C or Fortran order (or any other
             order of the axes without gaps).
         shape: global extents, without halo.
+        get: in place of ``array``, for arrays that a program replaces or that a library holds:
+            returns this rank's padded array, of any memory order. Called here, before each resize,
+            checkpoint and copy in memory, and by ``exchange`` and ``gather``.
+        set: ``set(array)`` has the program take this rank's padded array. Called on all ranks of a
+            world that goes on, after ``build`` and before ``load``, and by ``exchange``.
         halo, split, grid, row_major: as of :class:`FieldSpec`.
+        edge: cells of the array beyond the edge of the domain, given as ``halo`` is, if they are
+            not as many as the halo between ranks. They are the program's own data: they move, and
+            ``exchange`` changes them only by a boundary.
         ranges: ``ranges(cells, parts)`` returns where the parts of an axis begin, then ``cells``;
             by default those of :func:`dmr.split_range`.
         constant: whether the program sets it before the block in every set of ranks, to the same,
             and never again: then a resize does not send it, but compares.
 
     Raises:
-        ValueError: the array has other axes, or gaps, or a mask, or is mapped from a file. A
-            shape other than that of this rank's block is refused when the run is entered.
+        ValueError: the array has other axes, or gaps, or a mask, or is mapped from a file; or there
+            are both an array and ``get``, or only one of ``get`` and ``set``. A shape other than
+            that of this rank's block is refused when the run is entered.
     """
-    refuse_memmap(array)
-    refuse_masked(array)
+    check_accessors(array, get, set)
+    array = host_array(array if get is None else get())
     if array.ndim != len(shape):
         raise ValueError(f"expected an array of {len(shape)} axes, got {array.ndim}")
     axes = tuple(range(array.ndim))
     falling = np.argsort([-abs(step) for step in array.strides], kind="stable")
     orders = (axes, axes[::-1], tuple(falling.tolist()))
     order = next((one for one in orders if array.transpose(one).flags.c_contiguous), None)
+    if get is not None:
+        order = order or axes
+        array = writable(array, order).transpose(np.argsort(order))
     if order is None:
         raise ValueError(
             f"expected an array in C or Fortran order, without gaps, got strides {array.strides}"
@@ -589,7 +693,9 @@ def adapt(
         grid=grid,
         row_major=row_major,
         constant=constant,
-        edge=True,
+        getter=get,
+        setter=set,
+        edge=True if edge is None else edge,
         source=[array],
     )
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,17 @@ from mpi4py import MPI
 
 from dmr.data import gather
 from dmr.data.decomposition import Box, Decomposition, Halo
-from dmr.data.distributed import Array, Spec, Steps, StoredPieces, Wait
-from dmr.data.field import refuse_masked
+from dmr.data.distributed import (
+    Array,
+    Getter,
+    Setter,
+    Spec,
+    Steps,
+    StoredPieces,
+    Wait,
+    check_accessors,
+)
+from dmr.data.field import host_array
 from dmr.data.streams import CHUNK_BYTES, Pending, receive_chunks, send_chunks
 from dmr.errors import TransferError, outside_block
 from dmr.system.watch import WATCH
@@ -27,6 +36,9 @@ from dmr.wire import tags
 
 Owner = Callable[[Array, Decomposition], npt.ArrayLike]
 """Returns the rank in a decomposition of every item: whole numbers, as many as there are items."""
+
+ANYWHERE = 1 << 40
+"""Cells of the grid of a list whose items may be on any rank: more than there are ranks."""
 
 POLLS = 1000
 """Polls of a rank that waits for others in its step, until it yields its core."""
@@ -124,6 +136,8 @@ class Items:
     comm: MPI.Intracomm | None = None
     on_host = True
     edges: Halo = ()
+    ordered = False
+    """Whether the order of the items is part of the data."""
 
     def __init__(self, spec: ListSpec, decomposition: Decomposition, rank: int) -> None:
         self.spec, self.decomposition, self.rank = spec, decomposition, rank
@@ -164,11 +178,26 @@ class Items:
         """Set the application's initial items."""
         self.items = self.spec.initial(self.box)
 
+    def update(self) -> None:
+        """Read the items by the application's getter, if it has one.
+
+        Raises:
+            ValueError: on this rank alone: the getter returns items of another shape.
+        """
+        if self.spec.getter is not None:
+            self.items = self.spec.getter()
+
+    def deliver(self) -> None:
+        """Give the items to the application's setter, if it has one."""
+        if self.spec.setter is not None:
+            self.spec.setter(self.items)
+
     def prefault(self) -> None:
         """Do nothing: how many items will arrive is not known."""
 
     def gather(self) -> Array | None:
         """Return the whole list on rank 0, None on the others (collective)."""
+        self.update()
         return gather.whole(self.comm, self)
 
     def keep(self, old: Items) -> int:
@@ -179,9 +208,9 @@ class Items:
         self._kept[self.rank] = mine
         return int(mine.nbytes)
 
-    def moved_to(self, decomposition: Decomposition, rank: int) -> Items:
+    def moved_to(self, decomposition: Decomposition, rank: int) -> Self:
         """Return a rank's empty part of another decomposition."""
-        return self.spec.block(decomposition, rank)
+        return type(self)(self.spec, decomposition, rank)
 
     def parts(self, decomposition: Decomposition) -> dict[int, Array]:
         """Return the items by their ranks, in their order here; of ranks with any."""
@@ -203,6 +232,7 @@ class Items:
         """
         if self.comm is None:
             raise outside_block("migrate()")
+        self.update()
         with WATCH.within("migrate()"):
             for wait in self.migrating(self.comm):
                 polls = 0
@@ -210,6 +240,7 @@ class Items:
                     polls += 1
                     if polls > POLLS:
                         os.sched_yield()
+        self.deliver()
         return self.items
 
     def migrating(self, comm: MPI.Comm) -> Steps[None]:
@@ -264,7 +295,7 @@ class Items:
         whole = (sum(counts or ()), *self.spec.item)
         return whole, gather.lists(comm, np.ascontiguousarray(self.items), counts)
 
-    def carried(self, edges: Halo | None = None) -> Items:
+    def carried(self, edges: Halo | None = None) -> Self:
         """Return the part itself: a list has no halo."""
         return self
 
@@ -298,9 +329,19 @@ class Items:
 
 
 def adapt_list(
-    items: npt.NDArray[Any], shape: tuple[int, ...], owner: Owner, *, split: tuple[int, ...] = (0,)
+    items: npt.NDArray[Any] | None = None,
+    shape: tuple[int, ...] = (),
+    owner: Owner | None = None,
+    *,
+    split: tuple[int, ...] = (0,),
+    deliver: Literal["owner", "any"] = "owner",
+    get: Getter | None = None,
+    set: Setter | None = None,  # noqa: A002
 ) -> ListSpec:
-    """State a list of items, of which every rank has its own and not always as many.
+    """State a list of items, of which every rank has its own and not always as many::
+
+        dmr.adapt_list(particles, (N, M), owner)
+        dmr.adapt_list(get=library.rows, set=library.create, deliver="any")
 
     Args:
         items: those of this rank in the beginning, along axis 0 (a structured type, or numbers
@@ -309,11 +350,43 @@ def adapt_list(
         owner: ``owner(items, decomposition)`` returns the rank of each item in a decomposition of
             that grid over ``decomposition.size`` ranks; :func:`dmr.rank_of` has the rank of a cell.
         split: the axes of the grid that are cut over the ranks.
+        deliver: ``"any"`` for a library that sends items to their ranks itself: without ``shape``
+            and ``owner``, each rank of a new world gets about as many items, in any order.
+        get, set: in place of ``items``: ``get()`` returns this rank's items as an array,
+            ``set(items)`` has the program take them; called as those of :func:`dmr.adapt`, and by
+            ``migrate``.
+
+    Raises:
+        ValueError: the items have a mask; there are both items and ``get``, or only one of ``get``
+            and ``set``; ``shape`` and ``owner`` do not fit ``deliver``.
     """
-    refuse_masked(items)
+    check_accessors(items, get, set)
+    if deliver not in ("owner", "any"):
+        raise ValueError(f'expected deliver="owner" or "any", got {deliver!r}')
+    stated = [name for name, one in (("shape", shape), ("owner", owner)) if one]
+    if len(stated) != (2 if deliver == "owner" else 0):
+        wanted = "shape and owner" if deliver == "owner" else "neither shape nor owner"
+        raise ValueError(
+            f"expected {wanted} with deliver={deliver!r}, got {' and '.join(stated) or 'neither'}"
+        )
+    if deliver == "any":
+        shape, owner = (ANYWHERE,), spread
+    own = host_array(items if get is None else get())
     return ListSpec(
-        shape, items.dtype, lambda box: items, split=split, item=items.shape[1:], owner=owner
+        shape,
+        own.dtype,
+        lambda box: own,
+        split=split,
+        item=own.shape[1:],
+        owner=owner,
+        getter=get,
+        setter=set,
     )
+
+
+def spread(items: Array, decomposition: Decomposition) -> npt.NDArray[np.int64]:
+    """Return ranks for items that may be on any: as many on each, in order."""
+    return np.arange(len(items)) * decomposition.size // max(1, len(items))
 
 
 def rank_of(decomposition: Decomposition, *cells: npt.ArrayLike) -> npt.NDArray[np.int64]:

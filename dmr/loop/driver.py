@@ -14,9 +14,17 @@ import xxhash
 from mpi4py import MPI
 
 from dmr.application import Program, Run
+from dmr.boot.environment import CHECK_STEPS_VARIABLE
 from dmr.data.field import WrappedSpec
-from dmr.errors import RolledBackError, UsageError, raise_on_all
+from dmr.errors import CollectiveError, Left, RolledBackError, UsageError, raise_on_all
 from dmr.loop.decide import POINT, Decision
+from dmr.loop.saving import (
+    load_state,
+    note_variables,
+    record_end,
+    release_state,
+    save_state,
+)
 from dmr.loop.termination import Ending, TerminatedError
 from dmr.plan import NextWorld, Plan, Schedule, check_size
 from dmr.state.progress import Progress, merged_progress
@@ -51,7 +59,12 @@ class Driver:
         self._zero_s: float | None = None
         self._swaps = None if run.restored else SwapWatch(run.fields)
         self._new_blocks: NewBlocks | None = None
+        self._stays_in_block = False
+        self._end_of_rank: Left | TerminatedError | None = None
         self._decision = Decision(app, run, plan)
+        env = run.runtime.env if run.runtime.check is not None else {}
+        self._most_steps = int(env.get(CHECK_STEPS_VARIABLE) or 0)
+        self._loads = run.restored  # until the program has taken the data of this world
         WATCH.between_s = self._between_s
 
     def loop(self, count: Callable[[], int], *, single: bool = False) -> Iterator[int]:
@@ -61,6 +74,8 @@ class Driver:
             count: returns the steps of the whole loop.
             single: whether the program has no other loop, and nothing to do after it.
         """
+        if self._end_of_rank is not None:
+            raise self._end_of_rank
         depth = self.position.open_loop()
         if depth is None:
             return  # an earlier world has ended it
@@ -116,8 +131,27 @@ class Driver:
                 f"two arrays, add run.fields[{name!r}].rebind(ARRAY) after the swap"
             )
 
-    def resize_point(self) -> None:
-        """Act at a resize point of a loop of the program's own (collective)."""
+    def resize_point(self, *, leave: bool) -> bool:
+        """Act at a resize point of a loop of the program's own (collective).
+
+        Args:
+            leave: whether a rank leaves here; else :meth:`finish` has it leave.
+
+        Returns:
+            Whether it is to go on to the end of the block, and leave there.
+        """
+        self._stays_in_block = not leave
+        try:
+            if self._end_of_rank is not None:
+                raise self._end_of_rank
+            self._resize_point()
+        except (Left, TerminatedError) as end:
+            if leave:
+                raise
+            self._end_of_rank = end
+        return self._end_of_rank is not None
+
+    def _resize_point(self) -> None:
         run, progress = self.run, self.run.progress
         if run.internal.steps is not None:
             run.internal.steps.begins(progress.step)
@@ -137,18 +171,28 @@ class Driver:
         self._save_if_due()
         progress.resumes_at_resize_point = True
         if self._act(self.plan.resizes.get(progress.step)):
+            self._set_up()
             self._close_resize()
 
     def start(self) -> None:
-        """Build for this world; close a resize that was at a resize point of the program."""
-        self._build()
+        """Set this world up; close a resize that was at a resize point of the program."""
+        self._set_up()
         if self.run.progress.resumes_at_resize_point:
             self._start_clock()
             self._close_resize()
 
+    @property
+    def has_left(self) -> bool:
+        """Whether another world has the job, and this rank goes on to the end of the block only."""
+        return isinstance(self._end_of_rank, Left)
+
     def finish(self) -> None:
-        """Report resizes that were planned for steps beyond the last one."""
+        """Have a rank leave that did not at a resize point; report resizes that did not come."""
         self._drop_new_blocks()
+        if self._end_of_rank is not None:
+            if isinstance(self._end_of_rank, Left):
+                self._end_of_rank.settle()
+            raise self._end_of_rank
         steps = self.run.progress.step
         late = [str(step) for step in self.plan.resizes if step > steps]
         if late:
@@ -158,6 +202,8 @@ class Driver:
 
     def _act(self, scripted: int | None) -> bool:
         """Act at a resize point; return whether this rank is in a new world (merge)."""
+        if self._most_steps and self.run.progress.step > self._most_steps:
+            self._stop_check()
         stop, wanted, copy = self._decision.take(scripted)
         if stop:
             self._terminate()
@@ -169,6 +215,7 @@ class Driver:
         if self._waits_for_memory(wanted) or not self._resize(wanted):
             return False
         self._swaps = None  # the ranks that join have none
+        self._loads = True
         if KEEPERS_VARIABLE in self.run.runtime.env:
             from dmr.memory.copies import enter_world
 
@@ -192,9 +239,20 @@ class Driver:
             self.app.build(self.run)
             self.run.internal.built = True
 
-    def _begin(self, count: Callable[[], int], step: int, *, single: bool) -> int:
-        """Build for the present world, if not done yet; return the steps of the loop."""
+    def _set_up(self) -> None:
+        """Build for the present world, and have the program take its data, if not done yet."""
         self._build()
+        if self._loads:
+            self._loads = False
+            load_state(self.app, self.run)
+        elif self.run.runtime.check is not None and self.run.progress.step == 0:
+            from dmr.check.digests import note_initial_state
+
+            note_initial_state(self.run.progress)
+
+    def _begin(self, count: Callable[[], int], step: int, *, single: bool) -> int:
+        """Set the present world up, if not done yet; return the steps of the loop."""
+        self._set_up()
         steps = count()
         if step > steps:
             raise UsageError(
@@ -222,7 +280,6 @@ class Driver:
             f"{record.strategy}, {record.bytes / 1e6:.1f} MB moved at {record.gb_per_s:.2f} GB/s, "
             f"stall {record.stall_s:.3f} s"
         )
-        self.app.after_resize(run, record)
 
     def report_done(self, now: float) -> None:
         """Report the open resize to the RMS: at the takeover, and at the first step.
@@ -281,7 +338,7 @@ class Driver:
             check_size(wanted.ranks, self.plan.limits)
             if wanted.strategy == "merge" and not self.app.supports_merge:
                 raise UsageError(NO_BUILD)
-            self.app.before_resize(run, wanted.ranks)
+            save_state(self.app, run)
             self._note_replaced()
             raise_on_all(run.world.internal_comm, self._pending_message())
             WATCH.query_on(None)
@@ -299,9 +356,14 @@ class Driver:
             return True
         except (UsageError, RolledBackError) as error:
             why = str(error)
+        except Left as left:
+            if not self._stays_in_block:
+                left.settle()
+            raise
         finally:
             WATCH.resizes = False
         WATCH.query_on(run.world.internal_comm)
+        release_state(run)
         self._resume_after_rollback(wanted, why)
         return False
 
@@ -346,7 +408,6 @@ class Driver:
                 store.prepare()
             if wanted.request:
                 rms.report(RolledBack(wanted.request, why, rms.strategy))
-        self.app.after_resize(run, None)
 
     # --- checkpoints -------------------------------------------------------------------------
 
@@ -359,7 +420,6 @@ class Driver:
         ):
             progress.saved_at = progress.step
             self._save(schedule)
-            self.app.after_resize(self.run, None)
 
     def _save(self, schedule: Schedule) -> Path | None:
         """Write a checkpoint (collective); return its path, None if it could not be written."""
@@ -367,7 +427,7 @@ class Driver:
 
         run, comm = self.run, self.run.world.internal_comm
         try:
-            self.app.before_resize(run, run.world.size)  # not patient: the program's own code
+            save_state(self.app, run)  # not patient: the program's own code
             with WATCH.within("a checkpoint", patient=True):
                 self._note_replaced()
                 progress = merged_progress(comm, run.internal.per_rank, run.progress)
@@ -379,6 +439,8 @@ class Driver:
         except (UsageError, ValuesError) as error:
             run.note(f"warning: checkpoint at step {run.step} not written: {error}")
             return None
+        finally:
+            release_state(run)
 
     def _copy(self) -> None:
         """Take a copy in memory (collective)."""
@@ -386,7 +448,7 @@ class Driver:
         if copies is None:
             return
         try:
-            self.app.before_resize(run, run.world.size)
+            save_state(self.app, run)
             with WATCH.within("a copy in memory", patient=True):
                 self._note_replaced()
                 comm = run.world.internal_comm
@@ -395,7 +457,14 @@ class Driver:
         except (UsageError, ValuesError) as error:
             copies.skip()
             run.note(f"warning: copy in memory at step {run.step} not taken: {error}")
-        self.app.after_resize(run, None)
+        finally:
+            release_state(run)
+
+    def _stop_check(self) -> None:
+        """End a run of ``dmr check`` whose loop does not end (collective)."""
+        note_variables(self.run, None if self.run.internal.loops else self.app)
+        record_end(self.app, self.run, stopped=True)
+        raise CollectiveError(f"stopped by dmr check at step {self.run.step}")
 
     def _terminate(self) -> None:
         WATCH.terminates()
@@ -487,7 +556,9 @@ class SwapWatch:
 
     def __init__(self, fields: Mapping[str, Field]) -> None:
         self._fields = {
-            name: block for name, block in fields.items() if isinstance(block.spec, WrappedSpec)
+            name: block
+            for name, block in fields.items()
+            if isinstance(block.spec, WrappedSpec) and block.spec.getter is None
         }
         self._hashes: list[list[int]] = []
 

@@ -27,6 +27,7 @@ from dmr.boot.spawn import host_of_rank
 from dmr.data.distributed import Distributed, Spec
 from dmr.errors import Left, UsageError, raise_on_all
 from dmr.loop.driver import NO_BUILD, Driver
+from dmr.loop.saving import record_end
 from dmr.loop.termination import Ending, ending
 from dmr.plan import (
     AUTO,
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 _blocks = itertools.count()
 """Numbers of the blocks that this process has entered."""
 
-BLOCK, START, END = "dmr.malleable", "the start of the block", "the end of the block"
+BLOCK, START = "dmr.malleable", "the start of the block"
 """Places in the messages of :mod:`dmr.system.watch`."""
 
 
@@ -142,13 +143,7 @@ def _entered(
                 driver = Driver(app, run, plan, end)
                 driver.report_done(runtime.clock())
                 yield run, driver
-            if runtime.check is not None:
-                from dmr.check.digests import write_digests
-
-                with contextlib.suppress(UsageError):
-                    app.before_resize(run, run.world.size)
-                with WATCH.within(END, patient=True):
-                    write_digests(runtime.check, run.world.internal_comm, run.fields, run.progress)
+            record_end(app, run)
     except Left:
         runtime.comm, WATCH.left = launch_comm, True
         raise

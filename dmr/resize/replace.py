@@ -698,11 +698,14 @@ def leave_old(run: Run, wanted: NextWorld, *, answered: bool) -> None:
     if not answered:
         run.note(f"error: resize at step {run.step}: {UNCLEAR}, so this world ends")
     detach_fields(run)
-    if wanted.strategy == "restart" and run.runtime.manager is None:
-        # This process, the parent of the new world's mpiexec, waits for it to pass on its status.
+    status = 0 if answered or run.runtime.manager is not None else 1
+
+    def wait() -> int:
+        """Wait, as the parent of the new world's mpiexec, to pass on its status."""
         WATCH.stop()  # the new world may take any time, and has a watchdog of its own
         with contextlib.suppress(MPI.Exception):
             MPI.Finalize()
-        if run.internal.mpiexec is not None:
-            raise Left(run.internal.mpiexec.wait())
-    raise Left(0 if answered or run.runtime.manager is not None else 1)
+        return status if run.internal.mpiexec is None else run.internal.mpiexec.wait()
+
+    is_parent = wanted.strategy == "restart" and run.runtime.manager is None
+    raise Left(status, wait if is_parent else None)

@@ -16,6 +16,7 @@ def test_a_loop_that_does_not_end_is_reported(
 ) -> None:
     monkeypatch.setattr(check, "LEAST_S", 12.0)
     monkeypatch.setattr(check, "TIMES", 4.0)
+    monkeypatch.setattr(check, "LEAST_STEPS", 1_000_000)
     monkeypatch.chdir(tmp_path)
     words = [MPIEXEC, "-n", "1", *program("endless_after")]
     with pytest.raises(check.CheckError, match="still running; without resizes it takes"):

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.mpi
 Boundaries = Any
 """Of all axes, or a tuple with one or a pair for each."""
 
-ROWS: list[tuple[tuple[int, ...], Any, tuple[int, ...], Boundaries]] = [
+ROWS: list[tuple[Any, ...]] = [
     ((23,), 2, (0,), "periodic"),
     ((19, 17), 1, (0, 1), "periodic"),
     ((19, 17), ((1, 2), (0, 1)), (1, 0), ("edge", 7.0)),
@@ -30,15 +30,21 @@ ROWS: list[tuple[tuple[int, ...], Any, tuple[int, ...], Boundaries]] = [
     ((20, 18, 1), ((3, 3), (3, 3), (0, 0)), (0, 1), ((0.0, "edge"), "periodic", "edge")),
     ((1, 19, 1), ((0, 0), (2, 2), (0, 0)), (0, 1), "edge"),
     ((24, 2, 1), ((3, 3), (3, 5), (0, 0)), (0, 1), "periodic"),
+    ((23,), 1, (0,), "periodic", 2),
+    ((19, 17), (1, 2), (0, 1), (("edge", None), "periodic"), ((0, 2), (3, 1))),
+    ((18, 14, 5), 1, (0, 1), (None, None, None), 0),
+    ((16, 15, 3), (2, 1, 1), (0, 1), ("periodic", 4.0, "edge"), (1, (2, 0), 2)),
 ]
-"""Shape, halo, axes that are cut, boundary. Of the last the halo is wider than a periodic axis."""
+"""Shape, halo, axes that are cut, boundary; if it differs, the halo at the edge of the domain. Of
+the ninth the halo is wider than a periodic axis."""
 
 
 def whole_padded(whole: np.ndarray[Any, Any], halo: Any, boundary: Boundaries) -> Any:
     """Return the array with its halo, axis by axis; NaN where the boundary is None."""
     for axis in reversed(range(whole.ndim)):
         kind = boundary[axis] if isinstance(boundary, tuple) else boundary
-        sides = (halo, halo) if isinstance(halo, int) else halo[axis]
+        sides = halo if isinstance(halo, int) else halo[axis]
+        sides = (sides, sides) if isinstance(sides, int) else sides
         if kind == "periodic":
             whole = np.pad(whole, _along(axis, whole.ndim, sides), mode="wrap")
             continue
@@ -73,13 +79,13 @@ class Whole:
     """
 
     def __init__(self, row: int, module: str) -> None:
-        self.shape, self.halo, split, self.boundary = ROWS[row]
+        self.shape, self.halo, split, self.boundary, *edge = ROWS[row]
         self.xp: Any = np
         if module != "numpy":
             self.xp = stand_in.cupy() if module == "cupy" else stand_in.DeviceModule()
         self.extra = row % 2
         self.cells = np.arange(np.prod(self.shape), dtype="f8").reshape(self.shape)
-        self.expected = whole_padded(self.cells, self.halo, self.boundary)
+        self.expected = whole_padded(self.cells, *(edge or [self.halo]), self.boundary)
         self.spec = dmr.FieldSpec(
             self.shape,
             "f8",
@@ -89,6 +95,7 @@ class Whole:
             xp=self.xp,
             row_major=row % 2 == 1,
             extra=self.extra,
+            edge=edge[0] if edge else False,
         )
 
     def fields(self, comm: MPI.Intracomm) -> AbstractContextManager[dmr.Run]:
@@ -113,11 +120,13 @@ class Whole:
     def mine(self, field: dmr.Field) -> np.ndarray[Any, Any]:
         """Return the interior and the halo as the whole array has them."""
         extents = [part.stop for part in self._within(field)]
-        begin = field.box.start
+        sides = zip(self.spec.halos_of(field.box), self.spec.edge_halos, strict=True)
+        wider = [edge[0] - own[0] for own, edge in sides]
+        begin = [at + more for at, more in zip(field.box.start, wider, strict=True)]
         return self.expected[tuple(slice(a, a + n) for a, n in zip(begin, extents, strict=True))]
 
     def _within(self, field: dmr.Field) -> tuple[slice, ...]:
-        cells = zip(field.box.shape, self.spec.halos, strict=True)
+        cells = zip(field.box.shape, self.spec.halos_of(field.box), strict=True)
         return tuple(slice(0, n + low + high) for n, (low, high) in cells)
 
 
@@ -169,7 +178,11 @@ def _problem_of_ready(whole: Whole, field: dmr.Field) -> str:
     seen = whole.host(field)
     field.finish_exchange()
     field.finish_exchange()  # nothing is under way
-    expected, reach, cells = whole.mine(field), whole.spec.halos[0], field.box.shape[0]
+    expected, reach, cells = (
+        whole.mine(field),
+        whole.spec.halos_of(field.box)[0],
+        field.box.shape[0],
+    )
     if not np.array_equal(whole.host(field), expected, equal_nan=True):
         return "not filled"
     if reach == (0, 0):

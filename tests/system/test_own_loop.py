@@ -34,7 +34,7 @@ def test_code_after_the_block_is_reached_by_the_last_world_alone(run: Run, stead
     found = lines(run, 2, "script")
     said, digest = report(found)
     assert said.startswith("[[10, 2, 3], [20, 3, 1]]") and digest == steady
-    assert "'befores': [3, 1]" in said and "'afters': [3, 1]" in said
+    assert "'saves': [2, 3], 'loads': [3, 1]" in said
     assert found.count("after the block") == 1
     # Of both fields: the array of 23 x 29 doubles, and the list beside it.
     (moved,) = [line.split()[1:] for line in found if line.startswith("bytes ")]
@@ -100,12 +100,12 @@ def test_a_wrong_script_is_refused(run: Run, script: str) -> None:
     assert done.stderr.startswith(f"dmr: error: DMR_RESIZE_AT={script}: expected")
 
 
-def test_a_hook_may_refuse_and_hears_of_it(run: Run, steady: str) -> None:
+def test_save_may_refuse_a_resize(run: Run, steady: str) -> None:
     found = lines(run, 2, "veto")
     said, digest = report(found)
     assert said.startswith("[[20, 2, 1]]") and digest == steady
-    assert "'befores': [3, 1]" in said and "'afters': [None, 1]" in said
-    back = "resize to 3 ranks rolled back: expected to be asked for another number than 3"
+    assert "'saves': [2, 2], 'loads': [1]" in said
+    back = "resize to 3 ranks rolled back: expected another step than 10"
     assert back in found
 
 
@@ -139,8 +139,8 @@ def test_a_resize_that_was_rolled_back_begins_a_cooldown(
     found = lines(run, 2, "ask-in-vain", DMR_COOLDOWN=cooldown)
     said, digest = report(found)
     assert said.startswith("[] ") and digest == steady
-    assert f"'befores': {[1] * tries}" in said
-    assert sum("rolled back: expected not to be asked" in one for one in found) == tries
+    assert f"'saves': {[2] * tries}" in said and "'loads'" not in said
+    assert sum("rolled back: expected no resize at all" in one for one in found) == tries
 
 
 @pytest.mark.wide
@@ -184,7 +184,7 @@ def test_what_fails_to_build_on_one_rank_is_rolled_back_on_all(
     found = lines(run, 2, "merge", FAULT=f"{who} {how}")
     said, digest = report(found)
     assert said.startswith("[[30, 2, 3]]") and digest == steady
-    assert "'befores': [4, 3], 'afters': [None, 3]" in said
+    assert "'saves': [2, 2], 'loads': [3]" in said
     (back,) = [one for one in found if "rolled back" in one]
     assert "cannot build" in back
 

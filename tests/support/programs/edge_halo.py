@@ -1,6 +1,7 @@
 """A program that steps its whole padded array, and so owns the halo at the edge of the domain.
 
-edge_halo.py [merge|save|again]: it prints the sum of all that it has, edge included.
+edge_halo.py [merge|save|again] [wide]: it prints the sum of all that it has, edge included. With
+"wide" the edge has two rows more than the halo between ranks.
 """
 
 import sys
@@ -13,10 +14,12 @@ import dmr
 
 N, M = 12, 7
 WHAT = sys.argv[1] if len(sys.argv) > 1 else ""
+ROWS = 3 if "wide" in sys.argv else 1
 comm = MPI.COMM_WORLD
 begin, end = dmr.split_range(N, comm.size, comm.rank)
-u = np.zeros((end - begin + 2, M + 3))  # one row below and above, a column below and two above
-u[...] = np.arange(begin, end + 2)[:, None] * 100 + np.arange(M + 3)
+below, above = (ROWS if at_edge else 1 for at_edge in (begin == 0, end == N))
+u = np.zeros((end - begin + below + above, M + 3))  # a column below and two above
+u[...] = np.arange(begin - below, end + above)[:, None] * 100 + np.arange(M + 3)
 here = {}
 
 
@@ -28,7 +31,8 @@ plan = dmr.Plan(
     checkpoint=dmr.Schedule(Path("saved"), 7) if WHAT in ("save", "again") else None,
     restart=WHAT == "again",
 )
-field = dmr.adapt(u, (N, M), halo=((1, 1), (1, 2)))
+edge = (ROWS, (1, 2)) if ROWS > 1 else None
+field = dmr.adapt(u, (N, M), halo=((1, 1), (1, 2)), edge=edge)
 with dmr.malleable(comm, {"u": field}, plan, build=build if WHAT == "merge" else None) as run:
     if WHAT != "merge":
         build(run)

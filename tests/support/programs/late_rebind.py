@@ -1,4 +1,4 @@
-"""A program that makes a new array in every step and names it in ``before=`` only.
+"""A program that makes a new array in every step and names it in ``save=`` only.
 
 late_rebind.py [save|again]: it stops after 25 steps, or goes on from a checkpoint.
 """
@@ -21,11 +21,11 @@ plan = dmr.Plan(
 )
 
 
-def before(run, ranks):
+def save(run):
     run.fields["u"].rebind(u)
 
 
-with dmr.malleable(comm, {"u": dmr.adapt(u, (8,))}, plan, before=before) as run:
+with dmr.malleable(comm, {"u": dmr.adapt(u, (8,))}, plan, save=save) as run:
     for step in run.loop(40):
         if WHAT == "save" and step == 25:
             raise SystemExit("stopped on purpose")

@@ -2,9 +2,9 @@
 
 The last rank does not come to run.resize_point() (point; reordered: the last one of a communicator
 of the ranks in reverse), to the block (enter; the first rank: first), to exchange() (exchange) or
-gather() of a list (gather), to a checkpoint whose hook before= calls exchange() (hook), leaves the
+gather() of a list (gather), to a checkpoint whose hook save= calls exchange() (hook), leaves the
 loop alone (end), or comes 3 s later (late).
-All ranks wait for a message that no rank sends (deaf), in before= (deaf-hook), or sleep (wait).
+All ranks wait for a message that no rank sends (deaf), in save= (deaf-hook), or sleep (wait).
 Rank 0 sends a message that is received only after the loop (send). The halo differs by rank (halo).
 Only the other ranks have a plan with checkpoints (checkpoint), or rank 0 takes 10 s to read the
 one that all restart from (restart).
@@ -61,7 +61,7 @@ def begun(run):
         Path(os.environ["BEGUN"]).touch()
 
 
-def before(run, _):
+def save(run):
     """Exchange the halo before a checkpoint."""
     if WHAT == "hook":
         run.fields["u"].exchange()
@@ -77,7 +77,7 @@ def wait_in_vain(run):
 
 fields: dict[str, Any] = {"u": dmr.adapt(u, (9,), halo=(sides,))}
 fields["p"] = dmr.adapt_list(np.arange(begin, end), (9,), lambda p, cut: dmr.rank_of(cut, p))
-with dmr.malleable(comm, fields, plan, before=before) as run:
+with dmr.malleable(comm, fields, plan, save=save) as run:
     if WHAT in ("point", "reordered"):
         while True:
             if last:

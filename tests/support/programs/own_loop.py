@@ -20,19 +20,16 @@ SCRIPTS = {
 WHAT, STEPS = sys.argv[1], int(sys.argv[2])
 
 
-def before(run, ranks):
-    run.state["befores"] = [*run.state.get("befores", []), ranks]
-    if WHAT == "veto" and ranks == 3:
-        raise dmr.UsageError("expected to be asked for another number than 3")
-    if WHAT == "owner":
-        run.state["befores"] = []
+def save(run):
+    run.state["saves"] = [*run.state.get("saves", []), run.world.size]
+    if WHAT == "veto" and run.step == 10:
+        raise dmr.UsageError("expected another step than 10")
     if WHAT == "ask-in-vain":
-        raise dmr.UsageError("expected not to be asked at all")
+        raise dmr.UsageError("expected no resize at all")
 
 
-def after(run, record):
-    now = None if record is None else record.to_ranks
-    run.state["afters"] = [*run.state.get("afters", []), now]
+def load(run):
+    run.state["loads"] = [*run.state.get("loads", []), run.world.size]
 
 
 def owner(items, layout):
@@ -94,7 +91,7 @@ def main(comm):
     here = Here()
     stays = "merge" in WHAT or WHAT == "room"
     build = here.build if stays else None
-    hooks = {"build": build, "before": before, "after": after}
+    hooks = {"build": build, "save": save, "load": load}
     with dmr.malleable(runtime, fields, plan, backends=("abacus", "rule"), **hooks) as run:
         run.state["backends"] = [*run.state.get("backends", []), runtime.backend]
         if not stays:

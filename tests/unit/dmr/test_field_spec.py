@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sentences import one_sentence
 
+import dmr
 from dmr.data.decomposition import Box
 from dmr.data.field import FieldSpec
 
@@ -82,3 +83,16 @@ def test_signatures_tell_fields_apart_that_cannot_be_moved(other: dict[str, Any]
 def test_signatures_ignore_how_a_field_lies_in_memory() -> None:
     here, there = spec(halo=1), spec(halo=3, order=(2, 1, 0), dtype=np.float64)
     assert here.signature() == there.signature()
+
+
+def test_the_halo_at_the_edge_of_the_domain_may_differ() -> None:
+    one = dmr.adapt(np.zeros((9, 10)), (6, 8), halo=1, edge=(2, (0, 1)))
+    assert one.edge_halos == ((2, 2), (0, 1)) and one.halos == ((1, 1), (1, 1))
+    cut = one.decompose((2,))
+    assert [one.halos_of(cut.box(n)) for n in range(2)] == [((2, 1), (0, 1)), ((1, 2), (0, 1))]
+    assert one.agreed("u", cut, [one.halos] * 2).edges == ((2, 2), (0, 1))
+    none = dmr.adapt(np.zeros(6), (6,), halo=1, edge=0)
+    assert none.agreed("u", none.decompose((1,)), [none.halos]).edges == ()
+    assert none.block(none.decompose((1,)), 0).padded.shape == (6,)
+    with pytest.raises(ValueError, match="expected an edge of 0 or more on each of 1 axes, got -1"):
+        dmr.adapt(np.zeros(6), (6,), halo=1, edge=-1)

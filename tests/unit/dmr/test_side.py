@@ -585,6 +585,8 @@ def test_an_old_world_ends_with_the_status_of_the_mpiexec_that_it_has_started(
     run.runtime.manager = SimpleNamespace() if managed else None
     with pytest.raises(Left) as left:
         leave_old(run, SimpleNamespace(strategy=strategy), answered=answered)  # type: ignore[arg-type]
+    assert not ended
+    left.value.settle()
     assert left.value.code == code and ended == (["watch", "MPI"] if finalised else [])
 
 
