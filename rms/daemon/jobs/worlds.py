@@ -332,6 +332,8 @@ class Worlds:
         left = [launch for launch in step.worlds if self.has_processes(job, launch)]
         for launch in left:
             launcher.kill(job.id, launch)
+        if job.resize is not None:  # perhaps it was decided since the world has died
+            self.feed(job, machine.WorldDied())
         if left or job.resize is not None:
             return
         if death.call is not None and death.call() is None:

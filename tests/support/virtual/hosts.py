@@ -26,7 +26,7 @@ from rms.launch.hosts.launcher import DOWN_S, FENCE, HostsLauncher
 from rms.launch.processes import INSTANCE_VARIABLE
 from rms.wire.messages import SLOTS_VARIABLE, WORLD_VARIABLE
 from virtual.loop import VirtualLoop
-from virtual.machine import KILLED, Machine, Process, World
+from virtual.machine import KILLED, Machine, Process, World, is_beside
 from virtual.server import Launcher, Server
 
 CONNECT_S = 5.0
@@ -103,8 +103,7 @@ class Hosts:
             if host.state in ("", "cut")
             and part.process.job == world.job
             and part.process.world is not None
-            and part.process.world.number == world.number
-            and part.process.world is not world
+            and is_beside(part.process.world, world)
         ]
 
     def _begin_on(self, host: Host, process: Process, slots: tuple[str, ...]) -> None:

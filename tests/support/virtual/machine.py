@@ -244,7 +244,7 @@ class Machine:
         return [
             one
             for one in self.of(world.job)
-            if one.world is not None and one.world.number == world.number and one.world is not world
+            if one.world is not None and is_beside(one.world, world)
         ]
 
     async def _shell(self, process: Process, work: Coroutine[Any, Any, int]) -> None:
@@ -439,6 +439,11 @@ class Machine:
                 return None
             except NoAnswerError:
                 await asyncio.sleep(RETRY_S)
+
+
+def is_beside(other: World, world: World) -> bool:
+    """Return whether another world of a line computes, or has computed."""
+    return other is not world and other.number == world.number and other.step is not None
 
 
 def read_plan(text: str) -> Plan:
