@@ -38,20 +38,23 @@ class Keepers:
 
     def start(self, job: JobRuntime, step: Step, slots: Sequence[str]) -> None:
         """Have a keeper on each host of these slots that has none."""
-        launcher, known = self._context.launcher, self._known.setdefault(job.id, set())
+        launcher, known, new = self._context.launcher, self._known.setdefault(job.id, set()), []
         for number in [n for n in step.keepers if not self._runs(job.id, n)]:
             del step.keepers[number]
         for host in hosts_of(slots) or [""]:
-            if host in step.keepers.values():
-                continue
-            number = max(known, default=-1) + 1
-            known.add(number)
+            if host not in step.keepers.values():
+                step.keepers[job.keeper_count] = host
+                new.append(job.keeper_count)
+                job.keeper_count += 1
+        known.update(new)
+        self._context.journal.note(job.steps_note())  # a restarted daemon has to know of them
+        for number in new:
+            host = step.keepers[number]
             try:
                 launcher.start_keeper(job.id, number, host)
             except LaunchError as error:
                 log.warning(f"job {job.id}: no keeper on {host or 'this machine'}: {error}")
-                continue
-            step.keepers[number] = host
+                del step.keepers[number]
 
     def _runs(self, job: JobId, number: int) -> bool:
         return bool(self._context.launcher.members(keepers_of(job), number))
@@ -93,10 +96,8 @@ class Keepers:
 
     def adopt(self, names: Iterable[str]) -> None:
         """Take back the keepers of an earlier daemon, by the owners of its processes."""
-        for job_id, job in self._context.jobs.items():
-            numbers = {n for step in job.lasting for n in step.keepers}
-            if numbers:
-                self._known[job_id] = numbers
+        jobs = self._context.jobs.items()
+        self._known = {job_id: {*range(job.keeper_count)} for job_id, job in jobs}
         known = {keepers_of(job_id) for job_id in self._known}
         for name in names:
             if name.endswith(keepers_of("")) and name not in known:

@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 
 from rms.core.model.events import NodesLost, ResizeAsked, ResizePoint, Started, Stepped
 from rms.core.model.jobs import Job, JobId, JobState, Node
@@ -281,6 +282,9 @@ class Worlds:
         lines, now = self.keepers.lines(job, step), self._context.now()
         if job.ending is not None or job.fault:
             self.conclude(job, number, 1)
+            return
+        if step.waits_s == -inf:
+            self._await_keepers(job, step)
             return
         if lines is None and now <= (step.waits_s or now) + KEEPER_S:
             return

@@ -24,7 +24,7 @@ from rms.launch.hosts.agent import Agent, Order
 from rms.launch.hosts.allocation import Allocation
 from rms.launch.hosts.launcher import DOWN_S, FENCE, HostsLauncher
 from rms.launch.processes import INSTANCE_VARIABLE
-from rms.wire.messages import SLOTS_VARIABLE, WORLD_VARIABLE
+from rms.wire.messages import SLOTS_VARIABLE, SUPERVISOR_VARIABLE, WORLD_VARIABLE
 from virtual.loop import VirtualLoop
 from virtual.machine import KILLED, Machine, Process, World, is_beside
 from virtual.server import Launcher, Server
@@ -66,7 +66,11 @@ class Host:
 
 
 class Hosts:
-    """All hosts; they outlive daemons."""
+    """All hosts; they outlive daemons.
+
+    Attributes:
+        began_on_lost: jobs of which a script or a first world began on a host that was lost.
+    """
 
     def __init__(
         self, loop: VirtualLoop, rng: random.Random, machine: Machine, counted: Counter[str]
@@ -74,6 +78,7 @@ class Hosts:
         self.loop, self.rng, self.machine, self.counted = loop, rng, machine, counted
         self.hosts: dict[str, Host] = {}
         self.files: dict[int, Pipe] = {}
+        self.began_on_lost = set[str]()
         machine.unreachable, machine.moved = self._unreachable, self._moved
         machine.beside = self._beside
 
@@ -110,6 +115,8 @@ class Hosts:
         if host.state:  # it cannot be reached
             self.machine.lose(process)
             hurt(process)
+            if process.pieces is None and process.keepers.get(SUPERVISOR_VARIABLE, "0") == "0":
+                self.began_on_lost.add(process.job)
             self.loop.call_later(CONNECT_S, self.machine.exit, process, LOST)
             return
         own = tuple(slot for slot in slots if slot.startswith(f"{host.name}/"))

@@ -857,10 +857,11 @@ class World:
         by_id = {row.id: row for row in rows}
         self.wrong += [f"job {job} is lost" for job in self.plans.keys() - by_id.keys()]
         self.wrong += [f"job {job} was not submitted" for job in by_id.keys() - self.plans.keys()]
-        requeues = Counter[str]()
+        requeues, late = Counter[str](), Counter[str]()
         for entry in server.daemon.journal.read(server.daemon.journal.begins()):
             if isinstance(entry, Seen) and isinstance(entry.event, Requeued):
                 requeues[entry.event.job] += 1
+                late[entry.event.job] += not entry.event.reason.startswith("could not start")
         cancelled = {
             subject.partition(" ")[2]
             for subject, calls in self.calls.items()
@@ -870,7 +871,7 @@ class World:
             if (state := by_id[job].state) in ("COMPLETED", "FAILED"):
                 self.wrong.append(f"job {job} is {state}, though a cancel was acknowledged")
         if self.setup.mild:
-            self._check_survivors(by_id, requeues)
+            self._check_survivors(by_id, late)
         runs = Counter(run.job for run in self.machine.runs)
         for job, row in by_id.items():
             self.counted[f"job {row.state}"] += 1
@@ -908,6 +909,8 @@ class World:
 
     def _check_survivors(self, rows: dict[str, JobRow], requeues: Counter[str]) -> None:
         """Check that jobs with copies in memory have gone on, unless a user has ended them."""
+        if self.hosts is not None:
+            self._excused |= self.hosts.began_on_lost
         for job, row in rows.items():
             kinds = {call.kind for call in self.calls[f"job {job}"]}
             if job in self._excused or not kinds.isdisjoint(("cancel", "requeue")):
