@@ -36,25 +36,32 @@ class Keepers:
         self._known: dict[JobId, set[int]] = {}
         """Keepers that have been started and may not have ended."""
 
-    def start(self, job: JobRuntime, step: Step, slots: Sequence[str]) -> None:
-        """Have a keeper on each host of these slots that has none."""
-        launcher, known, new = self._context.launcher, self._known.setdefault(job.id, set()), []
+    def start(self, job: JobRuntime, step: Step, slots: Sequence[str]) -> bool:
+        """Have a keeper on each host of these slots that has none.
+
+        It is on disk first, as a restarted daemon ends or uses them. Return whether it is: on a
+        full disk none is started.
+        """
+        launcher, journal, new = self._context.launcher, self._context.journal, dict[int, str]()
+        if not journal.caught_up():
+            return False
         for number in [n for n in step.keepers if not self._runs(job.id, n)]:
             del step.keepers[number]
         for host in hosts_of(slots) or [""]:
             if host not in step.keepers.values():
-                step.keepers[job.keeper_count] = host
-                new.append(job.keeper_count)
+                step.keepers[job.keeper_count] = new[job.keeper_count] = host
                 job.keeper_count += 1
-        known.update(new)
-        self._context.journal.note(job.steps_note())  # a restarted daemon has to know of them
-        for number in new:
-            host = step.keepers[number]
+        journal.note(job.steps_note())
+        if not journal.caught_up():
+            return False
+        self._known.setdefault(job.id, set()).update(new)
+        for number, host in new.items():
             try:
                 launcher.start_keeper(job.id, number, host)
             except LaunchError as error:
                 log.warning(f"job {job.id}: no keeper on {host or 'this machine'}: {error}")
                 del step.keepers[number]
+        return True
 
     def _runs(self, job: JobId, number: int) -> bool:
         return bool(self._context.launcher.members(keepers_of(job), number))

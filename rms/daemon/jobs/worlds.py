@@ -94,7 +94,7 @@ class Worlds:
         context.journal.note(LineNote(f"{job.id}/{number}", *line))
         self.save_steps(job)
         if job.submission.survive:
-            self._await_keepers(job, step)
+            self._await_keepers(job, number, step)
         else:
             self._begin(job, number, step)
         return number
@@ -271,11 +271,11 @@ class Worlds:
 
     # --- deaths that a job survives ----------------------------------------------------------
 
-    def _await_keepers(self, job: JobRuntime, step: Step) -> None:
+    def _await_keepers(self, job: JobRuntime, number: int, step: Step) -> None:
         """Start the keepers of a step's next world, which is booted when all of them serve."""
-        self.keepers.start(job, step, self.slots_of(job)[0])
-        step.waits_s, job.revives = self._context.now(), True
+        step.waits_s, job.revives = -inf, True
         self.save_steps(job)
+        self._begin_with_keepers(job, number, step)
 
     def _begin_with_keepers(self, job: JobRuntime, number: int, step: Step) -> None:
         """Boot a world whose keepers serve, or have not come in time; copies need all of them."""
@@ -284,7 +284,8 @@ class Worlds:
             self.conclude(job, number, 1)
             return
         if step.waits_s == -inf:
-            self._await_keepers(job, step)
+            if self.keepers.start(job, step, self.slots_of(job)[0]):
+                step.waits_s = now
             return
         if lines is None and now <= (step.waits_s or now) + KEEPER_S:
             return
@@ -366,7 +367,7 @@ class Worlds:
         if script_lost:
             self._run_again(job, number, step)
         else:
-            self._await_keepers(job, step)
+            self._await_keepers(job, number, step)
 
     def _go_narrower(self, job: JobRuntime, step: Step, gone: set[str]) -> bool:
         """Enter the loss of nodes; return whether the job can go on with the others."""
@@ -648,8 +649,8 @@ class Worlds:
         step, failure = job.steps[boot.step], ""
         if step.keepers and job.id not in self._boots:
             slots = [slot for part in boot.launches.values() for slot in part]
-            self.keepers.start(job, step, slots)
-            if self.keepers.lines(job, step) is None:
+            started = self.keepers.start(job, step, slots)
+            if not started or self.keepers.lines(job, step) is None:
                 self._boots[job.id] = boot
                 return
         self._boots.pop(job.id, None)

@@ -299,13 +299,13 @@ def survivors(seed: int, hours: float) -> tuple[Setup, list[Act]]:
 
 
 def _survivors(rng: random.Random, setup: Setup, until_s: float) -> list[Act]:
-    acts, at_s, every_s = list[Act](), 0.0, rng.choice((60.0, 150.0, 400.0))
+    acts, at_s, every_s = list[Act](), 0.0, rng.choice((20.0, 60.0, 150.0))
     while (at_s := at_s + rng.expovariate(1.0 / every_s)) < until_s:
         key, most = f"k{len(acts)}", rng.randint(2, setup.nodes)
         line = Line(
-            rng.choice((100, 400)),
-            rng.choice((0.2, 0.5, 1.0)),
-            rng.choice(STRATEGIES),
+            rng.choice((100, 400, 1000)),
+            rng.choice((0.2, 0.5)),
+            rng.choice(STRATEGIES[:3] if setup.mild else STRATEGIES),
             saves=rng.random() < 0.4,
             dies_at=0 if setup.mild else rng.choice((0, 0, 0, 0, 0, 0, 40)),
         )
@@ -347,7 +347,7 @@ SOON_S = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 15.0)
 
 def _mild_faults(rng: random.Random, setup: Setup, until_s: float, times: list[float]) -> list[Act]:
     """Return deaths of ranks, of keepers and of one host, and kills of the daemon in between."""
-    acts, at_s, every_s = list[Act](), 60.0, rng.choice((30.0, 90.0))
+    acts, at_s, every_s = list[Act](), 20.0, rng.choice((10.0, 40.0))
     while (at_s := at_s + 20.0 + rng.expovariate(1.0 / every_s)) < until_s:
         near = [time_s for time_s in times if at_s <= time_s < at_s + 60.0]
         if near and rng.random() < 0.7:
@@ -361,7 +361,7 @@ def _mild_faults(rng: random.Random, setup: Setup, until_s: float, times: list[f
             acts.append(Victim(at_s=at_s, which=which, what="keeper"))
             at_s += 60.0
         elif setup.engine and kind < 0.9:
-            for_s = rng.choice((20.0, 60.0, 120.0))
+            for_s = rng.choice((40.0, 60.0, 120.0))
             how, node = rng.choice(("power", "power", "cut")), rng.randrange(setup.nodes)
             acts.append(Host(at_s=at_s, node=node, for_s=for_s, how=how))
             if rng.random() < 0.4:
@@ -377,7 +377,7 @@ def _mild_faults(rng: random.Random, setup: Setup, until_s: float, times: list[f
 
 def _deaths(rng: random.Random, setup: Setup, until_s: float, times: list[float]) -> list[Act]:
     """Return deaths of ranks, keepers, scripts and hosts, close to each other, and other faults."""
-    acts, every_s, last_s = list[Act](), rng.choice((15.0, 60.0, 180.0)), 0.0
+    acts, every_s, last_s = list[Act](), rng.choice((8.0, 20.0, 60.0)), 0.0
     begun_s = 0.0
     while (begun_s := begun_s + rng.expovariate(1.0 / every_s)) < until_s:
         at_s, kind, which = begun_s, rng.random(), rng.randrange(100)
@@ -414,7 +414,7 @@ def _deaths(rng: random.Random, setup: Setup, until_s: float, times: list[float]
                         (
                             Freeze(at_s=at_s, for_s=for_s),
                             Forks(at_s=at_s, for_s=for_s),
-                            Disk(at_s=at_s, for_s=for_s, full=True),
+                            Disk(at_s=at_s, for_s=min(for_s, 8.0), full=True),
                             Process(at_s=at_s, which=which, how="stops", for_s=for_s),
                         )
                     )
