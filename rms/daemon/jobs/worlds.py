@@ -279,9 +279,12 @@ class Worlds:
 
     def _begin_with_keepers(self, job: JobRuntime, number: int, step: Step) -> None:
         """Boot a world whose keepers serve, or have not come in time; copies need all of them."""
-        lines, now = self.keepers.lines(job, step), self._context.now()
+        context = self._context
+        lines, now = self.keepers.lines(job, step), context.now()
         if job.ending is not None or job.fault:
             self.conclude(job, number, 1)
+            return
+        if context.state.running[job.id].state is JobState.SUSPENDED:
             return
         if step.waits_s == -inf:
             if self.keepers.start(job, step, self.slots_of(job)[0]):
@@ -321,6 +324,7 @@ class Worlds:
         step.death = Death(context.time(), job.step, why, failed)
         if before is not None:  # the world that followed has died before it computed
             step.death.at_s, step.death.step = before.at_s, before.step
+            step.restored = step.restored[0], step.restored[1] + 1
         job.revives = True
         self.feed(job, machine.WorldDied())
         for launch in step.worlds:
@@ -339,11 +343,11 @@ class Worlds:
             launcher.kill(job.id, launch)
         if job.resize is not None:  # perhaps it was decided since the world has died
             self.feed(job, machine.WorldDied())
-        if left or job.resize is not None:
+        running = context.state.running[job.id]
+        if left or job.resize is not None or running.state is JobState.SUSPENDED:
             return
         if death.call is not None and death.call() is None:
             return
-        running = context.state.running[job.id]
         hosts = context.cluster.hosts_of(running.nodes)
         gone = {*(launcher.nodes.unavailable() or ()), *launcher.nodes.lost()}.intersection(hosts)
         if gone.issuperset(hosts) and context.now() <= death.at_s + HOSTS_S:
@@ -393,9 +397,13 @@ class Worlds:
         job.steps, job.keys, job.revives = [], [], False
         context.launcher.status_file(job.id).unlink(missing_ok=True)
         context.journal.note(ScriptNote(job.id), job.steps_note())
+        self.run_again(job)
+
+    def run_again(self, job: JobRuntime) -> None:
+        """Run the script of a job whose node is lost."""
         log.info(f"job {job.id}: its script runs again, as its node is lost")
         try:
-            self._scripts.run(job, context.state.running[job.id].nodes)
+            self._scripts.run(job, self._context.state.running[job.id].nodes)
         except LaunchError as error:
             self._scripts.fail(job, str(error))
 

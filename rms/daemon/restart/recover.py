@@ -462,6 +462,9 @@ def _take_back(daemon: Daemon, job: JobRuntime, script: ManagedProcess | None) -
         journal.note(ResizeNote(job.id, resize), job.steps_note(), ScriptNote(job.id))
         daemon.scripts.run(job, wanted)
         script = job.script
+    elif script is None and job.inherited is not None and not members:
+        daemon.worlds.run_again(job)
+        script = job.script
     if script is not None:
         job.script = script
         log.info(

@@ -151,13 +151,14 @@ class World:
         self.sent_j, self.booked_j = dict[str, set[float]](), dict[str, float]()
         self._held_before = set[tuple[JobId, Node]]()
         self._down_before: frozenset[Node] = frozenset()
+        self._seen: Server | None = None
         self._cap_before: float | None = None
         self._most_w = inf
         self._idle: tuple[Server, float] | None = None
         self._idle_looks = 0
         self._excused = set[str]()
         self._lingers_s = dict[int, float]()
-        self._dead_s = dict[str, float]()
+        self._dead_s, self._stopped_s = dict[str, float](), dict[str, float]()
         self.plans: dict[str, acts.Submit] = {}
         self._well_s = 0.0
         self._settles_s = inf
@@ -670,6 +671,8 @@ class World:
         if state.releasing != releasing:
             self._wrong(f"{releasing} nodes are being released, {state.releasing} are counted")
         holds = {(job_id, node) for job_id, job in state.running.items() for node in job.held}
+        if self._seen is not self.server:  # until now, a host may have answered another daemon
+            self._seen, self._down_before = self.server, frozenset()
         down = self._down_before & state.down
         drained = [pair for pair in holds - self._held_before if pair[1] in down]
         if drained:
@@ -722,8 +725,17 @@ class World:
                 self._lingers_s.pop(pid, None)
             elif now_s > max(self._lingers_s.setdefault(pid, now_s), self._calm_s()) + LINGERS_S:
                 self._wrong(f"a keeper of {process.job} is left on {pieces.host}")
-        dead = {job_id for job_id in state.running if jobs[job_id].revives}
-        dead = {job for job in dead if state.running[job].state is not JobState.SUSPENDED}
+        stopped = {
+            job_id for job_id, job in state.running.items() if job.state is JobState.SUSPENDED
+        }
+        self._stopped_s = {job: self._stopped_s.get(job, now_s) for job in stopped}
+        for job, at_s in self._stopped_s.items():
+            for world in self.machine.stepping_worlds.get(job, []):
+                if any(
+                    one.begun_s > at_s and one.pid in self.machine.live for one in world.launches
+                ):
+                    self._wrong(f"job {job} computes, and is suspended")
+        dead = {job_id for job_id in state.running if jobs[job_id].revives} - stopped
         self._dead_s = {job: self._dead_s.get(job, now_s) for job in dead}
         for job, at_s in self._dead_s.items():
             if now_s > max(at_s, self._calm_s()) + DEAD_S:
