@@ -66,15 +66,14 @@ class Keepers:
     def _runs(self, job: JobId, number: int) -> bool:
         return bool(self._context.launcher.members(keepers_of(job), number))
 
-    def lines(self, job: JobRuntime, step: Step) -> list[str] | None:
-        """Return where the keepers of a step are, None while one of them starts."""
-        lines = []
-        for number in step.keepers:
-            line = self._line(job.id, number)
-            if not line:
-                return None
-            lines.append(line)
-        return lines
+    def serve(self, job: JobRuntime, step: Step, slots: Sequence[str]) -> bool:
+        """Return whether a keeper serves on each host of these slots."""
+        ready = {host for number, host in step.keepers.items() if self._line(job.id, number)}
+        return ready.issuperset(hosts_of(slots) or [""])
+
+    def drop_late(self, job: JobRuntime, step: Step) -> None:
+        """Drop the keepers that do not serve yet."""
+        step.keepers = {n: host for n, host in step.keepers.items() if self._line(job.id, n)}
 
     def _line(self, job: JobId, number: int) -> str:
         try:
@@ -84,11 +83,11 @@ class Keepers:
         return text.strip() if text.endswith("\n") else ""
 
     def environment(self, job: JobRuntime, step: Step) -> dict[str, str]:
-        """Return the variables of the ranks of a world, whose keepers serve."""
-        if not step.keepers:
+        """Return the variables of the ranks of a world, with the keepers that serve."""
+        lines = list(filter(None, [self._line(job.id, number) for number in step.keepers]))
+        if not lines:
             return {}
-        lines = [self._line(job.id, number) for number in step.keepers]
-        env = {KEEPERS_VARIABLE: " ".join(filter(None, lines)), SUPERVISOR_VARIABLE: str(step.life)}
+        env = {KEEPERS_VARIABLE: " ".join(lines), SUPERVISOR_VARIABLE: str(step.life)}
         if job.submission.survive != PLAN:
             env[MEMORY_VARIABLE] = job.submission.survive
         mtbf_h = self._context.settings.mtbf_h

@@ -280,20 +280,29 @@ class Worlds:
     def _begin_with_keepers(self, job: JobRuntime, number: int, step: Step) -> None:
         """Boot a world whose keepers serve, or have not come in time; copies need all of them."""
         context = self._context
-        lines, now = self.keepers.lines(job, step), context.now()
+        now, slots = context.now(), self.slots_of(job)[0]
         if job.ending is not None or job.fault:
             self.conclude(job, number, 1)
             return
         if context.state.running[job.id].state is JobState.SUSPENDED:
             return
         if step.waits_s == -inf:
-            if self.keepers.start(job, step, self.slots_of(job)[0]):
+            if self.keepers.start(job, step, slots):
                 step.waits_s = now
             return
-        if lines is None and now <= (step.waits_s or now) + KEEPER_S:
+        served = self.keepers.serve(job, step, slots)
+        if not served and now <= (step.waits_s or now) + KEEPER_S:
             return
-        if lines is None:
+        if not served:
             log.warning(f"job {job.id}: not all keepers have started within {KEEPER_S:g} s")
+        if not served and step.life:  # it would begin anew, although there may be copies
+            if step.restored[1] >= TRIES:
+                self.conclude(job, number, 1)
+                return
+            step.restored = step.restored[0], step.restored[1] + 1
+            self.keepers.drop_late(job, step)
+            self._await_keepers(job, number, step)
+            return
         step.waits_s, job.revives = None, False
         self._begin(job, number, step)
 
@@ -580,7 +589,8 @@ class Worlds:
         if waiting is not None and step is not None and resize.number == waiting.resize:
             late = self._context.now() > resize.begun_s + KEEPER_S
             if resize.state is ResizeState.BOOTING:
-                if late or self.keepers.lines(job, step) is not None:
+                slots = [slot for part in waiting.launches.values() for slot in part]
+                if late or self.keepers.serve(job, step, slots):
                     self._boot(job, waiting)
                 return
         self._boots.pop(job.id, None)
@@ -658,7 +668,7 @@ class Worlds:
         if step.keepers and job.id not in self._boots:
             slots = [slot for part in boot.launches.values() for slot in part]
             started = self.keepers.start(job, step, slots)
-            if not started or self.keepers.lines(job, step) is None:
+            if not (started and self.keepers.serve(job, step, slots)):
                 self._boots[job.id] = boot
                 return
         self._boots.pop(job.id, None)

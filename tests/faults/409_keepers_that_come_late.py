@@ -1,0 +1,48 @@
+"""A job with ``--survive`` began anew after a death, although there were copies of its data.
+
+A keeper had not started within its time, or could not be started, and the ranks use copies only
+where each host has a keeper. Keepers of hosts that the job does not have were waited for as well.
+Seeds of ``scripts/simulate-faults --survivors`` show both.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from survivors import KEEPERS, ONE, dies, passes, step_of, surviving, worlds
+
+from rms.daemon.jobs.keepers import KEEPER_S
+from rms.daemon.jobs.worlds import TRIES
+from rms.launch.base import LaunchError
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_others_are_started(tmp_path: Path, fails: bool) -> None:
+    with surviving(tmp_path) as opened:
+        dies(opened)
+        opened.launcher.kill(KEEPERS)
+        cannot = LaunchError("no processes are left") if fails else None
+        with patch.object(opened.launcher, "start_keeper", side_effect=cannot):
+            passes(opened, KEEPER_S / 4.0)
+            assert worlds(opened) == [None]
+        passes(opened, KEEPER_S)
+        assert worlds(opened) == [None, 1] and len(step_of(opened).keepers) == 1
+
+
+def test_the_job_ends_where_there_are_none(tmp_path: Path) -> None:
+    with surviving(tmp_path) as opened:
+        dies(opened)
+        opened.launcher.kill(KEEPERS)
+        with patch.object(opened.launcher, "start_keeper"):
+            passes(opened, KEEPER_S, rounds=4 * TRIES)
+        assert opened.daemon.jobs[ONE].steps[0].exit_code == 1 and worlds(opened) == [None]
+
+
+def test_those_of_other_hosts_are_not_waited_for(tmp_path: Path) -> None:
+    with surviving(tmp_path) as opened:
+        dies(opened)
+        step_of(opened).keepers[7] = "n7"
+        passes(opened)
+        assert worlds(opened) == [None, 1]
