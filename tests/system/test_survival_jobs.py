@@ -47,9 +47,12 @@ def rms(daemon: Rms) -> Iterator[Rms]:
         yield found
 
 
-def survivor(rms: Rms, *kills: str, options: tuple[str, ...] = ("--no-kill",)) -> str:
+def survivor(
+    rms: Rms, *kills: str, options: tuple[str, ...] = ("--no-kill",), pause_s: float = 0.1
+) -> str:
     """Submit survivor.py on two ranks; return the id."""
-    line = " ".join(f"{name}={value}" for name, value in {**YIELD, "SURVIVOR_PAUSE": "0.1"}.items())
+    env = {**YIELD, "SURVIVOR_PAUSE": f"{pause_s}"}
+    line = " ".join(f"{name}={value}" for name, value in env.items())
     body = (
         f"cd {shlex.quote(str(rms.work))}; {line} mpirun {shlex.join([*SURVIVOR, STEPS, *kills])}"
     )
@@ -89,12 +92,12 @@ def test_a_killed_rank(rms: Rms, undisturbed: str, kills: list[str]) -> None:
 @pytest.mark.promise("survives")
 @pytest.mark.parametrize("kill", ["resize:0:1", "taken:0:0", "step:17:0"])
 def test_a_killed_rank_of_a_resized_job(rms: Rms, undisturbed: str, kill: str) -> None:
-    job = survivor(rms, kill, options=("--survive", "0.2"))
+    job = survivor(rms, kill, options=("--survive", "0.2"), pause_s=0.4)
     rms.running(job, 8)
     rms.ask("resize", job, "1")
     ends_well(rms, job, undisturbed)
-    killed = list(rms.work.glob("killed-*"))  # none where a strategy has no such place
-    assert bool(deaths(rms, job) or rms.rolled_back(job)) == bool(killed)
+    if list(rms.work.glob("killed-*")):  # a strategy may have no such place
+        assert deaths(rms, job) or rms.rolled_back(job)
 
 
 @pytest.mark.promise("survives")

@@ -70,6 +70,7 @@ class Hosts:
 
     Attributes:
         began_on_lost: jobs of which a script or a first world began on a host that was lost.
+        slow_kills: whether processes may take some time to end after SIGKILL.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Hosts:
         self.loop, self.rng, self.machine, self.counted = loop, rng, machine, counted
         self.hosts: dict[str, Host] = {}
         self.files: dict[int, Pipe] = {}
-        self.began_on_lost = set[str]()
+        self.began_on_lost, self.slow_kills = set[str](), False
         machine.unreachable, machine.moved = self._unreachable, self._moved
         machine.beside = self._beside
 
@@ -257,6 +258,7 @@ class AgentOnHost(Agent):
 
     Attributes:
         running: the agent whose code runs now.
+        waits: whether it waits until the processes that it ends are gone.
     """
 
     running: ClassVar[AgentOnHost]
@@ -268,7 +270,7 @@ class AgentOnHost(Agent):
         self.hosts, self.host, self.mark = hosts, host, mark
         self._processes: Any = self
         self.orders, self.answers = Pipe(hosts), Pipe(hosts)
-        self.dead, self.here = False, True
+        self.dead, self.here, self.waits = False, True, False
         self.begun_s = hosts.loop.now_s
         host.agents.append(self)
         hosts.loop.call_later(1.0, self._every)
@@ -279,7 +281,9 @@ class AgentOnHost(Agent):
         """End all processes of jobs, as a daemon is not heard of, or asks for it."""
         for part in self.host.parts:
             hurt(part.process)
+        self.waits = True
         super().end_all()
+        self.waits = False
 
     def owners(self) -> list[tuple[str, str]]:
         return sorted({(part.process.job, _launch(part.process)) for part in self.host.parts})
@@ -297,8 +301,12 @@ class AgentOnHost(Agent):
             process = part.process
             if process.pid != pid:
                 continue
-            if number == signal.SIGKILL:
-                self.hosts.end(self.host, part)
+            hosts = self.hosts
+            if number == signal.SIGKILL and hosts.slow_kills and not self.waits:
+                wait_s = hosts.rng.choice((0.0, 0.0, 0.0, 3.0))
+                hosts.loop.call_later(wait_s, hosts.end, self.host, part)
+            elif number == signal.SIGKILL:
+                hosts.end(self.host, part)
             elif number == signal.SIGSTOP:
                 process.going.clear()
             else:

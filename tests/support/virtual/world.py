@@ -174,6 +174,7 @@ class World:
             rng = random.Random(f"hosts {self.seed}")
             self.hosts = Hosts(self.loop, rng, self.machine, self.counted)
             self.hosts.hosts = {name: Host(name) for name in names}
+            self.hosts.slow_kills = self.setup.survivors
         for name in ("work", "state"):
             (self.folder / name).mkdir()
 
