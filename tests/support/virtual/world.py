@@ -27,7 +27,7 @@ import msgspec
 from rms.core.books.spans import BalanceError
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import Requeued
-from rms.core.model.jobs import JobId, JobState, Node, NodePower
+from rms.core.model.jobs import Job, JobId, JobState, Node, NodePower
 from rms.core.rules.powercap import expected_w
 from rms.core.state import State
 from rms.daemon.restart.recover import replayed
@@ -92,8 +92,9 @@ BOOT_S = 20.0
 LOST_S = 120.0
 """Time after which a daemon has to know that a node is lost."""
 
-LINGERS_S, DEAD_S = 30.0, 150.0
-"""Times after which a keeper that is not needed has ended, and a job computes again."""
+LINGERS_S, DEAD_S, HOLDS_S = 30.0, 150.0, 100.0
+"""Times after which a keeper that is not needed has ended, a job computes again, and a job that can
+go on without a lost node has given that back."""
 
 SLURM_ROUND_S, HOSTS_ROUND_S = 2.0, 1.0
 MOST_ENDED = 21
@@ -712,6 +713,8 @@ class World:
             job, step = jobs[job_id], jobs[job_id].running_step
             for host in self.cluster.hosts_of(running.held) if self.setup.engine else [LOOPBACK]:
                 needed.add((keepers_of(job_id), host))
+            if self.hosts is not None and step is not None and step.keepers and step.has_polled:
+                self._look_at_held(running)
             worlds = self.machine.stepping_worlds.get(job_id, [])
             if job.resize is not None or job.revives or step is None or not worlds:
                 continue
@@ -741,6 +744,17 @@ class World:
         for job, at_s in self._dead_s.items():
             if now_s > max(at_s, self._calm_s()) + DEAD_S:
                 self._wrong(f"job {job} has not gone on for {now_s - at_s:.0f} s")
+
+    def _look_at_held(self, running: Job) -> None:
+        """Check that a job that can go on without its lost nodes does not hold them for long."""
+        assert self.hosts is not None
+        since = [self.hosts.hosts[host].since_s for host in self.cluster.hosts_of(running.held)]
+        left, can = since.count(None), running.spec.mode.resizable and not running.requested_nodes
+        if running.state is not JobState.RUNNING or not can or min(running.spec.sizes()) > left:
+            return
+        for at_s in since:
+            if at_s is not None and self.loop.time() > max(at_s, self._calm_s()) + HOLDS_S:
+                self._wrong(f"job {running.spec.id} holds a node that is lost since {at_s:.3f} s")
 
     def _calm_s(self) -> float:
         """Return the time since which nothing hinders the daemon, inf while something does."""
