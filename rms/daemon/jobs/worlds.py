@@ -300,9 +300,9 @@ class Worlds:
             if step.restored[1] >= TRIES:
                 self.conclude(job, number, 1)
                 return
-            step.restored = step.restored[0], step.restored[1] + 1
             self.keepers.drop_late(job, step)
-            self._await_keepers(job, number, step)
+            step.waits_s = None
+            self._die(job, step, "its keepers have not all started")  # perhaps a node is lost
             return
         step.waits_s, job.revives = None, False
         self._begin(job, number, step)

@@ -92,7 +92,7 @@ BOOT_S = 20.0
 LOST_S = 120.0
 """Time after which a daemon has to know that a node is lost."""
 
-LINGERS_S, DEAD_S, HOLDS_S = 30.0, 150.0, 100.0
+LINGERS_S, DEAD_S, HOLDS_S = 30.0, 150.0, 75.0
 """Times after which a keeper that is not needed has ended, a job computes again, and a job that can
 go on without a lost node has given that back."""
 
