@@ -287,7 +287,6 @@ class Worlds:
         if context.state.running[job.id].state is JobState.SUSPENDED:
             return
         if step.waits_s == -inf:
-            # Else what ends those of the line before may end the new ones as well.
             if not self.keepers.end(job.id) and self.keepers.start(job, step, slots):
                 step.waits_s = now
             return
