@@ -234,20 +234,6 @@ MUTATIONS = (
         "left = list[int]()",
         survivors=True,
     ),
-    Mutation(
-        "nodes that a job has lost are not given back",
-        WORLDS,
-        "self._handle(NodesLost(context.time(), job.id, kept[:size]))",
-        "pass",
-        survivors=True,
-    ),
-    Mutation(
-        "a script that runs again begins a new step",
-        WORLDS,
-        "if job.inherited is not None and job.heir == number:",
-        "if False:",
-        survivors=True,
-    ),
 )
 
 
