@@ -26,7 +26,7 @@ from rms.daemon.restart.recover import resume
 from rms.daemon.store.context import Settings
 from rms.daemon.store.journal import Journal
 from rms.launch.base import EngineNodes, LaunchCommand, ManagedProcess, ScriptLaunch, WorldLaunch
-from rms.launch.local import LocalLauncher
+from rms.launch.local import LocalLauncher, keepers_of
 
 NAMES = ("n1", "n2", "n3", "n4")
 COMMAND = LaunchCommand(["a.out"], "/", {}, "/dev/null", "/dev/null")
@@ -122,6 +122,11 @@ class Outliving(LocalLauncher):
             self.completion_file(job, launch.step).unlink(missing_ok=True)
         kept = self.world_status_file(job, launch.launch)
         return self.machine.start(job, launch.launch, kept)
+
+    def start_keeper(self, job: str, number: int, host: str) -> None:
+        file = self.keeper_file(job, number)
+        self.machine.start(keepers_of(job), number, file.with_suffix(".status"))
+        file.write_text("host=address:1:token=/folder\n")
 
     def members(self, job: str | None = None, launch: int | None = None) -> list[int]:
         return self.machine.of(job, launch)

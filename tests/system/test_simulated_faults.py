@@ -37,6 +37,24 @@ def test_the_fixed_seeds(tmp_path: Path) -> None:
     assert counted["kill"] and counted["process"] and counted["network"] and counted["resizes"]
 
 
+@pytest.mark.promise("seeds")
+@pytest.mark.promise("survives")
+def test_the_fixed_seeds_of_jobs_with_copies(tmp_path: Path) -> None:
+    options = "--first", "0", "--seeds", "6", "--hours", "0.5", "--processes", "1"
+    found = simulate(tmp_path, "--survivors", *options)
+    assert found["seeds"] == 6 and found["failed"] == []
+    counted = found["counted"]
+    assert isinstance(counted, dict)
+    assert counted["kill"] and counted["host"]
+    assert counted["rank killed"] and counted["keeper killed"] and counted["script killed"]
+
+
+@pytest.mark.wide
+def test_random_seeds_of_jobs_with_copies(tmp_path: Path) -> None:
+    options = "--seeds", "100000", "--hours", "1", "--seconds", "180"
+    assert simulate(tmp_path, "--survivors", *options)["failed"] == []
+
+
 @pytest.mark.wide
 def test_random_seeds(tmp_path: Path) -> None:
     found = simulate(tmp_path, "--seeds", "100000", "--hours", "4", "--seconds", "180")

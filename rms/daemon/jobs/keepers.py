@@ -36,35 +36,46 @@ class Keepers:
         self._known: dict[JobId, set[int]] = {}
         """Keepers that have been started and may not have ended."""
 
-    def start(self, job: JobRuntime, step: Step, slots: Sequence[str]) -> None:
-        """Have a keeper on each host of these slots that has none."""
-        launcher, known = self._context.launcher, self._known.setdefault(job.id, set())
+    def start(self, job: JobRuntime, step: Step, slots: Sequence[str]) -> bool:
+        """Have a keeper on each host of these slots that has none.
+
+        It is on disk first, as a restarted daemon ends or uses them. Return whether it is: on a
+        full disk none is started.
+        """
+        launcher, journal, new = self._context.launcher, self._context.journal, dict[int, str]()
+        if not journal.caught_up():
+            return False
+        if not step.keepers and launcher.members(keepers_of(job.id)):
+            return False  # what ends those of the line before may end the new ones as well
         for number in [n for n in step.keepers if not self._runs(job.id, n)]:
             del step.keepers[number]
         for host in hosts_of(slots) or [""]:
-            if host in step.keepers.values():
-                continue
-            number = max(known, default=-1) + 1
-            known.add(number)
+            if host not in step.keepers.values():
+                step.keepers[job.keeper_count] = new[job.keeper_count] = host
+                job.keeper_count += 1
+        journal.note(job.steps_note())
+        if not journal.caught_up():
+            return False
+        self._known.setdefault(job.id, set()).update(new)
+        for number, host in new.items():
             try:
                 launcher.start_keeper(job.id, number, host)
             except LaunchError as error:
                 log.warning(f"job {job.id}: no keeper on {host or 'this machine'}: {error}")
-                continue
-            step.keepers[number] = host
+                del step.keepers[number]
+        return True
 
     def _runs(self, job: JobId, number: int) -> bool:
         return bool(self._context.launcher.members(keepers_of(job), number))
 
-    def lines(self, job: JobRuntime, step: Step) -> list[str] | None:
-        """Return where the keepers of a step are, None while one of them starts."""
-        lines = []
-        for number in step.keepers:
-            line = self._line(job.id, number)
-            if not line:
-                return None
-            lines.append(line)
-        return lines
+    def serve(self, job: JobRuntime, step: Step, slots: Sequence[str]) -> bool:
+        """Return whether a keeper serves on each host of these slots."""
+        ready = {host for number, host in step.keepers.items() if self._line(job.id, number)}
+        return ready.issuperset(hosts_of(slots) or [""])
+
+    def drop_late(self, job: JobRuntime, step: Step) -> None:
+        """Drop the keepers that do not serve yet."""
+        step.keepers = {n: host for n, host in step.keepers.items() if self._line(job.id, n)}
 
     def _line(self, job: JobId, number: int) -> str:
         try:
@@ -74,11 +85,11 @@ class Keepers:
         return text.strip() if text.endswith("\n") else ""
 
     def environment(self, job: JobRuntime, step: Step) -> dict[str, str]:
-        """Return the variables of the ranks of a world, whose keepers serve."""
-        if not step.keepers:
+        """Return the variables of the ranks of a world, with the keepers that serve."""
+        lines = list(filter(None, [self._line(job.id, number) for number in step.keepers]))
+        if not lines:
             return {}
-        lines = [self._line(job.id, number) for number in step.keepers]
-        env = {KEEPERS_VARIABLE: " ".join(filter(None, lines)), SUPERVISOR_VARIABLE: str(step.life)}
+        env = {KEEPERS_VARIABLE: " ".join(lines), SUPERVISOR_VARIABLE: str(step.life)}
         if job.submission.survive != PLAN:
             env[MEMORY_VARIABLE] = job.submission.survive
         mtbf_h = self._context.settings.mtbf_h
@@ -93,10 +104,8 @@ class Keepers:
 
     def adopt(self, names: Iterable[str]) -> None:
         """Take back the keepers of an earlier daemon, by the owners of its processes."""
-        for job_id, job in self._context.jobs.items():
-            numbers = {n for step in job.lasting for n in step.keepers}
-            if numbers:
-                self._known[job_id] = numbers
+        jobs = [job for job in self._context.jobs.values() if job.keeper_count]
+        self._known = {job.id: {*range(job.keeper_count)} for job in jobs}
         known = {keepers_of(job_id) for job_id in self._known}
         for name in names:
             if name.endswith(keepers_of("")) and name not in known:

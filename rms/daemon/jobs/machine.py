@@ -36,7 +36,7 @@ from rms.wire.users import ResizeRow
 
 READY_S, MOVE_S, LEAVE_S = 1800.0, 180.0, 10.0  # deadlines of the states ready, moving and leaving
 DIED = "the running world has died"
-LATER_S = 10.0  # pause after a refusal that may be withdrawn later
+LATER_S = 10.0  # pause after a refusal that may be withdrawn later, and after a death
 RELAUNCH = (ResizeState.STOPPING, ResizeState.STARTING)
 
 
@@ -561,7 +561,7 @@ def release(resize: PendingResize, context: ResizeContext) -> AskRelease:
 def roll_back(job: JobRuntime, context: ResizeContext, reason: str) -> Instructions:
     """Tell the scheduler that the job goes on as it was."""
     later = reason.startswith("later: ")
-    rests = job.rest(context.now_s, LATER_S if later else 0.0)
+    rests = job.rest(context.now_s, LATER_S if later or reason == DIED else 0.0)
     return [ResizeRolledBack(context.at_s, job.id, reason, rests, later)]
 
 

@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 
 from rms.core.model.events import (
     NodesLost,
@@ -100,7 +101,7 @@ class Worlds:
         context.journal.note(LineNote(f"{job.id}/{number}", *line))
         self.save_steps(job)
         if job.submission.survive:
-            self._await_keepers(job, step)
+            self._await_keepers(job, number, step)
         else:
             self._begin(job, number, step)
         return number
@@ -277,15 +278,16 @@ class Worlds:
 
     # --- deaths that a job survives ----------------------------------------------------------
 
-    def _await_keepers(self, job: JobRuntime, step: Step) -> None:
+    def _await_keepers(self, job: JobRuntime, number: int, step: Step) -> None:
         """Start the keepers of a step's next world, which is booted when all of them serve."""
-        self.keepers.start(job, step, self.slots_of(job)[0])
-        step.waits_s, job.revives = self._context.now(), True
+        step.waits_s, job.revives = -inf, True
         self.save_steps(job)
+        self._begin_with_keepers(job, number, step)
 
     def _begin_with_keepers(self, job: JobRuntime, number: int, step: Step) -> None:
         """Boot a world whose keepers serve, or have not come in time; copies need all of them."""
-        lines, now = self.keepers.lines(job, step), self._context.now()
+        context = self._context
+        now, slots = context.now(), self.slots_of(job)[0]
         if job.ending is not None or job.fault:
             self.conclude(job, number, 1)
             return
@@ -293,10 +295,25 @@ class Worlds:
             if step.death.call() is None:  # the other nodes are being given back
                 return
             step.death.call = None
-        if lines is None and now <= (step.waits_s or now) + KEEPER_S:
+        if context.state.running[job.id].state is JobState.SUSPENDED:
             return
-        if lines is None:
+        if step.waits_s == -inf:
+            if not self.keepers.end(job.id) and self.keepers.start(job, step, slots):
+                step.waits_s = now
+            return
+        served = self.keepers.serve(job, step, slots)
+        if not served and now <= (step.waits_s or now) + KEEPER_S:
+            return
+        if not served:
             log.warning(f"job {job.id}: not all keepers have started within {KEEPER_S:g} s")
+        if not served and step.life:  # it would begin anew, although there may be copies
+            if step.restored[1] >= TRIES:
+                self.conclude(job, number, 1)
+                return
+            self.keepers.drop_late(job, step)
+            step.waits_s = None
+            self._die(job, step, "its keepers have not all started")  # perhaps a node is lost
+            return
         step.waits_s, job.revives = None, False
         self._begin(job, number, step)
 
@@ -327,6 +344,7 @@ class Worlds:
         step.death = Death(context.time(), job.step, why, failed)
         if before is not None:  # the world that followed has died before it computed
             step.death.at_s, step.death.step = before.at_s, before.step
+            step.restored = step.restored[0], step.restored[1] + 1
         job.revives = True
         self.feed(job, machine.WorldDied())
         for launch in step.worlds:
@@ -343,11 +361,14 @@ class Worlds:
         left = [launch for launch in step.worlds if self.has_processes(job, launch)]
         for launch in left:
             launcher.kill(job.id, launch)
-        if left or job.resize is not None:
+        if job.resize is not None:  # perhaps it was decided since the world has died
+            self.feed(job, machine.WorldDied())
+        running = context.state.running[job.id]
+        if left or job.resize is not None or running.state is JobState.SUSPENDED:
             return
         if death.call is not None and death.call() is None:
             return
-        running = context.state.running[job.id]
+        death.call = None
         hosts, lost = context.cluster.hosts_of(running.nodes), launcher.nodes.lost()
         gone = {*(launcher.nodes.unavailable() or ()), *lost}.intersection(hosts)
         if not launcher.nodes.reruns_scripts and hosts[0] not in lost:
@@ -373,7 +394,7 @@ class Worlds:
         if script_lost:
             self._run_again(job, number, step)
         else:
-            self._await_keepers(job, step)
+            self._await_keepers(job, number, step)
 
     def _go_narrower(self, job: JobRuntime, step: Step, gone: set[str]) -> bool:
         """Enter the loss of nodes; return whether the job can go on with the others."""
@@ -402,9 +423,13 @@ class Worlds:
         job.steps, job.keys, job.revives = [], [], False
         context.launcher.status_file(job.id).unlink(missing_ok=True)
         context.journal.note(ScriptNote(job.id), job.steps_note())
+        self.run_again(job)
+
+    def run_again(self, job: JobRuntime) -> None:
+        """Run the script of a job whose node is lost."""
         log.info(f"job {job.id}: its script runs again, as its node is lost")
         try:
-            self._scripts.run(job, context.state.running[job.id].nodes)
+            self._scripts.run(job, self._context.state.running[job.id].nodes)
         except LaunchError as error:
             self._scripts.fail(job, str(error))
 
@@ -584,7 +609,8 @@ class Worlds:
         if waiting is not None and step is not None and resize.number == waiting.resize:
             late = self._context.now() > resize.begun_s + KEEPER_S
             if resize.state is ResizeState.BOOTING:
-                if late or self.keepers.lines(job, step) is not None:
+                slots = [slot for part in waiting.launches.values() for slot in part]
+                if late or self.keepers.serve(job, step, slots):
                     self._boot(job, waiting)
                 return
         self._boots.pop(job.id, None)
@@ -661,8 +687,8 @@ class Worlds:
         step, failure = job.steps[boot.step], ""
         if step.keepers and job.id not in self._boots:
             slots = [slot for part in boot.launches.values() for slot in part]
-            self.keepers.start(job, step, slots)
-            if self.keepers.lines(job, step) is None:
+            started = self.keepers.start(job, step, slots)
+            if not (started and self.keepers.serve(job, step, slots)):
                 self._boots[job.id] = boot
                 return
         self._boots.pop(job.id, None)

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, pairwise, zip_longest
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -362,7 +363,8 @@ def restore_jobs(journal: Journal, scheduler: Scheduler) -> dict[JobId, JobRunti
         if job_id in resizes:
             job.resizes = resizes[job_id].rows
         if job_id in steps:
-            job.launch_count, job.run = steps[job_id].launches, steps[job_id].run
+            note = steps[job_id]
+            job.launch_count, job.keeper_count, job.run = note.launches, note.keepers, note.run
         if job_id in ends:
             end = ends[job_id]
             job.answer, job.exit_code = end.answer, end.exit_code
@@ -460,6 +462,9 @@ def _take_back(daemon: Daemon, job: JobRuntime, script: ManagedProcess | None) -
         journal.note(ResizeNote(job.id, resize), job.steps_note(), ScriptNote(job.id))
         daemon.scripts.run(job, wanted)
         script = job.script
+    elif script is None and job.inherited is not None and not members:
+        daemon.worlds.run_again(job)
+        script = job.script
     if script is not None:
         job.script = script
         log.info(
@@ -544,8 +549,8 @@ def _find_first_world(daemon: Daemon, job: JobRuntime) -> None:
         kept, members = launcher.world_status_file(job.id, number), launcher.members(job.id, number)
         if members or kept.exists():
             step.worlds[number] = ManagedProcess(min(members, default=0), status_file=kept)
-    if not step.worlds and step.keepers:  # their world is not started before they serve
-        step.waits_s, job.revives = daemon.context.now(), True
+    if not step.worlds and job.submission.survive:  # its world is started when its keepers serve
+        step.waits_s, job.revives = -inf, True
     elif len(step.worlds) == len(parts):
         step.current, job.launch_count = tuple(step.worlds), first + len(parts)
     else:

@@ -186,10 +186,11 @@ class StepNote(msgspec.Struct, kw_only=True):
 
 
 class StepsNote(Note, tag="steps"):
-    """The steps of a job, the keys of its launcher lines, and the number of launches so far.
+    """The steps of a job, the keys of its launcher lines, and how many launches it has had.
 
     ``run`` counts how often it was requeued. ``heir`` is the number of a step that goes on when its
-    line runs again, as the node of the script was lost, and ``inherited`` that step.
+    line runs again, as the node of the script was lost, and ``inherited`` that step. ``keepers`` is
+    the number of keepers so far.
     """
 
     keys: list[str] = []
@@ -198,6 +199,7 @@ class StepsNote(Note, tag="steps"):
     run: int = 0
     heir: int | None = None
     inherited: StepNote | None = None
+    keepers: int = 0
 
 
 class ResizesNote(Note, tag="resizes"):

@@ -51,7 +51,8 @@ class Step(StepNote):
     # launches by number: every mpiexec whose ranks are, or may become, the job
     worlds: dict[int, ManagedProcess] = msgspec.field(default_factory=dict)
     ended_s: float | None = None  # when the first of the current launches was seen to have ended
-    waits_s: float | None = None  # since when it waits for its keepers, to be started
+    # since when it waits for its keepers, to be started; -inf before these are
+    waits_s: float | None = None
     death: Death | None = None  # of its last world, until the next one computes
     # when it was at which step, for the newest messages of a job with keepers
     passed: deque[tuple[float, int]] = msgspec.field(default_factory=lambda: deque(maxlen=4096))
@@ -227,6 +228,7 @@ class JobRuntime:
     # of the launcher lines so far, in the order of ``steps``
     keys: list[str] = field(default_factory=list)
     launch_count: int = 0  # number of launches so far; the next launch has this number
+    keeper_count: int = 0  # number of keepers so far; the next one has this number
     run: int = 0  # how often it was requeued: what an earlier run writes and sends is ignored
     resizes: list[ResizeRow] = field(default_factory=list)
     resize: PendingResize | None = None
@@ -360,6 +362,7 @@ class JobRuntime:
             self.run,
             self.heir,
             None if self.inherited is None else noted(self.inherited),
+            self.keeper_count,
         )
 
     def forget_processes(self) -> None:

@@ -70,6 +70,7 @@ class Submit(Act, frozen=True, omit_defaults=True, kw_only=True):
     hold: bool = False
     time_s: float | None = None
     after: str = ""
+    survive: str = ""
 
 
 class Ask(Act, frozen=True, omit_defaults=True, kw_only=True):
@@ -144,6 +145,13 @@ class Process(Act, frozen=True, omit_defaults=True, kw_only=True):
     which: int
     how: str
     for_s: float = 0.0
+
+
+class Victim(Act, frozen=True, omit_defaults=True, kw_only=True):
+    """A process of a job with copies in memory dies: a ``rank``, a ``keeper`` or a ``script``."""
+
+    which: int
+    what: str = "rank"
 
 
 class Network(Act, frozen=True, omit_defaults=True, kw_only=True):
@@ -228,6 +236,8 @@ class Setup(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         engine: where jobs run: "" for one machine, ``slurm``, ``hosts`` for others by ssh.
+        survivors: whether jobs have copies in memory.
+        mild: whether faults are those after which every such job goes on.
     """
 
     nodes: int
@@ -237,6 +247,8 @@ class Setup(msgspec.Struct, frozen=True, omit_defaults=True):
     meters: bool = False
     slots: int = 1
     engine: str = ""
+    survivors: bool = False
+    mild: bool = False
 
 
 ENGINES = ("", "slurm", "hosts")
@@ -263,6 +275,151 @@ def made(seed: int, hours: float, faults: bool = True) -> tuple[Setup, list[Act]
     if engine:
         acts += _elastic(rng, setup, 3600.0 * hours)
     return setup, sorted(acts, key=lambda act: act.at_s)
+
+
+def survivors(seed: int, hours: float) -> tuple[Setup, list[Act]]:
+    """Return a cluster whose jobs have copies in memory, and what happens there.
+
+    After the faults of every other seed all jobs go on.
+    """
+    rng = random.Random(f"survivors {seed}")
+    setup = Setup(
+        nodes=rng.choice((3, 4, 4, 6, 8)),
+        policy=rng.choice(POLICIES),
+        keep=rng.choice((None, 300)),
+        engine=("hosts", "hosts", "")[seed // 2 % 3],
+        survivors=True,
+        mild=seed % 2 == 0,
+    )
+    acts = _survivors(rng, setup, 3600.0 * hours)
+    times = [act.at_s for act in acts if isinstance(act, Ask)]
+    faults = _mild_faults if setup.mild else _deaths
+    acts += faults(rng, setup, 3600.0 * hours, times)
+    return setup, sorted(acts, key=lambda act: act.at_s)
+
+
+def _survivors(rng: random.Random, setup: Setup, until_s: float) -> list[Act]:
+    acts, at_s, every_s = list[Act](), 0.0, rng.choice((20.0, 60.0, 150.0))
+    while (at_s := at_s + rng.expovariate(1.0 / every_s)) < until_s:
+        key, most = f"k{len(acts)}", rng.randint(2, setup.nodes)
+        line = Line(
+            rng.choice((100, 400, 1000)),
+            rng.choice((0.2, 0.5)),
+            rng.choice(STRATEGIES[:3] if setup.mild else STRATEGIES),
+            saves=rng.random() < 0.4,
+            dies_at=0 if setup.mild else rng.choice((0, 0, 0, 0, 0, 0, 40)),
+        )
+        parts: tuple[float | Line, ...] = rng.choice(((line,), (line,), (2.0, line), (line, line)))
+        mode = rng.choice(("malleable", "flexible"))
+        wide = setup.mild or rng.random() < 0.8
+        submit = Submit(
+            at_s=at_s,
+            key=key,
+            nodes=(1 if wide else most, most),
+            plan=Plan(parts),
+            mode=mode if wide else rng.choice(("fixed", "moldable", mode)),
+            requeue=True if setup.mild else rng.choice((None, True, False)),
+            survive=rng.choice(("1", "auto")) if setup.mild or rng.random() < 0.9 else "",
+        )
+        acts.append(submit)
+        for _ in range(rng.choice((0, 1, 2, 4))):
+            later_s, size = rng.uniform(2.0, 90.0), rng.choice((None, *range(1, setup.nodes + 1)))
+            acts.append(Ask(at_s=at_s + later_s, what="resize", key=key, size=size))
+        if rng.random() < 0.2:
+            later_s = rng.uniform(2.0, 60.0)
+            acts.append(Ask(at_s=at_s + later_s, what="suspend", key=key))
+            later_s += rng.choice((0.5, 5.0, 30.0))
+            acts.append(Ask(at_s=at_s + later_s, what="continue", key=key))
+        if rng.random() < 0.2:
+            what, later_s = rng.choice(("cancel", "cancel", "requeue")), rng.uniform(2.0, 90.0)
+            acts.append(Ask(at_s=at_s + later_s, what=what, key=key))
+        if rng.random() < 0.1:
+            node, later_s = rng.randrange(setup.nodes), rng.uniform(0.0, 90.0)
+            acts.append(Node(at_s=at_s + later_s, what="drain", node=node))
+            acts.append(Node(at_s=at_s + later_s + 60.0, what="resume", node=node))
+        acts.append(Look(at_s=at_s + rng.uniform(0.0, 60.0)))
+    return acts
+
+
+SOON_S = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 15.0)
+"""Times after a request, or after another fault, at which a fault happens."""
+
+
+def _mild_faults(rng: random.Random, setup: Setup, until_s: float, times: list[float]) -> list[Act]:
+    """Return deaths of ranks, of keepers and of one host, and kills of the daemon in between."""
+    acts, at_s, every_s = list[Act](), 20.0, rng.choice((10.0, 40.0))
+    while (at_s := at_s + 20.0 + rng.expovariate(1.0 / every_s)) < until_s:
+        near = [time_s for time_s in times if at_s <= time_s < at_s + 60.0]
+        if near and rng.random() < 0.7:
+            at_s = near[0] + rng.choice(SOON_S)
+        kind, which = rng.random(), rng.randrange(100)
+        if kind < 0.45:
+            acts.append(Victim(at_s=at_s, which=which))
+            if rng.random() < 0.3:
+                acts.append(Victim(at_s=at_s + rng.choice(SOON_S), which=which))
+        elif kind < 0.65:
+            acts.append(Victim(at_s=at_s, which=which, what="keeper"))
+            at_s += 60.0
+        elif setup.engine and kind < 0.9:
+            for_s = rng.choice((40.0, 60.0, 120.0))
+            how, node = rng.choice(("power", "power", "cut")), rng.randrange(setup.nodes)
+            acts.append(Host(at_s=at_s, node=node, for_s=for_s, how=how))
+            if rng.random() < 0.4:
+                acts.append(Victim(at_s=at_s + rng.choice(SOON_S), which=which))
+        if rng.random() < 0.4:
+            points = rng.choice((1, 2, 5, 20)) * rng.randint(1, 5)
+            near_s, away_s = at_s + rng.choice((-0.1, *SOON_S)), rng.choice((0.0, 0.0, 1.0))
+            acts.append(Kill(at_s=near_s, points=points, away_s=away_s))
+        if (acts and isinstance(acts[-1], Host)) or kind >= 0.65:
+            at_s += 240.0
+    return acts
+
+
+def _deaths(rng: random.Random, setup: Setup, until_s: float, times: list[float]) -> list[Act]:
+    """Return deaths of ranks, keepers, scripts and hosts, close to each other, and other faults."""
+    acts, every_s, last_s = list[Act](), rng.choice((8.0, 20.0, 60.0)), 0.0
+    begun_s = 0.0
+    while (begun_s := begun_s + rng.expovariate(1.0 / every_s)) < until_s:
+        at_s, kind, which = begun_s, rng.random(), rng.randrange(100)
+        if times and kind < 0.3:
+            at_s = rng.choice(times) + rng.choice(SOON_S)
+        elif last_s and kind < 0.6:
+            at_s = last_s + rng.choice(SOON_S)
+        last_s, for_s = at_s, rng.choice((0.5, 2.0, 8.0, 20.0, 100.0))
+        match rng.randrange(12):
+            case 0 | 1 | 2:
+                acts.append(Victim(at_s=at_s, which=which))
+            case 3 | 4:
+                acts.append(Victim(at_s=at_s, which=which, what=rng.choice(("keeper", "script"))))
+            case 5 | 6 | 7 if setup.engine:
+                for _ in range(rng.choice((1, 1, 2))):
+                    how = rng.choice(("power", "power", "cut", "paused", "agent"))
+                    node = rng.randrange(setup.nodes)
+                    acts.append(Host(at_s=at_s, node=node, for_s=4 * for_s, how=how))
+            case 8 | 9:
+                kill = Kill(
+                    at_s=at_s,
+                    points=rng.choice((1, 2, 5, 20, 100)) * rng.randint(1, 5),
+                    away_s=rng.choice((0.0, 0.0, 1.0, 8.0, 20.0)),
+                    again=tuple(rng.randint(1, 40) for _ in range(rng.choice((0, 0, 1)))),
+                    power=rng.random() < 0.1,
+                )
+                acts.append(kill)
+            case 10:
+                chances = {name: rng.choice((0.0, 0.1, 0.5)) for name in ("lost", "late", "twice")}
+                acts.append(Network(at_s=at_s, for_s=for_s, **chances))
+            case _:
+                acts.append(
+                    rng.choice(
+                        (
+                            Freeze(at_s=at_s, for_s=for_s),
+                            Forks(at_s=at_s, for_s=for_s),
+                            Disk(at_s=at_s, for_s=min(for_s, 8.0), full=True),
+                            Process(at_s=at_s, which=which, how="stops", for_s=for_s),
+                        )
+                    )
+                )
+    return acts
 
 
 def _users(rng: random.Random, setup: Setup, until_s: float) -> list[Act]:

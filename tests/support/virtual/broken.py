@@ -30,12 +30,14 @@ class Mutation:
         what: the fault, in words.
         file: the module, below the root.
         old, new: its text, which occurs once.
+        survivors: whether it is for jobs with copies in memory.
     """
 
     what: str
     file: str
     old: str
     new: str
+    survivors: bool = False
 
     def make(self, folder: Path) -> None:
         """Make the change in a copy."""
@@ -49,7 +51,7 @@ class Mutation:
 HEART, ROUTES = "rms/daemon/heart.py", "rms/daemon/ask/routes.py"
 JOURNAL, SUBMIT = "rms/daemon/store/journal.py", "rms/daemon/jobs/submit.py"
 SCRIPTS, RULES = "rms/daemon/jobs/scripts.py", "rms/core/rules/transition.py"
-WORLDS = "rms/daemon/jobs/worlds.py"
+WORLDS, KEEPERS = "rms/daemon/jobs/worlds.py", "rms/daemon/jobs/keepers.py"
 MACHINE, MEASURED = "rms/daemon/jobs/machine.py", "rms/core/books/measured.py"
 SLURM_JOBS, SLURM_QUEUE = "rms/launch/slurm/jobs.py", "rms/launch/slurm/queue.py"
 HOSTS, AGENT = "rms/launch/hosts/launcher.py", "rms/launch/hosts/agent.py"
@@ -218,6 +220,20 @@ MUTATIONS = (
         "while pids := [pid for job, launch in self._live() for pid in self._of(job, launch)]:",
         "while pids := list[int]():",
     ),
+    Mutation(
+        "keepers are not ended",
+        KEEPERS,
+        "for number in known - needed:",
+        "for number in set[int]():",
+        survivors=True,
+    ),
+    Mutation(
+        "a world that has died is not ended before the next",
+        WORLDS,
+        "left = [launch for launch in step.worlds if self.has_processes(job, launch)]",
+        "left = list[int]()",
+        survivors=True,
+    ),
 )
 
 
@@ -230,6 +246,7 @@ def seeds_until_noticed(mutation: Mutation, most: int, hours: float) -> tuple[in
             shutil.copytree(ROOT / package, folder / package, ignore=ignored)
         mutation.make(folder)
         options = ["--first", "0", "--seeds", str(most), "--hours", str(hours), "--processes", "1"]
+        options += ["--survivors"] if mutation.survivors else []
         done = subprocess.run(
             [sys.executable, str(SEEDS), *options, "--until-failure", "--json", str(out)],
             env={**os.environ, "PYTHONPATH": name, "PYTHONHASHSEED": "0"},

@@ -24,9 +24,9 @@ from rms.launch.hosts.agent import Agent, Order
 from rms.launch.hosts.allocation import Allocation
 from rms.launch.hosts.launcher import DOWN_S, FENCE, HostsLauncher
 from rms.launch.processes import INSTANCE_VARIABLE
-from rms.wire.messages import SLOTS_VARIABLE, WORLD_VARIABLE
+from rms.wire.messages import SLOTS_VARIABLE, SUPERVISOR_VARIABLE, WORLD_VARIABLE
 from virtual.loop import VirtualLoop
-from virtual.machine import KILLED, Machine, Process
+from virtual.machine import KILLED, Machine, Process, World, is_beside
 from virtual.server import Launcher, Server
 
 CONNECT_S = 5.0
@@ -66,7 +66,12 @@ class Host:
 
 
 class Hosts:
-    """All hosts; they outlive daemons."""
+    """All hosts; they outlive daemons.
+
+    Attributes:
+        began_on_lost: jobs of which a script or a first world began on a host that was lost.
+        slow_kills: whether processes may take some time to end after SIGKILL.
+    """
 
     def __init__(
         self, loop: VirtualLoop, rng: random.Random, machine: Machine, counted: Counter[str]
@@ -74,7 +79,9 @@ class Hosts:
         self.loop, self.rng, self.machine, self.counted = loop, rng, machine, counted
         self.hosts: dict[str, Host] = {}
         self.files: dict[int, Pipe] = {}
+        self.began_on_lost, self.slow_kills = set[str](), False
         machine.unreachable, machine.moved = self._unreachable, self._moved
+        machine.beside = self._beside
 
     def latency_s(self) -> float:
         return self.rng.choice(LATENCY_S)
@@ -88,9 +95,29 @@ class Hosts:
         for name in hosts_of(slots):
             self._begin_on(self.hosts[name], process, slots)
 
+    def begin_keeper(self, process: Process, name: str) -> None:
+        """Enter a keeper, which has no slots."""
+        process.on_exit = lambda: self._ended(process)
+        self._begin_on(self.hosts[name], process, ())
+
+    def _beside(self, world: World) -> list[Process]:
+        """Return the processes of other worlds of a line, on hosts where they can compute."""
+        return [
+            part.process
+            for host in self.hosts.values()
+            for part in host.parts
+            if host.state in ("", "cut")
+            and part.process.job == world.job
+            and part.process.world is not None
+            and is_beside(part.process.world, world)
+        ]
+
     def _begin_on(self, host: Host, process: Process, slots: tuple[str, ...]) -> None:
         if host.state:  # it cannot be reached
             self.machine.lose(process)
+            hurt(process)
+            if process.pieces is None and process.keepers.get(SUPERVISOR_VARIABLE, "0") == "0":
+                self.began_on_lost.add(process.job)
             self.loop.call_later(CONNECT_S, self.machine.exit, process, LOST)
             return
         own = tuple(slot for slot in slots if slot.startswith(f"{host.name}/"))
@@ -99,7 +126,7 @@ class Hosts:
     def _moved(self, process: Process) -> None:
         """Enter that ranks have left hosts, or have begun on others."""
         at = hosts_of(process.slots)
-        for host, part in self._of(process):
+        for host, part in self.parts_of(process):
             if host.name in at:
                 at.remove(host.name)
             else:
@@ -107,7 +134,7 @@ class Hosts:
         for name in at:
             self._begin_on(self.hosts[name], process, process.slots)
 
-    def _of(self, process: Process) -> list[tuple[Host, Part]]:
+    def parts_of(self, process: Process) -> list[tuple[Host, Part]]:
         return [
             (host, part)
             for host in self.hosts.values()
@@ -117,7 +144,7 @@ class Hosts:
 
     def _ended(self, process: Process) -> None:
         """End the parts of a process; of one that was killed they may go on."""
-        for host, part in self._of(process):
+        for host, part in self.parts_of(process):
             if host.state:
                 continue
             if process.over or process.status != KILLED:
@@ -138,7 +165,7 @@ class Hosts:
             self.loop.call_later(self.latency_s(), self.machine.exit, process, LOST)
 
     def _unreachable(self, process: Process) -> bool:
-        return any(host.state for host, _ in self._of(process))
+        return any(host.state for host, _ in self.parts_of(process))
 
     def twice(self) -> list[str]:
         """Return the slots on which several jobs have processes."""
@@ -163,6 +190,8 @@ class Hosts:
                 own.die()
             return
         host.state, host.since_s = how, self.loop.now_s
+        for part in host.parts:
+            hurt(part.process)
         if how == "power":
             for part in list(host.parts):
                 host.parts.remove(part)
@@ -229,6 +258,7 @@ class AgentOnHost(Agent):
 
     Attributes:
         running: the agent whose code runs now.
+        waits: whether it waits until the processes that it ends are gone.
     """
 
     running: ClassVar[AgentOnHost]
@@ -240,12 +270,20 @@ class AgentOnHost(Agent):
         self.hosts, self.host, self.mark = hosts, host, mark
         self._processes: Any = self
         self.orders, self.answers = Pipe(hosts), Pipe(hosts)
-        self.dead, self.here = False, True
+        self.dead, self.here, self.waits = False, True, False
         self.begun_s = hosts.loop.now_s
         host.agents.append(self)
         hosts.loop.call_later(1.0, self._every)
 
     # --- on the host ------------------------------------------------------------------------------
+
+    def end_all(self) -> None:
+        """End all processes of jobs, as a daemon is not heard of, or asks for it."""
+        for part in self.host.parts:
+            hurt(part.process)
+        self.waits = True
+        super().end_all()
+        self.waits = False
 
     def owners(self) -> list[tuple[str, str]]:
         return sorted({(part.process.job, _launch(part.process)) for part in self.host.parts})
@@ -263,8 +301,12 @@ class AgentOnHost(Agent):
             process = part.process
             if process.pid != pid:
                 continue
-            if number == signal.SIGKILL:
-                self.hosts.end(self.host, part)
+            hosts = self.hosts
+            if number == signal.SIGKILL and hosts.slow_kills and not self.waits:
+                wait_s = hosts.rng.choice((0.0, 0.0, 0.0, 3.0))
+                hosts.loop.call_later(wait_s, hosts.end, self.host, part)
+            elif number == signal.SIGKILL:
+                hosts.end(self.host, part)
             elif number == signal.SIGSTOP:
                 process.going.clear()
             else:
@@ -353,6 +395,12 @@ class AgentOnHost(Agent):
         return len(data)
 
 
+def hurt(process: Process) -> None:
+    """Note that a keeper has met a fault."""
+    if process.pieces is not None:
+        process.pieces.hurt = True
+
+
 def _launch(process: Process) -> str:
     return "" if process.launch is None else f"{process.launch}"
 
@@ -414,6 +462,9 @@ class VirtualHostsLauncher(HostsLauncher, Launcher):
         started = Launcher.start_script(self, job, launch)
         self.hosts.begin(self.machine.live[started.pid], tuple(launch.nodes[0]))
         return started
+
+    def start_keeper(self, job: str, number: int, host: str) -> None:
+        self.hosts.begin_keeper(self._begin_keeper(job, number, host), host)
 
     def boot_world(self, job: str, launch: WorldLaunch) -> ManagedProcess:
         started = super().boot_world(job, launch)

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
@@ -21,9 +21,12 @@ from typing import Any
 
 import msgspec
 
-from rms.launch.base import LaunchError, ScriptLaunch, WorldLaunch
+from rms.launch.base import LaunchError, ScriptLaunch, WorldLaunch, hosts_of
+from rms.launch.local import KEEPER_ALONE_S, LOOPBACK
 from rms.wire.messages import (
+    KEEPERS_VARIABLE,
     RUN_VARIABLE,
+    SUPERVISOR_VARIABLE,
     TOKEN_VARIABLE,
     Begun,
     CompletionRecord,
@@ -41,6 +44,7 @@ from rms.wire.messages import (
     write_completion,
 )
 from virtual.acts import Line, Plan
+from virtual.copies import Complete, Copies, Pieces, newest, pieces_of
 from virtual.loop import VirtualLoop
 
 RETRY_S = 0.5
@@ -55,13 +59,15 @@ class NoAnswerError(Exception):
 
 @dataclass(eq=False)
 class Process:
-    """A script or a launch, below the shell that keeps its status.
+    """A script, a launch or a keeper, below the shell that keeps its status.
 
     Attributes:
         lost: whether it can do nothing more, as parts of it on other hosts are gone.
         over: whether it has come to its own end.
         at: its slots on other hosts.
         status: its exit status, None before.
+        pieces: what a keeper holds; None of another process.
+        keepers: the variables of a launch that has some.
     """
 
     pid: int
@@ -79,6 +85,8 @@ class Process:
     over: bool = False
     at: tuple[str, ...] = ()
     status: int | None = None
+    pieces: Pieces | None = None
+    keepers: Mapping[str, str] = field(default_factory=dict)
     on_exit: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
@@ -97,6 +105,8 @@ class World:
 
     Attributes:
         step: steps done; of a world that has not taken over, None.
+        polled: whether the daemon knows of it.
+        copies: in memory, None without.
     """
 
     job: str
@@ -107,6 +117,8 @@ class World:
     step: int | None = None
     offer: asyncio.Future[tuple[World, ResizeRequest]] | None = None
     generation: int = 0
+    polled: bool = False
+    copies: Copies | None = None
 
 
 Call = Callable[[str, str, bytes, str], Coroutine[Any, Any, bytes]]
@@ -140,6 +152,9 @@ class Machine:
         self.relaunches: Counter[str] = Counter()
         self.unreachable: Callable[[Process], bool] = lambda _: False
         self.moved: Callable[[Process], None] = lambda _: None
+        self.slow_keepers = False
+        self.beside: Callable[[World], list[Process]] = self._beside
+        self.complete: dict[tuple[str, int, int], Complete] = {}
 
     # --- what a launcher does ---------------------------------------------------------------------
 
@@ -170,6 +185,7 @@ class Machine:
         if not launch.resize:
             record.unlink(missing_ok=True)
         process = self._process(job, launch.launch, tuple(launch.slots), kept)
+        process.keepers = launch.env
         line = msgspec.json.decode(launch.command.command[-1], type=Line)
         rank0 = Rank0(self, process, launch, line, run, record)
         process.task = self.loop.create_task(self._shell(process, rank0.main()))
@@ -179,6 +195,57 @@ class Machine:
         pid = next(self.numbers)
         self.live[pid] = process = Process(pid, job, launch, slots, file, self.loop.now_s)
         return process
+
+    def start_keeper(self, owner: str, number: int, host: str, file: Path) -> Process:
+        """Start a keeper, which writes where it is into a file once it serves."""
+        if self.refusal:
+            raise LaunchError(self.refusal)
+        process = self._process(owner, number, (), file.with_suffix(".status"))
+        process.pieces = Pieces(host or LOOPBACK, alone_s=self.loop.now_s)
+        inode = file.stat().st_ino
+        process.task = self.loop.create_task(self._shell(process, self._keep(process, file, inode)))
+        return process
+
+    async def _keep(self, process: Process, file: Path, inode: int) -> int:
+        pieces, slow = pieces_of(process), self.slow_keepers and self.rng.random() < 0.03
+        await asyncio.sleep(40.0 if slow else self.rng.choice((0.1, 0.5, 1.5)))
+        await process.goes()
+        with contextlib.suppress(OSError):
+            if file.stat().st_ino == inode:  # else of a newer one
+                file.write_text(f"{pieces.host}={process.pid}:port:token=/keeper\n")
+        while self.loop.now_s <= pieces.alone_s + KEEPER_ALONE_S:
+            await asyncio.sleep(30.0)
+            worlds = [world for own in self.stepping_worlds.values() for world in own]
+            places = [world.copies.places for world in worlds if world.copies is not None]
+            if any(process in own for own in places):
+                pieces.alone_s = self.loop.now_s
+        pieces.hurt = True
+        return 0
+
+    def places(self, text: str) -> list[Process | None]:
+        """Return the keepers of ``DMR_KEEPERS``; None for one that has ended."""
+        return [self.live.get(int(word.split("=")[1].split(":")[0])) for word in text.split()]
+
+    def answers(self, process: Process) -> bool:
+        """Return whether a process can be reached."""
+        return process.pid in self.live and not process.lost and not self.unreachable(process)
+
+    def _abandon(self, keeper: Process) -> None:
+        """End the worlds with ranks at a keeper that has ended, a little later."""
+        for own in self.stepping_worlds.values():
+            for world in own:
+                if world.copies is not None and keeper in world.copies.places:
+                    for one in world.launches:
+                        wait_s = self.rng.uniform(0.0, 0.2)
+                        self.loop.call_later(wait_s, self.exit, one, ABORTED)
+
+    def _beside(self, world: World) -> list[Process]:
+        """Return the processes of other worlds of the same line."""
+        return [
+            one
+            for one in self.of(world.job)
+            if one.world is not None and is_beside(one.world, world)
+        ]
 
     async def _shell(self, process: Process, work: Coroutine[Any, Any, int]) -> None:
         """Run something, and keep its status where the process is still there."""
@@ -204,6 +271,8 @@ class Machine:
             process.task.cancel()
         if process.world is not None and status != 0:
             self.abort(process.world)
+        if process.pieces is not None:
+            self._abandon(process)
         process.on_exit()
         self.changed()
 
@@ -220,6 +289,8 @@ class Machine:
         before its own end (at ``gone_s``), nobody knows that it ran: it is started again.
         """
         process = self.live[pid]
+        if process.pieces is not None:
+            process.pieces.hurt = True
         if how == "its shell dies" and process.begun_s > gone_s - UNSURE_S:
             self.relaunches[process.job] += process.launch is None
         if how == "stops":
@@ -252,6 +323,8 @@ class Machine:
             if process.launch is None and process.begun_s > self.loop.now_s - UNSURE_S:
                 self.relaunches[process.job] += 1
         for process in list(self.live.values()):
+            if process.pieces is not None:
+                process.pieces.hurt = True
             self.exit(process, None)
 
     def of(self, job: str | None, launch: int | None = None) -> list[Process]:
@@ -368,6 +441,11 @@ class Machine:
                 await asyncio.sleep(RETRY_S)
 
 
+def is_beside(other: World, world: World) -> bool:
+    """Return whether another world of a line computes, or has computed."""
+    return other is not world and other.number == world.number and other.step is not None
+
+
 def read_plan(text: str) -> Plan:
     """Return the plan of a script."""
     return msgspec.json.decode(text.partition(MARK)[2].partition("\n")[0], type=Plan)
@@ -448,6 +526,7 @@ class Client:
             )
             try:
                 answer = msgspec.json.decode(await self._post("poll", poll), type=PollAnswer)
+                world.polled = True
                 if answer.request is not None and answer.request.number > self.newest:
                     self.request, self.newest = answer.request, answer.request.number
                 pause = answer.pause_s
@@ -506,10 +585,113 @@ class Rank0:
                 return await self._join(world)
             key = world.job, world.number
             world.step = machine.saved.get(key, 0) if self.line.saves else 0
+            if KEEPERS_VARIABLE in self.launch.env:
+                code = self._restore(world)
+                if code:
+                    return code
             return await self._compute(world, 0)
         finally:
             if self.client is not None:
                 self.client.cancel()
+
+    # --- copies in memory -------------------------------------------------------------------------
+
+    def _regroup(self, world: World) -> None:
+        """Let a world that was resized have its copies on the hosts that it has now.
+
+        The launch that was started last knows the keepers of hosts that have joined.
+        """
+        if world.copies is None:
+            return
+        env = max(world.launches, key=lambda one: one.launch or 0).keepers
+        if not self._at_keepers(world, env):
+            for one in world.launches:
+                self.machine.loop.call_later(0.0, self.machine.exit, one, ABORTED)
+        self._copy(world)
+
+    def _at_keepers(self, world: World, env: Mapping[str, str]) -> bool:
+        """Let a world have its copies at the keepers of its hosts; False if one has ended."""
+        machine = self.machine
+        by_host = dict[str, Process | None]()
+        for word, place in zip(
+            env[KEEPERS_VARIABLE].split(), machine.places(env[KEEPERS_VARIABLE]), strict=True
+        ):
+            by_host[word.partition("=")[0]] = place
+        slots = [slot for one in world.launches for slot in one.slots]
+        hosts = hosts_of(slots) or [LOOPBACK]
+        world.copies = None
+        if by_host.keys() >= {*hosts}:
+            own = [place for host, place in by_host.items() if host in hosts]
+            places = [one for one in own if one is not None and not one.lost]
+            if len(places) < len(own):
+                return False
+            world.copies = Copies(places, int(env[SUPERVISOR_VARIABLE]), machine.answers)
+        return True
+
+    def _restore(self, world: World) -> int:
+        """Go on from the newest whole copy, else as without; return a status if that ends it."""
+        machine, env, line = self.machine, self.launch.env, self.line
+        self._look_beside(world)
+        if not self._at_keepers(world, env):
+            return ABORTED
+        step, life = world.step or 0, int(env[SUPERVISOR_VARIABLE])
+        if world.copies is not None:
+            all_of = machine.places(env[KEEPERS_VARIABLE])
+            answer = [one for one in all_of if one is not None and machine.answers(one)]
+            found, lost = newest(answer), any(pieces_of(one).kept for one in answer)
+            if found is not None:
+                step = found.step
+            elif len(answer) < len(all_of):
+                return ABORTED
+            elif lost and not step:
+                message = "the copies in memory are lost"
+                with contextlib.suppress(OSError):
+                    write_completion(
+                        self.record, CompletionRecord("FAILED", 1, message, 0, 0, world.ranks)
+                    )
+                return 1
+            if found is not None:
+                for one in answer:
+                    pieces = pieces_of(one)
+                    held = pieces.held.get(found)
+                    pieces.held, pieces.kept = {found: held} if held else {}, found
+        before = machine.complete.get((world.job, self.run, world.number))
+        if life and before is not None and before.lasts and step < before.generation.step:
+            machine.wrong.append(
+                f"job {world.job}: goes on at step {step}, with copies of {before.generation.step}"
+            )
+        world.step = step
+        if line.saves:
+            machine.saved[world.job, world.number] = step
+        return 0
+
+    def _look_beside(self, world: World) -> None:
+        """Note it if something of a world before computes yet."""
+        others = self.machine.beside(world)
+        if others:
+            launches = [one.launch for one in others]
+            self.machine.wrong.append(
+                f"job {world.job}: launch {world.launches[0].launch} begins beside {launches}"
+            )
+
+    def _copy(self, world: World) -> None:
+        """Copy the present step; the partners have it a little later."""
+        copies, machine = world.copies, self.machine
+        if copies is None:
+            return
+        generation = copies.take(world.step or 0, world.generation)
+
+        def confirm() -> None:
+            process = world.launches[0]
+            if world.copies is not copies or not process.going.is_set():
+                return
+            if any(one.lost or one.pid not in machine.live for one in world.launches):
+                return
+            complete = copies.confirm(generation)
+            if complete is not None:
+                machine.complete[world.job, self.run, world.number] = complete
+
+        machine.loop.call_later(machine.rng.uniform(0.05, 0.5), confirm)
 
     # --- a world that takes over ------------------------------------------------------------------
 
@@ -538,6 +720,8 @@ class Rank0:
             await asyncio.Event().wait()
         stall_s = machine.rng.uniform(0.01, 0.3)
         world.step, world.generation = old.step, old.generation + 1
+        if KEEPERS_VARIABLE in self.launch.env and not self._at_keepers(world, self.launch.env):
+            return ABORTED
         self.client = Client(machine, world, self.run, self.token, request.number)
         self._report_done(old.ranks, world, request, stall_s, (launch,))
         await asyncio.sleep(stall_s)  # builds
@@ -561,6 +745,7 @@ class Rank0:
             self.client = Client(machine, world, self.run, self.token, known)
         client, chunk = self.client, max(1, line.steps // CHUNKS)
         machine.enter(world)
+        self._copy(world)
         while (world.step or 0) < line.steps:
             assert world.step is not None
             done = min(chunk, line.steps - world.step)
@@ -574,6 +759,7 @@ class Rank0:
                 return ABORTED
             if line.saves:
                 machine.saved[world.job, world.number] = world.step
+            self._copy(world)
             if any(one.asked_to_end for one in world.launches):
                 return await self._end(world, "CANCELLED", TERMINATED)
             if client.request is not None:
@@ -587,6 +773,7 @@ class Rank0:
         """Leave a record, tell the daemon what is queued, and end all launches."""
         assert self.client is not None
         self.machine.left(world)
+        self.machine.complete.pop((world.job, self.run, world.number), None)
         if code == 0:
             self.machine.saved.pop((world.job, world.number), None)
         answer = f"{world.step}" if code == 0 else ""
@@ -650,6 +837,7 @@ class Rank0:
                 world.launches += one.launches
                 for process in one.launches:
                     process.world = world
+            self._regroup(world)
         elif strategy == "merge":
             leaving = [one for one in world.launches if one not in kept]
             world.launches = kept
@@ -659,6 +847,8 @@ class Rank0:
         else:
             self.process.slots = request.slots
             machine.moved(self.process)
+        if not joined:
+            self._regroup(world)
         launches = tuple(one.launch or 0 for one in world.launches)
         world.ranks, world.generation = len(request.slots), world.generation + 1
         self._report_done(before, world, request, stall_s, launches)

@@ -54,9 +54,12 @@ class Outcome:
     wrong: list[str]
 
 
-def outcome(seed: int, hours: float, folder: str) -> Outcome:
+Made = Callable[[int, float], tuple[acts.Setup, list[acts.Act]]]
+
+
+def outcome(seed: int, hours: float, folder: str, made: Made = acts.made) -> Outcome:
     """Play a seed, with its files in a folder."""
-    setup, sequence = acts.made(seed, hours)
+    setup, sequence = made(seed, hours)
     try:
         world = played(sequence, setup, seed, folder)
     except Exception as error:  # of the daemon, or of the world itself
@@ -64,7 +67,9 @@ def outcome(seed: int, hours: float, folder: str) -> Outcome:
     return Outcome(seed, world.loop.time() / 3600.0, len(world.plans), world.counted, world.wrong)
 
 
-def outcomes(seeds: Sequence[int], hours: float, processes: int) -> Iterator[Outcome]:
+def outcomes(
+    seeds: Sequence[int], hours: float, processes: int, made: Made = acts.made
+) -> Iterator[Outcome]:
     """Yield what has come of seeds, as they are over.
 
     What is left half-way is ended, and its files are removed.
@@ -72,17 +77,17 @@ def outcomes(seeds: Sequence[int], hours: float, processes: int) -> Iterator[Out
     with tempfile.TemporaryDirectory(prefix="seeds-", dir=memory_folder()) as folder:
         if processes == 1:
             for seed in seeds:
-                yield outcome(seed, hours, folder)
+                yield outcome(seed, hours, folder, made)
             return
         pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))
         try:
             left = iter(seeds)
             some = islice(left, processes)
-            running = {pool.submit(outcome, seed, hours, folder) for seed in some}
+            running = {pool.submit(outcome, seed, hours, folder, made) for seed in some}
             while running:
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for seed in islice(left, len(done)):
-                    running.add(pool.submit(outcome, seed, hours, folder))
+                    running.add(pool.submit(outcome, seed, hours, folder, made))
                 for one in done:
                     yield one.result()
         finally:
@@ -127,9 +132,9 @@ def shrunk(
     return left
 
 
-def report(seed: int, hours: float, seconds: float = SHRINK_S) -> str:
+def report(seed: int, hours: float, seconds: float = SHRINK_S, made: Made = acts.made) -> str:
     """Return a failing seed as a test, as short as can be had in so many seconds."""
-    setup, sequence = acts.made(seed, hours)
+    setup, sequence = made(seed, hours)
     kinds: set[str] = set()
     last: list[World] = []
 
@@ -174,6 +179,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options.add_argument("--replay", type=int, metavar="SEED", help="play one and print its test")
     options.add_argument("--processes", type=int, metavar="N", help="at a time (the cores here)")
     options.add_argument("--until-failure", action="store_true", help="end at the first that fails")
+    options.add_argument("--survivors", action="store_true", help="jobs with copies in memory")
     options.add_argument("--broken", action="store_true", help="put faults into the program first")
     options.add_argument("--json", type=Path, metavar="FILE", help="write the counts to a file")
     args = options.parse_args(words)
@@ -182,8 +188,9 @@ def main(words: Sequence[str] | None = None) -> int:
             options.error(f"expected --{name} above 0, got {number:g}")
     if args.json is not None and not args.json.absolute().parent.is_dir():
         options.error(f"expected --json in a folder that exists, got {args.json}")
+    made = acts.survivors if args.survivors else acts.made
     if args.replay is not None:
-        words_of_it = report(args.replay, args.hours)
+        words_of_it = report(args.replay, args.hours, made=made)
         print(words_of_it)
         return 0 if words_of_it.endswith(NOTHING) else 1
     first = secrets.randbelow(1 << 30) if args.first is None else args.first
@@ -195,7 +202,7 @@ def main(words: Sequence[str] | None = None) -> int:
     begun, played_seeds, hours, jobs = time.monotonic(), 0, 0.0, 0
     counted, failed = Counter[str](), list[Outcome]()
     print(f"seeds {first} to {first + args.seeds - 1}, {args.hours:g} h of users and faults each")
-    for one in outcomes(range(first, first + args.seeds), args.hours, processes):
+    for one in outcomes(range(first, first + args.seeds), args.hours, processes, made):
         played_seeds, hours, jobs = played_seeds + 1, hours + one.hours, jobs + one.jobs
         counted.update(one.counted)
         if one.wrong:
@@ -219,7 +226,7 @@ def main(words: Sequence[str] | None = None) -> int:
         found = {**sizes, "counted": counted, "failed": wrong}
         args.json.write_text(json.dumps(found, indent=1) + "\n")
     for one in failed[: 0 if args.until_failure else MOST_SHOWN]:
-        print(f"\n{report(one.seed, args.hours)}", flush=True)
+        print(f"\n{report(one.seed, args.hours, made=made)}", flush=True)
     return 1 if failed else 0
 
 

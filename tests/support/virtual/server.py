@@ -22,9 +22,9 @@ from rms.daemon.restart import recover
 from rms.daemon.store.context import BootClock, Settings
 from rms.daemon.store.journal import Journal
 from rms.launch.base import EngineNodes, ManagedProcess, ScriptLaunch, WorldLaunch
-from rms.launch.local import LocalLauncher
+from rms.launch.local import LocalLauncher, keepers_of
 from virtual.loop import KilledError, Life, VirtualLoop
-from virtual.machine import Machine
+from virtual.machine import Machine, Process
 
 SOCKET = "socket"
 LONGEST_LOG = 1 << 20
@@ -156,6 +156,19 @@ class Launcher(LocalLauncher):
         process = self.machine.start_launch(job, launch, self.run_of(job), kept, record)
         self.life.point("after a fork")
         return ManagedProcess(process.pid, status_file=kept)
+
+    def start_keeper(self, job: str, number: int, host: str) -> None:
+        self._begin_keeper(job, number, host)
+
+    def _begin_keeper(self, job: str, number: int, host: str) -> Process:
+        self.life.point("before a fork")
+        file = self.keeper_file(job, number)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        file.touch()
+        process = self.machine.start_keeper(keepers_of(job), number, host, file)
+        self.life.point("after a fork")
+        return process
 
     def joins_launches(self, command: Any) -> bool:
         return True

@@ -27,7 +27,7 @@ import msgspec
 from rms.core.books.spans import BalanceError
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import Requeued
-from rms.core.model.jobs import JobId, JobState, Node, NodePower
+from rms.core.model.jobs import Job, JobId, JobState, Node, NodePower
 from rms.core.rules.powercap import expected_w
 from rms.core.state import State
 from rms.daemon.restart.recover import replayed
@@ -35,6 +35,7 @@ from rms.daemon.store.context import Settings, log
 from rms.daemon.store.file import JournalFullError
 from rms.daemon.store.journal import Seen
 from rms.formats.energy import check_energies, owner_energies
+from rms.launch.local import LOOPBACK, keepers_of
 from rms.wire.messages import METER_PATH, DeviceEnergy, MeterAnswer, Metered
 from rms.wire.users import (
     OVER,
@@ -58,6 +59,7 @@ from virtual.history import Call, JobModel, SwitchModel, first_misfit
 from virtual.hosts import Host, Hosts, hosts_launcher
 from virtual.loop import KilledError, StuckError, VirtualLoop
 from virtual.machine import Machine, NoAnswerError, RefusedError
+from virtual.machine import World as MachineWorld
 from virtual.policy import answer_here
 from virtual.server import Files, Server
 from virtual.slurm import Clock, Controller, slurm_launcher
@@ -89,6 +91,10 @@ BOOT_S = 20.0
 
 LOST_S = 120.0
 """Time after which a daemon has to know that a node is lost."""
+
+LINGERS_S, DEAD_S, HOLDS_S = 30.0, 150.0, 75.0
+"""Times after which a keeper that is not needed has ended, a job computes again, and a job that can
+go on without a lost node has given that back."""
 
 SLURM_ROUND_S, HOSTS_ROUND_S = 2.0, 1.0
 MOST_ENDED = 21
@@ -123,6 +129,7 @@ class World:
         self.loop.set_exception_handler(self._unhandled)
         self.rng = random.Random(f"network {self.seed}")
         self.machine = Machine(self.loop, random.Random(f"machine {self.seed}"), self.call)
+        self.machine.slow_keepers = not self.setup.mild
         names = tuple(f"n{n}" for n in range(1, self.setup.nodes + 1))
         slots = tuple((f"cpu:{n}",) for n in range(len(names)))
         if self.setup.engine:
@@ -145,10 +152,14 @@ class World:
         self.sent_j, self.booked_j = dict[str, set[float]](), dict[str, float]()
         self._held_before = set[tuple[JobId, Node]]()
         self._down_before: frozenset[Node] = frozenset()
+        self._seen: Server | None = None
         self._cap_before: float | None = None
         self._most_w = inf
         self._idle: tuple[Server, float] | None = None
         self._idle_looks = 0
+        self._excused = set[str]()
+        self._lingers_s = dict[int, float]()
+        self._dead_s, self._stopped_s = dict[str, float](), dict[str, float]()
         self.plans: dict[str, acts.Submit] = {}
         self._well_s = 0.0
         self._settles_s = inf
@@ -164,6 +175,7 @@ class World:
             rng = random.Random(f"hosts {self.seed}")
             self.hosts = Hosts(self.loop, rng, self.machine, self.counted)
             self.hosts.hosts = {name: Host(name) for name in names}
+            self.hosts.slow_kills = self.setup.survivors
         for name in ("work", "state"):
             (self.folder / name).mkdir()
 
@@ -358,6 +370,8 @@ class World:
                     machine.disturb(pid, act.how, act.for_s, self._gone_s())
                     if act.for_s < inf:
                         await asyncio.sleep(act.for_s)
+            case acts.Victim():
+                self._kill_one(act)
             case acts.Network():
                 self.network = act
                 await asyncio.sleep(act.for_s)
@@ -378,10 +392,49 @@ class World:
             case acts.Meter():
                 self.silent_s[act.node] = self.loop.time() + act.for_s
             case acts.Host() if self.hosts is not None:
+                self._excuse(self.cluster.names[act.node])
                 self.hosts.fail(self.cluster.names[act.node], act.how, act.for_s)
                 await asyncio.sleep(act.for_s)
             case _ if self.slurm is not None:
                 await self._slurm_fault(self.slurm, act)
+
+    def _computing(self) -> list[MachineWorld]:
+        """Return the worlds of jobs with copies in memory that the daemon has heard of."""
+        return [
+            world
+            for job, worlds in sorted(self.machine.stepping_worlds.items())
+            for world in worlds
+            if job in self.plans and self.plans[job].survive and world.polled
+        ]
+
+    def _kill_one(self, act: acts.Victim) -> None:
+        """Let a rank, keeper or script of a job with copies in memory die."""
+        machine, worlds = self.machine, self._computing()
+        found = [one for world in worlds for one in world.launches]
+        if act.what == "keeper":
+            found = [one for world in worlds if world.copies for one in world.copies.places]
+        elif act.what == "script":
+            found = [one for world in worlds for one in machine.of(world.job) if one.world is None]
+        found = [one for one in found if one.pid in machine.live]
+        if not found:
+            return
+        process = found[act.which % len(found)]
+        self.counted[f"{act.what} killed"] += 1
+        parts = [] if self.hosts is None else self.hosts.parts_of(process)
+        if parts and act.what == "rank":
+            self.hosts.end(*parts[act.which % len(parts)])  # type: ignore[union-attr]
+        else:
+            machine.disturb(process.pid, "dies", 0.0, self._gone_s())
+
+    def _excuse(self, host: str) -> None:
+        """Note the jobs that cannot go on without a host."""
+        assert self.hosts is not None
+        many = {world.job for world in self._computing() if self._hosts_of(world) - {host}}
+        here = {part.process.job.partition(".")[0] for part in self.hosts.hosts[host].parts}
+        self._excused |= here - many
+
+    def _hosts_of(self, world: MachineWorld) -> set[str]:
+        return {slot.partition("/")[0] for one in world.launches for slot in one.slots}
 
     async def _slurm_fault(self, slurm: Controller, act: acts.Act) -> None:
         match act:
@@ -427,6 +480,7 @@ class World:
             requeue=act.requeue,
             hold=act.hold or None,
             time_s=act.time_s,
+            survive=act.survive or None,
             dependency=f"afterany:{after[0].partition('_')[0]}" if after else None,
         )
         text, cwd = machine_text(act.plan), str(self.folder / "work")
@@ -619,6 +673,8 @@ class World:
         if state.releasing != releasing:
             self._wrong(f"{releasing} nodes are being released, {state.releasing} are counted")
         holds = {(job_id, node) for job_id, job in state.running.items() for node in job.held}
+        if self._seen is not self.server:  # until now, a host may have answered another daemon
+            self._seen, self._down_before = self.server, frozenset()
         down = self._down_before & state.down
         drained = [pair for pair in holds - self._held_before if pair[1] in down]
         if drained:
@@ -645,6 +701,67 @@ class World:
         for slot in () if self.hosts is None else self.hosts.twice():
             self._wrong(f"two jobs have processes on {slot}")
         self._look_at_lost(state)
+        if self.setup.survivors:
+            self._look_at_survivors(state)
+
+    def _look_at_survivors(self, state: State) -> None:
+        """Check the keepers and the nodes of jobs with copies in memory."""
+        server, now_s = self.server, self.loop.time()
+        assert server is not None
+        needed, jobs = set[tuple[str, str]](), server.daemon.jobs
+        for job_id, running in state.running.items():
+            job, step = jobs[job_id], jobs[job_id].running_step
+            for host in self.cluster.hosts_of(running.held) if self.setup.engine else [LOOPBACK]:
+                needed.add((keepers_of(job_id), host))
+            if self.hosts is not None and step is not None and step.keepers and step.has_polled:
+                self._look_at_held(running)
+            worlds = self.machine.stepping_worlds.get(job_id, [])
+            if job.resize is not None or job.revives or step is None or not worlds:
+                continue
+            live = [self.machine.live.get(step.worlds[n].pid) for n in step.current]
+            wanted = (*self.cluster.slots_of(running.nodes),)
+            own = tuple(slot for one in live if one is not None for slot in one.slots)
+            if all(live) and worlds[-1].launches[0] in live and own != wanted:
+                self._wrong(f"job {job_id} computes on {own}, and has {wanted}")
+        for pid, process in self.machine.live.items():
+            pieces = process.pieces
+            if pieces is None or (process.job, pieces.host) in needed:
+                self._lingers_s.pop(pid, None)
+            elif now_s > max(self._lingers_s.setdefault(pid, now_s), self._calm_s()) + LINGERS_S:
+                self._wrong(f"a keeper of {process.job} is left on {pieces.host}")
+        stopped = {
+            job_id for job_id, job in state.running.items() if job.state is JobState.SUSPENDED
+        }
+        self._stopped_s = {job: self._stopped_s.get(job, now_s) for job in stopped}
+        for job, at_s in self._stopped_s.items():
+            for world in self.machine.stepping_worlds.get(job, []):
+                if any(
+                    one.begun_s > at_s and one.pid in self.machine.live for one in world.launches
+                ):
+                    self._wrong(f"job {job} computes, and is suspended")
+        dead = {job_id for job_id in state.running if jobs[job_id].revives} - stopped
+        self._dead_s = {job: self._dead_s.get(job, now_s) for job in dead}
+        for job, at_s in self._dead_s.items():
+            if now_s > max(at_s, self._calm_s()) + DEAD_S:
+                self._wrong(f"job {job} has not gone on for {now_s - at_s:.0f} s")
+
+    def _look_at_held(self, running: Job) -> None:
+        """Check that a job that can go on without its lost nodes does not hold them for long."""
+        assert self.hosts is not None
+        since = [self.hosts.hosts[host].since_s for host in self.cluster.hosts_of(running.held)]
+        left, can = since.count(None), running.spec.mode.resizable and not running.requested_nodes
+        if running.state is not JobState.RUNNING or not can or min(running.spec.sizes()) > left:
+            return
+        for at_s in since:
+            if at_s is not None and self.loop.time() > max(at_s, self._calm_s()) + HOLDS_S:
+                self._wrong(f"job {running.spec.id} holds a node that is lost since {at_s:.3f} s")
+
+    def _calm_s(self) -> float:
+        """Return the time since which nothing hinders the daemon, inf while something does."""
+        assert self.server is not None
+        if self.files.full or self.machine.refusal or self.network is not None:
+            self._well_s = self.loop.time()
+        return max(self.server.begun_s, self._well_s)
 
     def _look_at_lost(self, state: State) -> None:
         """Check that nodes that have been lost for a while are down."""
@@ -767,10 +884,11 @@ class World:
         by_id = {row.id: row for row in rows}
         self.wrong += [f"job {job} is lost" for job in self.plans.keys() - by_id.keys()]
         self.wrong += [f"job {job} was not submitted" for job in by_id.keys() - self.plans.keys()]
-        requeues = Counter[str]()
+        requeues, late = Counter[str](), Counter[str]()
         for entry in server.daemon.journal.read(server.daemon.journal.begins()):
             if isinstance(entry, Seen) and isinstance(entry.event, Requeued):
                 requeues[entry.event.job] += 1
+                late[entry.event.job] += not entry.event.reason.startswith("could not start")
         cancelled = {
             subject.partition(" ")[2]
             for subject, calls in self.calls.items()
@@ -779,6 +897,8 @@ class World:
         for job in cancelled & by_id.keys():
             if (state := by_id[job].state) in ("COMPLETED", "FAILED"):
                 self.wrong.append(f"job {job} is {state}, though a cancel was acknowledged")
+        if self.setup.mild:
+            self._check_survivors(by_id, late)
         runs = Counter(run.job for run in self.machine.runs)
         for job, row in by_id.items():
             self.counted[f"job {row.state}"] += 1
@@ -790,6 +910,7 @@ class World:
         for job, number in runs.items():
             if (
                 self.setup.keep is None
+                and not self.setup.survivors
                 and number > 1 + requeues[job] + self.machine.relaunches[job]
             ):
                 self.wrong.append(f"job {job} ran {number} times, with {requeues[job]} requeues")
@@ -812,6 +933,18 @@ class World:
                 self.counted["failed policies"] += 1
             elif any(word in line for word in unexpected):
                 self.wrong.append(line)
+
+    def _check_survivors(self, rows: dict[str, JobRow], requeues: Counter[str]) -> None:
+        """Check that jobs with copies in memory have gone on, unless a user has ended them."""
+        if self.hosts is not None:
+            self._excused |= self.hosts.began_on_lost
+        for job, row in rows.items():
+            kinds = {call.kind for call in self.calls[f"job {job}"]}
+            if job in self._excused or not kinds.isdisjoint(("cancel", "requeue")):
+                continue
+            if row.state != "COMPLETED" or requeues[job]:
+                how = f"{row.state}, requeued {requeues[job]} times"
+                self.wrong.append(f"job {job} has not gone on: {how}: {row.reason}")
 
 
 def seen(row: JobRow) -> str:

@@ -62,6 +62,8 @@ RMS_OPTIONS = [
     ("--preferred=3", Options(preferred=3)),
     ("--memory-bandwidth=12.5", Options(memory_bandwidth_gb_s=12.5)),
     ("--power=250", Options(power_w=250.0)),
+    ("--survive=2.5", Options(survive="2.5")),
+    ("--survive=auto", Options(survive="auto")),
 ]
 SHORT = [
     *(("-a", "1,3", Options(array="1,3")), ("-N", "2", Options(nodes=(2, 2)))),
@@ -95,6 +97,20 @@ def test_only_rms_lines_state_what_sbatch_does_not_know(
 def test_short_forms(read: Read, kind: str, letter: str, value: str, expected: Options) -> None:
     assert read(f"#{kind} {letter} {value}").options == expected
     assert read(f"#{kind} {letter}{value}").options == expected
+
+
+@pytest.mark.parametrize("kind", ["RMS", "SBATCH"])
+def test_a_job_may_go_on_without_a_node(read: Read, kind: str) -> None:
+    for text in ("--no-kill", "-k"):
+        assert read(f"#{kind} {text}").options == Options(no_kill=True)
+    assert read(f"#{kind} --no-kill=off -N 2").options == Options(nodes=(2, 2))
+    assert read(f"#{kind} -k -N 2").options == Options(no_kill=True, nodes=(2, 2))
+
+
+@pytest.mark.parametrize("text", ["--survive=often", "--survive=-1", "--survive=", "--survive=nan"])
+def test_an_interval_of_copies_is_a_time_or_automatic(read: Read, text: str) -> None:
+    with pytest.raises(ScriptError):
+        read(f"#RMS {text}")
 
 
 def test_an_rms_line_wins_wherever_it_is_and_the_later_of_two_alike(read: Read) -> None:

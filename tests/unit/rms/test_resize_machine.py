@@ -732,3 +732,38 @@ def test_an_input_that_is_not_in_the_table_changes_nothing(state: str, given: In
     instructions = fed(found, given)
     if not legal:
         assert instructions == [] and msgspec.to_builtins(found.resize) == before
+
+
+# --- the world dies, and another one goes on ------------------------------------------------------
+
+DIES = {
+    "requested": ("", ["SaveResize", "ResizeRolledBack"]),
+    "granting": ("closing", ["SaveResize"]),
+    "booting": ("closing", ["SaveResize", "KillLaunch"]),
+    "ready": ("closing", ["SaveResize", "KillLaunch"]),
+    "moving": ("closing", ["SaveResize", "KillLaunch"]),
+    "leaving": ("leaving", []),
+    "closing": ("closing", []),
+    "releasing": ("releasing", []),
+    "stopping": ("stopping", []),
+    "starting": ("starting", []),
+}
+"""By the state of the resize: the state after the death, and the instructions."""
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_world_that_has_died_is_not_resized(state: str) -> None:
+    found = in_state(state)
+    after, expected = DIES[state]
+    assert words(fed(found, machine.WorldDied())) == expected
+    assert ("" if found.resize is None else found.resize.state) == after
+    if after == "closing" and state != "closing":
+        assert found.resize is not None and found.resize.reason == machine.DIED
+        assert fed(found, machine.WorldDied()) == []  # once
+
+
+def test_a_job_whose_world_has_died_rests_from_resizes() -> None:
+    found = in_state("requested")
+    (*_, rolled_back) = fed(found, machine.WorldDied())
+    assert rolled_back == ResizeRolledBack(100.0, JOB, machine.DIED, True, False)
+    assert found.rests_until_s == 100.0 + LATER_S

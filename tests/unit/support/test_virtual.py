@@ -124,6 +124,14 @@ def test_a_seed_is_played_the_same_way_twice(seed: int) -> None:
     assert one.loop.time() == two.loop.time()
 
 
+@pytest.mark.parametrize("seed", [0, 1, 5])
+def test_jobs_with_copies_are_played_the_same_way_twice(seed: int) -> None:
+    setup, sequence = acts.survivors(seed, 0.2)
+    one, two = played(sequence, setup, seed), played(sequence, setup, seed)
+    assert one.wrong == two.wrong == [] and one.counted == two.counted
+    assert one.logged == two.logged and one.loop.time() == two.loop.time()
+
+
 def test_the_acts_that_matter_are_left() -> None:
     sequence = [acts.Look(at_s=float(n)) for n in range(40)]
 
@@ -134,8 +142,7 @@ def test_the_acts_that_matter_are_left() -> None:
 
 
 def test_the_source_of_an_act_is_that_act() -> None:
-    _, sequence = acts.made(3, 1.0)
-    for act in sequence:
+    for act in [*acts.made(3, 1.0)[1], *acts.survivors(1, 1.0)[1]]:
         assert eval(seeds.source(act), {"acts": acts, "math": math}) == act
 
 
