@@ -361,8 +361,6 @@ class Worlds:
         left = [launch for launch in step.worlds if self.has_processes(job, launch)]
         for launch in left:
             launcher.kill(job.id, launch)
-        if job.resize is not None:  # perhaps it was decided since the world has died
-            self.feed(job, machine.WorldDied())
         running = context.state.running[job.id]
         if left or job.resize is not None or running.state is JobState.SUSPENDED:
             return
