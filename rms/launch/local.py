@@ -157,7 +157,7 @@ NO_MEMORY_HOOKS = ("UCX_MEM_MMAP_HOOK_MODE", "none")
 PER_WORLD = (JOIN_VARIABLE, LISTENER_VARIABLE)
 
 LOOPBACK = "127.0.0.1"
-KEEPER_ALONE_S = 600.0
+KEEPER_ALONE_S = 86400.0
 """A keeper that was not ended with its job ends itself once no rank has run there for so long."""
 
 
