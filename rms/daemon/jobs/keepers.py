@@ -45,7 +45,8 @@ class Keepers:
         launcher, journal, new = self._context.launcher, self._context.journal, dict[int, str]()
         if not journal.caught_up():
             return False
-        if not step.keepers and launcher.members(keepers_of(job.id)):
+        first = not step.keepers and job.inherited is None
+        if first and launcher.members(keepers_of(job.id)):
             return False  # what ends those of the line before may end the new ones as well
         for number in [n for n in step.keepers if not self._runs(job.id, n)]:
             del step.keepers[number]
