@@ -209,7 +209,7 @@ def check_rate(gb_s: float | str) -> float:
     except ValueError:
         rate = math.nan
     if not LEAST_GB_S <= rate < math.inf:
-        raise UsageError(f"expected a rate of copies of at least {LEAST_GB_S} GB/s, got {gb_s}")
+        raise UsageError(f"expected a rate of copies of at least {LEAST_GB_S} GB/s, got {gb_s!r}")
     return rate
 
 
