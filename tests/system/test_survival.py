@@ -373,7 +373,7 @@ def test_a_wrong_rate_is_refused(run: Run) -> None:
     words = ["--", *SURVIVOR, "4"]
     done = run(*DMR_RUN, *words, deadline_s=DEADLINE_S, env={"DMR_MEMORY_GB_S": "0"})
     assert done.returncode == 2
-    why = "expected a rate of copies of at least 0.001 GB/s, got 0"
+    why = "expected a rate of copies of at least 0.001 GB/s, got '0'"
     assert f"DMR_MEMORY_GB_S=0: {why}" in done.stderr
     done = run(*DMR_RUN, "--rate", "0", *words, deadline_s=DEADLINE_S)
     assert done.returncode == 2 and f"--rate: {why}" in done.stderr
