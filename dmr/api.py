@@ -15,9 +15,8 @@ from mpi4py import MPI
 from dmr.application import Application, Program, Run
 from dmr.boot.environment import Runtime
 from dmr.data.distributed import Spec
-from dmr.data.files import File
 from dmr.errors import CollectiveError, UsageError
-from dmr.loop.saving import note_variables
+from dmr.loop.driver import note_variables
 from dmr.loop.session import running
 from dmr.loop.termination import TerminatedError
 from dmr.plan import Plan
@@ -107,7 +106,7 @@ def malleable(
     own = comm.comm if isinstance(comm, Runtime) else comm
     _report_errors(own.rank if MPI.Is_initialized() else 0)
     runtime = comm if isinstance(comm, Runtime) else _runtime_of(comm)
-    files = {name: value for name, value in (state or {}).items() if isinstance(value, File)}
+    files = {name: value for name, value in (state or {}).items() if isinstance(value, Spec)}
     values = {name: value for name, value in (state or {}).items() if name not in files}
     program = _Block(fields or {}, files, build, save, load, backends)
     try:
@@ -144,7 +143,7 @@ class _Block(Program):
     def __init__(
         self,
         fields: Fields,
-        files: Mapping[str, File],
+        files: Mapping[str, Spec],
         build: Callable[[Run], None] | None,
         save: Callable[[Run], None] | None,
         load: Callable[[Run], None] | None,

@@ -90,6 +90,9 @@ class Distributed(Protocol):
     def deliver(self) -> None:
         """Give the part to the application's setter, if it has one."""
 
+    def release(self) -> None:
+        """Free the memory of what only travels: the ranks go on as they are."""
+
     def prefault(self) -> None:
         """Have the pages of the part's memory exist before its data arrives."""
 

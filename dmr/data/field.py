@@ -241,6 +241,9 @@ class Field:
         if self.spec.setter is not None:
             self.spec.setter(self.padded)
 
+    def release(self) -> None:
+        """Do nothing: the block is the application's own memory."""
+
     def scratch(self) -> Array:
         """Return a zeroed array laid out as ``padded``, for the application's own use."""
         return logical_view(

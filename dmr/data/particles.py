@@ -192,6 +192,9 @@ class Items:
         if self.spec.setter is not None:
             self.spec.setter(self.items)
 
+    def release(self) -> None:
+        """Do nothing: the items are the application's own memory."""
+
     def prefault(self) -> None:
         """Do nothing: how many items will arrive is not known."""
 

@@ -26,8 +26,7 @@ from dmr.boot.environment import (
 from dmr.boot.spawn import host_of_rank
 from dmr.data.distributed import Distributed, Spec
 from dmr.errors import Left, UsageError, raise_on_all
-from dmr.loop.driver import NO_BUILD, Driver
-from dmr.loop.saving import record_end
+from dmr.loop.driver import NO_BUILD, Driver, record_end
 from dmr.loop.termination import Ending, ending
 from dmr.plan import (
     AUTO,

@@ -13,8 +13,7 @@ from unittest.mock import patch
 import pytest
 from survivors import KEEPERS, ONE, dies, passes, step_of, surviving, worlds
 
-from rms.daemon.jobs.keepers import KEEPER_S
-from rms.daemon.jobs.worlds import TRIES
+from rms.daemon.jobs.worlds import KEEPER_S, TRIES
 from rms.launch.base import LaunchError
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from typing import Any
@@ -24,4 +25,6 @@ class _Collector(logging.Handler):
         self._said: Any = weakref.proxy(said)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._said.append(record.getMessage())
+        # A list that has ended while a virtual world had other handlers has not removed this one.
+        with contextlib.suppress(ReferenceError):
+            self._said.append(record.getMessage())

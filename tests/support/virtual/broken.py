@@ -51,7 +51,7 @@ class Mutation:
 HEART, ROUTES = "rms/daemon/heart.py", "rms/daemon/ask/routes.py"
 JOURNAL, SUBMIT = "rms/daemon/store/journal.py", "rms/daemon/jobs/submit.py"
 SCRIPTS, RULES = "rms/daemon/jobs/scripts.py", "rms/core/rules/transition.py"
-WORLDS, KEEPERS = "rms/daemon/jobs/worlds.py", "rms/daemon/jobs/keepers.py"
+WORLDS = "rms/daemon/jobs/worlds.py"
 MACHINE, MEASURED = "rms/daemon/jobs/machine.py", "rms/core/books/measured.py"
 SLURM_JOBS, SLURM_QUEUE = "rms/launch/slurm/jobs.py", "rms/launch/slurm/queue.py"
 HOSTS, AGENT = "rms/launch/hosts/launcher.py", "rms/launch/hosts/agent.py"
@@ -222,7 +222,7 @@ MUTATIONS = (
     ),
     Mutation(
         "keepers are not ended",
-        KEEPERS,
+        WORLDS,
         "for number in known - needed:",
         "for number in set[int]():",
         survivors=True,

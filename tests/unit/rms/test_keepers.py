@@ -9,8 +9,7 @@ import pytest
 from killed import COMMAND
 from survivors import KEEPERS, ONE, dies, job_of, passes, polls, step_of, surviving, worlds
 
-from rms.daemon.jobs.keepers import KEEPER_S, PLAN
-from rms.daemon.jobs.worlds import passed_s
+from rms.daemon.jobs.worlds import KEEPER_S, PLAN, passed_s
 from rms.launch.base import LaunchError
 from rms.wire.messages import (
     KEEPERS_VARIABLE,
