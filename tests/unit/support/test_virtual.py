@@ -124,7 +124,7 @@ def test_a_seed_is_played_the_same_way_twice(seed: int) -> None:
     assert one.loop.time() == two.loop.time()
 
 
-@pytest.mark.parametrize("seed", [0, 1, 5])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_jobs_with_copies_are_played_the_same_way_twice(seed: int) -> None:
     setup, sequence = acts.survivors(seed, 0.2)
     one, two = played(sequence, setup, seed), played(sequence, setup, seed)
