@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from dmr.application import Program, Run
 from dmr.boot.environment import CHECK_STEPS_VARIABLE
+from dmr.boot.spawn import host_of_rank
 from dmr.data.field import WrappedSpec
 from dmr.errors import CollectiveError, Left, RolledBackError, UsageError, raise_on_all
 from dmr.loop.decide import POINT, Decision
@@ -23,7 +24,7 @@ from dmr.plan import NextWorld, Plan, Schedule, check_size
 from dmr.state.progress import Progress, merged_progress
 from dmr.state.values import ValuesError, replaced_parts
 from dmr.system.watch import WATCH
-from rms.wire.messages import KEEPERS_VARIABLE, Begun, Done, RolledBack
+from rms.wire.messages import JOIN_VARIABLE, KEEPERS_VARIABLE, Begun, Done, RolledBack
 
 if TYPE_CHECKING:
     from dmr.data.field import Field
@@ -213,9 +214,7 @@ class Driver:
         self._swaps = None  # the ranks that join have none
         self._loads = True
         if KEEPERS_VARIABLE in self.run.runtime.env:
-            from dmr.memory.copies import enter_world
-
-            enter_world(self.run)
+            enter_copies(self.run)
         self._end.watch(self.run.progress, self.run.world.internal_comm)
         return True
 
@@ -579,6 +578,45 @@ def _hash(block: Field) -> int:
     if not block.on_host or block.storage.nbytes > MOST_BYTES:
         return 0
     return int(xxhash.xxh3_64_intdigest(block.storage.reshape(-1).view(np.uint8).data))
+
+
+# --- copies in memory ---------------------------------------------------------------------------
+
+
+def enter_copies(run: Run) -> None:
+    """Copy the present world of a run from now on (collective)."""
+    env, own = run.runtime.env, run.internal.copies
+    if run.runtime.manager is not None and env.get(KEEPERS_VARIABLE):
+        _regroup(run)
+        own = run.internal.copies
+    if own is not None:
+        own.enter(run.world, run.progress.generation, run.fields)
+
+
+def _regroup(run: Run) -> None:
+    """Let the copies of a job of an RMS be on the hosts that its ranks have now (collective).
+
+    The ranks that were started last know the keepers of the hosts that have joined; those of hosts
+    that the job has left end.
+    """
+    from dmr.memory.copies import own_place
+    from dmr.memory.keeper import places_of
+
+    comm, env = run.world.internal_comm, run.runtime.env
+    joined = int(env.get(JOIN_VARIABLE) or 0)
+    root = -max(comm.allgather((joined, -comm.rank)))[1]
+    places = places_of(comm.bcast(env[KEEPERS_VARIABLE], root))
+    own = None if run.internal.copies is None else own_place(places, host_of_rank(env))
+    present = comm.allgather(own)
+    if own is None or None in present:
+        if run.internal.copies is not None:
+            run.internal.copies.close()
+            run.internal.copies = None
+            run.note("note: no copies in memory from now on: expected a keeper on every host")
+        return
+    ring = sorted(set(present))
+    if run.internal.copies is not None:
+        run.internal.copies.be_at([places[at] for at in ring], ring.index(own))
 
 
 # --- the program's part of what travels ---------------------------------------------------------

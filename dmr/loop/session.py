@@ -26,7 +26,7 @@ from dmr.boot.environment import (
 from dmr.boot.spawn import host_of_rank
 from dmr.data.distributed import Distributed, Spec
 from dmr.errors import Left, UsageError, raise_on_all
-from dmr.loop.driver import NO_BUILD, Driver, record_end
+from dmr.loop.driver import NO_BUILD, Driver, enter_copies, record_end
 from dmr.loop.termination import Ending, ending
 from dmr.plan import (
     AUTO,
@@ -136,9 +136,7 @@ def _entered(
             end.watch(run.progress, run.world.internal_comm)
             with _rms_client(run, plan):
                 if KEEPERS_VARIABLE in runtime.env:
-                    from dmr.memory.copies import enter_world
-
-                    enter_world(run)
+                    enter_copies(run)
                 driver = Driver(app, run, plan, end)
                 driver.report_done(runtime.clock())
                 yield run, driver

@@ -20,12 +20,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from dmr.boot.spawn import host_of_rank
 from dmr.checkpoint.format import (
     BrokenCheckpointError,
     Index,
@@ -46,7 +45,6 @@ from dmr.memory.keeper import (
     Pace,
     Place,
     listed,
-    places_of,
 )
 from dmr.memory.piece import (
     HEAD_BYTES,
@@ -70,10 +68,6 @@ from dmr.state.progress import Progress, decode, encode
 from dmr.state.values import ValuesError
 from dmr.system.watch import WATCH
 from dmr.world import World
-from rms.wire.messages import JOIN_VARIABLE, KEEPERS_VARIABLE
-
-if TYPE_CHECKING:
-    from dmr.application import Run
 
 DEFAULT = Schedule(every_s=10.0)
 """Of a program whose plan has none, under ``dmr run``."""
@@ -701,39 +695,6 @@ class Pieces:
 
 
 # --- entering a run ---------------------------------------------------------------------------
-
-
-def enter_world(run: Run) -> None:
-    """Copy the present world of a run from now on (collective)."""
-    env, own = run.runtime.env, run.internal.copies
-    if run.runtime.manager is not None and env.get(KEEPERS_VARIABLE):
-        _regroup(run)
-        own = run.internal.copies
-    if own is not None:
-        own.enter(run.world, run.progress.generation, run.fields)
-
-
-def _regroup(run: Run) -> None:
-    """Let the copies of a job of an RMS be on the hosts that its ranks have now (collective).
-
-    The ranks that were started last know the keepers of the hosts that have joined; those of hosts
-    that the job has left end.
-    """
-    comm, env = run.world.internal_comm, run.runtime.env
-    joined = int(env.get(JOIN_VARIABLE) or 0)
-    root = -max(comm.allgather((joined, -comm.rank)))[1]
-    places = places_of(comm.bcast(env[KEEPERS_VARIABLE], root))
-    own = None if run.internal.copies is None else own_place(places, host_of_rank(env))
-    present = comm.allgather(own)
-    if own is None or None in present:
-        if run.internal.copies is not None:
-            run.internal.copies.close()
-            run.internal.copies = None
-            run.note("note: no copies in memory from now on: expected a keeper on every host")
-        return
-    ring = sorted(set(present))
-    if run.internal.copies is not None:
-        run.internal.copies.be_at([places[at] for at in ring], ring.index(own))
 
 
 def own_place(places: Sequence[Place], host: str) -> int | None:

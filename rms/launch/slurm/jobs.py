@@ -361,20 +361,20 @@ class SlurmJobs(SlurmNodes):
                 return list(dead)
             return failing_nodes(slurm, number, hosts, options)
 
-        found, told = self.executor.ask(find), list[str]()
+        query, answers = self.executor.ask(find), list[str]()
 
         def answer() -> str | None:
-            if not found.done():
+            if not query.done():
                 return None
-            if not told:
-                lost = [] if found.exception() is not None else found.result()
+            if not answers:
+                lost = [] if query.exception() is not None else query.result()
                 if len(lost) == len(hosts):  # that is Slurm's trouble, or it will call them down
                     lost = []
                 until_s = time.monotonic() + CONTESTED_S
                 self.contested.update(dict.fromkeys(lost, until_s))
                 self._unavailable = (self._unavailable or frozenset()) | frozenset(lost)
-                told.append(f"lost its nodes: {', '.join(lost)}" if lost else "")
-            return told[0]
+                answers.append(f"lost its nodes: {', '.join(lost)}" if lost else "")
+            return answers[0]
 
         return answer
 

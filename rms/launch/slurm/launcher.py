@@ -241,13 +241,13 @@ def end_steps(
         gentle_s: time that they have to end after SIGTERM.
     """
     slurm, begun_s = executor.slurm, time.monotonic()
-    asked = False
+    requested = False
     while (now := time.monotonic()) < begun_s + patience_s:
         try:
             left: list[str] = []
             for number in allocations:
                 own = [step for step, given in slurm.steps(number) if is_part_of(given, name)]
-                if own and asked:
+                if own and requested:
                     own = sorted(set(own) - slurm.stranded(number))
                 left += own
             if not left:
@@ -256,7 +256,7 @@ def end_steps(
                 slurm.terminate_steps(left)
             else:
                 slurm.end_steps(left)
-            asked = True
+            requested = True
         except SlurmError:
             pass  # the controller is away; the step's own srun is dead in any case
         if executor.closing.wait(POLL_S):
@@ -613,7 +613,7 @@ class SlurmLauncher(LocalLauncher):
         """Kill a process; an srun, which ends its step, gets SIGTERM and some time before.
 
         If srun is killed between the creation of a step and the start of its tasks, Slurm keeps the
-        step for good: a later scancel does not end it.
+        step, and a later scancel does not end it.
         """
         if pid in self._terminated_s or program_name(pid) == "srun":
             self.end_gently(pid)
