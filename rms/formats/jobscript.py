@@ -132,9 +132,8 @@ def _memory(text: str) -> float:
 
 
 def _interval(text: str) -> str:
-    if text != "auto":
-        _amount(text)
-    return text
+    form = r"auto|(?=.*[1-9])[0-9]{1,12}(\.[0-9]{1,12})?"
+    return match(form, text, "auto, or seconds above 0 like 12.5")[0]
 
 
 def _refused(text: str) -> int:
