@@ -11,6 +11,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -191,6 +192,10 @@ class FieldSpec(Spec):
             **({"row_major": True} if self.row_major else {}),
             **({"constant": True} if self.constant else {}),
         }
+
+
+STAGED_BYTES = 64 << 20
+"""Bytes of a block on a device that are made contiguous there before they go to the host."""
 
 
 class Field:
@@ -525,7 +530,12 @@ class Field:
         """Copy the interior into a host array with its axes in :attr:`stored_order`."""
         xp, values = self.spec.xp, self.interior.transpose(self.memory_layout.order)
         if not self.on_host:
-            values = xp.asnumpy(xp.ascontiguousarray(values))
+            row_bytes = max(1, prod(values.shape[1:]) * self.dtype.itemsize)
+            rows = max(1, STAGED_BYTES // row_bytes)
+            for at in range(0, len(out), rows):
+                part = xp.ascontiguousarray(values[at : at + rows])
+                xp.asnumpy(part, out=out[at : at + rows])
+            return
         if self.dtype.names is not None:  # all bytes at once, not member by member
             raw = np.dtype((np.void, self.dtype.itemsize))
             out, values = out.view(raw), values.view(raw)

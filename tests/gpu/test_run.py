@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import ROOT, program
 
 from mpdata.errors import InputError
 from mpdata.numerics.cuda.device import load_cupy
+from rms.launch.processes import environment
 
 try:
     load_cupy()
@@ -84,6 +91,37 @@ def test_checkpoints_go_on_on_another_number_of_ranks(mpdata_run: MpdataRun) -> 
     whole = mpdata_run(2, *ON_GPU, "--checkpoint-every", "10", "--checkpoint-dir", "saved")
     again = mpdata_run(1, *ON_GPU, "--checkpoint-dir", "saved", "--restart")
     assert again["sha256"] == whole["sha256"]
+
+
+def test_a_killed_rank_leaves_the_same_bits(mpdata_run: MpdataRun, tmp_path: Path) -> None:
+    steady = mpdata_run(2, *ON_GPU, "--tracers", "2")
+    out, log = tmp_path / "out.json", tmp_path / "log"
+    out.unlink()
+    command = [sys.executable, "-m", "dmr", "run", "-n", "2", "--every", "1", "--"]
+    command += [*program("paced"), str(ROOT / "mpdata" / "__main__.py"), "run", *RANDOM, *ON_GPU]
+    command += ["--tracers", "2", "--json", str(out)]
+    env = {**os.environ, "PACE_S": "0.25", "PACE_LATE_S": "0.25", "PYTHONUNBUFFERED": "1"}
+    with log.open("w") as file:
+        streams = {"stdout": file, "stderr": subprocess.STDOUT}
+        with subprocess.Popen(command, cwd=tmp_path, env=env, **streams) as process:
+            watch = threading.Timer(DEADLINE_S, process.terminate)
+            watch.start()
+            while process.poll() is None and "copies in memory: " not in log.read_text():
+                time.sleep(0.05)
+            for path in Path("/proc").glob("[0-9]*"):
+                words = environment(int(path.name)) or []
+                if process.poll() is None and {b"PMI_RANK=1", b"PACE_S=0.25"} <= {*words}:
+                    os.kill(int(path.name), signal.SIGKILL)
+            process.wait()
+            watch.cancel()
+    assert process.returncode == 0, log.read_text()
+    (step,) = re.findall(r"going on from the copy at step (\d+)", log.read_text())
+    assert 0 <= int(step) < 24
+    result = json.loads(out.read_text())
+    assert (result["backend"], result["sha256"]) == ("cupy", steady["sha256"])
+    assert [one["sha256"] for one in result["tracers"]] == [
+        one["sha256"] for one in steady["tracers"]
+    ]
 
 
 def test_more_ranks_than_gpus_are_refused(tmp_path: Path) -> None:

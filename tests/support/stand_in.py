@@ -91,5 +91,8 @@ class DeviceModule:
         return DeviceArray(np.ascontiguousarray(array._held))
 
     @staticmethod
-    def asnumpy(array: DeviceArray) -> npt.NDArray[Any]:
-        return array._held.copy()
+    def asnumpy(array: DeviceArray, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        if out is None:
+            return array._held.copy()
+        out[...] = array._held
+        return out

@@ -30,7 +30,7 @@ def test_energy_by_both_meters_in_one_call(tmp_path: Path) -> None:
     env = os.environ | environment(1) | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     command = [sys.executable, str(ROOT / "scripts" / "gpu"), "--out", str(tmp_path)]
     command += ["--grid", "16", "12", "4", "--steps", "400"]
-    command += ["--skip", "tests", "sanitizer", "tune", "ladder", "resizes", "verify"]
+    command += ["--skip", "copies", "tests", "sanitizer", "tune", "ladder", "resizes", "verify"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr + done.stdout
     found = json.loads((tmp_path / "gpu-stand-in-gpu.json").read_text())

@@ -457,8 +457,8 @@ def ascontiguousarray(array: ndarray) -> ndarray:
     return copy
 
 
-def asnumpy(array: Any) -> np.ndarray:
-    return array.get() if isinstance(array, ndarray) else np.asarray(array)
+def asnumpy(array: Any, out: Any = None) -> np.ndarray:
+    return array.get(out=out) if isinstance(array, ndarray) else np.asarray(array)
 
 
 def broadcast_to(array: ndarray, shape: Any) -> ndarray:
