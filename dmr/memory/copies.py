@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import mmap
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -607,6 +608,7 @@ class Pieces:
         self._by_rank: dict[int, list[Held]] = {}
         for one in held:
             self._by_rank.setdefault(one.piece.rank, []).append(one)
+        self._own_pieces: dict[str, memoryview] = {}
         self._keepers: dict[Place, Keeper] = {}
         self._gone: set[Place] = set()
         self._dtypes: dict[str, np.dtype[Any]] = {}
@@ -642,7 +644,7 @@ class Pieces:
                 if job is not None:
                     data = self._get(one, job.offset, job.nbytes)
                     if digest(data) == job.digest:
-                        return decode(data, trusted=True)
+                        return decode(bytes(data), trusted=True)
         raise BrokenPieceError("the progress does not have its hash")
 
     def read(self, name: str, part: Part, extent: Box, wanted: Box) -> Iterator[tuple[Box, Array]]:
@@ -674,15 +676,17 @@ class Pieces:
                 why = f"{one.place.host}: {error}"
         raise BrokenPieceError(f"field {name} of rank {copies[0].piece.rank}: {why}")
 
-    def _get(self, one: Held, offset: int, nbytes: int) -> bytes:
+    def _get(self, one: Held, offset: int, nbytes: int) -> memoryview | bytearray:
         place = one.place
         if place == self._own:
-            try:
-                with (place.folder / one.name).open("rb") as file:
-                    file.seek(offset)
-                    return file.read(nbytes)
-            except OSError as error:
-                raise BrokenPieceError(words_of(error)) from None
+            if one.name not in self._own_pieces:
+                try:
+                    with (place.folder / one.name).open("rb") as file:
+                        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                except (OSError, ValueError) as error:  # ValueError: it is empty
+                    raise BrokenPieceError(words_of(error)) from None
+                self._own_pieces[one.name] = memoryview(memory)
+            return self._own_pieces[one.name][offset : offset + nbytes]
         if place in self._gone:
             raise KeeperGoneError(f"the keeper of {place.host} does not answer")
         try:

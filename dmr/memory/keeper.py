@@ -279,13 +279,13 @@ class Keeper:
         listed: Listed = self._request(List(), Listed)
         return listed
 
-    def get(self, name: str, offset: int, nbytes: int) -> bytes:
+    def get(self, name: str, offset: int, nbytes: int) -> bytearray:
         """Return bytes of a piece."""
         done = self._request(Get(name, offset, nbytes), Done)
         data = bytearray(done.nbytes)
         with self._errors():
             self._channel.read_into(memoryview(data), TRANSFER_S)
-        return bytes(data)
+        return data
 
     def put(
         self,

@@ -10,6 +10,9 @@ from mpdata.cases.setup import Array, CellFunction, Index, Setup
 from mpdata.options import Boundaries, BoundaryPair
 
 MODES = 4
+CACHED_CELLS = 1 << 15
+"""Cells that are evaluated together, so that they stay in the cache of a core."""
+
 MARGIN = 8
 """Tables reach this far outside the grid, more than any halo."""
 
@@ -98,13 +101,21 @@ class _Potential:
 
     def component(self, a: int, index: list[Index]) -> Array:
         """Return component ``a`` on an open mesh of global indices."""
-        shape = tuple(part.size for part in index)
-        total, term = np.zeros(shape), np.empty(shape)
-        for m in range(MODES):
-            x, y, z = (self.tables[a][m][axis][index[axis] + MARGIN] for axis in range(3))
-            np.multiply(x * y, z, out=term)
-            term *= self.amplitude[a, m]
-            total += term
+        rows, columns, levels = (part.size for part in index)
+        total = np.zeros((rows, columns, levels))
+        modes = [
+            [self.tables[a][m][axis][index[axis] + MARGIN] for axis in range(3)]
+            for m in range(MODES)
+        ]
+        thick = max(1, CACHED_CELLS // (columns * levels))
+        term = np.empty((thick, columns, levels))
+        for low in range(0, rows, thick):
+            into = total[low : low + thick]
+            part = term[: len(into)]
+            for m, (x, y, z) in enumerate(modes):
+                np.multiply(x[low : low + thick] * y, z, out=part)
+                part *= self.amplitude[a, m]
+                into += part
         return total
 
     def face(self, axis: int, i: Index, j: Index, k: Index) -> Any:
@@ -114,11 +125,13 @@ class _Potential:
         if sum(n > 1 for n in self.grid) == 1:
             return np.full((1, 1, 1), 0.0 if self.closed else 1.0)
         one, two = (axis + 1) % 3, (axis + 2) % 3
-        total: Any = np.zeros((1, 1, 1))
-        for along, a, sign in ((one, two, 1.0), (two, one, -1.0)):
-            if self.grid[along] > 1:
-                total = total + sign * self._rise(a, index, along)
-        return total
+        total: Any = 0.0
+        if self.grid[one] > 1:
+            total = self._rise(two, index, one)
+            total += 0.0  # so that -0.0 is 0.0
+        if self.grid[two] > 1:
+            total = total - self._rise(one, index, two)
+        return np.reshape(total, (1, 1, 1)) if np.ndim(total) == 0 else total
 
     def _rise(self, a: int, index: list[Index], along: int) -> Array:
         """Return component ``a`` one further along an axis, less what it is at the index."""
