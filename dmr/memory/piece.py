@@ -287,7 +287,9 @@ def read_description(path: Path) -> tuple[Piece, int]:
         raise BrokenPieceError(f"{path.name} cannot be read: {error}") from None
 
 
-def cells_of(data: bytes | bytearray | memoryview, block: Block, number: int, dtype: np.dtype[Any]) -> Array:
+def cells_of(
+    data: bytes | bytearray | memoryview, block: Block, number: int, dtype: np.dtype[Any]
+) -> Array:
     """Return the cells of a chunk, with its axes as those of the box.
 
     Raises:
