@@ -474,6 +474,8 @@ def _restore_after_death(run: Run, plan: Plan, own: Copies) -> None:
             from dmr.data import constant
 
             raise_on_all(comm, constant.problem_with(before, run.progress.constants))
+        if run.internal.steps is not None:
+            run.internal.steps.restored()
         run.note(f"restored from copies in memory at step {run.step} on {run.world.size} ranks")
         return
     if restored.silent:  # the supervisor notices, too, and starts a world without that host

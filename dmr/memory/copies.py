@@ -179,8 +179,8 @@ class Copies:
     def enter(self, world: World, generation: int, fields: Mapping[str, Distributed]) -> None:
         """Copy this world from now on, first at a resize point soon.
 
-        A thread gets the memory meanwhile. Pieces of the world before stay until this one has a
-        generation.
+        A thread gets the pages of the memory meanwhile. Pieces of the world before stay until this
+        one has a generation.
 
         Args:
             generation: of the world.
@@ -195,8 +195,11 @@ class Copies:
         self.nbytes = layout(parts, SPARE_BYTES)[2]
 
         try:
+            with Keeper(self._place) as keeper:
+                for path in paths:
+                    keeper.make(path.name)
             self._files = files = [PieceFile(path) for path in paths]
-        except OSError as error:  # the folder is gone, with its keeper
+        except (KeeperError, NoRoomError, OSError) as error:  # the keeper is gone
             self._stopped = True
             self._note(f"note: no copies in memory: {words_of(error)}")
             return
@@ -226,8 +229,13 @@ class Copies:
         """Fill the fields from the newest whole generation, as :func:`restore` does."""
         options = self.terms.options
         restored = restore(self.places, self._place, self.block, world, fields, options)
-        if restored.generation is not None and world.rank == 0:
-            self._sender.keep(self.places, restored.generation, only=True)
+        generation = restored.generation
+        if generation is not None:
+            # Here at once: the memory of what goes is for the copies of this world.
+            with contextlib.suppress(KeeperError, NoRoomError), Keeper(self._place) as keeper:
+                keeper.keep(generation, only=True)
+            if world.rank == 0:
+                self._sender.keep(self.places, generation, only=True)
         return restored
 
     # --- at a resize point ------------------------------------------------------------------------

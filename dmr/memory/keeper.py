@@ -2,15 +2,16 @@
 
 ``python -m dmr.memory.keeper NAME --silent S`` prints one line, ``NAME=ADDRESS=FOLDER``, and serves
 requests over TCP; both sides of a connection authenticate by the token in the address
-(:mod:`dmr.wire.channel`). It uses no MPI. The ranks of its host write their pieces into its folder
-themselves; ranks of other hosts send theirs. A keeper that an RMS ends has no supervisor: it ends
-itself once no rank has run here for ``--alone S``. The files in the folder are its only state::
+(:mod:`dmr.wire.channel`). It uses no MPI. The ranks of its host write their pieces themselves, into
+memory that it makes and names in its folder; ranks of other hosts send theirs. A keeper that an RMS
+ends has no supervisor: it ends itself once no rank has run here for ``--alone S``. Requests::
 
     request   from                      answer
     Hold      a rank, for as long as    nothing; the connection ends once the supervisor has given
               it runs                   up its world, or is gone: then the rank ends itself
     List      a new world, supervisor   the description of every whole piece
     Get       a new world               bytes of a piece
+    Make      a rank of its host        Done: there is memory of that name
     Put       a rank of another host    Done once the piece is whole here
     Keep      rank 0                    Done; pieces that are older and not in use are removed
     Beat      supervisor                Pulse; the keeper ends itself if none comes in time
@@ -26,6 +27,7 @@ import itertools
 import math
 import os
 import re
+import resource
 import secrets
 import shutil
 import signal
@@ -49,6 +51,8 @@ from dmr.memory.piece import (
     NoRoomError,
     Piece,
     PieceFile,
+    give_name,
+    new_memory,
     read_description,
 )
 from dmr.memory.steps import Steps, forget, steps_of
@@ -106,6 +110,12 @@ class Get(msgspec.Struct, tag=True):
     nbytes: int
 
 
+class Make(msgspec.Struct, tag=True):
+    """Request for memory that a rank of this host maps by its name in the folder."""
+
+    name: str
+
+
 class Put(msgspec.Struct, tag=True):
     """A piece follows: ``data_bytes`` of it from the end of the head on."""
 
@@ -135,7 +145,7 @@ class End(msgspec.Struct, tag=True):
     """The job has ended."""
 
 
-Request = Hold | List | Get | Put | Keep | Beat | End
+Request = Hold | List | Get | Make | Put | Keep | Beat | End
 
 
 class Entry(msgspec.Struct):
@@ -286,6 +296,10 @@ class Keeper:
         with self._errors():
             self._channel.read_into(memoryview(data), TRANSFER_S)
         return data
+
+    def make(self, name: str) -> None:
+        """Make memory for pieces of a rank of this host."""
+        self._request(Make(name), Done)
 
     def put(
         self,
@@ -479,7 +493,9 @@ class Server:
         self._kept: Generation | None = None
         self._ranks: dict[ControlChannel, tuple[int, threading.Event]] = {}
         self._numbers = itertools.count()
+        self._made: dict[str, int] = {}  # memory of ranks by name
         self._received: dict[str, PieceFile] = {}
+        self._spare: list[int] = []  # memory of ranks that have died, for the next world
 
     def serve(self) -> None:
         """Serve until the job has ended, or its supervisor is gone."""
@@ -490,6 +506,7 @@ class Server:
                 silent_s = time.monotonic() - self._beat_at
             if silent_s > self.orphan_s:
                 break
+            self._close_removed()
             with contextlib.suppress(ChannelError):
                 channel = self.listener.accept(LOOK_S)
                 threading.Thread(target=self._talk, args=(channel,), daemon=True).start()
@@ -522,6 +539,9 @@ class Server:
                 _send(channel, Listed(self._entries(), self._kept))
             case Get():
                 self._give(channel, request)
+            case Make():
+                self._make(request.name)
+                _send(channel, Done())
             case Put():
                 self._take(channel, request)
             case Keep():
@@ -594,6 +614,32 @@ class Server:
         for at in range(0, len(data), SEND_BYTES):
             channel.write(data[at : at + SEND_BYTES])
 
+    def _memory(self, path: Path) -> int:
+        """Return memory, that of an earlier world if there is some: its pages are there."""
+        with self._lock:
+            if self._spare:
+                memory = self._spare.pop()
+                os.pwrite(memory, bytes(HEAD_BYTES), 0)
+                return memory
+        return new_memory(path)
+
+    def _make(self, name: str) -> None:
+        path = self._path(name)
+        memory = self._memory(path)
+        with self._lock:
+            older = self._made.pop(name, None)
+            self._made[name] = memory
+            give_name(path, memory)
+        if older is not None:
+            os.close(older)
+
+    def _close_removed(self) -> None:
+        """Close the memory whose name a rank has removed."""
+        with self._lock:
+            gone = [name for name in self._made if not os.path.lexists(self.folder / name)]
+            for name in gone:
+                os.close(self._made.pop(name))
+
     def _take(self, channel: ControlChannel, request: Put) -> None:
         """Receive a piece, which gets its name once it is whole.
 
@@ -606,7 +652,7 @@ class Server:
             older = self._received.pop(final.name, None)
             if older is not None:
                 older.move(part)
-        file = PieceFile(part) if older is None else older
+        file = PieceFile(part, self._memory(part)) if older is None else older
         try:
             memory = file.reserve(end + len(request.description))
             _send(channel, Done())
@@ -623,12 +669,17 @@ class Server:
         _send(channel, Done())
 
     def _keep(self, request: Keep) -> None:
-        """Remove what is older than a generation, but for files that ranks of it still use."""
+        """Remove what is older than a generation, but for files that ranks of it still use.
+
+        Where a world has just started from it, its ranks get the memory: new pages cost time. No
+        rank of an earlier world may run then, which could still write there.
+        """
         kept = request.generation
         with self._lock:
             self._kept = kept if self._kept is None else max(self._kept, kept)
             if request.only:
                 self._kept = kept
+            again = request.only and all(life == self._entered for life, _ in self._ranks.values())
         for path in self.folder.glob(f"*{SUFFIX}"):
             own = OWN.fullmatch(path.name)
             world = (kept.life, kept.world) if own is None else (int(own[1]), int(own[2]))
@@ -641,9 +692,15 @@ class Server:
             if old and not in_use:
                 with self._lock:
                     file = self._received.pop(path.name, None)
+                    memory = self._made.pop(path.name, None) if file is None else file.released()
                     path.unlink(missing_ok=True)
-                if file is not None:
-                    file.close()
+                    if memory is not None:
+                        self._spare.append(memory)
+        if not again:
+            with self._lock:
+                spare, self._spare = self._spare, []
+            for memory in spare:
+                os.close(memory)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -661,6 +718,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a few for each rank
     folder, handle = make_folder(arguments.base)
     try:
         sweep(arguments.base)

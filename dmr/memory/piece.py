@@ -1,5 +1,8 @@
 """A piece: what one rank holds of one generation of copies, in one file of shared memory.
 
+The keeper of the host has every file open (memfd_create(2)), and in its folder a link to it for the
+ranks: the memory is free again once keeper and ranks have ended, however they end.
+
 A generation is the state of a whole run at one step; it has a piece for each rank of the world
 that took it. A file begins with a head of 64 bytes. The blocks of the rank's fields follow, each
 with its axes from the slowest in memory to the contiguous one, then the encoded progress (rank 0
@@ -180,18 +183,40 @@ MADV_POPULATE_WRITE = 23
 POPULATED_BYTES = 4 << 20
 
 
-class PieceFile:
-    """A file of shared memory for one piece after another, mapped into this process.
+def new_memory(path: Path) -> int:
+    """Make memory that ends with the processes that have it open; return its descriptor."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(path.name, os.MFD_CLOEXEC)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    Its memory is used again, so that only the first piece waits for new pages.
+
+def give_name(path: Path, memory: int) -> None:
+    """Let other processes of this user open the memory of a descriptor of this one by a name."""
+    if hasattr(os, "memfd_create"):
+        path.unlink(missing_ok=True)
+        path.symlink_to(f"/proc/{os.getpid()}/fd/{memory}")
+
+
+class PieceFile:
+    """Shared memory for one piece after another, mapped into this process.
+
+    It is used again, so that only the first piece waits for new pages.
+
+    Args:
+        path: its name, which another process has made.
+        memory: descriptor of :func:`new_memory` to give that name, and to close at the end.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, memory: int | None = None) -> None:
         self.path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        if memory is None:
+            self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        else:
+            give_name(path, memory)
+            self._file = memory
         self._lock = threading.Lock()  # of the file: a thread may get its memory
         self._map: mmap.mmap | None = None
-        self._size = 0
+        self._size = os.fstat(self._file).st_size
 
     def reserve(self, nbytes: int) -> memoryview:
         """Return memory of at least so many bytes, whose head states no piece.
@@ -203,7 +228,7 @@ class PieceFile:
             if self._file < 0:
                 raise BrokenPieceError(f"expected {self.path} to be open, got a closed file")
             if self._map is None or self._size < nbytes:
-                memory = self._map = self._grown(nbytes)
+                memory = self._map = self._grown(max(nbytes, self._size))
             else:
                 memory = self._map
         memory[:HEAD_BYTES] = bytes(HEAD_BYTES)
@@ -215,7 +240,7 @@ class PieceFile:
         free = room(self.path.parent)
         if size - self._size > free:
             raise NoRoomError(
-                f"expected {size - self._size >> 20} MiB free in {self.path.parent.parent}, got "
+                f"expected {size - self._size >> 20} MiB of free memory on a host, got "
                 f"{free >> 20} MiB"
             )
         try:
@@ -248,8 +273,15 @@ class PieceFile:
         self.path.replace(path)
         self.path = path
 
+    def released(self) -> int:
+        """Return its descriptor, which another piece may have from now on, and unmap it."""
+        with self._lock:
+            self._map = None
+            memory, self._file = self._file, -1
+        return memory
+
     def close(self, *, unlink: bool = False) -> None:
-        """Close the file; its content stays unless ``unlink``."""
+        """Close the file; its name stays unless ``unlink``."""
         with self._lock:
             self._map = None
             if self._file >= 0:
@@ -260,11 +292,12 @@ class PieceFile:
 
 
 def room(folder: Path) -> int:
-    """Return the free bytes of the file system of a folder, within the free memory of the host."""
-    status = os.statvfs(folder)
-    free = status.f_bavail * status.f_frsize
+    """Return the free memory of the host, else the free bytes of the file system of a folder."""
     memory = free_on_host()
-    return free if memory is None else min(free, memory)
+    if memory is not None:
+        return memory
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
 
 
 def read_description(path: Path) -> tuple[Piece, int]:

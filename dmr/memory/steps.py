@@ -18,8 +18,9 @@ from pathlib import Path
 import msgspec
 
 SUFFIX = ".steps"
-NUMBERS = struct.Struct("@ddd")
-"""Time of the first step of the loop, of the end of that step (0: not yet), newest step."""
+NUMBERS = struct.Struct("@dddd")
+"""Time of the first step of the loop, of the end of that step (0: not yet), newest step, time at
+which the state was restored (0: it was not)."""
 
 
 class Steps(msgspec.Struct, frozen=True):
@@ -29,11 +30,13 @@ class Steps(msgspec.Struct, frozen=True):
         step: the newest one that is begun.
         begun_s: seconds since its first step began.
         done_s: seconds since its first step ended; None if it has not.
+        restored_s: seconds since its state was restored from copies; None if it was not.
     """
 
     step: int
     begun_s: float
     done_s: float | None
+    restored_s: float | None = None
 
 
 class StepsFile:
@@ -61,6 +64,10 @@ class StepsFile:
             os.close(handle)
         self._numbers = memoryview(self._memory).cast("d")
 
+    def restored(self) -> None:
+        """Take note that the state is that of the copies."""
+        self._numbers[3] = self._clock()
+
     def begins(self, step: int) -> None:
         """Take note that a step begins."""
         numbers = self._numbers
@@ -78,9 +85,10 @@ def steps_of(folder: Path, life: int, clock: Callable[[], float] = time.monotoni
     now = clock()
     for path in folder.glob(f"{life}-*{SUFFIX}"):
         with contextlib.suppress(OSError, struct.error):
-            begun, done, step = NUMBERS.unpack(path.read_bytes())
+            begun, done, step, restored = NUMBERS.unpack(path.read_bytes())
             if begun and (newest is None or step > newest.step):
-                newest = Steps(int(step), now - begun, now - done if done else None)
+                ends = [now - at if at else None for at in (done, restored)]
+                newest = Steps(int(step), now - begun, *ends)
     return newest
 
 

@@ -152,6 +152,7 @@ class Restart(msgspec.Struct):
         nbytes: of that copy, in all.
         noticed_s: the supervisor noticed the end.
         started_s: it started the next world.
+        restored_s: the state of the next world was that of the copy; None if it had none.
         computing_s: the first step of the next world began; None if it came to none.
         stepped_s: that step ended.
     """
@@ -164,6 +165,7 @@ class Restart(msgspec.Struct):
     nbytes: int
     noticed_s: float
     started_s: float | None = None
+    restored_s: float | None = None
     computing_s: float | None = None
     stepped_s: float | None = None
 
@@ -313,6 +315,8 @@ class _Job:
         restart, came = self._restart, self.hosts.came(life)
         if restart is not None and came.begun_at is not None:
             restart.computing_s = came.begun_at - self._zero_s
+            if came.restored_at is not None:
+                restart.restored_s = came.restored_at - self._zero_s
             if came.stepped_at is not None:
                 restart.stepped_s = came.stepped_at - self._zero_s
         self._restart = None
@@ -492,12 +496,14 @@ class Came:
     Attributes:
         step: the newest that it has begun; None before its first.
         begun_at, stepped_at: of its first step, on the supervisor's monotonic clock.
+        restored_at: when its state was that of the copy.
         copied: step of the newest copy that its ranks knew to be complete.
     """
 
     step: int | None = None
     begun_at: float | None = None
     stepped_at: float | None = None
+    restored_at: float | None = None
     copied: int | None = None
 
 
@@ -572,6 +578,8 @@ class Hosts:
                 came.step = max(steps.step, came.step or 0)
                 begun_at = now - steps.begun_s
                 came.begun_at = min(begun_at, came.begun_at or begun_at)
+                if steps.restored_s is not None:
+                    came.restored_at = came.restored_at or now - steps.restored_s
                 if steps.done_s is not None:
                     came.stepped_at = came.stepped_at or now - steps.done_s
             if pulse.kept is not None and pulse.kept.life == life:

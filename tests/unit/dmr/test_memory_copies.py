@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import subprocess
@@ -50,6 +51,7 @@ from dmr.memory.piece import (
     NoRoomError,
     Piece,
     PieceFile,
+    new_memory,
     partner_shifts,
     read_description,
     whole,
@@ -332,13 +334,14 @@ def test_too_little_memory_at_the_partner(two: list[HostHere], monkeypatch: Any)
 
 
 def test_memory_is_used_again(tmp_path: Path) -> None:
-    file = PieceFile(tmp_path / "a.piece")
+    path = tmp_path / "a.piece"
+    file = PieceFile(path, new_memory(path))
     first = file.reserve(5000)
     first[4000] = 7
     assert file.reserve(4096)[4000] == 7
     larger = file.reserve(3 * 2**20)
     assert larger[4000] == 7 and len(larger) >= 3 * 2**20
-    with pytest.raises(NoRoomError, match="MiB free in"):
+    with pytest.raises(NoRoomError, match="MiB of free memory on a host, got"):
         file.reserve(2**60)
     file.close(unlink=True)
     assert not list(tmp_path.iterdir())
@@ -359,6 +362,54 @@ def test_a_partner_uses_memory_again(two: list[HostHere]) -> None:
         assert files() == before and len(before) == 2
     for result in restored(places(two)[1:], blocks(1)):
         assert result.progress is not None and result.progress.step == 40
+
+
+@pytest.mark.parametrize("alive", [False, True])
+def test_a_new_world_uses_the_memory_of_the_dead_one(two: list[HostHere], alive: bool) -> None:
+    """Not while a rank of the dead world still has its connection, and may still write."""
+
+    host, rank = two[0], filled(1)
+    with ranks_of(places(two), rank) as ranks:
+        ranks.take(10)
+        ranks.take(20)
+        before = {path.stat().st_ino: path.name for path in host.place.folder.iterdir()}
+    with contextlib.ExitStack() as stack:
+        for life in (0, 1) if alive else (1,):
+            channel = Keeper(host.place)
+            thread = threading.Thread(target=channel.hold, args=(life,))
+            thread.start()
+            stack.callback(channel.close)
+            stack.callback(thread.join)
+            stack.callback(channel.shut)
+        until(lambda: len(host.server._ranks) == 1 + alive)
+        with Keeper(host.place) as keeper:
+            keeper.keep(Generation(0, 20, 0, 0), only=True)
+            for name in ("0-1-0-0-0.piece", "0-1-0-0-1.piece"):
+                keeper.make(name)
+            first, second = (host.place.folder / f"0-1-0-0-{turn}.piece" for turn in range(2))
+            assert (first.stat().st_ino in before) is not alive
+            assert second.stat().st_ino not in before, "the other generation is in use"
+            names = [entry.name for entry in keeper.list().entries]
+            assert names == ["0-0-0-0-1.piece"], "what was there is no piece any more"
+
+
+def test_a_killed_keeper_leaves_no_memory(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "dmr.memory.keeper", "127.0.0.1", "--silent", "30"]
+    with subprocess.Popen(
+        [*command, "--base", str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            (place,) = places_of(process.stdout.readline())
+            with Keeper(place) as keeper:
+                keeper.make("0-0-0-0-0.piece")
+                keeper.put("1-0-0-0-0.piece", memoryview(bytes(1000)), b"{}")
+            assert len(list(place.folder.glob("*.piece"))) == 2
+        finally:
+            process.kill()
+    left = list(place.folder.iterdir())
+    assert len(left) == 2 and all(path.is_symlink() and not path.exists() for path in left)
+    assert sweep(tmp_path) == [place.folder]
 
 
 def test_a_piece_that_is_sent_again_replaces_the_torn_one(two: list[HostHere]) -> None:
