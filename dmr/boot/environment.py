@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -269,9 +270,37 @@ def held_on_host() -> int | None:
     return _kib(Path("/proc/self/status"), "RssAnon")
 
 
-def free_on_host() -> int | None:
-    """Return the bytes that this node has free without swapping, None if not known."""
-    return _kib(Path("/proc/meminfo"), "MemAvailable")
+def free_on_host(root: Path = Path("/")) -> int | None:
+    """Return the bytes that this process may still have without swapping, None if not known.
+
+    They are free on the node and within the limits of its control groups, such as those of a Slurm
+    job with ``ConstrainRAMSpace``; pages of files that the kernel can drop count as free.
+    """
+    free = [_kib(root / "proc/meminfo", "MemAvailable")]
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers in ("", "memory"):
+                group = root / "sys/fs/cgroup" / controllers / path.lstrip("/")
+                free += [_left_in(one) for one in (group, *group.parents)]
+    return min((one for one in free if one is not None), default=None)
+
+
+def _left_in(group: Path) -> int | None:
+    """Return the bytes left of a control group's limit, None if it has none."""
+    for limit, usage, cached in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            most, used = ((group / name).read_text().strip() for name in (limit, usage))
+            dropped = re.search(rf"^{cached} (\d+)$", (group / "memory.stat").read_text(), re.M)
+        except OSError:
+            continue
+        if most == "max":
+            return None
+        return max(0, int(most) - int(used) + (int(dropped[1]) if dropped else 0))
+    return None
 
 
 def _kib(path: Path, name: str) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,6 +70,38 @@ def test_what_this_process_holds_and_what_is_left() -> None:
         assert free is not None and 0 < free < 2**50
     uses = usage("n1", {})
     assert [use.place for use in uses] == ["node n1"] * (held is not None and free is not None)
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "free_mib"),
+    [
+        ("0::/", {}, 900),
+        ("0::/job/step", {"job/memory.max": "max", "job/step/memory.max": "max"}, 900),
+        ("0::/job/step", {"job/memory.max": "500", "job/memory.current": "450"}, 60),
+        ("0::/job/step", {"job/step/memory.max": "50", "job/step/memory.current": "70"}, 0),
+        ("9:cpu:/a\n4:memory:/job", {"memory/job/memory.limit_in_bytes": "300"}, 210),
+        ("0::/elsewhere", {"job/memory.max": "500"}, 900),
+    ],
+)
+def test_memory_within_the_limits_of_control_groups(
+    tmp_path: Path, groups: str, files: dict[str, str], free_mib: int
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text(f"MemAvailable: {900 * 1024} kB\n")
+    (tmp_path / "proc/self/cgroup").write_text(groups + "\n")
+    for name, value in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(int(value) << 20) if value.isdigit() else value)
+        for other, text in (
+            ("memory.current", "0"),
+            ("memory.usage_in_bytes", str(100 << 20)),
+            ("memory.stat", f"inactive_file {10 << 20}\ntotal_inactive_file {10 << 20}\n"),
+        ):
+            if not (path.parent / other).exists():
+                (path.parent / other).write_text(text)
+    assert free_on_host(tmp_path) == free_mib << 20
+    assert free_on_host(tmp_path / "none") is None
 
 
 class TwoDevices(DeviceModule):
