@@ -70,6 +70,9 @@ START_S = 30.0
 LOOK_S = 0.02
 """Interval of the checks of the launcher."""
 
+NOTICED = 0.95
+"""Share of the limit of a silent host after which it is given up: the rest is for the notice."""
+
 BEATS = 10
 """Heartbeats within the time that a host may be silent."""
 
@@ -816,7 +819,7 @@ class _Watch:
             try:
                 # A new life is answered once the ranks of earlier ones have ended.
                 leave_s = 0.0 if life == before else LEAVE_S
-                # The last fifth is for another connection: one may wait long for lost packets.
+                # What is left then is for another connection: one may wait long for lost packets.
                 left_s = answered + 0.8 * self._silent_s - time.monotonic()
                 pulse = self._keeper.beat(life, max(left_s, self._silent_s / 5) + leave_s)
                 before = life
@@ -836,10 +839,11 @@ class _Watch:
 
     def _again(self, error: KeeperError, answered: float) -> bool:
         """Connect once more, unless the keeper has been silent for too long, or has ended."""
-        while time.monotonic() - answered < self._silent_s and not self._stopped.is_set():
+        until = answered + NOTICED * self._silent_s
+        while (left_s := until - time.monotonic()) > 0.0 and not self._stopped.is_set():
             self._keeper.close()
             try:
-                self._keeper = Keeper(self.place, self._silent_s / 5)
+                self._keeper = Keeper(self.place, min(left_s, self._silent_s / 5))
                 return True
             except KeeperGoneError:
                 return False
