@@ -1,0 +1,42 @@
+"""A LAMMPS input, malleable by a restart file in memory: mpirun -n 2 python malleable.py INPUT
+
+The last command of the input is `run STEPS`. The number of ranks may change after every 20 steps.
+"""
+
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from lammps import lammps
+from mpi4py import MPI
+
+import dmr
+
+EVERY = 20
+# Commands whose result is in a restart file; all others are given again after it is read.
+STORED = {"atom_style", "boundary", "create_atoms", "create_box", "dimension", "lattice", "mass"}
+STORED |= {"read_data", "region", "units", "velocity"}
+
+comm = MPI.COMM_WORLD
+lmp = lammps(cmdargs=["-screen", "none"], comm=comm)
+before, _, steps = Path(sys.argv[1]).read_text().rpartition("\nrun")
+again = [line for line in before.splitlines() if not STORED.intersection(line.split()[:1])]
+
+
+def read(path):
+    lmp.commands_list(["clear", f"read_restart {path}", *again])
+
+
+restart = dmr.File(write=lambda path: lmp.command(f"write_restart {path}"), read=read)
+with dmr.malleable(comm, state={"lammps": restart}) as run:
+    if not run.restored:
+        lmp.commands_string(before)
+    for _ in run.loop(int(steps) // EVERY):
+        lmp.command(f"run {EVERY}")
+
+atoms = [np.array(lmp.gather_atoms(name, 1, 3)) for name in ("x", "v")]
+energy = lmp.get_thermo("etotal")
+if comm.rank == 0:
+    digest = sha256(b"".join(values.tobytes() for values in atoms)).hexdigest()
+    print(f"energy {energy:.12g}, atoms {digest[:16]}", flush=True)
