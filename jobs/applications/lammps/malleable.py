@@ -1,6 +1,7 @@
-"""A LAMMPS input, malleable by a restart file in memory: mpirun -n 2 python malleable.py INPUT
+"""A LAMMPS input, malleable by a restart file in memory: malleable.py INPUT [EVERY]
 
-The last command of the input is `run STEPS`. The number of ranks may change after every 20 steps.
+The last command of the input is `run STEPS`. The number of ranks may change after every EVERY (20)
+of them.
 """
 
 import sys
@@ -13,7 +14,7 @@ from mpi4py import MPI
 
 import dmr
 
-EVERY = 20
+EVERY = int(sys.argv[2]) if len(sys.argv) > 2 else 20
 # Commands whose result is in a restart file; all others are given again after it is read.
 STORED = {"atom_style", "boundary", "create_atoms", "create_box", "dimension", "lattice", "mass"}
 STORED |= {"read_data", "region", "units", "velocity"}
