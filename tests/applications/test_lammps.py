@@ -45,6 +45,7 @@ def written(name: str, folder: Path, rounds: int = ROUNDS) -> Path:
     text = (inputs() / f"in.{name}").read_text()
     assert text.count("\nrun ") == 1
     path = folder / f"in.{name}"
+    text = re.sub(r"(variable\s+\w index) 1", r"\1 0.5", text)  # an eighth of the atoms
     path.write_text(re.sub(r"\nrun .*", f"\nrun {20 * rounds}", text))
     for data in ("data.chain", "Cu_u3.eam"):
         shutil.copy(inputs() / data, folder)
@@ -63,7 +64,7 @@ def twin(run: Run, path: Path, resizes: Mapping[int, int], rounds: int, ranks: i
     return answer(output)
 
 
-@pytest.mark.parametrize("name", ["lj", "eam", "chain"])
+@pytest.mark.parametrize("name", ["lj", pytest.param("eam", marks=pytest.mark.wide), "chain"])
 def test_resizes_leave_the_bits_of_restarts(run: Run, tmp_path: Path, name: str) -> None:
     """In chain a thermostat has random numbers of its own; it is restarted as LAMMPS does it."""
     path = written(name, tmp_path)
@@ -83,10 +84,10 @@ def test_resizes_leave_the_bits_of_restarts(run: Run, tmp_path: Path, name: str)
 
 
 def test_resizes_of_a_job_leave_the_bits_of_restarts(rms: Rms, run: Run, tmp_path: Path) -> None:
-    rounds, sizes = 24, [3, 1, 2, 3, 1, 2]
+    rounds, sizes = 200, [3, 1, 2, 3, 1, 2]
     path = written("lj", tmp_path, rounds)
     python, malleable = MALLEABLE
-    line = f"PACE_S=2 mpirun {python} {program('paced')[1]} {malleable} {path}"
+    line = f"PACE_S=2 PACE_LATE_S=2 mpirun {python} {program('paced')[1]} {malleable} {path}"
     job = rms.submit(line, "--mode", "malleable", "--nodes", "1-3", "--preferred", "2")
     rms.running(job)
     for count, size in enumerate(sizes, 1):
