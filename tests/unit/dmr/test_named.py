@@ -47,6 +47,26 @@ def test_a_number_is_the_halo_of_what_is_cut() -> None:
     assert fields["u"].halos == ((1, 1), (0, 0)) and fields["u"].edge_halos == ((2, 2), (0, 0))
 
 
+def test_scalars_are_whole_on_every_rank() -> None:
+    model, time = {"step": np.array(3, "i4")}, np.array(0.5)
+    fields = dmr.adapt_all(
+        {
+            "step": (lambda: model["step"], lambda a: model.update(step=a), ()),
+            "time": (time, ()),
+            "u": (np.zeros(4), "x"),
+        },
+        {"x"},
+        {"x": 4},
+    )
+    step, time_field = fields["step"], fields["time"]
+    assert [one.shape for one in (step, time_field)] == [(1,), (1,)]
+    assert step.split == time_field.split == () and step.dtype == np.dtype("i4")
+    assert step.getter is not None and step.setter is not None
+    assert step.getter().tolist() == [3]
+    step.setter(np.array([7], "i4"))
+    assert model["step"].shape == () and model["step"] == 7
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -56,6 +76,10 @@ def test_a_number_is_the_halo_of_what_is_cut() -> None:
         (
             {"arrays": {"u": (np.zeros(3), ("x", "y"))}},
             r"field u: expected names of 1 dimensions, got \('x', 'y'\)",
+        ),
+        (
+            {"arrays": {"u": (0.5, ())}},
+            "field u: expected an array, or get and set, for a scalar, got float",
         ),
         ({"arrays": {"u": np.zeros(3)}}, r"field u: expected \(array, dimensions\) or .* ndarray"),
         ({"arrays": {"u": (np.zeros((3, 4))[:, ::2], ("x", "y"))}}, "field u: .* without gaps"),
