@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,8 @@ def adapt_all(
 
     Args:
         arrays: for each field ``(array, dimensions)``, or ``(get, set, dimensions)`` as of
-            :func:`dmr.adapt`, or an object with ``values`` and ``dims`` (``xarray.DataArray``).
+            :func:`dmr.adapt`, or ``(holder, name, dimensions)`` for an attribute of an object that
+            replaces its array, or an object with ``values`` and ``dims`` (``xarray.DataArray``).
         cut: dimensions that are cut over the ranks. An array without any is whole on every rank,
             and so is a scalar: an array of no dimensions, or what ``get`` returns, as one cell.
         shape: global extent in cells, without halo, of each dimension that is cut. That of others
@@ -94,9 +96,15 @@ def _given(stated: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     if isinstance(stated, tuple) and len(stated) in (2, 3):
         *given, dims = stated
         names = ("array",) if len(given) == 1 else ("get", "set")
+        if len(given) == 2 and isinstance(given[1], str):
+            if not hasattr(*given):
+                kind = type(given[0]).__name__
+                raise ValueError(f"expected an object with an attribute {given[1]}, got {kind}")
+            given = [partial(access, *given) for access in (getattr, setattr)]
         return dict(zip(names, given, strict=True)), (dims,) if isinstance(dims, str) else (*dims,)
     raise ValueError(
-        f"expected (array, dimensions) or (get, set, dimensions), got {type(stated).__name__}"
+        "expected (array, dimensions), (get, set, dimensions) or (holder, name, dimensions), got "
+        f"{type(stated).__name__}"
     )
 
 

@@ -4,7 +4,6 @@ The rows of the grid are cut over the ranks, whose number divides them.
 """
 
 import sys
-from functools import partial
 
 from mpi4py import MPI
 from veros import VerosSetup
@@ -14,22 +13,17 @@ import dmr
 
 
 def integrate(sim):
-    state, arrays = sim.state, {}
+    state, ny, arrays = sim.state, sim.state.settings.ny, {}
     for title, part in {"model": state, **state.diagnostics}.items():
         for name, meta in (part.var_meta or {}).items():
             if meta.active and (meta.write_to_restart or name == "itt"):
-                access = (partial(attr, part.variables, name) for attr in (getattr, setattr))
-                arrays[f"{title}-{name}"] = (*access, meta.dims or ())
-    rows = dict.fromkeys(("yt", "yu"), state.settings.ny)
-    fields = dmr.adapt_all(arrays, rows, rows, halo=2)  # cells of overlap in x are cells
-    with state.variables.unlock(), dmr.malleable(MPI.COMM_WORLD, fields, load=exchange) as run:
+                arrays[f"{title}-{name}"] = (part.variables, name, meta.dims or ())
+    fields = dmr.adapt_all(arrays, {"yt", "yu"}, {"yt": ny, "yu": ny}, halo=2)
+    with state.variables.unlock(), dmr.malleable(MPI.COMM_WORLD, fields) as run:
+        for field in run.fields.values():
+            field.exchange()
         for _ in run.loop(round(state.settings.runlen / state.settings.dt_tracer)):
             sim.step(state)
-
-
-def exchange(run):
-    for field in run.fields.values():
-        field.exchange()
 
 
 VerosSetup.run = integrate

@@ -1,9 +1,10 @@
 """Run a Veros set-up and print what it has computed: veros_sums.py PROGRAM [OPTIONS]
 
 PROGRAM is a program that runs Veros, or ``run`` for ``veros run`` itself. Rank 0 prints a line of
-JSON for each run that has reached its last step: for every variable that Veros writes to a restart
-file the digest of the whole array, that without overlap at the edges, and the sum of the latter. The wheels of h5py have no MPI, so restart files are
-written by one rank after the other, and diagnostics are computed, but not written.
+JSON at the last step: for each variable that Veros writes to a restart file the digest of the whole
+array, the digest without the overlap beyond the edges of the grid, and the sum of the latter. The
+wheels of h5py have no MPI: one rank after the other writes its part of a restart file, and no
+diagnostic is written.
 """
 
 from __future__ import annotations
