@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from dmr.data.distributed import Ranges
 from dmr.data.field import FieldSpec, adapt, host_array
@@ -32,8 +35,10 @@ def adapt_all(
 
     Args:
         arrays: for each field ``(array, dimensions)``, or ``(get, set, dimensions)`` as of
-            :func:`dmr.adapt`, or an object with ``values`` and ``dims`` (``xarray.DataArray``).
-        cut: dimensions that are cut over the ranks. An array without any is whole on every rank.
+            :func:`dmr.adapt`, or ``(holder, name, dimensions)`` for an attribute of an object that
+            replaces its array, or an object with ``values`` and ``dims`` (``xarray.DataArray``).
+        cut: dimensions that are cut over the ranks. An array without any is whole on every rank,
+            and so is a scalar: an array of no dimensions, or what ``get`` returns, as one cell.
         shape: global extent in cells, without halo, of each dimension that is cut. That of others
             is by default the array's own.
         halo: cells of halo by dimension, 0 for those that are not named; a number for all of
@@ -54,6 +59,8 @@ def adapt_all(
             if len(dims) != array.ndim:
                 raise ValueError(f"expected names of {array.ndim} dimensions, got {dims}")
             known.update(dict.fromkeys(dims))
+            if not dims:
+                given, dims, array = _as_one_cell(given), ("",), array.reshape(1)
             halos = [_cells(halo, cut, dim) for dim in dims]
             edges = halos if edge is None else [_cells(edge, cut, dim) for dim in dims]
             extents = [
@@ -89,10 +96,27 @@ def _given(stated: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     if isinstance(stated, tuple) and len(stated) in (2, 3):
         *given, dims = stated
         names = ("array",) if len(given) == 1 else ("get", "set")
+        if len(given) == 2 and isinstance(given[1], str):
+            if not hasattr(*given):
+                kind = type(given[0]).__name__
+                raise ValueError(f"expected an object with an attribute {given[1]}, got {kind}")
+            given = [partial(access, *given) for access in (getattr, setattr)]
         return dict(zip(names, given, strict=True)), (dims,) if isinstance(dims, str) else (*dims,)
     raise ValueError(
-        f"expected (array, dimensions) or (get, set, dimensions), got {type(stated).__name__}"
+        "expected (array, dimensions), (get, set, dimensions) or (holder, name, dimensions), got "
+        f"{type(stated).__name__}"
     )
+
+
+def _as_one_cell(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the data of a field without dimensions as those of a field of one cell."""
+    if "array" in given:
+        if not isinstance(given["array"], np.ndarray):
+            kind = type(given["array"]).__name__
+            raise ValueError(f"expected an array, or get and set, for a scalar, got {kind}")
+        return {"array": given["array"].reshape(1)}
+    get, put = given["get"], given["set"]
+    return {"get": lambda: host_array(get()).reshape(1), "set": lambda a: put(a.reshape(()))}
 
 
 def _cells(stated: int | Mapping[str, Cells], cut: Collection[str], dim: str) -> tuple[int, int]:

@@ -19,12 +19,14 @@ LIST = Path(__file__).parents[1] / "README.md"
 FILE = "PROMISES_FILE"
 """The variable that names the file where a run of pytest enters what it has proven."""
 
-ROW = re.compile(r"^\| `([a-z0-9-]+)` \| (.*?) \| (quick|all|slurm|openmpi|gpu) \|", re.MULTILINE)
+ROW = re.compile(
+    r"^\| `([a-z0-9-]+)` \| (.*?) \| (quick|all|slurm|openmpi|applications|gpu) \|", re.MULTILINE
+)
 MARK = re.compile(r"mark\.promise\(([^)]*)\)")
 
 
 def promises() -> dict[str, tuple[str, str]]:
-    """Return by name the promise and the run that proves it (quick, all, slurm, openmpi, gpu)."""
+    """Return by name the promise and the run that proves it (quick, all, slurm, ...)."""
     return {name: (text, run) for name, text, run in ROW.findall(LIST.read_text("utf-8"))}
 
 

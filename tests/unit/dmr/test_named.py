@@ -47,6 +47,38 @@ def test_a_number_is_the_halo_of_what_is_cut() -> None:
     assert fields["u"].halos == ((1, 1), (0, 0)) and fields["u"].edge_halos == ((2, 2), (0, 0))
 
 
+def test_an_attribute_is_read_and_set_by_its_name() -> None:
+    model = SimpleNamespace(u=np.zeros((6, 3)))
+    field = dmr.adapt_all({"u": (model, "u", ("x", "y"))}, {"x"}, {"x": 4}, halo=1)["u"]
+    model.u = np.ones((6, 3))
+    assert field.shape == (4, 3) and field.getter is not None and field.setter is not None
+    assert field.getter() is model.u
+    field.setter(np.full((6, 3), 2.0))
+    assert model.u[0, 0] == 2.0
+    with pytest.raises(ValueError, match="field v: expected an object with an attribute v"):
+        dmr.adapt_all({"v": (model, "v", ("x", "y"))}, {"x"}, {"x": 4})
+
+
+def test_scalars_are_whole_on_every_rank() -> None:
+    model, time = {"step": np.array(3, "i4")}, np.array(0.5)
+    fields = dmr.adapt_all(
+        {
+            "step": (lambda: model["step"], lambda a: model.update(step=a), ()),
+            "time": (time, ()),
+            "u": (np.zeros(4), "x"),
+        },
+        {"x"},
+        {"x": 4},
+    )
+    step, time_field = fields["step"], fields["time"]
+    assert [one.shape for one in (step, time_field)] == [(1,), (1,)]
+    assert step.split == time_field.split == () and step.dtype == np.dtype("i4")
+    assert step.getter is not None and step.setter is not None
+    assert step.getter().tolist() == [3]
+    step.setter(np.array([7], "i4"))
+    assert model["step"].shape == () and model["step"] == 7
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -57,7 +89,11 @@ def test_a_number_is_the_halo_of_what_is_cut() -> None:
             {"arrays": {"u": (np.zeros(3), ("x", "y"))}},
             r"field u: expected names of 1 dimensions, got \('x', 'y'\)",
         ),
-        ({"arrays": {"u": np.zeros(3)}}, r"field u: expected \(array, dimensions\) or .* ndarray"),
+        (
+            {"arrays": {"u": (0.5, ())}},
+            "field u: expected an array, or get and set, for a scalar, got float",
+        ),
+        ({"arrays": {"u": np.zeros(3)}}, r"field u: expected \(array, dimensions\), .* ndarray"),
         ({"arrays": {"u": (np.zeros((3, 4))[:, ::2], ("x", "y"))}}, "field u: .* without gaps"),
     ],
 )
