@@ -106,12 +106,13 @@ class Size(msgspec.Struct, frozen=True):
             "RMS_HOSTS": " ".join(self.hosts),
         }
 
-    def bind(self) -> None:
-        """Let this thread, and what it starts, use all cores of the size."""
+    def bind(self, *processes: int) -> None:
+        """Bind this thread and processes, and what these start from now on, to the size's cores."""
         cores = {int(slot.removeprefix("cpu:")) for slot in self.slots if slot.startswith("cpu:")}
         if cores and hasattr(os, "sched_setaffinity"):
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, cores)
+            for process in (0, *processes):
+                with contextlib.suppress(OSError):
+                    os.sched_setaffinity(process, cores)
 
 
 class Answer(Strict, frozen=True):
@@ -250,11 +251,15 @@ class BySignal:
 
 
 class Conversation:
-    """Passes requests of the daemon on to the job, and its answers back."""
+    """Passes requests of the daemon on to the job, and its answers back.
 
-    def __init__(self, how: str, told: Told, slots: Sequence[str]) -> None:
+    Args:
+        script: the process of the job's script.
+    """
+
+    def __init__(self, how: str, told: Told, size: Size, script: int) -> None:
         env = os.environ
-        self._how, self._told, self._slots = how, told, tuple(slots)
+        self._how, self._told, self._size, self._script = how, told, size, script
         self._server, self._token = server_address(None, env), env.get(TOKEN_VARIABLE, "")
         self._path = f"/jobs/{env.get(JOB_VARIABLE, '')}/{{}}?run={env.get(RUN_VARIABLE, '0')}"
 
@@ -276,19 +281,19 @@ class Conversation:
 
     def _resize(self, request: ResizeRequest) -> None:
         number, begun_s = request.number, time.monotonic()
-        size = Size.of(number, request.slots)
-        size.bind()
+        size, before = Size.of(number, request.slots), self._size
+        size.bind(self._script)
         try:
             refused = self._told.tell(size, lambda: self._report(Begun(number)))
         except OSError as error:
             refused = f"could not be told: {error}"
         if refused:
+            before.bind(self._script)
             self._report(RolledBack(number, refused, "spawn"))
             return
-        span_s, before = time.monotonic() - begun_s, len(self._slots)
-        self._slots = request.slots
+        self._size, span_s = size, time.monotonic() - begun_s
         os.environ.update(size.variables())
-        row = ResizeReport(0, before, size.ranks, self._how, 0.0, span_s, 0.0, 0, 0.0)
+        row = ResizeReport(0, before.ranks, size.ranks, self._how, 0.0, span_s, 0.0, 0, 0.0)
         self._report(Done(number, row))
 
     def _report(self, report: Report) -> None:
@@ -316,7 +321,7 @@ def main(words: Sequence[str]) -> int:
         script = subprocess.Popen(["/bin/sh", "-c", 'exec "$@"', "job", *words[2:]])
         for number in PASSED_ON:
             signal.signal(number, lambda number, _: script.send_signal(number))
-        conversation = Conversation(how, told, size.slots)
+        conversation = Conversation(how, told, size, script.pid)
         threading.Thread(target=conversation.run, name="adapter", daemon=True).start()
         code = script.wait()
     finally:

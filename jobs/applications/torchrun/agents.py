@@ -1,12 +1,14 @@
 """Run a training by ``torchrun`` as a malleable job of rms: ``python agents.py train.py ...``.
 
-An agent of torchrun runs for each slot of the job, so the size of the job is the number of nodes of
-``torchrun --nnodes=1:4``. On SIGUSR1 this program takes the request of rms, ends the agents of slots
-that go, starts agents on slots that come, and lets PyTorch do the rest: the agents notice that one
-has come or gone, restart the training on all that are there, and it goes on from its checkpoint.
+An agent of torchrun runs on each slot of the job, so the size of the job is the number of nodes of
+``torchrun --nnodes=1:4``. On SIGUSR1 this program takes the request of rms, ends the agents of
+slots that go, starts agents on slots that come, and lets PyTorch do the rest: the agents notice
+that one has come or gone and restart the training, which goes on from its checkpoint.
 The request is answered when the training says that it steps on the new number of ranks.
 
 All agents run on this machine; on several hosts they would be started by ssh on ``RMS_HOSTS``.
+What agents and ranks write to standard error is in ``agents.log``: those that are ended print a
+traceback there, and so do ranks that lose another one.
 """
 
 import json
@@ -29,6 +31,9 @@ TOGETHER_S = 30.0
 # last agent has come, the others wait a second for further ones.
 CONF = "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1"
 
+# Else an agent keeps the address of its first round, where another one had rank 0 (PyTorch 2.13).
+ADDRESSES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
 
 def written(name, content):
     """Write a file of the folder so that rms reads all of it or nothing."""
@@ -37,11 +42,17 @@ def written(name, content):
     part.rename(FOLDER / name)
 
 
-def agent(slot, command):
+def places(slots):
+    """Return slots with a number each: nodes that share a core have slots of one name."""
+    return {(slot, slots[:at].count(slot)) for at, slot in enumerate(slots)}
+
+
+def agent(place, command):
     """Start the agent of a slot, on the core of the slot, in a process group of its own."""
-    core = slot.removeprefix("cpu:")
+    core = place[0].removeprefix("cpu:")
     bind = ["taskset", "-c", core] if core.isdecimal() else []
-    return subprocess.Popen([*bind, *command], start_new_session=True)
+    with Path("agents.log").open("ab") as log:
+        return subprocess.Popen([*bind, *command], stderr=log, start_new_session=True)
 
 
 def end(agents):
@@ -59,14 +70,14 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     world = FOLDER / "world"
-    os.environ.update(WORLD_FILE=str(world), OMP_NUM_THREADS="1")
+    os.environ.update(WORLD_FILE=str(world), OMP_NUM_THREADS="1", **ADDRESSES)
     command = [
         *[sys.executable, "-m", "torch.distributed.run", f"--nnodes=1:{MOST}"],
         *["--nproc-per-node=1", "--max-restarts=1000", "--rdzv-backend=c10d"],
         *[f"--rdzv-id={os.environ['RMS_JOB_ID']}", f"--rdzv-endpoint=localhost:{store.port}"],
         *[f"--rdzv-conf={CONF}", *sys.argv[1:]],
     ]
-    agents = {slot: agent(slot, command) for slot in os.environ["RMS_SLOTS"].split()}
+    agents = {at: agent(at, command) for at in places(os.environ["RMS_SLOTS"].split())}
     answers = None  # the request that is to be answered
     try:
         while True:
@@ -89,9 +100,9 @@ def main():
                     continue
                 answers = json.loads((FOLDER / "taken").read_text())
                 world.unlink(missing_ok=True)
-                end([agents.pop(slot) for slot in set(agents) - set(answers["slots"])])
-                new = set(answers["slots"]) - set(agents)
-                agents.update({slot: agent(slot, command) for slot in new})
+                wanted = places(answers["slots"])
+                end([agents.pop(at) for at in set(agents) - wanted])
+                agents.update({at: agent(at, command) for at in wanted - set(agents)})
             elif answers is not None and ranks == answers["ranks"]:
                 written("answer", json.dumps({"number": answers["number"]}))
                 answers = None

@@ -35,7 +35,9 @@ def main():
     """Train."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--steps", type=int, default=600)
-    options.add_argument("--every", type=int, default=20, help="steps from checkpoint to checkpoint")
+    options.add_argument(
+        "--every", type=int, default=20, help="steps from checkpoint to checkpoint"
+    )
     options.add_argument("--pace", type=float, default=0.05, help="seconds that a step takes more")
     options.add_argument("--checkpoint", type=Path, default=Path("train.pt"))
     args = options.parse_args()

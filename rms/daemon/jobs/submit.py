@@ -252,7 +252,8 @@ def _note(
     signal = parse_signal(options.signal) if watched and options.signal else None
     adapter = "" if options.resize_by in (None, "messages") else options.resize_by or ""
     if adapter and signal and signal.batch and signal.number == SIGTERM:
-        raise ScriptError("expected no --signal B:TERM with --resize-by, got it")
+        expected = "a signal other than B:TERM with --resize-by"
+        raise ScriptError(f"expected {expected}, got {options.signal}")
     return SubmissionNote(
         str(number),
         name=options.job_name or body.name,
