@@ -74,16 +74,16 @@ def launch(arguments: argparse.Namespace) -> int:
         command, str(Path.cwd()), sendable(env), own_output(1), own_output(2), os.urandom(8).hex()
     )
     steps, run = f"/jobs/{job}/steps", f"?run={env.get(RUN_VARIABLE, '0')}"
-    number = _until_answered(StepNumber, server, "POST", f"{steps}{run}", body, token).step
+    number = until_answered(StepNumber, server, "POST", f"{steps}{run}", body, token).step
     while True:
-        state = _until_answered(StepState, server, "GET", f"{steps}/{number}{run}", None, token)
+        state = until_answered(StepState, server, "GET", f"{steps}/{number}{run}", None, token)
         if state.exit_code is not None:
             if state.message:
                 print(f"rms: {state.message}", file=sys.stderr)
             return state.exit_code
 
 
-def _until_answered(
+def until_answered(
     answer: type[T], server: str, method: str, path: str, body: object, token: str
 ) -> T:
     """Repeat a request until the daemon answers; after a while print the reason, once."""

@@ -141,6 +141,12 @@ def _refused(text: str) -> int:
     raise ScriptError(f"expected a script without it, as this version lacks it, got {text!r}")
 
 
+def _resize_by(text: str) -> str:
+    return match(
+        r"messages|signal|command:.*\S.*", _text(text), "messages, signal, or command:COMMAND"
+    )[0]
+
+
 def _mode(text: str) -> Mode:
     return Mode(match("|".join(Mode), text, f"one of {', '.join(Mode)}")[0])
 
@@ -161,6 +167,7 @@ _READERS: Mapping[str, Callable[[str], object]] = {
     "nodes": parse_nodes,
     "priority": _priority,
     "refused": _refused,
+    "resize-by": _resize_by,
     "signal": _checked(parse_signal),
     "text": _text,
 }

@@ -60,6 +60,7 @@ class ScriptLaunch:
         limit_s: the job's time limit, for launchers that enforce one themselves.
         errors: file of its standard error; None for its output.
         survives: whether the job goes on when one of its nodes fails.
+        adapter: words before those of the script, of a job that is not told its size by messages.
     """
 
     script: Path
@@ -71,6 +72,12 @@ class ScriptLaunch:
     arguments: Sequence[str] = ()
     errors: Path | None = None
     survives: bool = False
+    adapter: Sequence[str] = ()
+
+    @property
+    def words(self) -> list[str]:
+        """The words of the script's command line."""
+        return [*self.adapter, str(self.script), *self.arguments]
 
 
 @dataclass(frozen=True)

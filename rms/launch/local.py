@@ -137,6 +137,11 @@ class AgentProcess:
         return True
 
 
+def adapter_command(resize_by: str, shims: Path) -> list[str]:
+    """Return the words before a script whose job is told of a new size by a signal or command."""
+    return [sys.executable, "-P", "-m", "rms.client.adapter", resize_by, str(shims)]
+
+
 SHIM = """#!/bin/sh
 set -- -P -m rms launch --as {name} -- "$@"
 case ":$PYTHONPATH:" in
@@ -287,7 +292,7 @@ class LocalLauncher:
 
     def script_command(self, launch: ScriptLaunch) -> list[str]:
         """Return the command that runs a job script and keeps its status."""
-        return ["/bin/sh", "-c", KEEP_STATUS, "job", str(launch.script), *launch.arguments]
+        return ["/bin/sh", "-c", KEEP_STATUS, "job", *launch.words]
 
     def find_script(self, job: str, pid: int | None) -> ManagedProcess | None:
         """Return a job's script after a restart, by its processes here or its exit status."""

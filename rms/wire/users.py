@@ -66,6 +66,7 @@ class Options(Strict, frozen=True, omit_defaults=True):
         survive: the same; seconds between two copies, or "auto".
         memory_mib: of a node; 0 for all of it.
         ntasks: ranks, one on every slot of the job's nodes.
+        resize_by: how it is told of a new size: "messages", "signal" or "command:COMMAND".
     """
 
     array: Selection | None = None
@@ -82,6 +83,7 @@ class Options(Strict, frozen=True, omit_defaults=True):
     job_name: Name | None = None
     output: Text | None = None
     cooldown_s: Seconds | None = None
+    resize_by: Text | None = None
     profile: Text | None = None
     power_w: Amount | None = None
     power_limit_w: Amount | None = None

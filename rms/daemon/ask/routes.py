@@ -478,7 +478,7 @@ class Routes:
         hold_s = holding_s(len(self.daemon.context.state.running))
         if self._held >= self._most_held:
             return PollAnswer(None, hold_s)
-        if not body.step:
+        if not body.step and not job.adapter:
             hold_s = FIRST_HOLD_S
         self._held += 1
         try:
@@ -503,6 +503,9 @@ class Routes:
         job = self.daemon.jobs[job_id]
         if job.ending is not None:
             raise RefusedError(409, f"expected a job that goes on, got {job_id}, which ends")
+        if job.adapter:
+            expected = "a job that is told of a new size by messages (--resize-by)"
+            raise RefusedError(409, f"expected {expected}, got {job_id}, by {job.adapter}")
         output = body.output or str(job.files[0])
         errors = body.errors or str(job.files[1] or job.files[0])
         line = LaunchCommand(body.command, body.cwd, body.env, output, errors)

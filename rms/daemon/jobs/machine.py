@@ -275,6 +275,7 @@ class ResizeMachine:
         step, now = job.running_step, context.now_s
         if not message.refusal:
             strategy = "spawn" if step is None else message.strategy or step.strategy
+            strategy = job.adapter or strategy
             job.resize = PendingResize(message.number, message.slots, strategy)
             return [AskGrant(tuple(hosts_of(context.slots)), tuple(hosts_of(message.slots)))]
         if step is None or not step.restartable:
@@ -304,7 +305,7 @@ class ResizeMachine:
             parts = [slots]
         if step is None or not parts:
             resize.told = True
-            if resize.state is ResizeState.REQUESTED:
+            if resize.state is ResizeState.REQUESTED and not job.adapter:
                 return [Act.TELL_JOB]
             resize.state, resize.until_s = ResizeState.READY, inf
             return [Act.TELL_JOB, SaveResize(resize.note())]

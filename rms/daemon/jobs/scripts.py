@@ -16,8 +16,9 @@ from rms.daemon.store.notes import EndingNote, EndNote, Notes, ScriptNote, Signa
 from rms.daemon.store.record import REQUEUED, JobRuntime, ResizeNote
 from rms.formats.energy import OwnerEnergy, cost_words, lost_words
 from rms.launch.base import NODES_LOST, LaunchError, ScriptLaunch
+from rms.launch.local import adapter_command
 from rms.launch.processes import check_own_file
-from rms.wire.messages import PROCESSORS_VARIABLE, TOKEN_VARIABLE
+from rms.wire.messages import PROCESSORS_VARIABLE, SLOTS_VARIABLE, TOKEN_VARIABLE
 from rms.wire.users import restart_words
 
 SUSPECT_S = 60.0  # time for which nodes of a run that hung get no job, where they are remote
@@ -77,7 +78,9 @@ class Scripts:
         context, submission = self._context, job.submission
         if not submission.array:
             raise LaunchError("its submission is missing from the journal")
-        output, errors = job.files
+        output, errors, adapter = *job.files, list[str]()
+        if submission.resize_by:
+            adapter = adapter_command(submission.resize_by, context.launcher.shims)
         launch = ScriptLaunch(
             script=context.launcher.state / "jobs" / submission.array / "script",
             cwd=submission.cwd,
@@ -88,6 +91,7 @@ class Scripts:
             arguments=submission.arguments,
             errors=errors,
             survives=bool(submission.survive),
+            adapter=adapter,
         )
         try:
             for path in filter(None, (launch.output, launch.errors)):
@@ -276,6 +280,8 @@ def _environment(context: Context, job: JobRuntime, nodes: tuple[Node, ...]) -> 
         env[f"RMS_{key}"] = env[f"SLURM_{key}"] = value
     if kinds := cluster.kinds_of(nodes):  # none if the nodes state none
         env[PROCESSORS_VARIABLE] = " ".join(kinds)
+    if job.submission.resize_by:
+        env[SLOTS_VARIABLE] = " ".join(cluster.slots_of(nodes))
     env[TOKEN_VARIABLE] = context.private.token(job.id)
     return env
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from math import inf
 from pathlib import Path
+from signal import SIGTERM
 
 import msgspec
 from msgspec.structs import replace
@@ -248,7 +249,11 @@ def _note(
     launcher, requeue = context.launcher, options.requeue
     default = DEFAULT_OUTPUT if options.array is None else DEFAULT_ARRAY_OUTPUT
     watched = launcher.watches_processes
-    signal = options.signal if watched else None
+    signal = parse_signal(options.signal) if watched and options.signal else None
+    adapter = "" if options.resize_by in (None, "messages") else options.resize_by or ""
+    if adapter and signal and signal.batch and signal.number == SIGTERM:
+        expected = "a signal other than B:TERM with --resize-by"
+        raise ScriptError(f"expected {expected}, got {options.signal}")
     return SubmissionNote(
         str(number),
         name=options.job_name or body.name,
@@ -258,12 +263,14 @@ def _note(
         node=context.cluster.hosts[0],
         user=getpass.getuser(),
         array=str(number),
+        resize_by=adapter,
+        cooldown_s=(options.cooldown_s or 0.0) if adapter else 0.0,
         requeue=launcher.nodes.requeue_by_default if requeue is None else requeue,
         survive=options.survive or ("plan" if options.no_kill else ""),
         profile="" if profile is None else f"{profile.name}, measured {profile.measured}",
         arguments=list(options.arguments or ()),
         memory_mib=options.memory_mib if watched else None,
-        signal=None if signal is None else parse_signal(signal),
+        signal=signal,
     )
 
 

@@ -279,10 +279,15 @@ class JobRuntime:
         """The files of its output and of its errors, if these are apart."""
         return self.submission.files(self.id)
 
+    @property
+    def adapter(self) -> str:
+        """How its adapter tells it of a new size, ``signal`` or ``command``; "" for messages."""
+        return self.submission.resize_by.partition(":")[0]
+
     def rest(self, now_s: float, least_s: float = 0.0) -> bool:
         """Begin its cooldown of at least ``least_s``; return whether it has one."""
         step = self.running_step
-        cooldown_s = max(least_s, 0.0 if step is None else step.cooldown_s)
+        cooldown_s = max(least_s, self.submission.cooldown_s if step is None else step.cooldown_s)
         self.rests_until_s = now_s + cooldown_s
         return cooldown_s > 0
 

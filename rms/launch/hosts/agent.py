@@ -94,6 +94,7 @@ class Start(msgspec.Struct):
     Attributes:
         script: its path, ``text`` its contents, for hosts that have no such file.
         errors: file of its standard error, "" for that of the runner.
+        adapter: words before those of the script.
     """
 
     script: str
@@ -102,6 +103,7 @@ class Start(msgspec.Struct):
     cwd: str
     env: dict[str, str]
     errors: str = ""
+    adapter: list[str] = []
 
 
 class Agent:
@@ -255,7 +257,7 @@ def run_script() -> int:
         try:
             errors = stack.enter_context(Path(start.errors).open("ab")) if start.errors else None
             process = subprocess.Popen(
-                [script, *start.arguments],
+                [*start.adapter, script, *start.arguments],
                 cwd=start.cwd,
                 env=start.env,
                 stdin=subprocess.DEVNULL,

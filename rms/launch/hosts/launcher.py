@@ -513,6 +513,7 @@ class HostsLauncher(LocalLauncher):
             launch.cwd,
             env,
             str(launch.errors or "") if self.allocation.relayed else "",
+            list(launch.adapter),
         )
         command = ["/bin/sh", "-c", KEEP_STATUS, "job"]
         shell = self._runs(host, start, status.with_name("start.json"))

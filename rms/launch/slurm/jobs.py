@@ -171,7 +171,7 @@ class SlurmJobs(SlurmNodes):
             child.keep()
         path = launch.env.get("PATH", os.defpath)
         env = commands.environment(launch.env) | self._launcher.script_env(job, path)
-        env["RMS_SCRIPT"] = str(launch.script)
+        env["RMS_SCRIPT"] = launch.words[0]
         call = self.executor, child, self._arguments(child, own, launch), env, launch.output.parent
         child.submission = self.executor.ask(lambda: submit(*call, search=maybe_submitted))
         self._past.pop(job, None)
@@ -192,7 +192,7 @@ class SlurmJobs(SlurmNodes):
             *([] if errors is None else [f"--error={commands.literal_path(errors)}"]),
             *self._limit(partition, launch.limit_s),
             str(self._wrapper),
-            *launch.arguments,
+            *launch.words[1:],
         ]
 
     def unheeded(self, own: Sequence[str]) -> list[str]:

@@ -119,3 +119,11 @@ def test_a_program_imports_nothing_of_rms_but_its_messages(module: str, tmp_path
     assert done.returncode == 0, done.stderr
     assert of("rms", loaded) <= OF_WIRE
     assert not HEAVY & loaded
+
+
+def test_the_adapter_of_a_job_imports_what_a_launcher_line_does(tmp_path: Path) -> None:
+    loaded, done = modules(tmp_path, "-c", "import rms.client.adapter")
+    assert done.returncode == 0, done.stderr
+    of_adapter = {"rms.client.adapter", "rms.wire.mpiexec", "rms.wire.terminal"}
+    assert of("rms", loaded) == OF_WIRE | of_adapter | OF_LAUNCH - {"rms.cli", "rms.cli.main"}
+    assert not of("dmr", loaded) | of("mpdata", loaded) | HEAVY & loaded

@@ -64,6 +64,9 @@ RMS_OPTIONS = [
     ("--power=250", Options(power_w=250.0)),
     ("--survive=2.5", Options(survive="2.5")),
     ("--survive=auto", Options(survive="auto")),
+    ("--resize-by=messages", Options(resize_by="messages")),
+    ("--resize-by=signal", Options(resize_by="signal")),
+    ("--resize-by=command:./resize", Options(resize_by="command:./resize")),
 ]
 SHORT = [
     *(("-a", "1,3", Options(array="1,3")), ("-N", "2", Options(nodes=(2, 2)))),
@@ -111,6 +114,15 @@ def test_a_job_may_go_on_without_a_node(read: Read, kind: str) -> None:
 def test_an_interval_of_copies_is_a_time_or_automatic(read: Read, text: str) -> None:
     with pytest.raises(ScriptError):
         read(f"#RMS {text}")
+
+
+@pytest.mark.parametrize(
+    "how", ["", "signals", "signal:USR2", "command", "command:", "'command: '"]
+)
+def test_a_way_to_be_told_of_a_new_size(read: Read, how: str) -> None:
+    with one_sentence(ScriptError):
+        read(f"#RMS --resize-by={how}")
+    assert read("#RMS --resize-by='command:sh a.sh 1'").options.resize_by == "command:sh a.sh 1"
 
 
 def test_an_rms_line_wins_wherever_it_is_and_the_later_of_two_alike(read: Read) -> None:

@@ -24,6 +24,7 @@ from rms.daemon.jobs.machine import (
 from rms.daemon.jobs.scripts import Scripts
 from rms.daemon.jobs.worlds import Worlds
 from rms.daemon.store.context import Context
+from rms.daemon.store.notes import SubmissionNote
 from rms.daemon.store.record import JobRuntime, Step
 from rms.launch.base import LaunchCommand, ManagedProcess
 from rms.wire.messages import (
@@ -308,6 +309,32 @@ def test_a_users_strategy_is_of_one_resize() -> None:
 def test_a_job_without_a_step_does_it_itself() -> None:
     found = JobRuntime(JOB)
     assert fed(found, decided(strategy="warm"), NOBODY_TO_ASK) == [machine.Act.TELL_JOB]
+
+
+@pytest.mark.parametrize("how", ["signal", "command:sh resize.sh"])
+def test_a_job_with_an_adapter_is_told_at_once_and_has_a_deadline_once_it_has_begun(
+    how: str,
+) -> None:
+    found = JobRuntime(JOB, SubmissionNote(resize_by=how, cooldown_s=30.0))
+    given = fed(found, decided(strategy="warm"), NOBODY_TO_ASK)
+    assert words(given) == ["TellJob", "SaveResize"] and states(given) == ["ready"]
+    assert found.request is not None and found.request.worlds == ()
+    assert found.request.strategy == how.partition(":")[0]
+    assert fed(found, OBSERVED, at_s=1e9) == []
+    given = MACHINE.handle(found, facts(110.0), Begun(1))
+    assert words(given) == ["SaveResize", "ResizeBegun"] and states(given) == ["moving"]
+    late = fed(found, OBSERVED, at_s=111.0 + MOVE_S)
+    assert late == [machine.GiveUp(f"no report of its resize for {MOVE_S:g} s")]
+    fed(found, Done(1, RESIZE), OBSERVED)
+    assert fed(found, NOBODY_TO_ASK) == [machine.SaveResize(None), Resized(100.0, JOB, True)]
+    assert found.rests_until_s == 130.0 and found.steps == []
+
+
+def test_a_job_with_an_adapter_refuses() -> None:
+    found = JobRuntime(JOB, SubmissionNote(resize_by="signal"))
+    fed(found, DECIDED, NOBODY_TO_ASK, Begun(1), RolledBack(1, "later: not now", "spawn"), OBSERVED)
+    *_, last = fed(found, NOBODY_TO_ASK)
+    assert last == ResizeRolledBack(100.0, JOB, "later: not now", rests=True, later=True)
 
 
 def test_a_rollback_says_how_the_job_would_be_resized_next() -> None:

@@ -34,6 +34,17 @@ def test_a_refused_submission_uses_no_number_and_leaves_no_folder(
     assert JobId("2") in server.daemon.jobs
 
 
+def test_a_signal_that_cannot_be_passed_on_is_refused(server: Routed) -> None:
+    options = {"resize_by": "signal", "signal": "B:TERM@30"}
+    status, answer = server.ask("POST", "/jobs", SCRIPT | {"options": options})
+    expected = "expected a signal other than B:TERM with --resize-by, got B:TERM@30"
+    assert (status, answer) == (400, {"error": expected})
+    assert server.submit(resize_by="messages", signal="B:TERM@30") == "1"
+    assert server.submit(resize_by="command:true", signal="B:USR1") == "2"
+    notes = [server.daemon.jobs[JobId(number)].submission for number in "12"]
+    assert [note.resize_by for note in notes] == ["", "command:true"]
+
+
 @pytest.mark.parametrize(
     ("wanted", "left"),
     [
