@@ -1,4 +1,4 @@
-"""The adapter of a job that is told of a new size by a signal or by a command (``--resize-by``).
+"""The adapter of a job that is notified of a new size by a signal or command (``--resize-by``).
 
 ``python -m rms.client.adapter HOW SHIMS SCRIPT ...`` runs the job's script and speaks to the daemon
 in its place, by the messages of any malleable job: it polls for resize requests, passes them on to
@@ -125,14 +125,14 @@ class Answer(Strict, frozen=True):
     refused: Text = ""
 
 
-class Told(Protocol):
-    """A way to tell the job of a new size."""
+class Notifier(Protocol):
+    """A way to notify the job of a new size."""
 
     def is_ready(self) -> bool:
-        """Return whether the job can be told now."""
+        """Return whether the job can be notified now."""
 
-    def tell(self, size: Size, begun: Callable[[], None]) -> str:
-        """Tell the job; return why it refuses, "" if it has the new size.
+    def notify(self, size: Size, begun: Callable[[], None]) -> str:
+        """Notify the job; return why it refuses, "" if it has the new size.
 
         Args:
             begun: to be called when the job begins to change.
@@ -140,16 +140,16 @@ class Told(Protocol):
 
 
 class ByCommand:
-    """Tells the job by a command; its exit status is the answer, 0 for the new size."""
+    """Notifies the job by a command; its exit status is the answer, 0 for the new size."""
 
     def __init__(self, command: str) -> None:
         self._command = command
 
     def is_ready(self) -> bool:
-        """Return that it can be told at any time."""
+        """Return that it can be notified at any time."""
         return True
 
-    def tell(self, size: Size, begun: Callable[[], None]) -> str:
+    def notify(self, size: Size, begun: Callable[[], None]) -> str:
         """Run the command for a new size."""
         begun()
         env = {**os.environ, **size.variables(), "RMS_RANKS_BEFORE": os.environ["RMS_RANKS"]}
@@ -162,7 +162,7 @@ class ByCommand:
 
 
 class BySignal:
-    """Tells the job by a file and SIGUSR1; it answers by a file."""
+    """Notifies the job by a file and SIGUSR1; it answers by a file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._complaint = folder, ""
@@ -171,7 +171,7 @@ class BySignal:
         """Return whether the process that is to get the signal has said so."""
         return self._pid() is not None
 
-    def tell(self, size: Size, begun: Callable[[], None]) -> str:
+    def notify(self, size: Size, begun: Callable[[], None]) -> str:
         """Write the request, send the signal, also to a process that follows; wait for an answer.
 
         Once the job has taken the request, the daemon has a deadline for its answer.
@@ -257,9 +257,9 @@ class Conversation:
         script: the process of the job's script.
     """
 
-    def __init__(self, how: str, told: Told, size: Size, script: int) -> None:
+    def __init__(self, how: str, notifier: Notifier, size: Size, script: int) -> None:
         env = os.environ
-        self._how, self._told, self._size, self._script = how, told, size, script
+        self._how, self._notifier, self._size, self._script = how, notifier, size, script
         self._server, self._token = server_address(None, env), env.get(TOKEN_VARIABLE, "")
         self._path = f"/jobs/{env.get(JOB_VARIABLE, '')}/{{}}?run={env.get(RUN_VARIABLE, '0')}"
 
@@ -268,7 +268,7 @@ class Conversation:
         newest = 0
         try:
             while True:
-                if not self._told.is_ready():
+                if not self._notifier.is_ready():
                     time.sleep(LOOK_S)
                     continue
                 answer = self._ask(PollAnswer, "poll", Poll(0, 0, newest))
@@ -284,9 +284,9 @@ class Conversation:
         size, before = Size.of(number, request.slots), self._size
         size.bind(self._script)
         try:
-            refused = self._told.tell(size, lambda: self._report(Begun(number)))
+            refused = self._notifier.notify(size, lambda: self._report(Begun(number)))
         except OSError as error:
-            refused = f"could not be told: {error}"
+            refused = f"could not be notified: {error}"
         if refused:
             before.bind(self._script)
             self._report(RolledBack(number, refused, "spawn"))
@@ -314,14 +314,14 @@ def main(words: Sequence[str]) -> int:
     path = os.pathsep.join(part for part in folders if part != words[1])
     os.environ.update({"PATH": path, FOLDER_VARIABLE: str(folder), **size.variables()})
     size.bind()
-    told = ByCommand(command) if how == "command" else BySignal(folder)
+    notifier = ByCommand(command) if how == "command" else BySignal(folder)
     try:
         signal.signal(signal.SIGTERM, lambda *_: None)
         # A shell also runs a script without a first line that names its interpreter.
         script = subprocess.Popen(["/bin/sh", "-c", 'exec "$@"', "job", *words[2:]])
         for number in PASSED_ON:
             signal.signal(number, lambda number, _: script.send_signal(number))
-        conversation = Conversation(how, told, size, script.pid)
+        conversation = Conversation(how, notifier, size, script.pid)
         threading.Thread(target=conversation.run, name="adapter", daemon=True).start()
         code = script.wait()
     finally:

@@ -60,7 +60,7 @@ class ScriptLaunch:
         limit_s: the job's time limit, for launchers that enforce one themselves.
         errors: file of its standard error; None for its output.
         survives: whether the job goes on when one of its nodes fails.
-        adapter: words before those of the script, of a job that is not told its size by messages.
+        adapter: words before those of the script, of a job that is not notified by messages.
     """
 
     script: Path

@@ -138,7 +138,7 @@ class AgentProcess:
 
 
 def adapter_command(resize_by: str, shims: Path) -> list[str]:
-    """Return the words before a script whose job is told of a new size by a signal or command."""
+    """Return the words before the script of a job with ``--resize-by`` signal or command."""
     return [sys.executable, "-P", "-m", "rms.client.adapter", resize_by, str(shims)]
 
 

@@ -66,7 +66,7 @@ class Options(Strict, frozen=True, omit_defaults=True):
         survive: the same; seconds between two copies, or "auto".
         memory_mib: of a node; 0 for all of it.
         ntasks: ranks, one on every slot of the job's nodes.
-        resize_by: how it is told of a new size: "messages", "signal" or "command:COMMAND".
+        resize_by: how it is notified of a new size: "messages", "signal" or "command:COMMAND".
     """
 
     array: Selection | None = None

@@ -1,4 +1,4 @@
-"""Jobs that are no programs of dmr: told of a new size by a signal or by a command, or rigid."""
+"""Jobs that are no programs of dmr: resized by a signal, by a command, or rigid."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_job_that_never_says_that_it_is_ready_keeps_its_size(rms: Rms) -> None
     rms.ends_well()
 
 
-def test_a_job_ends_while_it_is_told(rms: Rms) -> None:
+def test_a_job_ends_while_it_is_notified(rms: Rms) -> None:
     """It has taken the request and never answers; its nodes are free at once."""
     body = 'put("pid", str(os.getpid()))\nwhile not taken: time.sleep(0.02)\ntime.sleep(0.5)\n'
     job = rms.submit(program(rms, body), *MALLEABLE)
@@ -150,7 +150,7 @@ def test_a_job_ends_while_it_is_told(rms: Rms) -> None:
 
 
 def commanded(rms: Rms, command: str) -> str:
-    """Submit a job that waits, and is told by a command."""
+    """Submit a job that waits, and is notified by a command."""
     (rms.work / "resize.sh").write_text(command)
     begin = 'echo "start $RMS_RANKS $RMS_HOSTS" >> lines'
     body = f"#RMS --resize-by='command:sh resize.sh'\n{begin}\n{WAITS}"
@@ -231,7 +231,7 @@ echo "launch gave $?"
     assert rms.over(job) == ["COMPLETED"]
     assert str(rms.state) not in (rms.work / "which").read_text()
     output = rms.output(job)
-    assert "expected a job that is told of a new size by messages (--resize-by)" in output
+    assert "expected a job that is notified of a new size by messages (--resize-by)" in output
     assert "launch gave 2" in output and output.count("rank\n") == 2
 
 

@@ -29,7 +29,7 @@ def start(slot, task):
 
 
 signal.signal(signal.SIGUSR1, lambda *_: signals.append(1))
-put("pid", f"{os.getpid()}\n")  # from now on this process can be told
+put("pid", f"{os.getpid()}\n")  # from now on this process can be notified
 while tasks or running:
     if signals:
         signals.clear()

@@ -504,7 +504,7 @@ class Routes:
         if job.ending is not None:
             raise RefusedError(409, f"expected a job that goes on, got {job_id}, which ends")
         if job.adapter:
-            expected = "a job that is told of a new size by messages (--resize-by)"
+            expected = "a job that is notified of a new size by messages (--resize-by)"
             raise RefusedError(409, f"expected {expected}, got {job_id}, by {job.adapter}")
         output = body.output or str(job.files[0])
         errors = body.errors or str(job.files[1] or job.files[0])

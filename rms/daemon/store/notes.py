@@ -132,9 +132,9 @@ class SubmissionNote(Note, tag="job"):
     user: str = ""
     array: str = ""
     requeue: bool = False
-    # how it is told of a new size: "signal" or "command:COMMAND"; "" for messages
+    # how it is notified of a new size: "signal" or "command:COMMAND"; "" for messages
     resize_by: str = ""
-    cooldown_s: float = 0.0  # the same of a job that is told so; others state theirs themselves
+    cooldown_s: float = 0.0  # the same of a job that is notified so; others state theirs themselves
     survive: str = ""  # seconds between copies in memory, "auto", or "plan"; "" for no copies
     profile: str = ""
     arguments: list[str] = []

@@ -281,7 +281,7 @@ class JobRuntime:
 
     @property
     def adapter(self) -> str:
-        """How its adapter tells it of a new size, ``signal`` or ``command``; "" for messages."""
+        """How its adapter notifies it of a new size, ``signal`` or ``command``; "" for messages."""
         return self.submission.resize_by.partition(":")[0]
 
     def rest(self, now_s: float, least_s: float = 0.0) -> bool:

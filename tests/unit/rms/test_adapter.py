@@ -1,4 +1,4 @@
-"""The adapter of a job that is told of a new size by a signal or a command, without a daemon."""
+"""The adapter of a job that is notified by a signal or a command, without a daemon."""
 
 from __future__ import annotations
 
@@ -62,17 +62,17 @@ while True: time.sleep(0.01)
         process.kill()
 
 
-class Telling:
-    """A job that is told by a signal, in a thread."""
+class Notified:
+    """A job that is notified by a signal, in a thread."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.begun, self.reason = folder, 0, list[str]()
-        self.told = BySignal(folder)
+        self.notifier = BySignal(folder)
         self.thread = threading.Thread(target=self._tell, daemon=True)
         self.thread.start()
 
     def _tell(self) -> None:
-        self.reason.append(self.told.tell(SIZE, self._begin))
+        self.reason.append(self.notifier.notify(SIZE, self._begin))
 
     def _begin(self) -> None:
         self.begun += 1
@@ -132,8 +132,10 @@ def test_the_words_of_a_script_begin_with_its_adapter() -> None:
 )
 def test_the_status_of_a_command_is_the_answer(command: str, reason: str) -> None:
     begun = list[int]()
-    told = ByCommand(command)
-    assert told.is_ready() and told.tell(SIZE, lambda: begun.append(1)) == reason and begun == [1]
+    notifier = ByCommand(command)
+    assert notifier.is_ready()
+    assert notifier.notify(SIZE, lambda: begun.append(1)) == reason
+    assert begun == [1]
 
 
 # --- a signal and a file --------------------------------------------------------------------------
@@ -143,35 +145,35 @@ def test_a_request_is_taken_and_answered(tmp_path: Path, target: subprocess.Pope
     for name in ("answer", "taken"):  # of the request before
         (tmp_path / name).write_text('{"number": 3}')
     (tmp_path / "pid").write_text(f"{target.pid}\n")
-    telling = Telling(tmp_path)
+    job = Notified(tmp_path)
     assert target.stdout is not None and target.stdout.readline() == "told\n"
-    assert telling.begun == 0
+    assert job.begun == 0
     expected = {"number": 3, "ranks": 2, "slots": ["cpu:0", "cpu:1"], "hosts": ["localhost"]}
-    assert telling.take() == expected
-    until(lambda: telling.begun == 1)
-    telling.answer('{"number": 3, "refused": "no"}')
-    assert telling.over() == "no" and telling.begun == 1
+    assert job.take() == expected
+    until(lambda: job.begun == 1)
+    job.answer('{"number": 3, "refused": "no"}')
+    assert job.over() == "no" and job.begun == 1
 
 
 def test_a_request_that_is_not_taken_is_withdrawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapter, "TAKE_S", 0.2)
-    telling = Telling(tmp_path)
-    assert telling.over() == "the job did not take the request within 0.2 s"
-    assert not (tmp_path / "request").exists() and telling.begun == 0
+    job = Notified(tmp_path)
+    assert job.over() == "the job did not take the request within 0.2 s"
+    assert not (tmp_path / "request").exists() and job.begun == 0
 
 
 def test_a_request_that_is_taken_is_not_withdrawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapter, "TAKE_S", 0.3)
-    telling = Telling(tmp_path)
-    telling.take()
+    job = Notified(tmp_path)
+    job.take()
     time.sleep(0.6)
-    assert not telling.reason
-    telling.answer('{"number": 3}')
-    assert telling.over() == ""
+    assert not job.reason
+    job.answer('{"number": 3}')
+    assert job.over() == ""
 
 
 def test_a_process_that_follows_gets_the_signal_too(
@@ -179,22 +181,22 @@ def test_a_process_that_follows_gets_the_signal_too(
 ) -> None:
     with subprocess.Popen(["sleep", "60"]) as first:
         (tmp_path / "pid").write_text(str(first.pid))
-        telling = Telling(tmp_path)
+        job = Notified(tmp_path)
         assert first.wait(30.0) == -signal.SIGUSR1
     (tmp_path / "pid").write_text(str(target.pid))
     assert target.stdout is not None and target.stdout.readline() == "told\n"
-    telling.take()
-    telling.answer('{"number": 3}')
-    assert telling.over() == ""
+    job.take()
+    job.answer('{"number": 3}')
+    assert job.over() == ""
 
 
 @pytest.mark.parametrize("text", ["", "me", "1", "0", "-5", "1.5", "9" * 30, "\xff"])
 def test_what_is_no_process_id(
     tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = BySignal(tmp_path)
+    notifier = BySignal(tmp_path)
     (tmp_path / "pid").write_text(text, "latin-1")
-    assert not told.is_ready() and not told.is_ready()
+    assert not notifier.is_ready() and not notifier.is_ready()
     said = capsys.readouterr().err.splitlines()
     assert len(said) == (text not in ("", "9" * 30))  # once, and nothing of a process that is gone
     assert all("expected a process id in" in line and "got" in line for line in said)
@@ -218,22 +220,22 @@ def test_a_process_of_another_job_gets_no_signal(
     ["yes", "[]", '{"number": 2}', '{"number": -3}', '{"number": 3, "ranks": 2}', '"\xff"'],
 )
 def test_what_is_no_answer(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    telling = Telling(tmp_path)
-    telling.take()
+    job = Notified(tmp_path)
+    job.take()
     (tmp_path / "answer").write_text(text, "latin-1")
     said = until(lambda: capsys.readouterr().err)
     form = '{"number": 3} or {"number": 3, "refused": "WHY"}'
     assert said.startswith(f"rms: expected {form} in ") and ", got " in said
-    assert not telling.reason
-    telling.answer('{"number": 3}')
-    assert telling.over() == ""
+    assert not job.reason
+    job.answer('{"number": 3}')
+    assert job.over() == ""
 
 
 # --- the daemon -----------------------------------------------------------------------------------
 
 
 def talk(
-    monkeypatch: pytest.MonkeyPatch, told: adapter.Told, *requests: ResizeRequest | None
+    monkeypatch: pytest.MonkeyPatch, notifier: adapter.Notifier, *requests: ResizeRequest | None
 ) -> list[Report]:
     """Give a job these answers to its polls; return its reports."""
     left, reports, known = list(requests), list[Report](), list[int]()
@@ -249,7 +251,7 @@ def talk(
         return {}
 
     monkeypatch.setattr(adapter, "until_answered", answered)
-    Conversation("command", told, Size.of(0, ("cpu:0",)), os.getpid()).run()
+    Conversation("command", notifier, Size.of(0, ("cpu:0",)), os.getpid()).run()
     newest = [0]
     for request in requests:
         newest.append(newest[-1] if request is None else max(newest[-1], request.number))
@@ -261,8 +263,8 @@ def test_reports_of_a_conversation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     two, one = ResizeRequest(1, ("cpu:0", "cpu:1")), ResizeRequest(2, ("cpu:1",))
-    told = ByCommand("test $RMS_RANKS_BEFORE.$RMS_RANKS = 1.2")
-    reports = talk(monkeypatch, told, None, two, two, one)
+    notifier = ByCommand("test $RMS_RANKS_BEFORE.$RMS_RANKS = 1.2")
+    reports = talk(monkeypatch, notifier, None, two, two, one)
     first, done, second, rolled_back = reports
     assert (first, second) == (Begun(1), Begun(2)) and isinstance(done, Done)
     row = done.resize
@@ -280,7 +282,7 @@ def test_a_request_that_cannot_be_written_is_rolled_back(
             return True
 
     (report,) = talk(monkeypatch, Missing(tmp_path / "gone"), ResizeRequest(1, ("cpu:0",)))
-    assert isinstance(report, RolledBack) and report.reason.startswith("could not be told: ")
+    assert isinstance(report, RolledBack) and report.reason.startswith("could not be notified: ")
 
 
 def test_a_job_that_is_not_ready_is_not_polled_for(
@@ -293,8 +295,8 @@ def test_a_job_that_is_not_ready_is_not_polled_for(
             self.looks += 1
             return self.looks > 3
 
-    told = Soon("true")
-    assert talk(monkeypatch, told) == [] and told.looks == 4
+    notifier = Soon("true")
+    assert talk(monkeypatch, notifier) == [] and notifier.looks == 4
 
 
 # --- the script -----------------------------------------------------------------------------------
@@ -324,7 +326,7 @@ def test_the_status_is_the_scripts(tmp_path: Path, script: str, status: int) -> 
         "TMPDIR": str(tmp_path),
         "RMS_SERVER": f"unix:{tmp_path}/none",
     }
-    command = [sys.executable, "-P", "-m", "rms.client.adapter", "signal", "/shims", path, "a"]
+    command = [sys.executable, "-P", "-m", "rms.client.adapter", "signal", "/shims", str(path), "a"]
     done = subprocess.run(command, env=env, timeout=60, check=False)
     assert done.returncode == status
     assert [left.name for left in tmp_path.iterdir()] == ["script"]
