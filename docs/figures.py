@@ -89,6 +89,19 @@ def _met(good: bool) -> str:
     return "met" if good else "missed"
 
 
+def copies(part: dict[str, float]) -> list[str]:
+    """Return the sentence on copies in memory of a field on a GPU, none where it has none."""
+    if "shared_s" not in part:
+        return []
+    times = {key: f"{1e3 * part[key]:.0f} ms" for key in part if key.endswith("_s")}
+    return [
+        f"A copy in memory of {part['mib']:,.0f} MiB of a field stops the program for "
+        f"{times['shared_s']}; a copy of as many bytes within the host takes {times['memcpy_s']}, "
+        f"one from the device into pinned memory {times['pinned_s']}.",
+        "",
+    ]
+
+
 def gpu(path: Path) -> list[str]:
     """Return the tables of one GPU: the kernels, the paper's job, resizes."""
     made = json.loads(path.read_text(encoding="utf-8"))
@@ -129,6 +142,7 @@ def gpu(path: Path) -> list[str]:
         f"({_met(fastest >= TARGET_GCELLS_S)}), {TARGET_S} s for 10,000 steps "
         f"({_met(job['seconds_for_10000'] <= TARGET_S)}).",
         "",
+        *copies(made.get("copies", {})),
         "Resizes by `spawn`, fields on the device, all worlds on one GPU; `boot` is part of the "
         "stall:",
         "",
