@@ -9,12 +9,16 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from importlib.util import find_spec
 
 import pytest
 from daemon import Rms
 from processes import ROOT, Run
 
 PACKAGE = "torch"
+if find_spec(PACKAGE) is None:
+    pytest.skip("no torch in this environment; pip install torch", allow_module_level=True)
+
 FILES = ROOT / "jobs" / "applications" / "torchrun"
 STEPS, EVERY = 600, 20
 LOSS = re.compile(r"^loss (\S+) after (\d+) steps on (\d+) ranks$", re.MULTILINE)
