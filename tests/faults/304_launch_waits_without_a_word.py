@@ -25,6 +25,6 @@ def test_a_long_wait_is_reported_once(
     monkeypatch.setattr(launch, "ask", ask)
     monkeypatch.setattr(launch, "RETRY_S", 0.01)
     monkeypatch.setattr(launch, "NOTE_S", note_s)
-    assert launch._until_answered(StepNumber, "unix:none", "GET", "/", None, "t").step == 4
+    assert launch.until_answered(StepNumber, "unix:none", "GET", "/", None, "t").step == 4
     note = "rms: waiting for the daemon: no answer from unix:none\n"
     assert capsys.readouterr().err == note * lines

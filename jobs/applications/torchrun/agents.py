@@ -72,7 +72,7 @@ def main():
     world = FOLDER / "world"
     os.environ.update(WORLD_FILE=str(world), OMP_NUM_THREADS="1", **ADDRESSES)
     command = [
-        *[sys.executable, "-m", "torch.distributed.run", f"--nnodes=1:{MOST}"],
+        *[sys.executable, "-P", "-m", "torch.distributed.run", f"--nnodes=1:{MOST}"],
         *["--nproc-per-node=1", "--max-restarts=1000", "--rdzv-backend=c10d"],
         *[f"--rdzv-id={os.environ['RMS_JOB_ID']}", f"--rdzv-endpoint=localhost:{store.port}"],
         *[f"--rdzv-conf={CONF}", *sys.argv[1:]],
