@@ -17,6 +17,7 @@ from mpi4py import MPI
 
 EVERY = 20
 AGAIN = ("bond_", "fix", "lattice", "neigh", "pair_", "region", "special_", "thermo", "timestep")
+AGAIN += ("variable",)
 
 name, begin, end, start, stop = sys.argv[1:]
 comm = MPI.COMM_WORLD
