@@ -22,7 +22,7 @@ def integrate(sim):
     with state.variables.unlock(), dmr.malleable(MPI.COMM_WORLD, fields) as run:
         for field in run.fields.values():
             field.exchange()
-        for _ in run.loop(round(state.settings.runlen / state.settings.dt_tracer)):
+        for _ in run.loop(int(-(-state.settings.runlen // state.settings.dt_tracer))):
             sim.step(state)
 
 
