@@ -259,6 +259,10 @@ class EngineNodes:
         """Return nodes that are down or no longer held, and whose processes may not end here."""
         return ()
 
+    def down(self) -> Collection[str]:
+        """Return nodes without any process of a job, where launches from here can tell."""
+        return ()
+
     def silent_s(self) -> float:
         """Return the time without an answer of the resource manager, 0 while it answers."""
         return 0.0

@@ -8,7 +8,7 @@ it starts, is resized or is ending.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
 from math import inf
 from operator import itemgetter
 
@@ -42,6 +42,7 @@ class JobWatch:
         self._faults, self.has_signals = faults, False
         self._ends, self._unseen = 0, 0
         self._lost: Collection[str] = ()
+        self._down: frozenset[str] = frozenset()
 
     def child_ended(self) -> None:
         """Let the next tick check all jobs, as the child may belong to any of them."""
@@ -52,7 +53,10 @@ class JobWatch:
         context, ends = self._context, self._ends
         now, jobs = context.now(), context.jobs
         first, self._unseen = self._unseen, 0
-        self._lost = context.launcher.nodes.lost()
+        self._lost, before = context.launcher.nodes.lost(), self._down
+        self._down = frozenset(context.launcher.nodes.down())
+        if self._down - before:
+            self._end_launches(self._down - before)
         due = [  # of thousands of jobs nearly none is due: the test takes 0.125 us per job
             (at, job)
             for at, job in enumerate(map(jobs.__getitem__, context.state.running))
@@ -73,6 +77,18 @@ class JobWatch:
                 self._contain(job, running, now)
                 if self.has_signals and job.calm:
                     job.checked_ends, job.calm_until_s = ends, self._calm_until_s(job)
+
+    def _end_launches(self, down: Set[str]) -> None:
+        """End the launches of jobs that have lost a host.
+
+        A launch does not notice that ranks are gone which it has spawned there for a resize.
+        """
+        context = self._context
+        for running in list(context.state.running.values()):
+            step = context.jobs[running.spec.id].running_step
+            if step is not None and down.intersection(context.cluster.hosts_of(running.nodes)):
+                for launch in step.worlds:
+                    context.launcher.kill(running.spec.id, launch)
 
     def _contain(self, job: JobRuntime, running: Job, now: float) -> None:
         """Check a job. An error ends the job, unless it is an error of the system or journal."""

@@ -401,6 +401,14 @@ class HostNodes(EngineNodes):
         """Return the hosts whose agents do not answer; at first, those of all hosts."""
         return frozenset(host for host, agent in self.agents.items() if not agent.up)
 
+    def down(self) -> frozenset[str]:
+        """Return the hosts that are down, but those that may answer a new daemon yet."""
+        return frozenset(
+            host
+            for host, own in self.agents.items()
+            if not own.up and not own.refusal and not own.may_answer(self._opened_s)
+        )
+
     def diagnose_failure(self, job: str, hosts: Sequence[str]) -> PendingCall | None:
         """Return which of its hosts a job has lost, once all of them have answered or are down."""
         orders = {host: self.agents[host].order() for host in hosts if self.agents[host].up}
