@@ -86,7 +86,7 @@ class JobWatch:
         context = self._context
         for running in list(context.state.running.values()):
             step = context.jobs[running.spec.id].running_step
-            if step is not None and down.intersection(context.cluster.hosts_of(running.nodes)):
+            if step is not None and not down.isdisjoint(context.cluster.hosts_of(running.nodes)):
                 for launch in step.worlds:
                     context.launcher.kill(running.spec.id, launch)
 
