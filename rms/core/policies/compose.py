@@ -60,7 +60,11 @@ PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
         "power-aware": node_power.PowerAware,
         "optimal-operating-point": node_power.OptimalOperatingPoint,
     },
-    "node_power": {"always-on": node_power.AlwaysOn, "off-when-idle": node_power.OffWhenIdle},
+    "node_power": {
+        "always-on": node_power.AlwaysOn,
+        "off-when-idle": node_power.OffWhenIdle,
+        "windows": node_power.Windows,
+    },
 }
 """The parts with names, by kind. The first is the default of its kind."""
 

@@ -12,20 +12,37 @@ and 12 (power on).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+import heapq
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
-from functools import partial
+from datetime import date, datetime, timedelta
+from datetime import time as clock
+from functools import lru_cache, partial
 from itertools import chain
-from math import inf
-from typing import ClassVar
+from math import floor, inf
+from operator import attrgetter, itemgetter
+from typing import ClassVar, NamedTuple
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
-from rms.core.model.events import Decision, Never, PowerOff, PowerOn, Reason, Resize, Start
-from rms.core.model.jobs import Job, JobId, Node
+from rms.core.model.events import (
+    Decision,
+    Event,
+    Never,
+    PowerOff,
+    PowerOn,
+    Reason,
+    Resize,
+    Start,
+)
+from rms.core.model.jobs import Job, JobId, JobSpec, Node
 from rms.core.model.speedup import drawn, longer
 from rms.core.policies.placement import LimitedRoom, Lowest, Placement, Room
 from rms.core.policies.shared import SharedRoom
+from rms.core.rules.checks import without_jobs
 from rms.core.rules.powercap import PowerBudget, boot_extra_w, growth_w, mean_w
 from rms.core.state import State
 
@@ -137,6 +154,267 @@ class OffWhenIdle(NodePowerPart, msgspec.Struct, frozen=True, forbid_unknown_fie
             ends = (end_s - boot_s for end_s, _, _ in state.ends if end_s - boot_s > now)
             times.append(next(ends, inf))
         return min(times, default=inf)
+
+
+# --- recurring windows in which a share of the nodes is off --------------------------------------
+#
+# A window is announced: a job starts only if it ends before the next window, or if the window
+# still gets its nodes beside the jobs that run then; a job that can be resized counts with its
+# least size. From its begin on, the window takes free nodes before any job, and running jobs make
+# room at their resize points. No job is killed: a rigid job that overruns its limit keeps its
+# nodes, as does one that would fit before no window. Nodes boot so that they are on at the end.
+# Schäfer et al., "Saving Energy Costs and Time on Supercomputers: Scheduler-Integrated Recurring
+# Node Shutdown Exploiting Malleable Jobs", 2026.
+
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+SPAN = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)")
+
+
+class Window(NamedTuple):
+    """A time in which nodes are to be off, in Unix time."""
+
+    begin_s: float
+    end_s: float
+
+
+class Windows(OffWhenIdle, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A share of the nodes is off in recurring windows; the other nodes are always on.
+
+    Attributes:
+        off: windows of a day, as ``22:00-06:00``; one may end on the next day.
+        share: of the nodes, rounded down.
+        days: on which windows begin, as ``mon``; all by default.
+        zone: time zone of the windows. Simulated time 0 is the begin of 1970 in UTC.
+        idle: nodes also go off when they are idle, by the attributes of :class:`OffWhenIdle`.
+    """
+
+    off: tuple[str, ...]
+    share: float
+    days: tuple[str, ...] = DAYS
+    zone: str = "UTC"
+    idle: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.share < 1.0:
+            raise ValueError(f"expected a share of at least 0 and below 1, got {self.share:g}")
+        if not self.off:
+            raise ValueError("expected windows such as 22:00-06:00, got none")
+        for text in self.off:
+            if not (match := SPAN.fullmatch(text)) or not _clock(*match.groups()):
+                raise ValueError(f"expected a window such as 22:00-06:00, got {text!r}")
+        for day in self.days:
+            if day not in DAYS:
+                raise ValueError(f"expected days of {', '.join(DAYS)}, got {day!r}")
+        if not self.days:
+            raise ValueError("expected days on which windows begin, got none")
+        try:
+            ZoneInfo(self.zone)
+        except (ZoneInfoNotFoundError, ValueError):
+            expected = "expected a time zone such as Europe/Berlin"
+            raise ValueError(f"{expected}, got {self.zone!r}") from None
+
+    def __call__(
+        self, state: State, idle: Sequence[Node], needed: Sequence[Node], until_s: float
+    ) -> Switches:
+        """Return idle nodes whose time off saves energy, and nodes that are off and needed."""
+        if self.idle:
+            return super().__call__(state, idle, needed, until_s)
+        return ALWAYS_ON(state, idle, needed, until_s)
+
+    def window(self, now_s: float) -> Window:
+        """Return the window of a time, or the next one."""
+        day = floor(now_s / 86400.0)
+        return next(window for window in _windows(self, day) if window.end_s > now_s)
+
+    def nodes(self, state: State) -> int:
+        """Return the number of nodes that are to be off in a window."""
+        return int(self.share * state.nodes + 1e-9)
+
+    def look_s(self, state: State) -> float:
+        """Return the next time at which nodes may have to be switched, inf for never."""
+        window, boot_s = self.window(state.now_s), longest_boot_s(state)
+        times = [super().look_s(state)] if self.idle else []
+        times += [window.begin_s, window.end_s - boot_s, window.end_s]
+        return min(time_s for time_s in times if time_s > state.now_s)
+
+
+def _clock(hour: str, minute: str, end_hour: str, end_minute: str) -> bool:
+    """Return whether a window has times of a day, and a length."""
+    hours, minutes = max(int(hour), int(end_hour)), max(int(minute), int(end_minute))
+    return hours < 24 and minutes < 60 and (hour, minute) != (end_hour, end_minute)
+
+
+@lru_cache(maxsize=64)
+def _windows(part: Windows, day: int) -> tuple[Window, ...]:
+    """Return the windows from the day before a day of UTC until nine days later, by their ends."""
+    zone, found = ZoneInfo(part.zone), list[Window]()
+    first = date(1970, 1, 1) + timedelta(days=day)
+    for at in range(-2, 10):
+        today = first + timedelta(days=at)
+        if DAYS[today.weekday()] not in part.days:
+            continue
+        for text in part.off:
+            begin, end = (clock.fromisoformat(one) for one in text.split("-"))
+            last = today + timedelta(days=end <= begin)
+            found.append(
+                Window(
+                    datetime.combine(today, begin, zone).timestamp(),
+                    datetime.combine(last, end, zone).timestamp(),
+                )
+            )
+    return tuple(sorted(found, key=attrgetter("end_s")))
+
+
+class Closing(NamedTuple):
+    """What a window leaves to the other parts in a pass.
+
+    Attributes:
+        state, events: without the nodes of a window that is under way, and without the waiting
+            jobs that would keep nodes of the next.
+        off: free nodes that go off for the window.
+        shrinks: jobs that make room for it.
+        words: the nodes and the begin of the next window.
+        hidden: waiting jobs that would keep nodes of it.
+    """
+
+    state: State
+    events: Sequence[Event]
+    off: tuple[Node, ...] = ()
+    shrinks: Sequence[tuple[Job, int]] = ()
+    words: str = ""
+    hidden: frozenset[JobId] = frozenset()
+
+
+def closing(
+    part: Windows, state: State, events: Sequence[Event], more: Set[JobId] = frozenset()
+) -> Closing:
+    """Return the state that the other parts of a policy see in a pass.
+
+    Args:
+        more: waiting jobs that are hidden as well.
+    """
+    now_s, wanted, window = state.now_s, part.nodes(state), part.window(state.now_s)
+    if not wanted:
+        return Closing(state, events)
+    view, off, shrinks = state, tuple[Node, ...](), list[tuple[Job, int]]()
+    there_s = window.end_s - longest_boot_s(state)
+    if window.begin_s <= now_s < there_s:
+        down = sorted(state.off - state.down)
+        idle = list(chain(*_whole_hosts(state, state.free_nodes())))
+        off = tuple(idle[: max(0, wanted - len(down))])
+        shrinks = _making_room(state, wanted - len(down) - len(off) - state.releasing)
+        held = set[Node]()
+        for slots in _hosts(state, down):
+            if len(held) >= wanted:
+                break
+            held.update(slots)
+        view, _ = without_jobs(state, (), frozenset(), off)
+        view.off = state.off - held
+        if state.running:
+            at = bisect_left(state.ends, there_s, key=itemgetter(0))
+            stand_in = Job(next(iter(state.running.values())).spec, size=len(held) + len(off))
+            view.ends = [*state.ends[:at], (there_s, -1, stand_in), *state.ends[at:]]
+        window = part.window(window.end_s)
+    hidden = frozenset(_too_long(part, state, window, wanted) | more)
+    if hidden:
+        view, events = without_jobs(view, events, hidden)
+    opens = datetime.fromtimestamp(window.begin_s, ZoneInfo(part.zone))
+    words = f"{wanted} of {state.nodes} nodes are powered off from {opens:%H:%M} on"
+    return Closing(view, events, off, shrinks, words, hidden)
+
+
+def _whole_hosts(state: State, free: Iterable[Node]) -> Iterator[tuple[Node, ...]]:
+    nodes = list(free)
+    there = set(nodes)
+    return (slots for slots in _hosts(state, nodes) if there.issuperset(slots))
+
+
+def _making_room(state: State, nodes: int) -> list[tuple[Job, int]]:
+    """Return new sizes of running jobs that give back so many nodes, or all they can.
+
+    One size at a time, the widest job first.
+    """
+    jobs = [job for _, _, job in state.shrinkable]
+    able = [(-job.size, job.number, job, job.size) for job in jobs]
+    heapq.heapify(able)
+    sizes = dict[Job, int]()
+    while able and nodes > 0:
+        _, number, job, size = heapq.heappop(able)
+        less = next(
+            (n for n in reversed(job.spec.sizes()) if n < size and n not in job.refused_sizes), None
+        )
+        if less is not None:
+            sizes[job], nodes = less, nodes - (size - less)
+            heapq.heappush(able, (-less, number, job, less))
+    return list(sizes.items())
+
+
+def _into(spec: JobSpec, size: int, state: State, window: Window) -> bool:
+    """Return whether a job that starts now may run when a window begins."""
+    return state.now_s + spec.expected_s(size, exact=state.exact) > window.begin_s
+
+
+def _kept(job: Job, size: int) -> int:
+    """Return the nodes of a job that runs when a window begins."""
+    return job.spec.smallest if job.spec.mode.resizable else size
+
+
+def kept_nodes(state: State, window: Window) -> int:
+    """Return the nodes of running jobs that a window does not get, by their expected ends."""
+    at = bisect_right(state.ends, window.begin_s, key=itemgetter(0))
+    return sum(_kept(job, job.size) for _, _, job in state.ends[at:])
+
+
+def _fits_no_gap(part: Windows, job: Job, state: State, wanted: int) -> bool:
+    """Return whether a job is too wide for the nodes that stay on, and too long between windows."""
+    if _kept(job, job.least) <= state.nodes - wanted:
+        return False
+    first = part.window(state.now_s)
+    gap_s, windows = 0.0, [first]
+    for _ in range(7 * len(part.off)):
+        windows.append(part.window(windows[-1].end_s))
+        gap_s = max(gap_s, windows[-1].begin_s - windows[-2].end_s)
+    return job.spec.expected_s(job.least, exact=state.exact) > gap_s
+
+
+def _too_long(part: Windows, state: State, window: Window, wanted: int) -> set[JobId]:
+    """Return the waiting jobs that cannot start, as they would keep nodes of the next window.
+
+    The first of them keeps its nodes: jobs behind it do not take these.
+    """
+    left = state.nodes - wanted - kept_nodes(state, window)
+    if left >= state.free_count + state.releasing + len(state.off) + len(state.booting):
+        return set()
+    late, first = set[JobId](), True
+    for name, job in state.pending.items():
+        least = job.least
+        if least > state.nodes or not _into(job.spec, least, state, window):
+            continue
+        need = _kept(job, least)
+        if need > left and not _fits_no_gap(part, job, state, wanted):
+            late.add(name)
+            if first and need <= state.nodes - wanted:
+                left, first = left - need, False
+    return late
+
+
+def overruns(part: Windows, state: State, decisions: Sequence[Decision]) -> set[JobId]:
+    """Return the starts of a pass that would together keep nodes of the next window."""
+    wanted, window = part.nodes(state), part.window(state.now_s)
+    if window.begin_s <= state.now_s:
+        window = part.window(window.end_s)
+    left, late = state.nodes - wanted - kept_nodes(state, window), set[JobId]()
+    for start in decisions:
+        if isinstance(start, Start) and wanted:
+            job = state.pending[start.job]
+            if _into(job.spec, start.size, state, window):
+                need = _kept(job, start.size)
+                if need > left and not _fits_no_gap(part, job, state, wanted):
+                    late.add(start.job)
+                else:
+                    left -= need
+    return late
 
 
 def all_on(state: State) -> State:

@@ -24,7 +24,9 @@ from rms.core.model.events import (
     Never,
     PowerCapSet,
     PowerMeasured,
+    PowerOff,
     Reason,
+    Resize,
     ResizePoint,
     Start,
     Submitted,
@@ -38,8 +40,11 @@ from rms.core.policies.node_power import (
     NOMINAL,
     FrequencyPart,
     NodePowerPart,
+    Windows,
     after_ends,
     all_on,
+    closing,
+    overruns,
     switched,
 )
 from rms.core.policies.order import Order
@@ -181,6 +186,38 @@ class Policy:
         """
         if self.always_on and not (state.off or state.booting):
             return self._decide(state, events) if state.listed else self._pass(state, events)
+        if isinstance(self.node_power, Windows):
+            return self._within_windows(self.node_power, state, events)
+        return self._switched(state, events)
+
+    def _within_windows(
+        self, part: Windows, state: State, events: Sequence[Event]
+    ) -> list[Decision]:
+        """Return the decisions of a pass beside recurring windows in which nodes are off."""
+        late = set[JobId]()
+        for last in (*([False] * MOST_TRIES), True):
+            view = closing(part, state, events, late)
+            decisions = self._switched(view.state, view.events)
+            more = overruns(part, state, decisions)
+            if not more or last:
+                break
+            late |= more
+        decisions = [
+            decision
+            for decision in decisions
+            if not (isinstance(decision, Start) and decision.job in more)
+            and not (isinstance(decision, Resize) and view.shrinks)
+        ]
+        if view.off:
+            decisions.append(PowerOff(view.off, "window: the nodes are off until it ends"))
+        for job, size in view.shrinks:
+            nodes, why = self.place(state, job, size), "window: makes room for nodes that go off"
+            count = 0 if nodes else size
+            decisions.append(Resize(job.spec.id, nodes, why, Reason.NODE_POWER, count))
+        return decisions
+
+    def _switched(self, state: State, events: Sequence[Event]) -> list[Decision]:
+        """Return the decisions of a pass where nodes may be off."""
         # If only the time has changed, a migration pays less than before.
         moves = self.placement.migrates and bool(state.needs_pass or state.new_jobs)
         wanted = self._decide(all_on(state), events, moves=moves)
@@ -320,6 +357,8 @@ class Policy:
 
     def view(self, state: State) -> View | None:
         """Return the view for :meth:`explain`."""
+        if isinstance(self.node_power, Windows):
+            state = closing(self.node_power, state, ()).state
         if state.off or state.booting:
             state = all_on(state)
         if state.listed:
@@ -345,8 +384,15 @@ class Policy:
 
     def explained(self, state: State) -> dict[JobId, Later]:
         """Return the reasons for waiting that are computed for all jobs at once."""
+        waits = dict[JobId, Later]()
+        if isinstance(self.node_power, Windows):
+            view = closing(self.node_power, state, ())
+            for name in view.hidden:
+                text = f"PowerWindow: would not end before {view.words}"
+                waits[name] = Later(name, text, Reason.NODE_POWER)
+            state = view.state
         lists = lacking(all_on(state), self._places_lists(state)) if state.listed else {}
-        return lists | (self._boots(state) if state.off or state.booting else {})
+        return waits | lists | (self._boots(state) if state.off or state.booting else {})
 
     def _boots(self, state: State) -> dict[JobId, Later]:
         """Return the waiting jobs that could start but for nodes that are off or booting."""
