@@ -56,7 +56,9 @@ class Idle:
     def switch(self, now_s: float, *, on: bool) -> None:
         """Enter that a host was powered on or off."""
         times = self.on_s if on else self.off_s
-        times[:] = [*_recent(times, now_s), now_s]
+        while times and times[0] + MINUTE_S <= now_s:
+            times.pop(0)
+        times.append(now_s)
 
     def switches_left(self, at_most: int, now_s: float, *, on: bool) -> int:
         """Return the number of hosts that may still be powered on or off now."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, zip_longest
 from math import floor, inf
 from operator import attrgetter
 from typing import ClassVar, Literal
@@ -200,7 +200,12 @@ class Simulation:
                 self._await(state.now_s)
             if state.reclocked:
                 self._reschedule(state.now_s)
-            if looks and (look_s := engine.look_s) < inf and look_s not in self._looks:
+            if (
+                looks
+                and not (type(event) is NodeBooted and event.more)
+                and (look_s := engine.look_s) < inf
+                and look_s not in self._looks
+            ):
                 self._looks.add(look_s)
                 self._push(Ticked(look_s))
             if capped:
@@ -355,9 +360,11 @@ class Simulation:
                 self.resized += 1
             elif type(decision) is PowerOn:
                 state = self._state
-                for node in decision.nodes:
-                    if node == state.together(node)[0]:
-                        self._push(NodeBooted(state.booting[node], node))
+                boots = [node for node in decision.nodes if node == state.together(node)[0]]
+                for node, after in zip_longest(boots, boots[1:]):
+                    at_s = state.booting[node]
+                    more = after is not None and state.booting[after] == at_s
+                    self._push(NodeBooted(at_s, node, more))
         if kind is ResizePoint:
             self._due_points.pop(event.job, None)  # type: ignore[union-attr]
             self._resize_or_go_on(running[event.job], event.at_s)  # type: ignore[union-attr]

@@ -282,9 +282,14 @@ class NodeUp(BaseEvent, frozen=True, omit_defaults=True):
 
 
 class NodeBooted(BaseEvent, frozen=True):
-    """A node that was powered on has booted: jobs can get it."""
+    """A node that was powered on has booted: jobs can get it.
+
+    Attributes:
+        more: another one of the same time follows, after which a policy decides.
+    """
 
     node: Node
+    more: bool = False
 
     decides: ClassVar[bool] = True
     needs_jobs: ClassVar[bool] = True

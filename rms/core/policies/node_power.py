@@ -15,6 +15,7 @@ import copy
 import heapq
 import re
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
@@ -60,6 +61,11 @@ class NodePowerPart:
     __slots__ = ()
 
     always_on: ClassVar[bool] = False
+
+    @property
+    def offs_idle(self) -> bool:
+        """Whether nodes are powered off because they are idle."""
+        return not self.always_on
 
     @property
     def ahead(self) -> bool:
@@ -222,6 +228,11 @@ class Windows(OffWhenIdle, msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
             return super().__call__(state, idle, needed, until_s)
         return ALWAYS_ON(state, idle, needed, until_s)
 
+    @property
+    def offs_idle(self) -> bool:
+        """Whether nodes are powered off because they are idle."""
+        return self.idle
+
     def window(self, now_s: float) -> Window:
         """Return the window of a time, or the next one."""
         day = floor(now_s / 86400.0)
@@ -300,11 +311,9 @@ def closing(
     view, off, shrinks = state, tuple[Node, ...](), list[tuple[Job, int]]()
     there_s = window.end_s - longest_boot_s(state)
     if window.begin_s <= now_s < there_s:
-        down = sorted(state.off - state.down)
-        idle = list(chain(*_whole_hosts(state, state.free_nodes())))
-        off = tuple(idle[: max(0, wanted - len(down))])
+        down, held = sorted(state.off - state.down), set[Node]()
+        off = tuple(_to_be_off(state, wanted - len(down)))
         shrinks = _making_room(state, wanted - len(down) - len(off) - state.releasing)
-        held = set[Node]()
         for slots in _hosts(state, down):
             if len(held) >= wanted:
                 break
@@ -324,10 +333,24 @@ def closing(
     return Closing(view, events, off, shrinks, words, hidden)
 
 
-def _whole_hosts(state: State, free: Iterable[Node]) -> Iterator[tuple[Node, ...]]:
-    nodes = list(free)
-    there = set(nodes)
-    return (slots for slots in _hosts(state, nodes) if there.issuperset(slots))
+def _to_be_off(state: State, nodes: int) -> list[Node]:
+    """Return idle nodes to be powered off, at most so many: whole racks as far as possible."""
+    if nodes <= 0:
+        return []
+    free = list(state.free_nodes())
+    there, site = set(free), state.site
+    hosts = [slots for slots in _hosts(state, free) if there.issuperset(slots)]
+    if site.rack:
+        racks = [site.rack[site.host[slots[0]] if site.host else slots[0]] for slots in hosts]
+        busy = Counter(site.rack)
+        busy.subtract(racks)
+        order = sorted(range(len(hosts)), key=lambda at: (busy[racks[at]], racks[at], at))
+        hosts = [hosts[at] for at in order]
+    found = list[Node]()
+    for slots in hosts:
+        if len(found) + len(slots) <= nodes:
+            found += slots
+    return sorted(found)
 
 
 def _making_room(state: State, nodes: int) -> list[tuple[Job, int]]:
@@ -495,7 +518,7 @@ def switched(
     ]
     used = {node for decision in placed for node in decision.nodes}
     idle: list[Node] = []
-    if starts and not any(decision.code is Reason.POWER for decision in placed):
+    if part.offs_idle and starts and not any(decision.code is Reason.POWER for decision in placed):
         idle = [node for node in state.free_nodes() if node not in used]
         able = [job for until_s, _, job in state.expandable if until_s > state.now_s]
         widening = sum(job.spec.sizes()[-1] - job.size for job in able)  # where that pays

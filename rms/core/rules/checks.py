@@ -220,7 +220,8 @@ def _check_power(state: State, decision: PowerOff | PowerOn) -> None:
     _distinct(nodes)
     if state.counted:
         raise RuleError("expected nodes that are placed, to be powered off or on")
-    if any(not set(nodes).issuperset(state.together(node)) for node in nodes):
+    there = set(nodes)
+    if not all(there.issuperset(state.together(node)) for node in nodes):
         raise RuleError(f"expected whole hosts to be powered off or on, got {nodes}")
     if isinstance(decision, PowerOff):
         if not all(state.vacant[node] for node in nodes):

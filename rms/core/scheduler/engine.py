@@ -11,6 +11,7 @@ from rms.core.model.events import (
     Event,
     JobDecision,
     Later,
+    NodeBooted,
     NodeUp,
     Reason,
     Resize,
@@ -106,6 +107,8 @@ class Engine:
         kind = type(event)
         if kind is ResizeAsked or event.enqueues or self.state.held or self.state.wanted:
             return self.decide((event,))
+        if kind is NodeBooted and event.more:  # type: ignore[union-attr]
+            return []
         return self._pass((event,)) if kind in self._policy.triggers else []
 
     def apply(self, event: Event) -> None:
@@ -163,7 +166,7 @@ class Engine:
         return wanted.get(event.job) if wanted and isinstance(event, ResizePoint) else None
 
     def _triggers(self, event: Event) -> bool:
-        if isinstance(event, NodeUp) and event.more:
+        if isinstance(event, NodeUp | NodeBooted) and event.more:
             return False
         kind = Submitted if event.enqueues else type(event)
         return kind in self._policy.triggers
