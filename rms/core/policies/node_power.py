@@ -39,7 +39,7 @@ from rms.core.model.events import (
     Resize,
     Start,
 )
-from rms.core.model.jobs import Job, JobId, JobSpec, Node
+from rms.core.model.jobs import Job, JobId, JobSpec, JobState, Node
 from rms.core.model.speedup import drawn, longer
 from rms.core.policies.placement import LimitedRoom, Lowest, Placement, Room
 from rms.core.policies.shared import SharedRoom
@@ -244,7 +244,7 @@ class Windows(OffWhenIdle, msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
     def look_s(self, state: State) -> float:
         """Return the next time at which nodes may have to be switched, inf for never."""
-        window, boot_s = self.window(state.now_s), longest_boot_s(state)
+        window, boot_s = self.window(state.now_s), _any_boot_s(state)
         times = [super().look_s(state)] if self.idle else []
         times += [window.begin_s, window.end_s - boot_s, window.end_s]
         return min(time_s for time_s in times if time_s > state.now_s)
@@ -275,6 +275,11 @@ def _windows(part: Windows, day: int) -> tuple[Window, ...]:
                 )
             )
     return tuple(sorted(found, key=attrgetter("end_s")))
+
+
+def _any_boot_s(state: State) -> float:
+    """Return the longest boot time of any node."""
+    return max(model.boot_s for model in state.power_models)
 
 
 class Closing(NamedTuple):
@@ -309,7 +314,7 @@ def closing(
     if not wanted:
         return Closing(state, events)
     view, off, shrinks = state, tuple[Node, ...](), list[tuple[Job, int]]()
-    there_s = window.end_s - longest_boot_s(state)
+    there_s = window.end_s - _any_boot_s(state)
     if window.begin_s <= now_s < there_s:
         down, held = sorted(state.off - state.down), set[Node]()
         off = tuple(_to_be_off(state, wanted - len(down)))
@@ -356,9 +361,15 @@ def _to_be_off(state: State, nodes: int) -> list[Node]:
 def _making_room(state: State, nodes: int) -> list[tuple[Job, int]]:
     """Return new sizes of running jobs that give back so many nodes, or all they can.
 
-    One size at a time, the widest job first.
+    One size at a time, the widest job first. Some have to come to a resize point before.
     """
-    jobs = [job for _, _, job in state.shrinkable]
+    if nodes <= 0:
+        return []
+    jobs = [
+        job
+        for job in state.running.values()
+        if job.spec.mode.resizable and job.state is JobState.RUNNING and job.requested_size is None
+    ]
     able = [(-job.size, job.number, job, job.size) for job in jobs]
     heapq.heapify(able)
     sizes = dict[Job, int]()

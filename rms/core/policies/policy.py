@@ -211,6 +211,10 @@ class Policy:
         if view.off:
             decisions.append(PowerOff(view.off, "window: the nodes are off until it ends"))
         for job, size in view.shrinks:
+            if job.spec.resize_points_known:
+                state.awaited[job.spec.id] = job
+            if not job.at_resize_point:
+                continue
             nodes, why = self.place(state, job, size), "window: makes room for nodes that go off"
             count = 0 if nodes else size
             decisions.append(Resize(job.spec.id, nodes, why, Reason.NODE_POWER, count))

@@ -1,0 +1,220 @@
+"""Recurring windows in which a share of the nodes is off (``node_power`` part ``windows``)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specs import job_spec
+
+from rms.core.model.events import Later, PowerOff, PowerOn, Reason, Resize
+from rms.core.model.jobs import JobSpec, Mode, NodePower, Site, Speedup
+from rms.core.policies import POLICIES, Policy, PolicyError, adjusted
+from rms.core.policies.node_power import Windows
+from rms.sim.simulator import Simulation
+
+HOUR = 3600.0
+POWER = NodePower(100.0, 200.0, 0.0, off_w=10.0, boot_s=120.0, boot_j=18000.0)
+
+
+def windows(name: str = "easy", share: float = 0.5, **more: Any) -> Policy:
+    part = {"part": "windows", "off": ["22:00-06:00"], "share": share, **more}
+    return adjusted(POLICIES[name], node_power=part)
+
+
+def malleable(number: int, at_s: float, sizes: tuple[int, int], work_s: float) -> JobSpec:
+    """Return a job of ``work_s`` node seconds with perfect speedup and a resize point a minute."""
+    least, most = sizes
+    return JobSpec(
+        id=job_spec(number, 1).id,
+        submit_s=at_s,
+        nodes_min=least,
+        nodes_max=most,
+        preferred=most,
+        mode=Mode.MALLEABLE,
+        speedup=Speedup(law=(work_s, 0.0)),
+        limit_s=2.0 * work_s / most,
+        resize_every_s=60.0,
+    )
+
+
+def simulated(
+    specs: list[JobSpec], nodes: int, policy: Policy, rack: tuple[int, ...] = ()
+) -> tuple[Simulation, list[tuple[float, frozenset[int], int]]]:
+    """Return a simulation that is over, and by time the nodes off and the nodes of jobs."""
+    seen = list[tuple[float, frozenset[int], int]]()
+
+    def look(simulation: Simulation) -> None:
+        state = simulation.engine.state
+        used = sum(job.size for job in state.running.values())
+        seen.append((state.now_s, frozenset(state.off), used))
+
+    site = Site(nodes, (POWER,) * nodes, rack=rack)
+    simulation = Simulation(specs, site, policy, observer=look)
+    simulation.run()
+    simulation.ledger.check()
+    assert not simulation.engine.state.pending
+    return simulation, seen
+
+
+def at(seen: list[tuple[float, frozenset[int], int]], hour: float) -> tuple[frozenset[int], int]:
+    """Return the nodes off and those of jobs after the last event until a time."""
+    _, off, used = [one for one in seen if one[0] <= hour * HOUR][-1]
+    return off, used
+
+
+def starts(simulation: Simulation) -> dict[str, float]:
+    return {job.spec.id: job.start_s or 0.0 for job in simulation.engine.state.ended.values()}
+
+
+def test_nodes_are_off_for_the_window_and_on_at_its_end() -> None:
+    ticks = [
+        job_spec(number, 1, at_s=number * HOUR, limit_s=60.0, run_s=60.0) for number in range(40)
+    ]
+    simulation, seen = simulated(ticks, 4, windows())
+    assert len(at(seen, 21.9)[0]) == 0
+    assert len(at(seen, 22.0)[0]) == 2
+    assert len(at(seen, 29.9)[0]) == 2
+    switches = [
+        (at_s, type(one), len(one.nodes))
+        for at_s, one in simulation.decisions
+        if isinstance(one, PowerOff | PowerOn) and at_s > 20 * HOUR
+    ]
+    assert switches == [(22 * HOUR, PowerOff, 2), (30 * HOUR - 120.0, PowerOn, 2)]
+    assert at(seen, 30.0) == (frozenset(), 1)
+
+
+def test_a_job_that_would_not_end_in_time_waits_and_a_shorter_one_does_not() -> None:
+    specs = [
+        job_spec(1, 4, at_s=20 * HOUR, limit_s=3 * HOUR, run_s=HOUR),
+        job_spec(2, 4, at_s=20 * HOUR + 1, limit_s=HOUR, run_s=HOUR),
+        job_spec(3, 2, at_s=20 * HOUR + 2, limit_s=9 * HOUR, run_s=9 * HOUR),
+    ]
+    simulation, seen = simulated(specs, 4, windows())
+    begun = starts(simulation)
+    assert begun["2"] == 20 * HOUR + 1  # job 1 does not hold it up
+    assert begun["3"] == 21 * HOUR + 1  # two nodes stay on
+    assert begun["1"] >= 30 * HOUR
+    assert (len(at(seen, 22.0)[0]), at(seen, 22.0)[1]) == (2, 2)
+
+
+def test_malleable_jobs_make_room_at_their_resize_points_and_grow_again() -> None:
+    specs = [malleable(1, 20 * HOUR, (1, 4), 4 * 15 * HOUR)]
+    simulation, seen = simulated(specs, 4, windows("backfill-share"))
+    assert starts(simulation)["1"] == 20 * HOUR
+    assert at(seen, 21.9) == (frozenset(), 4)
+    off, used = at(seen, 22.0 + 0.1)
+    assert (len(off), used) == (2, 2)
+    assert at(seen, 30.1) == (frozenset(), 4)
+    sizes = [len(one.nodes) for _, one in simulation.decisions if isinstance(one, Resize)]
+    assert sizes == [2, 4]
+
+
+def test_a_rigid_job_past_its_limit_keeps_its_nodes() -> None:
+    specs = [
+        job_spec(1, 4, at_s=20 * HOUR, limit_s=HOUR, run_s=4 * HOUR),
+        job_spec(2, 1, at_s=25 * HOUR, limit_s=HOUR, run_s=HOUR),
+    ]
+    _, seen = simulated(specs, 4, windows())
+    assert at(seen, 23.0) == (frozenset(), 4)
+    assert len(at(seen, 24.1)[0]) == 2  # once it has ended
+
+
+def test_a_job_that_fits_before_no_window_starts_all_the_same() -> None:
+    specs = [job_spec(1, 3, at_s=8 * HOUR, limit_s=20 * HOUR, run_s=20 * HOUR)]
+    specs += [job_spec(2, 1, at_s=8 * HOUR + 1, limit_s=20 * HOUR, run_s=20 * HOUR)]
+    simulation, seen = simulated(specs, 4, windows())
+    begun = starts(simulation)
+    assert begun["1"] == 8 * HOUR
+    assert begun["2"] >= 28 * HOUR  # its node is off
+    assert (len(at(seen, 22.0)[0]), at(seen, 22.0)[1]) == (1, 3)
+
+
+def test_whole_racks_go_off() -> None:
+    specs = [job_spec(1, 1, at_s=21 * HOUR, limit_s=5 * HOUR, run_s=5 * HOUR)]
+    _, seen = simulated(specs, 6, windows(share=0.4), rack=(0, 0, 1, 1, 2, 2))
+    assert at(seen, 22.5)[0] == {2, 3}
+
+
+def test_the_reason_names_the_window() -> None:
+    specs = [job_spec(1, 4, at_s=20 * HOUR, limit_s=3 * HOUR, run_s=HOUR)]
+    reasons = list[Later | None]()
+
+    def look(simulation: Simulation) -> None:
+        if simulation.engine.state.pending:
+            reasons.append(simulation.engine.explain(specs[0].id))
+
+    Simulation(specs, Site(4, (POWER,) * 4), windows(), observer=look).run()
+    assert reasons[0] is not None
+    assert reasons[0].code is Reason.NODE_POWER
+    assert reasons[0].reason == (
+        "PowerWindow: would not end before 2 of 4 nodes are powered off from 22:00 on"
+    )
+
+
+def test_windows_follow_the_clocks_of_their_zone() -> None:
+    part = Windows(off=("22:00-06:00",), share=0.5, zone="Europe/Berlin", days=("sat",))
+    zone = ZoneInfo("Europe/Berlin")
+    window = part.window(datetime(2026, 3, 25, 12, tzinfo=zone).timestamp())
+    assert window.begin_s == datetime(2026, 3, 28, 22, tzinfo=zone).timestamp()
+    assert window.end_s - window.begin_s == 7 * HOUR  # the clocks are put forward in that night
+    assert part.window(window.begin_s) == part.window(window.end_s - 1) == window
+    assert part.window(window.end_s).begin_s == datetime(2026, 4, 4, 22, tzinfo=zone).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"off": ["22:00"]}, "expected a window such as 22:00-06:00, got '22:00'"),
+        ({"off": ["22:00-22:00"]}, "expected a window such as 22:00-06:00, got '22:00-22:00'"),
+        ({"off": ["24:00-06:00"]}, "expected a window such as 22:00-06:00, got '24:00-06:00'"),
+        ({"off": []}, "expected windows such as 22:00-06:00, got none"),
+        ({"share": 1.0}, "expected a share of at least 0 and below 1, got 1"),
+        ({"days": ["monday"]}, "expected days of mon, tue, wed, thu, fri, sat, sun, got 'monday'"),
+        ({"days": []}, "expected days on which windows begin, got none"),
+        ({"zone": "Mars"}, "expected a time zone such as Europe/Berlin, got 'Mars'"),
+    ],
+)
+def test_a_wrong_parameter_is_refused(more: dict[str, Any], words: str) -> None:
+    with pytest.raises(PolicyError, match="node_power windows") as caught:
+        windows(**more)
+    assert words in str(caught.value)
+
+
+JOBS = st.lists(
+    st.tuples(
+        st.floats(0.0, 60.0),  # hour of submission
+        st.integers(1, 8),  # nodes
+        st.floats(0.1, 10.0),  # limit in hours
+        st.floats(0.1, 1.0),  # share of the limit that it runs
+        st.booleans(),  # malleable
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(jobs=JOBS, name=st.sampled_from(["easy", "backfill-share", "conservative", "easy-share"]))
+def test_no_window_is_missed_where_jobs_keep_their_limits(
+    jobs: list[tuple[float, int, float, float, bool]], name: str
+) -> None:
+    specs = list[JobSpec]()
+    for number, (hour, size, limit, share, can) in enumerate(jobs):
+        if can:
+            work_s = size * limit * share * HOUR
+            specs.append(malleable(number, hour * HOUR, (1, size), work_s))
+        else:
+            times = {"limit_s": limit * HOUR, "run_s": limit * share * HOUR}
+            specs.append(job_spec(number, size, at_s=hour * HOUR, **times))
+    simulation, seen = simulated(sorted(specs, key=lambda one: one.submit_s), 8, windows(name))
+    last_s = seen[-1][0]
+    for day in range(1 + int(last_s // 86400.0)):
+        begin, end = day * 24 + 22.0, day * 24 + 30.0
+        inside = [one for one in seen if (begin + 0.1) * HOUR < one[0] < end * HOUR - 121.0]
+        assert all(len(off) == 4 for _, off, _ in inside)
+    assert len(starts(simulation)) == len(specs)
