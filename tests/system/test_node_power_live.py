@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import signal
+import time
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from daemon import LocalRms, closing
+from processes import ROOT, program
 
 POLICY = """admission = { part = "easy" }
 node_power = { part = "off-when-idle" }
+"""
+PACED = [*program("paced"), str(ROOT / "mpdata" / "__main__.py")]
+SMALL = ["--case", "random", "--grid", "24", "20", "8", "--backend", "numpy", "--every", "2"]
+WINDOWS = """order = {{ part = "smallest" }}
+sizing = {{ part = "backfill-share" }}
+admission = {{ part = "planned" }}
+node_power = {{ part = "windows", off = ["00:00-23:59"], share = 0.5, days = ["{}"], zone = "{}" }}
 """
 POWER = (
     "{ idle_w = 30.0, static_w = 50.0, dynamic_w = 0.0, off_w = 2.0, boot_s = 0.2, boot_j = 9.0 }"
@@ -27,19 +38,26 @@ class Powered(LocalRms):
 
     nodes_text = f'[[nodes]]\nname = "n[1-{{}}]"\npower = {POWER}\n'
 
-    def __init__(self, nodes: int, *options: str, commands: bool = True) -> None:
-        self.commands = commands
+    def __init__(
+        self, nodes: int, *options: str, commands: bool = True, policy: str = "off.toml"
+    ) -> None:
+        self.commands, self.policy = commands, policy
         super().__init__(nodes, *options)
 
     def prepare(self) -> None:
         super().prepare()
         (self.folder / "off.toml").write_text(POLICY)
+        # Where it is about noon, so that the window lasts for hours.
+        zone = f"Etc/GMT{time.gmtime().tm_hour - 12:+d}"
+        today = datetime.now(ZoneInfo(zone))
+        for name, day in (("now.toml", today), ("later.toml", today + timedelta(days=3))):
+            (self.folder / name).write_text(WINDOWS.format(f"{day:%a}".lower(), zone))
         command = self.folder / "power"
         command.write_text(COMMAND.format(folder=self.folder))
         command.chmod(0o755)
 
     def serve_command(self) -> list[str]:
-        found = [*super().serve_command(), "--policy", str(self.folder / "off.toml")]
+        found = [*super().serve_command(), "--policy", str(self.folder / self.policy)]
         if self.commands:
             for word in ("off", "on"):
                 found += [f"--power-{word}", f"{self.folder / 'power'} {word}"]
@@ -118,6 +136,33 @@ def test_a_daemon_killed_while_nodes_boot_powers_them_on_again() -> None:
         rms.all_are("powered_down")
         rms.post("/policy", {"name": "easy"})
         rms.all_are("idle")
+        rms.accounts_balance()
+        rms.end()
+        rms.replays()
+
+
+@pytest.mark.promise("node-power")
+def test_a_running_job_makes_room_for_a_window_and_grows_after_it() -> None:
+    with closing(Powered(4, policy="later.toml")) as rms:
+        run = f"PACE_S=0.25 mpirun {' '.join(PACED)} run {' '.join(SMALL)} --steps 400"
+        job = rms.submit(run, "--mode", "malleable", "--nodes", "1-4", "--preferred", "4")
+        rms.until(lambda: rms.running(job)["size"] == 4, "a job on four nodes")
+        assert rms.rms("policy", str(rms.folder / "now.toml")).returncode == 0
+        rms.until(lambda: rms.row(job)["size"] == 2, "a job on two nodes")
+        rms.until(lambda: list(rms.states().values()).count("powered_down") == 2, "two nodes off")
+        assert sorted(rms.noted("off")) == ["n3", "n4"] and not rms.noted("on")
+        wide = rms.submit("true", "--nodes", "4", "--mode", "fixed")
+        rms.end(signal.SIGKILL)
+        rms.policy = "now.toml"
+        rms.start()
+        assert list(rms.states().values()).count("powered_down") == 2
+        assert rms.rms("cancel", wide).returncode == 0
+        assert rms.rms("policy", str(rms.folder / "later.toml")).returncode == 0
+        rms.until(lambda: rms.row(job)["size"] == 4, "a job on four nodes")
+        assert sorted(rms.noted("on")) == ["n3", "n4"]
+        rms.hurry()
+        assert rms.over(job) == ["COMPLETED"]
+        assert rms.resizes(job) == [(4, 2), (2, 4)]
         rms.accounts_balance()
         rms.end()
         rms.replays()
