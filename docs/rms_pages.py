@@ -7,6 +7,7 @@ paper, as recorded.
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import types
 import typing
@@ -83,6 +84,8 @@ def type_words(kind: Any) -> str:
         return ", ".join(f"`{choice}`" for choice in typing.get_args(kind))
     if typing.get_origin(kind) is types.UnionType:
         return type_words(next(one for one in typing.get_args(kind) if one is not type(None)))
+    if typing.get_origin(kind) is tuple:
+        return f"list of {type_words(typing.get_args(kind)[0])}"
     names: dict[Any, str] = {int: "integer", float: "number", bool: "`true`, `false`", str: "text"}
     return names.get(kind, "table")
 
@@ -95,6 +98,8 @@ def value_words(value: Any) -> str:
         return "no limit"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
+    if isinstance(value, tuple):
+        return f"`{json.dumps(value)}`"
     if isinstance(value, dict):
         return f"`{value or '{}'}`"
     return f'`"{value}"`' if isinstance(value, str) else f"`{value:g}`"

@@ -191,7 +191,8 @@ class Windows(OffWhenIdle, msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
         share: of the nodes, rounded down.
         days: on which windows begin, as ``mon``; all by default.
         zone: time zone of the windows. Simulated time 0 is the begin of 1970 in UTC.
-        idle: nodes also go off when they are idle, by the attributes of :class:`OffWhenIdle`.
+        idle: nodes also go off when they are idle, as with part ``off-when-idle``.
+        keep, delay_s, ahead, at_most: with ``idle``, as with that part.
     """
 
     off: tuple[str, ...]
