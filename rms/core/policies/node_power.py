@@ -317,13 +317,12 @@ def closing(
     view, off, shrinks = state, tuple[Node, ...](), list[tuple[Job, int]]()
     there_s = window.end_s - _any_boot_s(state)
     if window.begin_s <= now_s < there_s:
-        down, held = sorted(state.off - state.down), set[Node]()
+        down = sorted(state.off - state.down)
         off = tuple(_to_be_off(state, wanted - len(down)))
         shrinks = _making_room(state, wanted - len(down) - len(off) - state.releasing)
-        for slots in _hosts(state, down):
-            if len(held) >= wanted:
-                break
-            held.update(slots)
+        held = set(down[:wanted])
+        if state.host_slots:  # with all slots of a host
+            held.update(*[state.together(node) for node in down[:wanted]])
         view, _ = without_jobs(state, (), frozenset(), off)
         view.off = state.off - held
         if state.running:
@@ -373,16 +372,16 @@ def _making_room(state: State, nodes: int) -> list[tuple[Job, int]]:
     ]
     able = [(-job.size, job.number, job, job.size) for job in jobs]
     heapq.heapify(able)
-    sizes = dict[Job, int]()
+    made = dict[Job, int]()
     while able and nodes > 0:
         _, number, job, size = heapq.heappop(able)
-        less = next(
-            (n for n in reversed(job.spec.sizes()) if n < size and n not in job.refused_sizes), None
-        )
+        sizes = job.spec.sizes()
+        smaller = reversed(sizes[: bisect_left(sizes, size)])
+        less = next((n for n in smaller if n not in job.refused_sizes), None)
         if less is not None:
-            sizes[job], nodes = less, nodes - (size - less)
+            made[job], nodes = less, nodes - (size - less)
             heapq.heappush(able, (-less, number, job, less))
-    return list(sizes.items())
+    return list(made.items())
 
 
 def _into(spec: JobSpec, size: int, state: State, window: Window) -> bool:
@@ -555,6 +554,8 @@ def switched(
 
 def _hosts(state: State, nodes: Iterable[Node]) -> list[tuple[Node, ...]]:
     """Return the slots of the hosts of some nodes, by host; the nodes where none are shared."""
+    if not state.host_slots:
+        return [(node,) for node in nodes]
     return list(dict.fromkeys([state.together(node) for node in nodes]))
 
 
