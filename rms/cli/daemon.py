@@ -269,7 +269,7 @@ def serve(arguments: argparse.Namespace) -> int:
     with refuse_on(*refused, *_of_slurm(arguments.engine), ServeError, OSError):
         policy = _policy(arguments, (state / "journal.sqlite").exists())
         commands = _power_commands(arguments)
-        if arguments.engine != "local" and not policy.always_on:
+        if arguments.engine != "local" and commands is None and not policy.always_on:
             raise PolicyError(POWERED_ELSEWHERE)
         shared = policy.placement.shared and arguments.engine != "slurm"
         if policy.placement.pooled and not shared:
@@ -391,9 +391,9 @@ def _policy(arguments: argparse.Namespace, goes_on: bool) -> Policy:
 
 def _power_commands(arguments: argparse.Namespace) -> PowerCommands | None:
     off, on, deadline_s = arguments.power_off, arguments.power_on, arguments.power_on_deadline
-    if (off or on) and arguments.engine != "local":
-        got = f"--engine {arguments.engine}, whose nodes the daemon does not power off"
-        raise CommandError(f"expected --power-off and --power-on with --engine local, got {got}")
+    if (off or on) and arguments.engine not in ("local", "slurm", HOSTS):
+        got = f"--engine {arguments.engine}, whose nodes belong to an allocation"
+        raise CommandError(f"expected --power-off and --power-on with nodes that stay, got {got}")
     try:
         return PowerCommands.parse(off, on, deadline_s)
     except ValueError as error:

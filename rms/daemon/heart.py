@@ -232,7 +232,8 @@ class Daemon:
         """Let another policy decide from now on; one that cannot is a PolicyError."""
         policy = guarded(placing(name, self.context.settings.policy_modules))
         check_placement(policy, self.context.cluster)
-        if not policy.always_on and self.launcher.shared_filesystem:
+        elsewhere = self.launcher.shared_filesystem and self.context.settings.power_commands is None
+        if elsewhere and not policy.always_on:
             raise PolicyError(POWERED_ELSEWHERE)
         self.journal.policy(name, self.time())
         self.scheduler.engine.policy = policy

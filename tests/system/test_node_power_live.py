@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import signal
-import time
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pytest
 from daemon import LocalRms, closing
+from power_windows import write_policies
 from processes import ROOT, program
 
 POLICY = """admission = { part = "easy" }
@@ -18,11 +16,6 @@ node_power = { part = "off-when-idle" }
 """
 PACED = [*program("paced"), str(ROOT / "mpdata" / "__main__.py")]
 SMALL = ["--case", "random", "--grid", "24", "20", "8", "--backend", "numpy", "--every", "2"]
-WINDOWS = """order = {{ part = "smallest" }}
-sizing = {{ part = "backfill-share" }}
-admission = {{ part = "planned" }}
-node_power = {{ part = "windows", off = ["00:00-23:59"], share = 0.5, days = ["{}"], zone = "{}" }}
-"""
 POWER = (
     "{ idle_w = 30.0, static_w = 50.0, dynamic_w = 0.0, off_w = 2.0, boot_s = 0.2, boot_j = 9.0 }"
 )
@@ -47,11 +40,7 @@ class Powered(LocalRms):
     def prepare(self) -> None:
         super().prepare()
         (self.folder / "off.toml").write_text(POLICY)
-        # Where it is about noon, so that the window lasts for hours.
-        zone = f"Etc/GMT{time.gmtime().tm_hour - 12:+d}"
-        today = datetime.now(ZoneInfo(zone))
-        for name, day in (("now.toml", today), ("later.toml", today + timedelta(days=3))):
-            (self.folder / name).write_text(WINDOWS.format(f"{day:%a}".lower(), zone))
+        write_policies(self.folder)
         command = self.folder / "power"
         command.write_text(COMMAND.format(folder=self.folder))
         command.chmod(0o755)

@@ -44,8 +44,8 @@ from rms.power.frequency import FrequencyError
 from rms.wire.messages import ClockOrders, ClockReport
 
 POWERED_ELSEWHERE = (
-    "expected node_power always-on with nodes that the daemon does not power off itself (Slurm "
-    "does, by SuspendProgram), got another"
+    "expected --power-off and --power-on for a policy that powers nodes off, where these are not "
+    "of this machine, got none"
 )
 
 
@@ -73,6 +73,7 @@ class Nodes:
     def __init__(self, context: Context, handle: Handle) -> None:
         self._context, self._handle = context, handle
         self._away: frozenset[str] | None = None
+        self._asleep = frozenset[Node]()
         self._silent_s = 0.0
 
     def tick(self) -> None:
@@ -92,14 +93,16 @@ class Nodes:
             del suspects[name]
         if away is not None:
             away = frozenset((*away, *suspects))
-        if away is None or self._away == away:
+        # A node that is off may be drained for that, and may still be so for a moment after it.
+        asleep = frozenset((*context.state.off, *context.state.booting))
+        if away is None or (self._away, self._asleep) == (away, asleep):
             return
         gone = sorted(set(away) - (self._away or set()))
         nodes = launcher.nodes
         if gone and nodes.requeue_on_shutdown and not nodes.logs_nodes and nodes.leases() is None:
             log.warning(f"not to be had now: {', '.join(gone)}")
-        self._away = frozenset(away)
-        self._close_and_open(self._context.cluster.hosts)
+        self._away, self._asleep = frozenset(away), asleep
+        self._close_and_open(self._context.cluster.hosts, asleep)
 
     def resume(self) -> None:
         """Enter nodes that a killed daemon may not have entered, after a restart."""

@@ -198,6 +198,7 @@ JOBS = st.lists(
 )
 
 
+@pytest.mark.promise("node-power")
 @settings(deadline=None, max_examples=60)
 @given(jobs=JOBS, name=st.sampled_from(["easy", "backfill-share", "conservative", "easy-share"]))
 def test_no_window_is_missed_where_jobs_keep_their_limits(
