@@ -321,8 +321,11 @@ def test_nodes_that_are_counted_are_not_powered_off() -> None:
         (["--power-off", "true"], "got only --power-off"),
         (["--power-on", "true"], "got only --power-on"),
         (["--power-off", "true", "--power-on", "no-such-program x"], "'no-such-program x'"),
-        (["--engine", "slurm", "--power-off", "true", "--power-on", "true"], "--engine local"),
-        (["--engine", "slurm", "--policy", "{off}"], "that the daemon does not power off"),
+        (
+            ["--engine", "slurm-pilot", "--power-off", "true", "--power-on", "true"],
+            "--engine slurm-pilot, whose nodes belong to an allocation",
+        ),
+        (["--engine", "slurm", "--policy", "{off}"], "expected --power-off and --power-on"),
     ],
 )
 def test_commands_that_cannot_be_are_refused_in_a_sentence(

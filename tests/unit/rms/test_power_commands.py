@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +165,11 @@ def test_who_is_slow_is_down_and_its_command_is_killed(made: Made) -> None:
     assert bench.asked()[2:] == ["on n1", "on n2"]
 
 
-def test_slurms_nodes_are_slurms_to_power_off(made: Made) -> None:
+def test_nodes_of_others_are_powered_by_commands_only(made: Made) -> None:
     bench = made("true", "true")
-    bench.daemon.launcher.shared_filesystem = True
-    with pytest.raises(PolicyError, match="that the daemon does not power off"):
-        bench.daemon.set_policy(bench.daemon.scheduler.engine.policy.key)
+    daemon = bench.daemon
+    daemon.launcher.shared_filesystem = True
+    daemon.set_policy(daemon.scheduler.engine.policy.key)
+    daemon.context.settings = replace(daemon.context.settings, power_commands=None)
+    with pytest.raises(PolicyError, match="expected --power-off and --power-on for a policy"):
+        daemon.set_policy(daemon.scheduler.engine.policy.key)
