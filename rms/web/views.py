@@ -43,7 +43,17 @@ from rms.formats.values import fold_slots
 from rms.plots import TimeWindow
 from rms.web import drawings
 from rms.wire.files import tail
-from rms.wire.live import MOST_LANES, JobLine, Lane, Live, LiveQuery, Mark, StartForecast, UsageRow
+from rms.wire.live import (
+    MOST_LANES,
+    JobLine,
+    Lane,
+    Live,
+    LiveQuery,
+    Mark,
+    PriceCurve,
+    StartForecast,
+    UsageRow,
+)
 from rms.wire.terminal import clock, duration, hms, printable
 from rms.wire.users import OVER, Gain, JobRow
 
@@ -443,6 +453,18 @@ def _show_strips(view: Content, live: Live) -> None:
     mean_w = drawings.mean(watts, power.end_s)
     text = f"mean {mean_w:.0f} W, scale {top:g} W" if watts else "no readings yet"
     view.parts["power-words"] = text
+    view.parts["price-curves"] = "".join(_price_curve(one, window) for one in power.prices)
+
+
+def _price_curve(curve: PriceCurve, window: TimeWindow) -> Markup:
+    """Return the curve of a price, or of emissions, with its name and present value."""
+    top = max(value for _, value in curve.steps) or 1.0
+    mean, last = drawings.mean(curve.steps, window.end_s), curve.steps[-1][1]
+    strip = Markup(drawings.strip(curve.steps, window, top, "price"))
+    text = f"now {last:.4g} {curve.unit}, mean {mean:.4g}, scale {top:.4g}"
+    return Markup(
+        '<div class="names"><b>{}</b><span class="soft">{}</span></div><div class="curve">{}</div>'
+    ).format(curve.name, words(text), strip)
 
 
 def _show_forecast(view: Content, page: PageQuery, live: Live) -> None:

@@ -129,6 +129,19 @@ class Lanes(msgspec.Struct, frozen=True):
     marks: list[Mark]
 
 
+class PriceCurve(msgspec.Struct, frozen=True):
+    """The price of electricity in the window, or its emissions.
+
+    Attributes:
+        unit: of a value, as ``EUR/kWh``.
+        steps: ``(time, value from then on)``, without gaps.
+    """
+
+    name: str
+    unit: str
+    steps: list[tuple[float, float]]
+
+
 class Power(msgspec.Struct, frozen=True):
     """The power of the cluster in the window, and its energy so far.
 
@@ -136,6 +149,7 @@ class Power(msgspec.Struct, frozen=True):
         points: ``(time, power from then on, of it by idle nodes, by nodes that are off, that
             boot)``, all W; these three by the model, the rest is the power of jobs and tasks.
         allocated: ``(time, share of all nodes that jobs hold from then on)``.
+        prices: the price and the emissions, where the daemon has them.
     """
 
     begin_s: float
@@ -145,6 +159,7 @@ class Power(msgspec.Struct, frozen=True):
     energy: Books
     cap_w: float | None
     allocated: list[tuple[float, float]] = []
+    prices: list[PriceCurve] = []
 
 
 class StartForecast(msgspec.Struct, frozen=True):

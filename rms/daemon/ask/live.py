@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, islice
-from typing import Any
+from typing import Any, Literal
 
 from rms.core.books.spans import MOST, OFF
 from rms.core.model.events import (
@@ -50,6 +50,7 @@ from rms.wire.live import (
     LiveQuery,
     Mark,
     Power,
+    PriceCurve,
     StartForecast,
     Usage,
     UsageRow,
@@ -381,7 +382,26 @@ def _power(context: Context, window: TimeWindow) -> Power:
         energy=books,
         cap_w=state.power_cap_w,
         allocated=held_shares(_held(context, window), state.nodes, window, PARTS),
+        prices=list(_prices(context, window)),
     )
+
+
+def _prices(context: Context, window: TimeWindow) -> Iterator[PriceCurve]:
+    """Yield the price and the emissions in a window, as far as the daemon knows them."""
+    prices = context.settings.prices
+    if prices is None:
+        return
+    part_s = (window.end_s - window.begin_s) / PARTS
+    times_s = [window.begin_s + at * part_s for at in range(PARTS)]
+    kinds: tuple[tuple[Literal["price", "co2"], str, str], ...] = (
+        ("price", "Price", f"{prices.currency or 'price'}/kWh"),
+        ("co2", "Carbon", "g CO2/kWh"),
+    )
+    for kind, name, unit in kinds:
+        values = [(at_s, prices.value(kind, at_s)) for at_s in times_s]
+        steps = [(at_s, value) for at_s, value in values if value is not None]
+        if steps:
+            yield PriceCurve(name, unit, steps)
 
 
 def _unused_w(context: Context, window: TimeWindow) -> tuple[list[float], ...]:

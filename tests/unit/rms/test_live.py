@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import pytest
 from routed import Routed, routed
 
@@ -15,7 +17,9 @@ from rms.core.model.jobs import JobId
 from rms.core.policies import placing
 from rms.daemon.ask import live
 from rms.daemon.store import archive
-from rms.wire.live import node_seconds, size_steps
+from rms.formats.prices import read_prices
+from rms.web.views import PageQuery, content
+from rms.wire.live import Live, node_seconds, size_steps
 from rms.wire.users import ResizeRow
 
 
@@ -103,6 +107,26 @@ def test_the_curve_of_power_is_that_of_the_books(server: Routed) -> None:
     share = [held for at_s, held in found["allocated"] if at_s <= 1001.0]
     assert share == [0.5] and found["allocated"][-1] == [1010.0, 0.0]
     assert sum(point[2] for point in found["points"]) * part_s == pytest.approx(energy["idle_j"])
+    assert found["prices"] == []
+
+
+def test_prices_and_emissions_are_beside_the_power(server: Routed, tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text(
+        "time,<b>/kWh,gCO2/kWh\n1970-01-01T00:00Z,0.2,\n"
+        "1970-01-01T00:17Z,0.1,350\n1970-01-01T01:00Z,,\n"
+    )
+    context = server.daemon.context
+    context.settings = replace(context.settings, prices=read_prices(tmp_path / "p.csv"))
+    server.clock[0] = 1060.0
+    price, carbon = asked(server, power=True, span_s=60.0)["power"]["prices"]
+    assert (price["name"], price["unit"]) == ("Price", "<b>/kWh")
+    assert [value for at_s, value in price["steps"] if at_s < 1020.0] == [0.2] * 40
+    assert price["steps"][40:] == [[1020.0 + at / 2, 0.1] for at in range(80)]
+    assert (carbon["name"], carbon["unit"]) == ("Carbon", "g CO2/kWh")
+    assert carbon["steps"] == [[1020.0 + at / 2, 350.0] for at in range(80)]
+    answer = asked(server, power=True, span_s=60.0)
+    view = content(PageQuery.parse({}), msgspec.convert(answer, Live)).parts["price-curves"]
+    assert "now 0.1 &lt;b&gt;/kWh, mean 0.1333" in view and "<b>/kWh" not in view
 
 
 def test_of_much_in_a_lane_it_says_how_much_was_held(server: Routed) -> None:
