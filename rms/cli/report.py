@@ -16,6 +16,7 @@ from rms.cli.options import log_lines
 from rms.client.connection import ask, server_address
 from rms.client.report import Report, watts_of
 from rms.core.model.jobs import Ran
+from rms.formats.prices import PricesAnswer, read_prices
 from rms.plots import History
 from rms.wire.terminal import CommandError, publish, refuse_on
 from rms.wire.users import Gain, NodeSpan
@@ -39,6 +40,8 @@ def add_report(command: argparse.ArgumentParser) -> None:
         metavar="RESULT.json",
         help="of what simulate or compare wrote by --json, instead of a daemon",
     )
+    text = "prices and emissions of electricity (default: that of rms serve)"
+    command.add_argument("--prices", type=Path, metavar="FILE", help=text)
 
 
 def report(arguments: argparse.Namespace) -> int:
@@ -46,6 +49,8 @@ def report(arguments: argparse.Namespace) -> int:
     sources = (arguments.source, arguments.journal, arguments.server)
     if sum(source is not None for source in sources) > 1:
         raise CommandError("expected one of --server, --journal FILE and --from RESULT.json")
+    if arguments.source is not None and arguments.prices is not None:
+        raise CommandError("expected --prices with a daemon or its journal, got --from RESULT.json")
     folder: Path = arguments.folder
     path = folder.absolute()
     try:
@@ -80,6 +85,7 @@ def _report_jobs(arguments: argparse.Namespace) -> int:
     if arguments.journal is None:
         server = server_address(arguments.server, os.environ)
         now, ran = full_snapshot(server), ask(Ran, server, "GET", "/ran")
+        prices = ask(PricesAnswer, server, "GET", "/prices").prices
     else:
         from rms.daemon.ask.views import past, past_ran
         from rms.daemon.store.journal import JournalError
@@ -88,8 +94,11 @@ def _report_jobs(arguments: argparse.Namespace) -> int:
             raise CommandError(f"expected a journal, got {arguments.journal}, which does not exist")
         with refuse_on(JournalError):
             now, ran = past(arguments.journal), past_ran(arguments.journal)
+        prices = None
+    if arguments.prices is not None:
+        prices = read_prices(arguments.prices)
     brought = _gain(ran)
-    target = write_report(now, arguments.folder, brought)
+    target = write_report(now, arguments.folder, brought, prices)
     result = msgspec.to_builtins(now)
     if isinstance(brought, Gain):
         result["gain"] = msgspec.to_builtins(brought)

@@ -23,6 +23,7 @@ from rms.client.status import (
 )
 from rms.core.books.spans import BALANCE, BalanceError
 from rms.formats.energy import OwnerEnergy, check_energies, energy_words, owner_energies
+from rms.formats.prices import Cost, Prices
 from rms.formats.values import fold_slots
 from rms.plots import History, mark_words
 from rms.wire.live import Mark
@@ -160,19 +161,22 @@ def _starts_in(job: JobRow, now_s: float) -> str:
 # --- the report ---------------------------------------------------------------------------------
 
 
-def write_report(now: Snapshot, folder: Path, gain: Gain | str = "") -> Path:
+def write_report(
+    now: Snapshot, folder: Path, gain: Gain | str = "", prices: Prices | None = None
+) -> Path:
     """Write a report of all jobs into a folder; return the path of its page.
 
     Args:
         gain: what resizes have brought, or why that is unknown; "" for no such section.
+        prices: of electricity, for its cost; None for no such section.
     """
     try:
-        return _report(now, gain).write(folder)
+        return _report(now, gain, prices).write(folder)
     except OSError as error:
         raise ServerError(f"cannot write a report to {folder}: {error.strerror}") from None
 
 
-def _report(now: Snapshot, gain: Gain | str = "") -> Report:
+def _report(now: Snapshot, gain: Gain | str = "", prices: Prices | None = None) -> Report:
     books = now.books
     if not (now.jobs or books.now_s):
         report = Report("rms")
@@ -186,7 +190,7 @@ def _report(now: Snapshot, gain: Gain | str = "") -> Report:
     if gain:
         _gain(report, gain)
     if books.spans:
-        _over_time(report, now, sizes, node_s)
+        _over_time(report, now, sizes, node_s, prices)
     report.head("Jobs")
     rows = [_ended(report, job, books.now_s, sizes.get(job.id, ())) for job in now.jobs]
     report.table("jobs", JOB_TITLES, rows, END_HEADS.split())
@@ -286,7 +290,11 @@ def _gain_by_job(report: Report, gain: Gain | str) -> None:
 
 
 def _over_time(
-    report: Report, now: Snapshot, sizes: Mapping[str, Sizes], node_s: Mapping[str, float]
+    report: Report,
+    now: Snapshot,
+    sizes: Mapping[str, Sizes],
+    node_s: Mapping[str, float],
+    prices: Prices | None,
 ) -> None:
     """Add the nodes, the power and the sizes of jobs over time."""
     books = now.books
@@ -307,7 +315,9 @@ def _over_time(
         for job in now.jobs
         if job.resizes
     }
-    report.over_time(history, points, marks)
+    report.over_time(history, points, marks, prices=prices)
+    if prices is not None:
+        _cost(report, points, first, prices)
     begun = [job for job in now.jobs if job.id in sizes and (job.resizes or "_" not in job.id)]
     begun.sort(key=lambda job: (not job.resizes, -node_s.get(job.id, 0.0)))
     shown = sorted(begun[:MOST_SIZED], key=lambda job: job.start_s or 0.0)
@@ -319,6 +329,31 @@ def _over_time(
         if len(sizes) > len(shown):
             what = "resized ones, then the largest by node hours, no tasks of arrays"
             report.say(f"{len(shown)} of {len(sizes):,} jobs: {what}.")
+
+
+def _cost(
+    report: Report, points: Sequence[tuple[float, Sequence[float]]], first_s: float, prices: Prices
+) -> None:
+    """Add the cost of the energy of all nodes, beside that of the same energy drawn evenly."""
+    paid, whole_j, before_s = Cost(), 0.0, first_s
+    for at_s, watts in points:
+        joules = sum(watts) * (at_s - before_s)
+        paid, whole_j, before_s = paid + prices.cost(joules, before_s, at_s), whole_j + joules, at_s
+    even = prices.cost(whole_j, first_s, before_s)
+    report.head("Cost of energy")
+    report.say(
+        f"By the prices of {prices.words}; beside the same energy drawn evenly over the time."
+    )
+    rows: list[list[str | Cell]] = []
+    values = (paid.price, even.price, paid.unpriced_j), (paid.co2_g, even.co2_g, paid.unrated_j)
+    for (kind, name, unit), (cost, evenly, unknown_j) in zip(prices.units, values, strict=True):
+        if prices.series(kind) is not None:
+            share = "" if not evenly else f"{round(1.0 - cost / evenly, 3) + 0.0:.1%}"
+            unit = unit.removesuffix("/kWh")
+            figures = (_number(value, f"{value:.4g} {unit}") for value in (cost, evenly))
+            rows.append([name, *figures, share, energy_words(unknown_j)])
+    titles = ("", "Cost", "Drawn evenly", "Saved", "Energy without a value")
+    report.table("cost", titles, rows, ("KIND", "COST", "EVENLY", "SAVED", "UNKNOWN"))
 
 
 def _ended(report: Report, job: JobRow, now_s: float, sizes: Sizes) -> list[str | Cell]:

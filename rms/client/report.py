@@ -23,6 +23,7 @@ from rms.client.status import STATES, state_key, state_look
 from rms.core.books.spans import BOOT, OFF
 from rms.core.model.events import node_words
 from rms.formats.energy import energy_words
+from rms.formats.prices import Prices
 from rms.wire.files import csv_text, write_whole
 from rms.wire.terminal import clock, hms
 from rms.wire.users import EnergyRow, JobRow, NodeSpan
@@ -299,6 +300,7 @@ class Report:
         name: str = "",
         *,
         relative: bool = False,
+        prices: Prices | None = None,
     ) -> None:
         """Add the jobs on the nodes over time, and the power below.
 
@@ -307,6 +309,7 @@ class Report:
             marks: ``(time, words)`` by job.
             name: begin of the files' names.
             relative: times are seconds since the start instead of times of day.
+            prices: of electricity, to be drawn below.
         """
         window = _window(history)
         power = plots.power(points, window).replace("<svg ", '<svg class="curve" ', 1)
@@ -315,6 +318,7 @@ class Report:
             ("Nodes allocated", _allocated(history, window)),
             ("Power", power),
             ("Energy", _energy(points, window)),
+            *([] if prices is None else _prices(prices, window)),
         ]
         if not any(HINT in part for part in self.parts):
             self.say(HINT, "hint")
@@ -460,6 +464,19 @@ def _energy(points: Sequence[tuple[float, Sequence[float]]], window: plots.TimeW
         before_s = at_s
     curve.append(((before_s - window.begin_s) / span_s, so_far_j))
     return _curve(curve, so_far_j, energy_words(so_far_j), 1.0)
+
+
+def _prices(prices: Prices, window: plots.TimeWindow) -> Iterator[tuple[str, str]]:
+    """Yield the curves of the price and of the emissions."""
+    span_s = window.end_s - window.begin_s
+    for kind, name, unit in prices.units:
+        values = [
+            (at, prices.value(kind, window.begin_s + at * span_s / PARTS)) for at in range(PARTS)
+        ]
+        points = [(at / PARTS, value) for at, value in values if value is not None]
+        if points:
+            top = max(value for _, value in points)
+            yield name, _curve(points, top, html.escape(f"{top:.4g} {unit}"), 1.0)
 
 
 def _lanes(

@@ -178,6 +178,12 @@ class Prices(msgspec.Struct, frozen=True):
             yield max(0.0, min(end_s, times[n + 1]) - max(begin_s, times[n])), values[n]
 
     @property
+    def units(self) -> tuple[tuple[Literal["price", "co2"], str, str], ...]:
+        """Kind, name and unit of the price and of the emissions."""
+        currency = self.currency or "price"
+        return ("price", "Price", f"{currency}/kWh"), ("co2", "Carbon", "g CO2/kWh")
+
+    @property
     def words(self) -> str:
         """A summary of the file, in a line."""
         parts = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, islice
-from typing import Any, Literal
+from typing import Any
 
 from rms.core.books.spans import MOST, OFF
 from rms.core.model.events import (
@@ -393,11 +393,7 @@ def _prices(context: Context, window: TimeWindow) -> Iterator[PriceCurve]:
         return
     part_s = (window.end_s - window.begin_s) / PARTS
     times_s = [window.begin_s + at * part_s for at in range(PARTS)]
-    kinds: tuple[tuple[Literal["price", "co2"], str, str], ...] = (
-        ("price", "Price", f"{prices.currency or 'price'}/kWh"),
-        ("co2", "Carbon", "g CO2/kWh"),
-    )
-    for kind, name, unit in kinds:
+    for kind, name, unit in prices.units:
         values = [(at_s, prices.value(kind, at_s)) for at_s in times_s]
         steps = [(at_s, value) for at_s, value in values if value is not None]
         if steps:

@@ -153,6 +153,25 @@ def test_a_daemon_that_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with (out / "jobs.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["NAME"] for row in rows] == ["<over>", "runs", "waits"]
+    assert not (out / "cost.csv").exists() and "Cost of energy" not in page
+
+    prices = tmp_path / "p.csv"
+    first, then, last = (f"1970-01-01T00:16:{second}Z" for second in (40, 44, 50))
+    prices.write_text(f"time,<b>/kWh,gCO2/kWh\n{first},0.3,\n{then},0.1,200\n{last},,\n")
+    assert main([*command, "--prices", str(prices)]) == 0
+    capsys.readouterr()
+    whole_j = found["books"]["energy"]["cluster_j"]
+    with (out / "cost.csv").open(newline="") as file:
+        price, carbon = csv.DictReader(file)
+    cost = (40.0 * 0.3 + (whole_j - 40.0) * 0.1) / 3.6e6
+    assert float(price["COST"]) == pytest.approx(cost, rel=1e-3)
+    even = whole_j / 3.6e6 * (4 * 0.3 + 2 * 0.1) / 6
+    assert float(price["EVENLY"]) == pytest.approx(even, rel=1e-3)
+    assert price["SAVED"] == "0.0%" and carbon["UNKNOWN"] == "40.0 J"
+    page = (out / "report.html").read_text()
+    assert "0.3 &lt;b&gt;/kWh" in page and "<b>/kWh" not in page
+    assert main([*command, "--prices", str(tmp_path / "none.csv")]) == 2
+    assert "none.csv" in capsys.readouterr().err
 
 
 @given(
