@@ -167,7 +167,7 @@ def test_a_daemon_that_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert float(price["COST"]) == pytest.approx(cost, rel=1e-3)
     even = whole_j / 3.6e6 * (4 * 0.3 + 2 * 0.1) / 6
     assert float(price["EVENLY"]) == pytest.approx(even, rel=1e-3)
-    assert price["SAVED"] == "0.0%" and carbon["UNKNOWN"] == "40.0 J"
+    assert price["SAVED"] == "0.0%" and carbon["UNKNOWN"] == "40 J"
     page = (out / "report.html").read_text()
     assert "0.3 &lt;b&gt;/kWh" in page and "<b>/kWh" not in page
     assert main([*command, "--prices", str(tmp_path / "none.csv")]) == 2
