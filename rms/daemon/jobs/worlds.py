@@ -393,45 +393,59 @@ class Worlds:
         if script_lost and launcher.members(job.id):
             launcher.kill(job.id)
             return
-        if gone and not self._go_narrower(job, step, gone):
+        kept = self._kept(job, gone) if gone else ()
+        if gone and not kept:
             self.conclude(job, number, 1)
             return
         step.life += 1
         step.current, step.worlds, step.ranks, step.ended_s = (), {}, (), None
+        if gone:
+            self._go_narrower(job, number, step, gone, kept)
         death.revived, job.pulse, job.count = True, None, None
         if script_lost:
-            self._run_again(job, number, step)
+            context.launcher.status_file(job.id).unlink(missing_ok=True)
+            self.run_again(job)
         else:
             self._await_keepers(job, number, step)
 
-    def _go_narrower(self, job: JobRuntime, step: Step, gone: set[str]) -> bool:
-        """Enter the loss of nodes; return whether the job can go on with the others."""
+    def _kept(self, job: JobRuntime, gone: set[str]) -> tuple[Node, ...]:
+        """Return the nodes with which a job goes on without others, none if it cannot."""
         context = self._context
         running = context.state.running[job.id]
         kept = tuple(n for n in running.nodes if context.cluster.host_of(n) not in gone)
         size = max((size for size in running.spec.sizes() if size <= len(kept)), default=0)
-        names = ", ".join(sorted(gone))
         if not size or not running.spec.mode.resizable or running.state is not JobState.RUNNING:
+            names = ", ".join(sorted(gone))
             log.info(f"job {job.id}: has lost {names}, and cannot go on with {len(kept)} nodes")
-            return False
+            return ()
+        return kept[:size]
+
+    def _go_narrower(
+        self, job: JobRuntime, number: int, step: Step, gone: set[str], kept: tuple[Node, ...]
+    ) -> None:
+        """Enter the loss of nodes; if that of the script is one, its line goes on with the step.
+
+        Both are entered at once: a daemon that starts in between would take the script for ended.
+        """
+        context, names = self._context, ", ".join(sorted(gone))
+        nodes, notes = context.state.running[job.id].nodes, tuple[Note, ...]()
         if step.death is not None:
             step.death.why = f"{names} {'are' if len(gone) > 1 else 'is'} lost"
-        log.info(f"job {job.id}: {names} lost, goes on with {size} of {len(running.nodes)} nodes")
+        log.info(f"job {job.id}: {names} lost, goes on with {len(kept)} of {len(nodes)} nodes")
         self.keepers.lost(step, gone)
-        self._handle(NodesLost(context.time(), job.id, kept[:size]))
+        before = job.heir, job.inherited, job.steps, job.keys, job.revives
+        if context.cluster.host_of(nodes[0]) in gone:
+            job.heir, job.inherited = number, step
+            job.steps, job.keys, job.revives = [], [], False
+            notes = ScriptNote(job.id), job.steps_note()
+        try:
+            self._handle(NodesLost(context.time(), job.id, kept), notes)
+        except BaseException:  # on a full disk it is tried again
+            job.heir, job.inherited, job.steps, job.keys, job.revives = before
+            raise
         if step.death is not None:
-            own = context.cluster.hosts_of(kept[:size])
+            own = context.cluster.hosts_of(kept)
             step.death.call = context.launcher.nodes.release(job.id, own)
-        return True
-
-    def _run_again(self, job: JobRuntime, number: int, step: Step) -> None:
-        """Run the script of a job again whose node is lost; its line goes on with the step."""
-        context = self._context
-        job.heir, job.inherited = number, step
-        job.steps, job.keys, job.revives = [], [], False
-        context.launcher.status_file(job.id).unlink(missing_ok=True)
-        context.journal.note(ScriptNote(job.id), job.steps_note())
-        self.run_again(job)
 
     def run_again(self, job: JobRuntime) -> None:
         """Run the script of a job whose node is lost."""
