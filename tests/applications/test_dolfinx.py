@@ -25,7 +25,7 @@ RESIZES = {
     "other": {2: 3, 4: 1, 6: 2, 8: 3, 10: 2, 12: 1},
 }
 SIZES = [1, 3, 2, 1, 3, 2]
-STEPS = {"heat": 150, "poisson": 8, "dmda": 300}
+STEPS = {"heat": 150, "poisson": 80, "dmda": 300}
 MOST_OWN = 15
 
 Answer = tuple[float, str]
