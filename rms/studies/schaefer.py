@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from math import floor
+from math import floor, inf
 from operator import attrgetter
 from pathlib import Path
 from random import Random
@@ -32,8 +32,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from rms.core.model.events import TRIGGERS, ResizePoint
-from rms.core.model.jobs import Job, JobSpec, Mode, Node, NodePower, Site, Speedup
+from rms.core.model.events import TRIGGERS, Decision, Event, ResizePoint
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import DEFAULT, Policy, adjusted, named
 from rms.core.policies.node_power import ALWAYS_ON, Windows
 from rms.core.policies.order import Fcfs
@@ -44,14 +44,23 @@ from rms.formats.config import FileError
 from rms.formats.swf import read_trace
 from rms.sim.run import chosen
 from rms.sim.simulator import Simulation
+from rms.plots import Panel, draw_panels
 from rms.studies import experiment
+from rms.studies.experiment import Result, StudyReport
 from rms.studies.posner import RULES, AsPlanned, PromisePlan, Promises, Sharing
 
+FOLDER = "schaefer_2026"
+SOURCE = "the repository of the paper (github FuldaHPC/ElastisimFulda)"
 DATA = experiment.settings("schaefer")
 THETA, JOBS = DATA["theta"], DATA["jobs"]
 DAY_S, HOUR_S, JOULES_PER_KWH = 86400.0, 3600.0, 3.6e6
 
 EASY, THEIR_EASY, THEIRS = "easy", "rigid_easy_backfill", "min_steal_agreement"
+CORRECTED = "min_steal_agreement, corrected"
+MALLEABLE = (THEIRS, CORRECTED, DEFAULT)
+RIGID = (EASY, THEIR_EASY)
+"""Policies that resize jobs, and those for which all jobs are rigid."""
+
 SHARES = (0, 25, 50, 75, 100)
 """Per cent of malleable jobs."""
 
@@ -59,7 +68,7 @@ SEEDS = ("S0", "S3", "S7")
 SHUTDOWNS = ("F0", "F10", "F30")
 SEASONS = ("winter", "spring", "summer", "autumn")
 EVERY_S = 60.0
-"""Time between regular passes of their schedulers; theirs is 10 s on Theta."""
+"""Time between regular passes of their schedulers, 10 s in the paper, and between resize points."""
 
 
 # --- Jobs ----------------------------------------------------------------------------------------
@@ -93,7 +102,7 @@ def profile(preferred: int) -> tuple[float, int, int]:
 def drawn(specs: Iterable[JobSpec], share: int, seed: str) -> list[JobSpec]:
     """Return jobs of which a share is malleable, by a draw for each; a larger share has the others.
 
-    A malleable job can be resized between two of its equal parts, of about a second, at no cost.
+    A malleable job can be resized every minute, at no cost; theirs can every second.
     """
     return [
         _malleable(spec) if Random(f"{seed}{spec.id}").random() >= 1.0 - share / 100.0 else spec
@@ -112,7 +121,7 @@ def _malleable(spec: JobSpec) -> JobSpec:
         mode=Mode.FLEXIBLE,
         speedup=Speedup(law=(whole_s * parallel, whole_s * (1.0 - parallel))),
         run_s=None,
-        resize_parts=max(1, int(spec.run_s)),
+        resize_every_s=EVERY_S,
     )
 
 
@@ -191,14 +200,44 @@ class MinSteal(Sharing):
     job that is least above it, up to its largest size.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, reserves: bool) -> None:
         super().__init__(RULES["min"], Promises("steal_agreement"))
+        self.reserves = reserves
         self._again = True
+        self._before = dict[JobId, int](), dict[Node, JobId]()
+
+    def begin(self, state: State) -> None:
+        """Begin a pass, in which the plan may be made more than once.
+
+        A promise of nodes that their job does not give up, as another part of the policy has
+        dropped its resize, is dropped.
+        """
+        promised = self.promises
+        if promised.nodes:
+            kept = [
+                node
+                for job in state.running.values()
+                if job.requested_size is None
+                for node in job.nodes
+                if node in promised.nodes
+            ]
+            broken = {promised.nodes[node] for node in kept}
+            if broken:
+                self._again = True
+                promised.counts = {
+                    job: count for job, count in promised.counts.items() if job not in broken
+                }
+                promised.nodes = {
+                    node: job for node, job in promised.nodes.items() if job not in broken
+                }
+        self._before = dict(promised.counts), dict(promised.nodes)
 
     def __call__(self, state: State, queue: Iterable[Job], room: Room) -> PromisePlan:
         """Return the plan of a pass; of one that would repeat the last, an empty one."""
         if not (state.needs_pass or state.new_jobs or self._again):
             return PromisePlan()
+        counts, nodes = self._before
+        self.promises.counts, self.promises.nodes = dict(counts), dict(nodes)
         self._again = False
         plan = super().__call__(state, queue, room)
         self._again = self._again or bool(plan.starts or plan.held)
@@ -206,6 +245,9 @@ class MinSteal(Sharing):
 
     def start(self, state: State, plan: PromisePlan, waiting: list[Job], free: list[Node]) -> None:
         """Start the jobs that fit, at their least sizes; one behind a start is skipped."""
+        if self.reserves:
+            self._backfill(state, plan, waiting, free)
+            return
         at = 0
         while at < len(waiting) and free:
             job, first = waiting[at], waiting[0]
@@ -219,21 +261,63 @@ class MinSteal(Sharing):
             at += 1
 
 
+    def _backfill(
+        self, state: State, plan: PromisePlan, waiting: list[Job], free: list[Node]
+    ) -> None:
+        """Start the jobs that do not delay the first that does not fit."""
+        first, at_s, extra, now = None, inf, 0, state.now_s
+        ends = [(end_s, number, job.size) for end_s, number, job in state.ends]
+        for job in list(waiting):
+            size = job.spec.nodes_min
+            end_s = now + job.spec.expected_s(size)
+            late = first is not None and end_s > at_s
+            if size > len(free) or (late and size > extra):
+                if first is None:
+                    first = job
+                    at_s, extra = _reservation(sorted(ends), len(free), size)
+                continue
+            extra -= size if late else 0
+            ends.append((end_s, job.number, size))
+            plan.begin(job, free[:size], "fits")
+            waiting.remove(job)
+            del free[:size]
+
+
+def _reservation(ends: Iterable[tuple[float, int, int]], free: int, size: int) -> tuple[float, int]:
+    """Return the time at which nodes are free, by expected ends, and the number of further ones."""
+    for end_s, _, nodes in ends:
+        free += nodes
+        if free >= size:
+            return end_s, free - size
+    return inf, 0
+
+
+class StatefulPolicy(Policy):
+    """A policy whose sizing remembers promises from pass to pass."""
+
+    def decide(self, state: State, events: Sequence[Event]) -> list[Decision]:
+        """Return the decisions after these events."""
+        if isinstance(self.sizing, MinSteal):
+            self.sizing.begin(state)
+        return super().decide(state, events)
+
+
 def windows(shutdown: str) -> Windows | None:
     """Return the windows in which a share of the nodes is off."""
     settings = DATA["shutdown"]
     share = settings[shutdown]
-    return Windows(off=tuple(settings["windows"]), share=share) if share else None
+    return Windows(off=tuple(settings["windows"]), share=share, ahead=False) if share else None
 
 
 def policy(name: str, shutdown: str) -> Policy:
     """Return a scheduler of theirs or a policy of ours, for one simulation."""
     off = windows(shutdown)
-    if name in (THEIR_EASY, THEIRS):
-        return Policy(
+    if name in (THEIR_EASY, THEIRS, CORRECTED):
+        sizing = PreferredFit() if name == THEIR_EASY else MinSteal(reserves=name == CORRECTED)
+        return StatefulPolicy(
             name=name,
             order=Fcfs(),
-            sizing=PreferredFit() if name == THEIR_EASY else MinSteal(),
+            sizing=sizing,
             admission=AsPlanned(),
             placement=FirstFit(),
             passes=AnyChange(),
@@ -354,16 +438,21 @@ def cases(
     """Return all simulations; draws matter only where some jobs are malleable and some are not."""
     todo = []
     for name in weeks:
-        todo.append(ShutdownCase(name, "F0", EASY, 0, SEEDS[0]))
+        todo.append(baseline(name))
         for shutdown in shutdowns:
-            todo += [ShutdownCase(name, shutdown, rigid) for rigid in (EASY, THEIR_EASY)]
+            todo += [ShutdownCase(name, shutdown, rigid) for rigid in RIGID]
             for share in shares:
                 for seed in seeds if 0 < share < 100 else SEEDS[:1]:
                     todo += [
                         ShutdownCase(name, shutdown, malleable, share, seed)
-                        for malleable in (THEIRS, DEFAULT)
+                        for malleable in MALLEABLE
                     ]
     return list(dict.fromkeys(todo))
+
+
+def baseline(weeks: str) -> ShutdownCase:
+    """Return the case that all cases of these weeks are compared with."""
+    return ShutdownCase(weeks, "F0", EASY)
 
 
 class Outcome(msgspec.Struct):
@@ -429,3 +518,203 @@ def run(case: ShutdownCase, specs: Sequence[JobSpec]) -> Outcome:
         whole=meter.bill(0.0, end_s),
         theirs=Bill(kwh / days, usd / days),
     )
+
+
+# --- The study -----------------------------------------------------------------------------------
+
+
+class _Published(msgspec.Struct):
+    cluster: str
+    malleable_percent: int
+    policy: str
+    cost_saved_percent: float
+    turnaround_change_percent: float
+    energy_saved_percent: float
+
+
+Published = Mapping[tuple[str, int], _Published]
+"""Published rows of Theta by shutdown and share of malleable jobs."""
+
+
+def published_results(data: Path) -> Published:
+    """Return the published changes against their EASY without shutdown."""
+    rows = experiment.read_rows(data / FOLDER / "published.csv", _Published, SOURCE)
+    return {(row.policy, row.malleable_percent): row for row in rows if row.cluster == "theta"}
+
+
+class ShutdownPlan(NamedTuple):
+    """The simulations of the study: all combinations."""
+
+    weeks: tuple[str, ...] = SEASONS
+    shutdowns: tuple[str, ...] = SHUTDOWNS
+    seeds: tuple[str, ...] = SEEDS
+
+
+def schaefer(
+    data: Path,
+    plan: ShutdownPlan,
+    workers: int,
+    figures: Path | None,
+    progress: Callable[[str], None],
+) -> Result:
+    """Run the study, with the log and the files of ``schaefer_2026`` in ``data``."""
+    published = published_results(data)
+    specs = read_weeks(data, plan.weeks)
+    todo = cases(plan.weeks, plan.shutdowns, SHARES, plan.seeds)
+    outcomes = dict[ShutdownCase, Outcome]()
+
+    def run_one(case: ShutdownCase) -> Outcome:
+        return run(case, specs[case.weeks])
+
+    for case, outcome in experiment.run_all(run_one, todo, workers):
+        outcomes[case] = outcome
+        progress(f"{', '.join(map(str, case))} ({len(outcomes)} of {len(todo)})")
+    rows = rows_of({case: outcomes[case] for case in todo}, published)
+    values = {"theta nodes": float(THETA["nodes"]), "seeds": float(len(SEEDS))}
+    report = StudyReport("schaefer", values)
+    parts = [[*_tables(rows), *DATA["notes"]]]
+    return report.result({"rows": rows}, parts, lambda folder: _draw(rows, folder), figures)
+
+
+def rows_of(outcomes: Mapping[ShutdownCase, Outcome], published: Published) -> list[dict[str, Any]]:
+    """Return a row by weeks, shutdown, policy and share, means over the draws.
+
+    Energy and cost are those of the time from 0 to the last end of any simulation of these weeks,
+    so that all have the same jobs and the same time.
+    """
+    ends = dict[str, float]()
+    for case, outcome in outcomes.items():
+        ends[case.weeks] = max(outcome.end_s, ends.get(case.weeks, 0.0))
+    groups: dict[ShutdownCase, list[dict[str, float]]] = {}
+    for case, outcome in outcomes.items():
+        base = outcomes[baseline(case.weeks)]
+        ours = compared(case, outcome, base, ends[case.weeks])
+        groups.setdefault(case._replace(seed=""), []).append(ours)
+    rows = []
+    for case, several in groups.items():
+        ours = {
+            name: (max if name == "longest_wait_s" else fmean)([row[name] for row in several])
+            for name in several[0]
+        }
+        theirs = published.get((case.shutdown, case.share)) if case.policy == THEIRS else None
+        paper = {}
+        if theirs is not None:
+            paper = {
+                "turnaround_pct": theirs.turnaround_change_percent,
+                "energy_a_day_pct": -theirs.energy_saved_percent,
+                "cost_a_day_pct": -theirs.cost_saved_percent,
+            }
+        more = case._asdict()
+        del more["seed"]
+        rows.append(experiment.row(case.weeks, case.policy, ours, paper, **more))
+    return rows
+
+
+def compared(
+    case: ShutdownCase, outcome: Outcome, base: Outcome, end_s: float
+) -> dict[str, float]:
+    """Return the figures of a case, and their changes against another one in per cent."""
+    own, other = whole(case.shutdown, outcome, end_s), whole("F0", base, end_s)
+    return {
+        "turnaround_s": outcome.turnaround_s,
+        "turnaround_pct": _change(outcome.turnaround_s, base.turnaround_s),
+        "wait_s": outcome.wait_s,
+        "longest_wait_s": outcome.longest_wait_s,
+        "run_s": outcome.run_s,
+        "busy_node_h": outcome.busy_node_h,
+        "kwh": own.kwh,
+        "energy_pct": _change(own.kwh, other.kwh),
+        "usd": own.usd,
+        "cost_pct": _change(own.usd, other.usd),
+        "energy_a_day_pct": _change(outcome.theirs.kwh, base.theirs.kwh),
+        "cost_a_day_pct": _change(outcome.theirs.usd, base.theirs.usd),
+        "resizes": float(outcome.resizes),
+        "windows": float(outcome.windows),
+        "missed": float(outcome.missed),
+        "overrun_node_h": outcome.overrun_node_h,
+    }
+
+
+def _change(value: float, base: float) -> float:
+    return 100.0 * (value / base - 1.0) if base else 0.0
+
+
+def whole(shutdown: str, outcome: Outcome, end_s: float) -> Bill:
+    """Return energy and cost until a time at which all is over, with nodes idle or off meanwhile."""
+    rest = Meter()
+    nodes, off, begin_s = THETA["nodes"], 0, outcome.end_s
+    part = windows(shutdown)
+    edges = [(begin_s, 0)]
+    if part is not None:
+        off, window = int(part.share * nodes + 1e-9), part.window(begin_s)
+        edges = [] if window.begin_s <= begin_s else edges
+        while window.begin_s < end_s:
+            edges += [(max(begin_s, window.begin_s), off), (window.end_s, 0)]
+            window = part.window(window.end_s)
+    for at_s, asleep in edges:
+        rest.at_s.append(at_s)
+        rest.watts.append((nodes - asleep) * THETA["idle_w"] + asleep * THETA["off_w"])
+        rest.off.append(asleep)
+    more = rest.bill(begin_s, end_s)
+    return Bill(outcome.whole.kwh + more.kwh, outcome.whole.usd + more.usd)
+
+
+# --- Tables and figures --------------------------------------------------------------------------
+
+FORM = experiment.form("schaefer", "policies")
+PUBLISHED = {"turnaround_pct": "paper_turnaround", "cost_a_day_pct": "paper_cost"}
+
+
+def _tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = []
+    for weeks, shutdown in dict.fromkeys((row["weeks"], row["shutdown"]) for row in rows):
+        own = [row for row in rows if (row["weeks"], row["shutdown"]) == (weeks, shutdown)]
+        first, days = DATA["weeks"][weeks]
+        share = DATA["shutdown"][shutdown]
+        text = f"{weeks}: {days} days from {first} on, {100 * share:.0f} % of the nodes off at night"
+        lines += [text, "", *experiment.tabulate([_printed_row(row) for row in own], *FORM), ""]
+    return lines
+
+
+def _printed_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    values = row["values"]
+    paper = {
+        name: "" if values[column]["paper"] is None else f"{values[column]['paper']:+.1f} %"
+        for column, name in PUBLISHED.items()
+    }
+    rigid = row["mode"] in RIGID
+    return {
+        **{column: value["ours"] for column, value in values.items()},
+        **paper,
+        "mode": row["mode"],
+        "share": "all rigid" if rigid else f"{row['share']} %",
+        "turnaround_h": values["turnaround_s"]["ours"] / HOUR_S,
+        "wait_h": values["wait_s"]["ours"] / HOUR_S,
+        "longest_h": values["longest_wait_s"]["ours"] / HOUR_S,
+        "mwh": values["kwh"]["ours"] / 1000.0,
+    }
+
+
+def _draw(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Draw changes of turnaround and cost against the share of malleable jobs, by shutdown."""
+    for shutdown in dict.fromkeys(row["shutdown"] for row in rows):
+        panels = []
+        for weeks in dict.fromkeys(row["weeks"] for row in rows):
+            for column, title in (("turnaround_pct", "turnaround"), ("cost_pct", "cost of energy")):
+                series = {
+                    mode: _curve(rows, weeks, shutdown, mode, column) for mode in MALLEABLE
+                }
+                text = f"{weeks}: {title} against EASY (%)"
+                panels.append(Panel(text, series, "malleable jobs (%)"))
+        draw_panels(panels, folder / f"schaefer-{shutdown}.png", f"Theta 2022, {shutdown}")
+
+
+def _curve(
+    rows: Sequence[Mapping[str, Any]], weeks: str, shutdown: str, mode: str, column: str
+) -> tuple[list[float], list[float]]:
+    own = [
+        row
+        for row in rows
+        if (row["weeks"], row["shutdown"], row["mode"]) == (weeks, shutdown, mode)
+    ]
+    return [row["share"] for row in own], [row["values"][column]["ours"] for row in own]
