@@ -18,8 +18,8 @@ from rms.studies.guim import VARIANTS, Grid, guim
 from rms.studies.iserte_rojek import iserte_rojek
 from rms.studies.posner import posner
 from rms.studies.schaefer import DATA as SCHAEFER
-from rms.studies.schaefer import SHUTDOWNS, ShutdownPlan, schaefer
 from rms.studies.schaefer import SEEDS as DRAWS
+from rms.studies.schaefer import SHUTDOWNS, ShutdownPlan, schaefer
 from rms.studies.varysched import varysched
 from rms.wire.terminal import CommandError, at_least, columns, completed_by, publish
 
@@ -67,7 +67,12 @@ ASSUMPTIONS = f"simulated assumptions beside the default one: {', '.join(VARIANT
 
 OPTIONS: Mapping[str, tuple[str, Callable[[str], Any], str, str]] = {
     "seeds": ("posner schaefer", _names, "S0[,S1...]", "workloads, or draws (default: S0; all)"),
-    "weeks": ("schaefer", _names, "W[,W...]", "winter, spring, summer, autumn (default: these), year"),
+    "weeks": (
+        "schaefer",
+        _names,
+        "W[,W...]",
+        "winter, spring, summer, autumn (default: these), year",
+    ),
     "shutdowns": ("schaefer", _names, "F[,F...]", "F0, F10, F30 (default: all)"),
     "jobs": ("posner schaefer guim", at_least(1), "N", "simulations at once (default: cores)"),
     "logs": ("guim", _names, "L[,L...]", "ctc, sdsc, blue (default: all)"),

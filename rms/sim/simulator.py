@@ -146,8 +146,8 @@ class Simulation:
         # Events of a job in the heap are valid if they have its newest version.
         self._versions: dict[JobId, int] = {}
         self._points: dict[JobId, float] = {}  # next resize points
-        # Only resize points happen that the policy waits for or, if it does not decide at them, those
-        # of jobs that it resizes.
+        # Only resize points happen that the policy waits for, or that a resize waits for if the
+        # policy does not decide at them.
         self._at_points = ResizePoint in policy.triggers
         self._lazy = policy.twin is not None or not self._at_points
         arrivals = sorted(specs, key=attrgetter("submit_s"))

@@ -1,7 +1,7 @@
 """``rms reproduce schaefer``: nodes that go off at night, by the share of malleable jobs.
 
-P. Schäfer, A.-L. Roth, P. Arzt, F. Krull, S. Krenz, F. Wolf, J. Posner: Saving Energy Costs and Time
-on Supercomputers: Scheduler-Integrated Recurring Node Shutdown Exploiting Malleable Jobs, SC26
+P. Schäfer, A.-L. Roth, P. Arzt, F. Krull, S. Krenz, F. Wolf, J. Posner: Saving Energy Costs and
+Time on Supercomputers: Scheduler-Integrated Recurring Node Shutdown Exploiting Malleable Jobs, SC26
 workshops (EESP). Their two schedulers stand beside EASY and the default policy on weeks of the
 public log of Theta of 2022; the weeks of their study are not public. Their rules follow the
 published program (github FuldaHPC/ElastisimFulda), with its slips:
@@ -42,9 +42,9 @@ from rms.core.policies.policy import Passes
 from rms.core.state import State
 from rms.formats.config import FileError
 from rms.formats.swf import read_trace
+from rms.plots import Panel, draw_panels
 from rms.sim.run import chosen
 from rms.sim.simulator import Simulation
-from rms.plots import Panel, draw_panels
 from rms.studies import experiment
 from rms.studies.experiment import Result, StudyReport
 from rms.studies.posner import RULES, AsPlanned, PromisePlan, Promises, Sharing
@@ -260,7 +260,6 @@ class MinSteal(Sharing):
                     del free[:size]
             at += 1
 
-
     def _backfill(
         self, state: State, plan: PromisePlan, waiting: list[Job], free: list[Node]
     ) -> None:
@@ -386,8 +385,8 @@ class Meter:
                 usd += span_s * (solar_w * solar_usd + (watts - solar_w) * grid_usd)
         return Bill(joules / JOULES_PER_KWH, usd / JOULES_PER_KWH)
 
-    def overruns(self, part: Windows | None, end_s: float) -> list[float]:
-        """Return node hours by window in which nodes are on that are to be off."""
+    def overruns(self, part: Windows | None, end_s: float, delay_s: float) -> list[float]:
+        """Return node hours by window in which nodes are on, after a time, that are to be off."""
         overruns: list[float] = []
         wanted = 0 if part is None else int(part.share * THETA["nodes"] + 1e-9)
         if part is None:
@@ -395,7 +394,7 @@ class Meter:
         window = part.window(0.0)
         while window.end_s <= end_s:
             there_s = window.end_s - THETA["boot_s"]
-            spans = self.spans(max(0.0, window.begin_s), there_s)
+            spans = self.spans(max(0.0, window.begin_s + delay_s), there_s)
             late_s = sum((until - since) * max(0, wanted - off) for since, until, _, off in spans)
             overruns.append(late_s / HOUR_S)
             window = part.window(window.end_s)
@@ -462,7 +461,9 @@ class Outcome(msgspec.Struct):
         whole: energy and cost from time 0 to ``end_s``, the last end.
         theirs: energy and cost of a day between the first submission of a job that waits for more
             than their threshold and the last submission, as the paper counts them.
-        overrun_node_h: of nodes that are on in windows in which they are to be off.
+        missed: windows in which a node that is to be off is on later than two minutes, in which
+            jobs come to a resize point, after their begin.
+        overrun_node_h: node hours of all such nodes, from the begin of the windows on.
     """
 
     turnaround_s: float
@@ -499,11 +500,12 @@ def run(case: ShutdownCase, specs: Sequence[JobSpec]) -> Outcome:
     if len(times) < len(specs):
         raise FileError(f"expected every job of {case.weeks} to start, got {len(times)}")
     end_s, last_s = max(job.end_s for job in times), max(spec.submit_s for spec in specs)
-    late = [job.submit_s for job in times if job.wait_s > THETA["wait_threshold_s"]]
-    since_s = min(late, default=0.0)
+    waits_s = [job.submit_s for job in times if job.wait_s > THETA["wait_threshold_s"]]
+    since_s = min(waits_s, default=0.0)
     kwh, usd = meter.bill(since_s, last_s)
     days = (last_s - since_s) / DAY_S or 1.0
-    overruns = meter.overruns(windows(case.shutdown), last_s)
+    part = windows(case.shutdown)
+    late = meter.overruns(part, last_s, 2.0 * EVERY_S)
     return Outcome(
         turnaround_s=fmean(job.turnaround_s for job in times),
         wait_s=fmean(job.wait_s for job in times),
@@ -511,9 +513,9 @@ def run(case: ShutdownCase, specs: Sequence[JobSpec]) -> Outcome:
         run_s=fmean(job.run_s for job in times),
         busy_node_h=simulation.ledger.busy_node_s / HOUR_S,
         resizes=simulation.resized,
-        windows=len(overruns),
-        missed=sum(hours > 1e-6 for hours in overruns),
-        overrun_node_h=sum(overruns),
+        windows=len(late),
+        missed=sum(hours > 1e-6 for hours in late),
+        overrun_node_h=sum(meter.overruns(part, last_s, 0.0)),
         end_s=end_s,
         whole=meter.bill(0.0, end_s),
         theirs=Bill(kwh / days, usd / days),
@@ -610,9 +612,7 @@ def rows_of(outcomes: Mapping[ShutdownCase, Outcome], published: Published) -> l
     return rows
 
 
-def compared(
-    case: ShutdownCase, outcome: Outcome, base: Outcome, end_s: float
-) -> dict[str, float]:
+def compared(case: ShutdownCase, outcome: Outcome, base: Outcome, end_s: float) -> dict[str, float]:
     """Return the figures of a case, and their changes against another one in per cent."""
     own, other = whole(case.shutdown, outcome, end_s), whole("F0", base, end_s)
     return {
@@ -640,7 +640,7 @@ def _change(value: float, base: float) -> float:
 
 
 def whole(shutdown: str, outcome: Outcome, end_s: float) -> Bill:
-    """Return energy and cost until a time at which all is over, with nodes idle or off meanwhile."""
+    """Return energy and cost until a later time, with nodes idle or off meanwhile."""
     rest = Meter()
     nodes, off, begin_s = THETA["nodes"], 0, outcome.end_s
     part = windows(shutdown)
@@ -671,7 +671,9 @@ def _tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         own = [row for row in rows if (row["weeks"], row["shutdown"]) == (weeks, shutdown)]
         first, days = DATA["weeks"][weeks]
         share = DATA["shutdown"][shutdown]
-        text = f"{weeks}: {days} days from {first} on, {100 * share:.0f} % of the nodes off at night"
+        text = (
+            f"{weeks}: {days} days from {first} on, {100 * share:.0f} % of the nodes off at night"
+        )
         lines += [text, "", *experiment.tabulate([_printed_row(row) for row in own], *FORM), ""]
     return lines
 
@@ -701,9 +703,7 @@ def _draw(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
         panels = []
         for weeks in dict.fromkeys(row["weeks"] for row in rows):
             for column, title in (("turnaround_pct", "turnaround"), ("cost_pct", "cost of energy")):
-                series = {
-                    mode: _curve(rows, weeks, shutdown, mode, column) for mode in MALLEABLE
-                }
+                series = {mode: _curve(rows, weeks, shutdown, mode, column) for mode in MALLEABLE}
                 text = f"{weeks}: {title} against EASY (%)"
                 panels.append(Panel(text, series, "malleable jobs (%)"))
         draw_panels(panels, folder / f"schaefer-{shutdown}.png", f"Theta 2022, {shutdown}")
