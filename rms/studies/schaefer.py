@@ -32,7 +32,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from rms.core.model.events import TRIGGERS, Decision, Event, ResizePoint
+from rms.core.model.events import TRIGGERS, Decision, Event, ResizePoint, Ticked
 from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import DEFAULT, Policy, adjusted, named
 from rms.core.policies.node_power import ALWAYS_ON, Windows
@@ -176,16 +176,27 @@ class AnyChange(Passes):
 
 
 class PreferredFit(Sizing):
-    """Part ``sizing`` of ``rigid_easy_backfill``: all jobs that fit, at the preferred size."""
+    """Part ``sizing`` of ``rigid_easy_backfill``: all jobs that fit, at the preferred size.
+
+    Attributes:
+        again: the next pass may start jobs though nothing but the time has changed.
+    """
+
+    def __init__(self) -> None:
+        self.again = True
 
     def __call__(self, state: State, queue: Iterable[Job], room: Room) -> PromisePlan:
         """Return the plan of a pass."""
         plan, free, first = PromisePlan(), state.free, None
+        self.again = False
         for job in queue:
             if not free:
                 break
             first, size = first or job, job.spec.preferred
-            if size > len(free) or _waits_for_time(state, job, first, first.spec.preferred):
+            if size > len(free):
+                continue
+            self.again = True
+            if _waits_for_time(state, job, first, first.spec.preferred):
                 continue
             plan.begin(job, free[:size], "fits")
             del free[:size]
@@ -203,7 +214,7 @@ class MinSteal(Sharing):
     def __init__(self, *, reserves: bool) -> None:
         super().__init__(RULES["min"], Promises("steal_agreement"))
         self.reserves = reserves
-        self._again = True
+        self.again = True
         self._before = dict[JobId, int](), dict[Node, JobId]()
 
     def begin(self, state: State) -> None:
@@ -223,7 +234,7 @@ class MinSteal(Sharing):
             ]
             broken = {promised.nodes[node] for node in kept}
             if broken:
-                self._again = True
+                self.again = True
                 promised.counts = {
                     job: count for job, count in promised.counts.items() if job not in broken
                 }
@@ -233,14 +244,12 @@ class MinSteal(Sharing):
         self._before = dict(promised.counts), dict(promised.nodes)
 
     def __call__(self, state: State, queue: Iterable[Job], room: Room) -> PromisePlan:
-        """Return the plan of a pass; of one that would repeat the last, an empty one."""
-        if not (state.needs_pass or state.new_jobs or self._again):
-            return PromisePlan()
+        """Return the plan of a pass."""
         counts, nodes = self._before
         self.promises.counts, self.promises.nodes = dict(counts), dict(nodes)
-        self._again = False
+        self.again = False
         plan = super().__call__(state, queue, room)
-        self._again = self._again or bool(plan.starts or plan.held)
+        self.again = self.again or bool(plan.starts or plan.held)
         return plan
 
     def start(self, state: State, plan: PromisePlan, waiting: list[Job], free: list[Node]) -> None:
@@ -254,7 +263,7 @@ class MinSteal(Sharing):
             size = job.spec.nodes_min
             if size <= len(free):
                 if _waits_for_time(state, job, first, first.spec.nodes_min):
-                    self._again = True
+                    self.again = True
                 else:
                     plan.begin(waiting.pop(at), free[:size], "fits")
                     del free[:size]
@@ -291,14 +300,27 @@ def _reservation(ends: Iterable[tuple[float, int, int]], free: int, size: int) -
     return inf, 0
 
 
-class StatefulPolicy(Policy):
-    """A policy whose sizing remembers promises from pass to pass."""
+@dataclass(frozen=True)
+class TheirPolicy(Policy):
+    """A policy with one of the sizings above; a pass that would repeat the last one is left out."""
 
     def decide(self, state: State, events: Sequence[Event]) -> list[Decision]:
         """Return the decisions after these events."""
-        if isinstance(self.sizing, MinSteal):
-            self.sizing.begin(state)
+        sizing, part = self.sizing, self.node_power
+        assert isinstance(sizing, PreferredFit | MinSteal)
+        quiet = not sizing.again and all(type(event) is Ticked for event in events)
+        if quiet and (not isinstance(part, Windows) or not _at_edge(part, state.now_s)):
+            return []
+        if isinstance(sizing, MinSteal):
+            sizing.begin(state)
         return super().decide(state, events)
+
+
+def _at_edge(part: Windows, now_s: float) -> bool:
+    """Return whether a window begins, boots its nodes, or has ended in the last minute."""
+    window, before = part.window(now_s), part.window(now_s - EVERY_S)
+    times = window.begin_s, window.end_s - THETA["boot_s"], before.end_s
+    return any(0.0 <= now_s - at_s < EVERY_S for at_s in times)
 
 
 def windows(shutdown: str) -> Windows | None:
@@ -313,7 +335,7 @@ def policy(name: str, shutdown: str) -> Policy:
     off = windows(shutdown)
     if name in (THEIR_EASY, THEIRS, CORRECTED):
         sizing = PreferredFit() if name == THEIR_EASY else MinSteal(reserves=name == CORRECTED)
-        return StatefulPolicy(
+        return TheirPolicy(
             name=name,
             order=Fcfs(),
             sizing=sizing,
