@@ -17,6 +17,9 @@ from rms.studies.experiment import STATUSES, Result, counts, make_folder, statem
 from rms.studies.guim import VARIANTS, Grid, guim
 from rms.studies.iserte_rojek import iserte_rojek
 from rms.studies.posner import posner
+from rms.studies.schaefer import DATA as SCHAEFER
+from rms.studies.schaefer import SEEDS as DRAWS
+from rms.studies.schaefer import SHUTDOWNS, ShutdownPlan, schaefer
 from rms.studies.varysched import varysched
 from rms.wire.terminal import CommandError, at_least, columns, completed_by, publish
 
@@ -29,6 +32,13 @@ EXPERIMENTS: Mapping[str, Callable[[argparse.Namespace], Result]] = {
     "posner": lambda options: posner(
         data_folder(options),
         options.seeds or ["S0"],
+        options.jobs or os.cpu_count() or 1,
+        options.figures,
+        progress,
+    ),
+    "schaefer": lambda options: schaefer(
+        data_folder(options),
+        shutdown_plan(options),
         options.jobs or os.cpu_count() or 1,
         options.figures,
         progress,
@@ -56,8 +66,15 @@ def _names(text: str) -> list[str]:
 ASSUMPTIONS = f"simulated assumptions beside the default one: {', '.join(VARIANTS)} (default: all)"
 
 OPTIONS: Mapping[str, tuple[str, Callable[[str], Any], str, str]] = {
-    "seeds": ("posner", _names, "S0[,S1...]", "workloads (default: S0)"),
-    "jobs": ("posner guim", at_least(1), "N", "simulations at once (default: cores)"),
+    "seeds": ("posner schaefer", _names, "S0[,S1...]", "workloads, or draws (default: S0; all)"),
+    "weeks": (
+        "schaefer",
+        _names,
+        "W[,W...]",
+        "winter, spring, summer, autumn (default: these), year",
+    ),
+    "shutdowns": ("schaefer", _names, "F[,F...]", "F0, F10, F30 (default: all)"),
+    "jobs": ("posner schaefer guim", at_least(1), "N", "simulations at once (default: cores)"),
     "logs": ("guim", _names, "L[,L...]", "ctc, sdsc, blue (default: all)"),
     "mixes": ("guim", _names, "M[,M...]", "mem, hybrid, comp, equip (default: all)"),
     "errors": ("guim", _names, "PCT[,PCT...]", "errors of bandwidth (default: 10,50,100)"),
@@ -98,6 +115,20 @@ def reproduce(arguments: argparse.Namespace) -> int:
     result, lines, good = EXPERIMENTS[arguments.name](arguments)
     publish(arguments.json, result, lines)
     return 0 if good else 1
+
+
+def shutdown_plan(options: argparse.Namespace) -> ShutdownPlan:
+    plan = ShutdownPlan()
+    choices = {"weeks": tuple(SCHAEFER["weeks"]), "shutdowns": SHUTDOWNS, "seeds": DRAWS}
+    for option, names in choices.items():
+        for name in getattr(options, option) or ():
+            if name not in names:
+                raise CommandError(f"expected --{option} of {', '.join(names)}, got {name!r}")
+    return ShutdownPlan(
+        tuple(options.weeks or plan.weeks),
+        tuple(options.shutdowns or plan.shutdowns),
+        tuple(options.seeds or plan.seeds),
+    )
 
 
 def grid(options: argparse.Namespace) -> Grid:

@@ -146,7 +146,10 @@ class Simulation:
         # Events of a job in the heap are valid if they have its newest version.
         self._versions: dict[JobId, int] = {}
         self._points: dict[JobId, float] = {}  # next resize points
-        self._lazy = policy.twin is not None  # only resize points that the policy waits for happen
+        # Only resize points happen that the policy waits for, or that a resize waits for if the
+        # policy does not decide at them.
+        self._at_points = ResizePoint in policy.triggers
+        self._lazy = policy.twin is not None or not self._at_points
         arrivals = sorted(specs, key=attrgetter("submit_s"))
         self._submissions = submissions(arrivals)
         if self._beside is not None and (self._together or failures):
@@ -358,6 +361,8 @@ class Simulation:
                     self._state.awaited[decision.job] = job
             elif type(decision) is Resize:
                 self.resized += 1
+                if not self._at_points:
+                    self._state.awaited[decision.job] = running[decision.job]
             elif type(decision) is PowerOn:
                 state = self._state
                 boots = [node for node in decision.nodes if node == state.together(node)[0]]

@@ -253,7 +253,7 @@ class Promises:
 
 
 @dataclass
-class _Plan:
+class PromisePlan:
     """The starts of a pass, and the future nodes of the jobs that it resizes."""
 
     starts: list[Start] = field(default_factory=list)
@@ -294,9 +294,9 @@ class Sharing(Sizing):
     def __init__(self, rule: Rule, promises: Promises) -> None:
         self.rule, self.promises, self.changes = rule, promises, 0
 
-    def __call__(self, state: State, queue: Iterable[Job], room: Room) -> _Plan:
+    def __call__(self, state: State, queue: Iterable[Job], room: Room) -> PromisePlan:
         """Return the plan of a pass."""
-        plan, promised = _Plan(), self.promises
+        plan, promised = PromisePlan(), self.promises
         free, waiting = state.free, list(queue)
         if promised.counts:
             for job, nodes in promised.keep(waiting, free):
@@ -308,17 +308,21 @@ class Sharing(Sizing):
                 for job in waiting
                 if job.spec.id not in promised.counts and job.spec.id not in begun
             ]
-        if waiting and _least(waiting[0]) <= len(free):
-            size = min(self.rule.start(waiting[0]), len(free))
-            plan.begin(waiting.pop(0), free[:size], "is first and fits")
-            del free[:size]
+        self.start(state, plan, waiting, free)
         if waiting and state.shrinkable:
             self._promise(state, plan, waiting)
         if free:
             self._expand(state, plan, free)
         return plan
 
-    def _promise(self, state: State, plan: _Plan, waiting: Iterable[Job]) -> None:
+    def start(self, state: State, plan: PromisePlan, waiting: list[Job], free: list[Node]) -> None:
+        """Start jobs without a promise, which leave ``waiting`` as their nodes leave ``free``."""
+        if waiting and _least(waiting[0]) <= len(free):
+            size = min(self.rule.start(waiting[0]), len(free))
+            plan.begin(waiting.pop(0), free[:size], "is first and fits")
+            del free[:size]
+
+    def _promise(self, state: State, plan: PromisePlan, waiting: Iterable[Job]) -> None:
         donors = [job for _, _, job in state.shrinkable]
         left = sum(job.size - _least(job) for job in donors)
         for job in waiting:
@@ -336,7 +340,7 @@ class Sharing(Sizing):
                     break
 
     def _gifts(
-        self, plan: _Plan, donors: Iterable[Job], need: int, kept: Size
+        self, plan: PromisePlan, donors: Iterable[Job], need: int, kept: Size
     ) -> list[tuple[Job, int]]:
         """Return the donors with their numbers of nodes, none if all together have too few."""
         above, gifts = self.rule.above, []
@@ -350,7 +354,7 @@ class Sharing(Sizing):
                 return gifts
         return []
 
-    def _expand(self, state: State, plan: _Plan, free: list[Node]) -> None:
+    def _expand(self, state: State, plan: PromisePlan, free: list[Node]) -> None:
         """Give free nodes to running jobs; ``free`` is used up."""
         rule = self.rule
         able = {job for _, _, job in state.expandable}.union(plan.held)
@@ -375,9 +379,9 @@ class AsPreferred(Sizing):
     def __init__(self, *, overtake: bool) -> None:
         self.overtake = overtake
 
-    def __call__(self, state: State, queue: Iterable[Job], room: Room) -> _Plan:
+    def __call__(self, state: State, queue: Iterable[Job], room: Room) -> PromisePlan:
         """Return the plan of a pass."""
-        plan, free, passed_over = _Plan(), state.free, False
+        plan, free, passed_over = PromisePlan(), state.free, False
         for job in queue:
             if not free:
                 break
@@ -412,7 +416,7 @@ class AsPlanned(Admission):
 
     def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
         """Return the starts of this pass."""
-        assert isinstance(plan, _Plan)
+        assert isinstance(plan, PromisePlan)
         return plan.starts
 
 
