@@ -209,14 +209,16 @@ def _joined(pieces: Iterable[Piece], hours: Sequence[Hour]) -> HourlySizes:
     cost = done = 0.0
     at = 0
     for piece in pieces:
+        span_s = piece.end_s - piece.begin_s
+        if span_s <= 0.0:
+            continue
         while hours[at].end_s <= piece.begin_s:
             at += 1
-        span_s = piece.end_s - piece.begin_s
         cost += span_s * piece.width.watts * hours[at].value
         done += span_s * piece.width.rate
         if joined and joined[-1].end_s == piece.begin_s and joined[-1].width is piece.width:
             joined[-1] = Piece(joined[-1].begin_s, piece.end_s, piece.width)
-        elif span_s > 0.0:
+        else:
             joined.append(piece)
     return HourlySizes(tuple(joined), cost, done)
 
