@@ -346,6 +346,28 @@ class PowerCapSet(BaseEvent, frozen=True):
     decides: ClassVar[bool] = True
 
 
+class HourlyPrices(msgspec.Struct, frozen=True):
+    """What electricity costs, or what it emits, over time.
+
+    Attributes:
+        unit: of a kWh: a currency, or ``g CO2``.
+        times_s: begins of the values on the engine's clock, rising, and the end of the last one.
+        values: per kWh.
+    """
+
+    unit: str
+    times_s: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+class PricesSet(BaseEvent, frozen=True):
+    """The prices or carbon intensities that are known from here on; None for none."""
+
+    prices: HourlyPrices | None
+
+    decides: ClassVar[bool] = True
+
+
 class PowerMeasured(BaseEvent, frozen=True):
     """Power of the cluster by its meters (by the model where there are none), under a cap.
 
@@ -426,6 +448,7 @@ Event = (
     | NodePowerFailed
     | Reopened
     | PowerCapSet
+    | PricesSet
     | PowerMeasured
     | FrequenciesSettable
     | TasksHold
@@ -465,6 +488,7 @@ class Reason(StrEnum):
     REFUSED = "Refused"
     IMPOSSIBLE = "Impossible"
     BY_POLICY = "ByPolicy"
+    CHEAP_HOURS = "CheapHours"
 
 
 class Start(msgspec.Struct, frozen=True, tag=True, gc=False):

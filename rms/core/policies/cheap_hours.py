@@ -12,12 +12,37 @@ schedule costs less: it is the greedy solution of a fractional knapsack.
 
 from __future__ import annotations
 
+import copy
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
-from math import inf
-from typing import NamedTuple
+from math import ceil, inf
+from statistics import fmean
+from typing import ClassVar, NamedTuple
+
+import msgspec
+
+from rms.core.model.events import (
+    Decision,
+    Event,
+    HourlyPrices,
+    Later,
+    Never,
+    Reason,
+    Resize,
+    Start,
+)
+from rms.core.model.jobs import Job, JobId, Node
+from rms.core.model.speedup import some_sizes
+from rms.core.rules.checks import without_jobs
+from rms.core.state import State
+
+JOULES_PER_KWH = 3.6e6
+
+PARTS = 200
+"""The work that is left of a job counts in so many parts, rounded up."""
 
 DONE = 1e-9
 """Share of a job that counts as rounding."""
@@ -119,7 +144,12 @@ def _slope(width: Width, before: Width | None) -> float:
 
 
 def cheapest(
-    widths: Sequence[Width], hours: Sequence[Hour], work: float = 1.0, *, pauses: bool = True
+    widths: Sequence[Width],
+    hours: Sequence[Hour],
+    work: float = 1.0,
+    *,
+    pauses: bool = True,
+    running: bool = False,
 ) -> HourlySizes | None:
     """Return the sizes at which the work is done in these hours at the least cost, or None.
 
@@ -129,18 +159,27 @@ def cheapest(
             as 0.
         work: share of the whole job.
         pauses: the job may stop and go on later; else it runs from its start to its end.
+        running: it runs already, and does not pause.
     """
     if work <= DONE:
         return HourlySizes((), 0.0, 0.0)
-    if pauses:
+    if pauses and not running:
         return _greedy(widths, hours, work)
+    # A begin of which even a job that may pause costs more than the best so far is left out.
+    begins = []
+    for first in range(1 if running else len(hours)):
+        if (bound := _greedy(widths, hours[first:], work)) is not None:
+            begins.append((bound.cost, first))
     best: HourlySizes | None = None
-    for first in range(len(hours)):
+    for least, first in sorted(begins):
+        if best is not None and least >= best.cost:
+            break
         for last in range(first, len(hours)):
             window = hours[first : last + 1]
-            if _most(widths[0], window[1:-1]) > work:
+            inner = range(0 if running else 1, len(window) - 1)
+            if _most(widths[0], window[inner.start : inner.stop]) > work:
                 break  # it is over before, however narrow
-            made = _greedy(widths, window, work, runs=True)
+            made = _greedy(widths, window, work, inner)
             if made is not None and (best is None or made.cost < best.cost - DONE * abs(best.cost)):
                 best = made
     return best
@@ -152,14 +191,13 @@ def _most(width: Width, hours: Sequence[Hour]) -> float:
 
 
 def _greedy(
-    widths: Sequence[Width], hours: Sequence[Hour], work: float, *, runs: bool = False
+    widths: Sequence[Width], hours: Sequence[Hour], work: float, inner: range = range(0)
 ) -> HourlySizes | None:
-    """Return the cheapest sizes; with ``runs`` the job does not pause but in the outer hours."""
-    if _most(widths[-1], hours) < work - DONE:
+    """Return the cheapest sizes; in the ``inner`` hours the job does not pause."""
+    if not hours or _most(widths[-1], hours) < work - DONE:
         return None
-    inner = range(1, len(hours) - 1) if runs else range(0)
     levels = [int(at in inner) for at in range(len(hours))]
-    done = _most(widths[0], hours[1:-1]) if inner else 0.0
+    done = _most(widths[0], hours[inner.start : inner.stop])
     steps: list[tuple[float, int, int, float]] = []
     for at, (_, _, value) in enumerate(hours):
         least = levels[at]
@@ -378,3 +416,316 @@ def _whole(levels: Sequence[Width | None]) -> bool:
     """Return whether a job runs from its start to its end."""
     there = [at for at, width in enumerate(levels) if width is not None]
     return not there or there[-1] - there[0] == len(there) - 1
+
+
+# --- part ``hours`` ------------------------------------------------------------------------------
+
+
+class HoursPart:
+    """Part ``hours``: whether prices and carbon intensities by the hour matter.
+
+    Attributes:
+        waits_for_prices: jobs with a deadline are put off to cheap hours.
+    """
+
+    __slots__ = ()
+
+    waits_for_prices: ClassVar[bool] = False
+
+
+class AnyHour(HoursPart, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Prices do not matter."""
+
+
+ANY_HOUR = AnyHour()
+
+
+class CheapHours(HoursPart, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Jobs with a deadline run wide in cheap hours, and narrow or not yet in dear ones.
+
+    The sizes by the hour follow from the job's run times by size and from the prices or carbon
+    intensities that the daemon knows (:func:`cheapest`); a job that runs does not pause. They are
+    computed anew in every pass. A job that waits for a cheap hour holds up no other one, and then
+    starts behind all others; it is an ordinary job, at its place in the queue, from the time on at
+    which it could otherwise miss its deadline, by the expected ends of running jobs. It is widened
+    only while no job waits for nodes.
+
+    Attributes:
+        margin: share of its run time at its preferred size that it keeps to its deadline.
+        gain: least time until another size follows, in prices of a resize.
+    """
+
+    margin: float = 0.1
+    gain: float = 10.0
+
+    waits_for_prices: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not (self.margin >= 0.0 and self.gain >= 0.0):
+            raise ValueError(f"expected margin and gain of at least 0, got {self}")
+
+    def applies(self, state: State) -> bool:
+        """Return whether there are both prices and jobs with a deadline."""
+        return state.deadlines > 0 and state.prices is not None
+
+    def look_s(self, state: State) -> float:
+        """Return the time at which a job with a deadline is to change, inf for never."""
+        if not self.applies(state):
+            return inf
+        times = [plan.next_s for plan in self.plans(state).values()]
+        return min([at_s for at_s in times if at_s > state.now_s], default=inf)
+
+    def plans(self, state: State) -> dict[JobId, HourlyPlan]:
+        """Return the plans of all jobs with a deadline that wait or run."""
+        jobs = (*state.pending.values(), *state.running.values())
+        return {
+            job.spec.id: self.plan(state, job) for job in jobs if job.spec.deadline_s is not None
+        }
+
+    def plan(self, state: State, job: Job) -> HourlyPlan:
+        """Return the plan of a job with a deadline."""
+        spec, prices, now_s = job.spec, state.prices, state.now_s
+        running = spec.id in state.running
+        widths = _widths(state, job, running=running)
+        span_s = spec.expected_s(spec.preferred, exact=state.exact)
+        if not widths or prices is None or spec.deadline_s is None or span_s == inf:
+            return HourlyPlan(job.size, inf)
+        until_s = spec.deadline_s - self.margin * span_s
+        if not running and max(now_s, _nodes_at_s(state, job)) + span_s > until_s:
+            return HourlyPlan(spec.nodes_max, inf, urgent=True)
+        hours = _hours(prices, now_s, until_s)
+        work = min(1.0, ceil(job.remaining_share(now_s) * PARTS) / PARTS)
+        made = _planned(widths, hours, work, running)
+        if made is None or not made.pieces:
+            return HourlyPlan(widths[-1].nodes, inf, urgent=True)
+        begin_s = hours[0].begin_s
+        size, first = made.size_at(begin_s), made.pieces[0]
+        next_s = first.begin_s if not size else min(first.end_s, made.end_s)
+        if not running:
+            next_s = min(next_s if not size else inf, until_s - span_s)
+            if next_s <= now_s:
+                next_s = inf
+        return HourlyPlan(size, next_s, made, hours)
+
+    def view(self, state: State, events: Sequence[Event]) -> HoursView:
+        """Return the state without jobs that are put off, and others no wider than planned."""
+        plans = self.plans(state)
+        off = {name for name in state.pending if name in plans and not plans[name].size}
+        view, events = without_jobs(state, events, off)
+        pending, last = dict[JobId, Job](), dict[JobId, Job]()
+        for name, job in view.pending.items():
+            plan = plans.get(name)
+            if plan is None or plan.made is None:
+                pending[name] = job
+            else:
+                last[name] = _behind(state, job, plan.size)
+        view.set_pending(pending | last)
+        if state.due is not None:
+            view.due = {name: at_s for name, at_s in state.due.items() if name in pending}
+        return HoursView(view, events, plans, frozenset(off))
+
+    def resized(
+        self,
+        view: HoursView,
+        decisions: Sequence[Decision],
+        place: Callable[[State, Job, int], tuple[Node, ...]],
+    ) -> list[Decision]:
+        """Return decisions without wider sizes than planned, and with the planned resizes."""
+        state, kept, taken = view.state, list[Decision](), set[Node]()
+        free, left, changed = state.free_count, state.resizes_left, set[JobId]()
+        waits = set(state.pending)
+        for decision in decisions:
+            if isinstance(decision, Resize):
+                job, plan = state.running[decision.job], view.plans.get(decision.job)
+                if plan is not None and plan.made and decision.size > max(job.size, plan.size):
+                    continue
+                changed.add(decision.job)
+                taken.update(set(decision.nodes).difference(job.nodes))
+                free -= max(0, decision.size - job.size)
+                left -= 1
+            elif isinstance(decision, Start):
+                taken.update(decision.nodes)
+                free -= decision.size
+                waits.discard(decision.job)
+            elif isinstance(decision, Never):
+                waits.discard(decision.job)
+            kept.append(decision)
+        for name, plan in view.plans.items():
+            job = state.running.get(name)  # type: ignore[assignment]
+            if job is None or name in changed:
+                continue
+            size = self._size(state, job, plan, 0 if waits else max(0, free))
+            if not size:
+                state.awaited.pop(name, None)
+                continue
+            if job.spec.resize_points_known:
+                state.awaited[name] = job
+            if not job.resizable_now or left <= 0:
+                continue
+            there = state
+            if size > job.size and taken:
+                there, _ = without_jobs(state, (), frozenset(), sorted(taken))
+            nodes = place(there, job, size)
+            if nodes and len(nodes) != size:
+                continue
+            taken.update(set(nodes).difference(job.nodes))
+            free -= max(0, size - job.size)
+            left -= 1
+            text = "the hour is cheap" if size > job.size else "the hour is dear"
+            count = 0 if nodes else size
+            kept.append(Resize(name, nodes, text, Reason.CHEAP_HOURS, count))
+        return kept
+
+    def _size(self, state: State, job: Job, plan: HourlyPlan, free: int) -> int:
+        """Return the other size that a running job should have, 0 for none."""
+        spec = job.spec
+        if not spec.mode.resizable or job.kept or job.requested_size is not None:
+            return 0
+        if plan.made is None and not plan.urgent:
+            return 0
+        if plan.next_s - state.now_s < self.gain * spec.resize_price_s and not plan.urgent:
+            return 0
+        if plan.size > job.size and state.power_cap_w is not None:
+            return 0  # the sizing shares out what the cap leaves
+        most = min(plan.size, job.size + free)
+        sizes = [n for n in spec.sizes() if n <= most and n not in job.refused_sizes]
+        size = sizes[-1] if sizes else 0
+        return 0 if size == job.size or (size < job.size <= plan.size) else size
+
+    def waiting(self, state: State) -> dict[JobId, Later]:
+        """Return the jobs that are put off, with what that saves."""
+        waits = dict[JobId, Later]()
+        if self.applies(state):
+            for name, plan in self.plans(state).items():
+                if name in state.pending and plan.made is not None and not plan.size:
+                    words = plan.words(state, state.pending[name])
+                    waits[name] = Later(name, words, Reason.CHEAP_HOURS)
+        return waits
+
+
+class HourlyPlan(NamedTuple):
+    """What a job with a deadline should do now.
+
+    Attributes:
+        size: nodes it should have now; 0: it is put off.
+        next_s: the time at which that changes.
+        made: its sizes by the hour; None where it has none, so that prices do not matter.
+        hours: these hours.
+        urgent: it may miss its deadline otherwise.
+    """
+
+    size: int
+    next_s: float
+    made: HourlySizes | None = None
+    hours: tuple[Hour, ...] = ()
+    urgent: bool = False
+
+    def words(self, state: State, job: Job) -> str:
+        """Return why the job is put off, and what that saves against a start now."""
+        assert self.made is not None and state.prices is not None
+        first = self.made.pieces[0]
+        text = f"CheapHours: put off by {first.begin_s - state.now_s:.0f} s"
+        preferred = _width(state, job, job.spec.preferred, running=False)
+        at_once = carried_out([preferred] * len(self.hours), self.hours, self.made.done)
+        if at_once.cost <= 0.0:
+            return text
+        saved = at_once.cost - self.made.cost
+        text += f", saves {100.0 * saved / at_once.cost:.0f} %"
+        if any(model.busy_w(job.spec, first.width.nodes) for model in state.power_models):
+            text += f" ({saved / JOULES_PER_KWH:.3g} {state.prices.unit})"
+        return text
+
+
+class HoursView(NamedTuple):
+    """The state and events for the other parts of a policy.
+
+    Attributes:
+        plans: of the jobs with a deadline.
+        off: the jobs that are put off.
+    """
+
+    state: State
+    events: Sequence[Event]
+    plans: dict[JobId, HourlyPlan]
+    off: frozenset[JobId]
+
+
+_planned = lru_cache(maxsize=4096)(
+    lambda widths, hours, work, running: cheapest(
+        widths, hours, work, pauses=False, running=running
+    )
+)
+
+
+def _widths(state: State, job: Job, *, running: bool) -> tuple[Width, ...]:
+    """Return the efficient sizes of a job; empty where its run time is not known."""
+    spec = job.spec
+    sizes: Sequence[int] = [spec.preferred]
+    if spec.mode.resizable or (spec.mode.any_start and not running):
+        sizes = [n for n in some_sizes(spec.sizes(), spec.preferred) if n <= state.nodes]
+    if running and not spec.mode.resizable:
+        sizes = [job.size]
+    widths = [_width(state, job, n, running=running) for n in sizes]
+    return efficient_sizes([width for width in widths if width.rate > 0.0])
+
+
+def _width(state: State, job: Job, n: int, *, running: bool) -> Width:
+    spec = job.spec
+    time_s = job.time_s(n) if running and job.measured_steps else None
+    if time_s is None:
+        time_s = spec.expected_s(n, exact=state.exact)
+    watts = n * state.power_models[0].busy_w(spec, n)
+    return Width(n, 1.0 / time_s if 0.0 < time_s < inf else 0.0, watts or float(n))
+
+
+def _hours(prices: HourlyPrices, now_s: float, until_s: float) -> tuple[Hour, ...]:
+    """Return the hours until a time; outside the known ones the mean of these counts.
+
+    The first begins at a twelfth of its hour, at most so much later than now.
+    """
+    times, values = prices.times_s, prices.values
+    at = bisect_right(times, now_s) - 1
+    begin_s = now_s
+    if 0 <= at < len(values):
+        twelfth_s = (times[at + 1] - times[at]) / 12.0
+        begin_s = times[at] + ceil((now_s - times[at]) / twelfth_s - 1e-6) * twelfth_s
+        if begin_s >= times[at + 1]:
+            at, begin_s = at + 1, times[at + 1]
+    mean, hours = fmean(values), list[Hour]()
+    if at < 0 and begin_s < min(until_s, times[0]):
+        hours.append(Hour(begin_s, min(until_s, times[0]), mean))
+    for n in range(max(0, at), len(values)):
+        begin, end = max(begin_s, times[n]), min(until_s, times[n + 1])
+        if end > begin:
+            hours.append(Hour(begin, end, values[n]))
+    if until_s > max(begin_s, times[-1]):
+        hours.append(Hour(max(begin_s, times[-1]), until_s, mean))
+    return tuple(hours)
+
+
+def _nodes_at_s(state: State, job: Job) -> float:
+    """Return the time at which a job's preferred nodes are free, by the expected ends of others."""
+    size = min(job.spec.preferred, state.nodes)
+    free = state.free_count + len(state.off) + len(state.booting)
+    if free >= size:
+        return state.now_s
+    for end_s, _, other in state.ends:
+        free += other.size + other.gain
+        if free >= size:
+            return end_s
+    return inf
+
+
+def _behind(state: State, job: Job, size: int) -> Job:
+    """Return a waiting job behind all others, which starts on ``size`` nodes at most."""
+    spec = job.spec
+    if spec.mode.any_start and size in spec.sizes():
+        spec = msgspec.structs.replace(
+            spec,
+            nodes_max=size,
+            preferred=size,
+            limit_s=None if spec.limit_s is None else spec.expected_s(size),
+        )
+    other = copy.copy(job)
+    other.spec, other.number = spec, state.submitted + job.number
+    return other
