@@ -159,7 +159,7 @@ class Prices(msgspec.Struct, frozen=True):
                 for n, hour, before in zip(quarters, hours, [None, *hours], strict=False)
                 if hour != before
             ]
-        if not begins or end_s <= begins[0]:
+        if not begins or end_s <= max(begin_s, begins[0]):
             return None
         mean = self.mean(kind)
         found = [self._at(series, at_s) for at_s in begins]

@@ -44,8 +44,9 @@ JOULES_PER_KWH = 3.6e6
 PARTS = 200
 """The work that is left of a job counts in so many parts, rounded up."""
 
+ROUNDING_S = 1e-3
 DONE = 1e-9
-"""Share of a job that counts as rounding."""
+"""Times and shares of a job that count as rounding."""
 
 
 class Width(NamedTuple):
@@ -473,7 +474,7 @@ class CheapHours(HoursPart, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         if not self.applies(state):
             return inf
         times = [plan.next_s for plan in self.plans(state).values()]
-        return min([at_s for at_s in times if at_s > state.now_s], default=inf)
+        return min([at_s for at_s in times if at_s > state.now_s + ROUNDING_S], default=inf)
 
     def plans(self, state: State) -> dict[JobId, HourlyPlan]:
         """Return the plans of all jobs with a deadline that wait or run."""
@@ -491,20 +492,21 @@ class CheapHours(HoursPart, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         if not widths or prices is None or spec.deadline_s is None or span_s == inf:
             return HourlyPlan(job.size, inf)
         until_s = spec.deadline_s - self.margin * span_s
-        if not running and max(now_s, _nodes_at_s(state, job)) + span_s > until_s:
+        latest_s = until_s - span_s
+        if not running and max(now_s, _nodes_at_s(state, job)) >= latest_s - ROUNDING_S:
             return HourlyPlan(spec.nodes_max, inf, urgent=True)
         hours = _hours(prices, now_s, until_s)
         work = min(1.0, ceil(job.remaining_share(now_s) * PARTS) / PARTS)
-        made = _planned(widths, hours, work, running)
+        choices = [widths] if spec.mode.resizable else [(width,) for width in widths]
+        plans = [_planned(choice, hours, work, running) for choice in choices]
+        made = min([plan for plan in plans if plan], key=lambda plan: plan.cost, default=None)
         if made is None or not made.pieces:
             return HourlyPlan(widths[-1].nodes, inf, urgent=True)
-        begin_s = hours[0].begin_s
-        size, first = made.size_at(begin_s), made.pieces[0]
+        first = made.pieces[0]
+        size = first.width.nodes if first.begin_s <= hours[0].begin_s + ROUNDING_S else 0
         next_s = first.begin_s if not size else min(first.end_s, made.end_s)
         if not running:
-            next_s = min(next_s if not size else inf, until_s - span_s)
-            if next_s <= now_s:
-                next_s = inf
+            next_s = min(next_s, latest_s) if not size else latest_s
         return HourlyPlan(size, next_s, made, hours)
 
     def view(self, state: State, events: Sequence[Event]) -> HoursView:
@@ -518,7 +520,7 @@ class CheapHours(HoursPart, msgspec.Struct, frozen=True, forbid_unknown_fields=T
             if plan is None or plan.made is None:
                 pending[name] = job
             else:
-                last[name] = _behind(state, job, plan.size)
+                last[name] = _behind(state, job, plan)
         view.set_pending(pending | last)
         if state.due is not None:
             view.due = {name: at_s for name, at_s in state.due.items() if name in pending}
@@ -716,16 +718,28 @@ def _nodes_at_s(state: State, job: Job) -> float:
     return inf
 
 
-def _behind(state: State, job: Job, size: int) -> Job:
-    """Return a waiting job behind all others, which starts on ``size`` nodes at most."""
-    spec = job.spec
+def _behind(state: State, job: Job, plan: HourlyPlan) -> Job:
+    """Return a waiting job behind all others, which starts on no more nodes than planned.
+
+    On fewer only if it would be over in time without further ones.
+    """
+    spec, size, until_s = job.spec, plan.size, plan.hours[-1].end_s
     if spec.mode.any_start and size in spec.sizes():
+        sizes = [n for n in spec.sizes() if n <= size]
+        least = next(
+            (n for n in sizes if state.now_s + spec.expected_s(n) <= until_s)
+            if spec.mode.resizable
+            else iter(sizes[-1:]),
+            size,
+        )
         spec = msgspec.structs.replace(
             spec,
+            nodes_min=least,
             nodes_max=size,
             preferred=size,
             limit_s=None if spec.limit_s is None else spec.expected_s(size),
         )
     other = copy.copy(job)
     other.spec, other.number = spec, state.submitted + job.number
+    other.least = spec.smallest_start
     return other
