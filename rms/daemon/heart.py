@@ -272,7 +272,7 @@ class Daemon:
             settings.cheap_by, begin_s, begin_s + PRICES_AHEAD_S, skew_s
         )
         if prices != self.context.state.prices:
-            self.handle(PricesSet(now_s, prices))
+            self.handle(PricesSet(self.time(), prices))
 
     def stop(self) -> None:
         """Ask all jobs to end at checkpoints, and start no others.

@@ -569,6 +569,7 @@ COLUMNS: dict[str, tuple[Callable[[str], Any], str]] = {
     "nodes_max": WHOLE,
     "preferred": WHOLE,
     "limit_s": NUMBER,
+    "deadline_s": NUMBER,
     "run_s": NUMBER,
     "serial": NUMBER,
     "resize_every_s": NUMBER,

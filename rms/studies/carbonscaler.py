@@ -277,7 +277,9 @@ def carbonscaler(carbon: Path | None, figures: Path | None) -> Result:
     stated = statements("carbonscaler")
     if carbon is not None:  # the record is that of the made-up day
         stated = [
-            msgspec.structs.replace(row, status=row.computed(ours[row.key]), ours=ours[row.key])
+            msgspec.structs.replace(
+                row, status=row.computed(ours[row.key]), ours=ours[row.key], note=""
+            )
             if row.key
             else row
             for row in stated

@@ -58,6 +58,7 @@ def simulated(
     return {str(name): job for name, job in simulation.engine.state.ended.items()}, simulation
 
 
+@pytest.mark.promise("cheap-hours")
 def test_a_job_waits_for_the_cheap_hours_and_is_wide_in_the_cheapest() -> None:
     dear, cheap, cheapest = 9.0, 2.0, 1.0
     prices = by_hour(dear, dear, cheap, cheapest, cheap, dear, dear, dear)
@@ -98,6 +99,7 @@ def test_a_rigid_job_begins_where_its_hours_cost_least() -> None:
     assert jobs["1"].start_s == 2 * HOUR_S and jobs["1"].end_s == 4 * HOUR_S
 
 
+@pytest.mark.promise("cheap-hours")
 def test_a_job_that_is_put_off_holds_up_no_other_one() -> None:
     """The cluster is full without it; a later job runs meanwhile."""
     prices = by_hour(9.0, 9.0, 9.0, 1.0, 1.0, 9.0)
@@ -170,6 +172,7 @@ def test_the_part_goes_with_every_policy(policy: str) -> None:
         assert (job.end_s or 0.0) <= 8 * HOUR_S
 
 
+@pytest.mark.promise("cheap-hours")
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(
