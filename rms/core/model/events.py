@@ -9,6 +9,7 @@ whether it changes the queue or the nodes.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from enum import StrEnum
 from typing import ClassVar, Literal, get_args
 
@@ -358,6 +359,15 @@ class HourlyPrices(msgspec.Struct, frozen=True):
     unit: str
     times_s: tuple[float, ...]
     values: tuple[float, ...]
+
+    def __hash__(self) -> int:
+        """Return a hash of the times: there may be thousands of values."""
+        return hash((self.unit, len(self.times_s), *self.times_s[:1], *self.times_s[-1:]))
+
+    def begin_of(self, at_s: float) -> float:
+        """Return the begin of the value at a time; outside the known ones the nearest."""
+        at = bisect_right(self.times_s, at_s) - 1
+        return self.times_s[min(max(at, 0), len(self.times_s) - 1)]
 
 
 class PricesSet(BaseEvent, frozen=True):

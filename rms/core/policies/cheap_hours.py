@@ -13,7 +13,7 @@ schedule costs less: it is the greedy solution of a fractional knapsack.
 from __future__ import annotations
 
 import copy
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -34,7 +34,7 @@ from rms.core.model.events import (
     Resize,
     Start,
 )
-from rms.core.model.jobs import Job, JobId, Node
+from rms.core.model.jobs import Job, JobId, JobSpec, Node, NodePower
 from rms.core.model.speedup import some_sizes
 from rms.core.rules.checks import without_jobs
 from rms.core.state import State
@@ -166,6 +166,8 @@ def cheapest(
         return HourlySizes((), 0.0, 0.0)
     if pauses and not running:
         return _greedy(widths, hours, work)
+    if len(widths) == 1 and not running:
+        return _one_size(widths[0], hours, work)
     # A begin of which even a job that may pause costs more than the best so far is left out.
     begins = []
     for first in range(1 if running else len(hours)):
@@ -184,6 +186,33 @@ def cheapest(
             if made is not None and (best is None or made.cost < best.cost - DONE * abs(best.cost)):
                 best = made
     return best
+
+
+def _one_size(width: Width, hours: Sequence[Hour], work: float) -> HourlySizes | None:
+    """Return the cheapest begin of a job of one size: it begins or ends with an hour."""
+    if not hours or _most(width, hours) < work - DONE:
+        return None
+    span_s, first_s, last_s = work / width.rate, hours[0].begin_s, hours[-1].end_s
+    times, sums = [first_s], [0.0]  # the cost of a second, up to each time
+    for begin_s, end_s, value in hours:
+        times.append(end_s)
+        sums.append(sums[-1] + (end_s - begin_s) * max(0.0, value))
+
+    def until(at_s: float) -> float:
+        at = min(max(0, bisect_right(times, at_s) - 1), len(hours) - 1)
+        return sums[at] + (at_s - times[at]) * max(0.0, hours[at].value)
+
+    latest_s = max(first_s, last_s - span_s)
+    begins = {at_s for at_s in times if at_s <= latest_s}
+    begins |= {at_s - span_s for at_s in times if at_s - span_s >= first_s} | {latest_s}
+    costs = [(until(at_s + span_s) - until(at_s), at_s) for at_s in sorted(begins)]
+    least = min(costs)[0]
+    begin_s = next(at_s for cost, at_s in costs if cost <= least + DONE * abs(least))
+    pieces = [
+        Piece(max(hour.begin_s, begin_s), min(hour.end_s, begin_s + span_s), width)
+        for hour in hours
+    ]
+    return _joined(pieces, hours)
 
 
 def _most(width: Width, hours: Sequence[Hour]) -> float:
@@ -478,36 +507,62 @@ class CheapHours(HoursPart, msgspec.Struct, frozen=True, forbid_unknown_fields=T
 
     def plans(self, state: State) -> dict[JobId, HourlyPlan]:
         """Return the plans of all jobs with a deadline that wait or run."""
-        jobs = (*state.pending.values(), *state.running.values())
-        return {
-            job.spec.id: self.plan(state, job) for job in jobs if job.spec.deadline_s is not None
+        free = _FreeNodes(state)
+        plans = {
+            name: self._waiting(state, job, free)
+            for name, job in state.pending.items()
+            if job.spec.deadline_s is not None
         }
+        for name, job in state.running.items():
+            if job.spec.deadline_s is not None and job.spec.mode.resizable:
+                plans[name] = self._running(state, job)
+        return plans
 
-    def plan(self, state: State, job: Job) -> HourlyPlan:
-        """Return the plan of a job with a deadline."""
-        spec, prices, now_s = job.spec, state.prices, state.now_s
-        running = spec.id in state.running
-        widths = _widths(state, job, running=running)
+    def _until_s(self, state: State, spec: JobSpec) -> tuple[float, float]:
+        """Return its time to be complete, and its run time at its preferred size."""
         span_s = spec.expected_s(spec.preferred, exact=state.exact)
-        if not widths or prices is None or spec.deadline_s is None or span_s == inf:
-            return HourlyPlan(job.size, inf)
-        until_s = spec.deadline_s - self.margin * span_s
+        assert spec.deadline_s is not None
+        return spec.deadline_s - self.margin * span_s, span_s
+
+    def _waiting(self, state: State, job: Job, free: _FreeNodes) -> HourlyPlan:
+        """Return the plan of a waiting job.
+
+        Its cheapest begin stays the same until then, so it is computed once; again only in later
+        hours, where it did not begin for lack of nodes.
+        """
+        spec, prices, now_s = job.spec, state.prices, state.now_s
+        until_s, span_s = self._until_s(state, spec)
+        if prices is None or span_s == inf:
+            return HourlyPlan(spec.nodes_max, inf)
         latest_s = until_s - span_s
-        if not running and max(now_s, _nodes_at_s(state, job)) >= latest_s - ROUNDING_S:
+        if max(now_s, free.at_s(min(spec.preferred, state.nodes))) >= latest_s - ROUNDING_S:
             return HourlyPlan(spec.nodes_max, inf, urgent=True)
-        hours = _hours(prices, now_s, until_s)
-        work = min(1.0, ceil(job.remaining_share(now_s) * PARTS) / PARTS)
-        choices = [widths] if spec.mode.resizable else [(width,) for width in widths]
-        plans = [_planned(choice, hours, work, running) for choice in choices]
-        made = min([plan for plan in plans if plan], key=lambda plan: plan.cost, default=None)
+        site = state.nodes, state.power_models[0], state.exact
+        begin_s = max(spec.submit_s, spec.begin_s or 0.0)
+        made = _planned(spec, *site, prices, begin_s, until_s, 1.0 - job.done)
+        hour_s = prices.begin_of(now_s)
+        if made is not None and made.pieces and made.pieces[0].begin_s < hour_s:
+            made = _planned(spec, *site, prices, hour_s, until_s, 1.0 - job.done)
+        if made is None or not made.pieces:
+            return HourlyPlan(spec.nodes_max, inf, urgent=True)
+        first = made.pieces[0]
+        if first.begin_s <= now_s + ROUNDING_S:
+            return HourlyPlan(first.width.nodes, latest_s, made, until_s)
+        return HourlyPlan(0, min(first.begin_s, latest_s), made, until_s)
+
+    def _running(self, state: State, job: Job) -> HourlyPlan:
+        """Return the plan of a running job."""
+        spec, prices = job.spec, state.prices
+        until_s, span_s = self._until_s(state, spec)
+        widths = _widths(spec, state.nodes, state.power_models[0], state.exact, job)
+        if not widths or prices is None or span_s == inf:
+            return HourlyPlan(job.size, inf)
+        hours = _hours(prices, state.now_s, until_s)
+        left = min(1.0, ceil(job.remaining_share(state.now_s) * PARTS) / PARTS)
+        made = _going_on(widths, hours, left)
         if made is None or not made.pieces:
             return HourlyPlan(widths[-1].nodes, inf, urgent=True)
-        first = made.pieces[0]
-        size = first.width.nodes if first.begin_s <= hours[0].begin_s + ROUNDING_S else 0
-        next_s = first.begin_s if not size else min(first.end_s, made.end_s)
-        if not running:
-            next_s = min(next_s, latest_s) if not size else latest_s
-        return HourlyPlan(size, next_s, made, hours)
+        return HourlyPlan(made.pieces[0].width.nodes, made.pieces[0].end_s, made, until_s)
 
     def view(self, state: State, events: Sequence[Event]) -> HoursView:
         """Return the state without jobs that are put off, and others no wider than planned."""
@@ -612,14 +667,14 @@ class HourlyPlan(NamedTuple):
         size: nodes it should have now; 0: it is put off.
         next_s: the time at which that changes.
         made: its sizes by the hour; None where it has none, so that prices do not matter.
-        hours: these hours.
+        until_s: the end of the last hour.
         urgent: it may miss its deadline otherwise.
     """
 
     size: int
     next_s: float
     made: HourlySizes | None = None
-    hours: tuple[Hour, ...] = ()
+    until_s: float = inf
     urgent: bool = False
 
     def words(self, state: State, job: Job) -> str:
@@ -627,8 +682,10 @@ class HourlyPlan(NamedTuple):
         assert self.made is not None and state.prices is not None
         first = self.made.pieces[0]
         text = f"CheapHours: put off by {first.begin_s - state.now_s:.0f} s"
-        preferred = _width(state, job, job.spec.preferred, running=False)
-        at_once = carried_out([preferred] * len(self.hours), self.hours, self.made.done)
+        power, exact = state.power_models[0], state.exact
+        hours = _hours(state.prices, state.now_s, self.until_s, twelfths=False)
+        preferred = _width(job.spec, job.spec.preferred, power, exact)
+        at_once = carried_out([preferred] * len(hours), hours, self.made.done)
         if at_once.cost <= 0.0:
             return text
         saved = at_once.cost - self.made.cost
@@ -652,43 +709,92 @@ class HoursView(NamedTuple):
     off: frozenset[JobId]
 
 
-_planned = lru_cache(maxsize=4096)(
-    lambda widths, hours, work, running: cheapest(
-        widths, hours, work, pauses=False, running=running
-    )
-)
+class _FreeNodes:
+    """The nodes that are free at a time, by the expected ends of running jobs."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._now = state.free_count + len(state.off) + len(state.booting)
+        self._then: tuple[list[int], list[float]] | None = None
+
+    def at_s(self, size: int) -> float:
+        """Return the time at which so many nodes are free, inf for never."""
+        if size <= self._now:
+            return self._state.now_s
+        if self._then is None:
+            free, numbers, times = self._now, list[int](), list[float]()
+            for end_s, _, job in self._state.ends:
+                free += job.size + job.gain
+                numbers.append(free)
+                times.append(end_s)
+            self._then = numbers, times
+        numbers, times = self._then
+        at = bisect_left(numbers, size)
+        return times[at] if at < len(times) else inf
 
 
-def _widths(state: State, job: Job, *, running: bool) -> tuple[Width, ...]:
+@lru_cache(maxsize=1 << 14)
+def _planned(
+    spec: JobSpec,
+    nodes: int,
+    power: NodePower,
+    exact: bool,
+    prices: HourlyPrices,
+    begin_s: float,
+    until_s: float,
+    work: float,
+) -> HourlySizes | None:
+    """Return the cheapest sizes by the hour of a job that waits."""
+    widths = _widths(spec, nodes, power, exact)
+    hours = _hours(prices, begin_s, until_s, twelfths=False)
+    if not hours or not widths:
+        return None
+    if spec.mode.resizable and spec.mode.any_start:
+        return cheapest(widths, hours, work, pauses=False)
+    # It begins at one size: all its life, or until a resize point.
+    plans = [cheapest([width], hours, work, pauses=False) for width in widths]
+    return min([plan for plan in plans if plan], key=lambda plan: plan.cost, default=None)
+
+
+@lru_cache(maxsize=1 << 12)
+def _going_on(
+    widths: tuple[Width, ...], hours: tuple[Hour, ...], work: float
+) -> HourlySizes | None:
+    return cheapest(widths, hours, work, running=True) if hours else None
+
+
+def _widths(
+    spec: JobSpec, nodes: int, power: NodePower, exact: bool, running: Job | None = None
+) -> tuple[Width, ...]:
     """Return the efficient sizes of a job; empty where its run time is not known."""
-    spec = job.spec
     sizes: Sequence[int] = [spec.preferred]
-    if spec.mode.resizable or (spec.mode.any_start and not running):
-        sizes = [n for n in some_sizes(spec.sizes(), spec.preferred) if n <= state.nodes]
-    if running and not spec.mode.resizable:
-        sizes = [job.size]
-    widths = [_width(state, job, n, running=running) for n in sizes]
+    if spec.mode.any_start or running is not None:
+        sizes = [n for n in some_sizes(spec.sizes(), spec.preferred) if n <= nodes]
+    widths = [_width(spec, n, power, exact, running) for n in sizes]
     return efficient_sizes([width for width in widths if width.rate > 0.0])
 
 
-def _width(state: State, job: Job, n: int, *, running: bool) -> Width:
-    spec = job.spec
-    time_s = job.time_s(n) if running and job.measured_steps else None
+def _width(
+    spec: JobSpec, n: int, power: NodePower, exact: bool, running: Job | None = None
+) -> Width:
+    time_s = running.time_s(n) if running is not None and running.measured_steps else None
     if time_s is None:
-        time_s = spec.expected_s(n, exact=state.exact)
-    watts = n * state.power_models[0].busy_w(spec, n)
-    return Width(n, 1.0 / time_s if 0.0 < time_s < inf else 0.0, watts or float(n))
+        time_s = spec.expected_s(n, exact=exact)
+    rate = 1.0 / time_s if 0.0 < time_s < inf else 0.0
+    return Width(n, rate, n * power.busy_w(spec, n) or float(n))
 
 
-def _hours(prices: HourlyPrices, now_s: float, until_s: float) -> tuple[Hour, ...]:
+def _hours(
+    prices: HourlyPrices, now_s: float, until_s: float, *, twelfths: bool = True
+) -> tuple[Hour, ...]:
     """Return the hours until a time; outside the known ones the mean of these counts.
 
-    The first begins at a twelfth of its hour, at most so much later than now.
+    With ``twelfths`` the first begins at the next twelfth of its hour.
     """
     times, values = prices.times_s, prices.values
     at = bisect_right(times, now_s) - 1
     begin_s = now_s
-    if 0 <= at < len(values):
+    if twelfths and 0 <= at < len(values):
         twelfth_s = (times[at + 1] - times[at]) / 12.0
         begin_s = times[at] + ceil((now_s - times[at]) / twelfth_s - 1e-6) * twelfth_s
         if begin_s >= times[at + 1]:
@@ -705,25 +811,12 @@ def _hours(prices: HourlyPrices, now_s: float, until_s: float) -> tuple[Hour, ..
     return tuple(hours)
 
 
-def _nodes_at_s(state: State, job: Job) -> float:
-    """Return the time at which a job's preferred nodes are free, by the expected ends of others."""
-    size = min(job.spec.preferred, state.nodes)
-    free = state.free_count + len(state.off) + len(state.booting)
-    if free >= size:
-        return state.now_s
-    for end_s, _, other in state.ends:
-        free += other.size + other.gain
-        if free >= size:
-            return end_s
-    return inf
-
-
 def _behind(state: State, job: Job, plan: HourlyPlan) -> Job:
     """Return a waiting job behind all others, which starts on no more nodes than planned.
 
     On fewer only if it would be over in time without further ones.
     """
-    spec, size, until_s = job.spec, plan.size, plan.hours[-1].end_s
+    spec, size, until_s = job.spec, plan.size, plan.until_s
     if spec.mode.any_start and size in spec.sizes():
         sizes = [n for n in spec.sizes() if n <= size]
         least = next(

@@ -98,6 +98,23 @@ def test_no_schedule_costs_less_with_a_concave_speedup(seed: int, pauses: bool) 
     )
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_a_job_of_one_size_begins_at_the_cheapest_time(seed: int) -> None:
+    rng = Random(seed)
+    hours, one = day(*(float(rng.randint(1, 9)) for _ in range(6))), CONCAVE[:1]
+    work = rng.uniform(0.02, 0.55)
+    made = cheapest(one, hours, work, pauses=False)
+    assert made is not None and made.done == pytest.approx(work) and made.resizes == 0
+    tries = [0.01 * n for n in range(601) if 0.01 * n + work / 0.1 <= 6.0]
+    costs = []
+    for begin in tries:
+        parts = [min(h.end_s, begin + work / 0.1) - max(h.begin_s, begin) for h in hours]
+        costs.append(sum(max(0.0, p) * h.value for p, h in zip(parts, hours, strict=True)))
+    assert made.cost <= min(costs) + 1e-9
+    assert cheapest(one, hours, 0.61, pauses=False) is None
+    assert cheapest(one, [], 0.1, pauses=False) is None
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_the_greedy_is_the_optimum_in_quarters_of_an_hour(seed: int) -> None:
     """Its steps are whole quarters here, so that a search of all finds the same cost."""
