@@ -32,6 +32,7 @@ PROMISES = {
     "passes": "the events after which the policy decides",
     "frequency": "the clock at which a job runs",
     "node_power": "idle nodes that are powered off, and on again",
+    "hours": "prices and carbon intensities by the hour, for jobs with a deadline",
 }
 """What each kind of part decides."""
 

@@ -16,7 +16,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rms.cli.options import HOSTS, ON_DEMAND, add_engine, add_policy, check_engine, local_nodes
+from rms.cli.options import (
+    HOSTS,
+    ON_DEMAND,
+    add_engine,
+    add_policy,
+    cheap_by,
+    check_engine,
+    local_nodes,
+)
 from rms.core.policies import DEFAULT, MissingPartError, Policy, PolicyError, placing
 from rms.daemon.nodes.nodes import POWERED_ELSEWHERE
 from rms.daemon.restart.recover import replayed
@@ -247,6 +255,11 @@ def _add_energy(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="what electricity costs and emits: TOML (constant, by hour of day) or CSV of times",
     )
+    add(
+        "--cheap-by",
+        choices=("price", "co2"),
+        help="what cheap hours of a policy are cheap in (default: price, where --prices has it)",
+    )
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -288,6 +301,7 @@ def serve(arguments: argparse.Namespace) -> int:
             policy_modules=_policy_modules(arguments.policy_modules),
             profiles=profiles.folder(os.environ, state_folder(os.environ)),
             prices=prices,
+            cheap_by=cheap_by(arguments.cheap_by, prices),
             power_cap=None if cap is None else PowerCap(parse_power_cap(cap)),
             power_commands=commands,
             set_frequencies=arguments.set_frequencies == "auto",

@@ -7,13 +7,14 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from rms.core.model.jobs import JobId, JobSpec, Mode, Site
 from rms.core.policies import DEFAULT, POLICIES
 from rms.formats.config import LABELS, FileError, parse_criteria, read_cluster, read_workload
+from rms.formats.prices import Prices
 from rms.formats.profiles import folder
 from rms.launch.local import this_machine
 from rms.wire.files import state_folder
@@ -39,6 +40,26 @@ def add_policy(add: Callable[..., argparse.Action]) -> None:
     text = f"scheduling policy: {', '.join(POLICIES)} or a file (default: {DEFAULT})"
     policy = add("--policy", default=DEFAULT, metavar="NAME|FILE.toml", help=text)
     completed_by(policy, lambda: POLICIES)
+
+
+Kind = Literal["price", "co2"]
+
+
+def cheap_by(stated: Kind | None, prices: Prices | None) -> Kind:
+    """Return what cheap hours are cheap in: as stated, else the price where there is one.
+
+    Raises:
+        CommandError: it is stated, and the prices have none.
+    """
+    if prices is None:
+        if stated is not None:
+            raise CommandError(f"expected --prices FILE with --cheap-by {stated}, got none")
+        return "price"
+    kind: Kind = stated or ("price" if prices.price is not None else "co2")
+    if prices.series(kind) is None:
+        has = "co2" if kind == "price" else "price"
+        raise CommandError(f"expected --cheap-by {has}, which {prices.source} has, got {kind}")
+    return kind
 
 
 def check_engine(name: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rms.formats.config import FileError
+from rms.studies.carbonscaler import carbonscaler
 from rms.studies.chauhan import chauhan
 from rms.studies.chiesi import chiesi
 from rms.studies.cirrus import cirrus
@@ -28,6 +29,7 @@ EXPERIMENTS: Mapping[str, Callable[[argparse.Namespace], Result]] = {
     "chiesi": lambda options: chiesi(options.figures),
     "chauhan": lambda options: chauhan(options.figures),
     "varysched": lambda options: varysched(options.figures),
+    "carbonscaler": lambda options: carbonscaler(options.carbon, options.figures),
     "cirrus": lambda options: cirrus(data_folder(options), options.figures, progress),
     "posner": lambda options: posner(
         data_folder(options),
@@ -66,6 +68,7 @@ def _names(text: str) -> list[str]:
 ASSUMPTIONS = f"simulated assumptions beside the default one: {', '.join(VARIANTS)} (default: all)"
 
 OPTIONS: Mapping[str, tuple[str, Callable[[str], Any], str, str]] = {
+    "carbon": ("carbonscaler", Path, "FILE", "hourly g of CO2 per kWh (default: a made-up day)"),
     "seeds": ("posner schaefer", _names, "S0[,S1...]", "workloads, or draws (default: S0; all)"),
     "weeks": (
         "schaefer",

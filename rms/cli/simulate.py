@@ -12,27 +12,29 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Any, get_args
 
 from msgspec.structs import replace
 
-from rms.cli.options import add_policy, candidates, log_lines, read_inputs
+from rms.cli.options import add_policy, candidates, cheap_by, log_lines, read_inputs
 from rms.client.connection import ask, server_address
-from rms.core.model.events import NodeDown, NodeUp
+from rms.core.model.events import HourlyPrices, NodeDown, NodeUp
 from rms.core.model.jobs import JobSpec, Mode, NodePower, Site
 from rms.core.policies import PolicyError, named
 from rms.core.rules.powercap import added_w, check_cap, is_unknown
 from rms.formats.config import FileError
 from rms.formats.joblog import COMMAND, Unit
 from rms.formats.jobscript import parse_power_cap
+from rms.formats.prices import Cost, Prices, read_prices
 from rms.formats.swf import write_trace
 from rms.kernels.model import Governor, Resource
 from rms.kernels.record import RecordEntry, TaskRecord, as_it_was, past_tasks, tried
 from rms.kernels.scheduler import STRATEGIES, Strategy
 from rms.sim.classes import by_class, class_lines
 from rms.sim.run import chosen, failing, figures, rows, simulated, write_rows
-from rms.sim.simulator import Passes
+from rms.sim.simulator import Passes, Simulation
 from rms.wire.terminal import (
     CommandError,
     at_least,
@@ -126,6 +128,15 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
     add("--per-node", type=at_least(1), metavar="P", help="processors of a node of the trace")
     add("--days", type=positive, metavar="D", help="only jobs of the first days of the trace")
     add("--power-cap", metavar="W", help="power cap of the cluster")
+    add(
+        "--prices",
+        type=Path,
+        metavar="FILE",
+        help="of electricity, as of rms serve, for --policy cheap-hours; the first time of a CSV "
+        "file, or a midnight, is time 0",
+    )
+    add("--cheap-by", choices=("price", "co2"), help="what cheap hours are cheap in")
+    add("--cheap-within", type=positive, metavar="H", help="deadline of jobs that state none")
     add("--seed", type=int, default=1, metavar="X", help="of the failures")
     add("--figure", type=Path, metavar="FILE.png", help="of --malleable")
     add("--out", type=Path, metavar="OUT.swf", help="the schedule as a trace")
@@ -166,15 +177,22 @@ def simulate(arguments: argparse.Namespace) -> int:
         estimates=arguments.estimates,
         passes=arguments.passes,
     )
+    prices, specs = _prices(arguments, specs)
     if site.power_cap_w is not None or policy.placement.caps_nodes:
         _warn_unknown(site, specs)
     failures = _failures(arguments, site, specs)
     passes = arguments.passes
     with _progress_bar(len(specs), quiet=arguments.json == "-") as progress:
         simulation, wall_s = simulated(
-            specs, site, policy, passes=passes, progress=progress, failures=failures
+            *(specs, site, policy),
+            passes=passes,
+            progress=progress,
+            failures=failures,
+            prices=prices,
         )
     result = figures(simulation, specs, policy, wall_s) | work.notes
+    if arguments.prices is not None:
+        result |= _priced(simulation, read_prices(arguments.prices))
     resizable = {spec.id for spec in specs if spec.mode.resizable}
     result["classes"] = by_class(simulation, specs, resizable)
     if arguments.per_job is not None:
@@ -185,6 +203,50 @@ def simulate(arguments: argparse.Namespace) -> int:
         write_trace(arguments.out, (ended[spec.id] for spec in specs), site.nodes, note)
     publish(arguments.json, result, _table(result))
     return 0
+
+
+PRICED_DAYS = 60
+"""Values by hour of day are known for so long after the last submission."""
+
+
+def _prices(
+    arguments: argparse.Namespace, specs: Sequence[JobSpec]
+) -> tuple[HourlyPrices | None, Sequence[JobSpec]]:
+    """Return the prices for decisions, and the jobs with their deadlines."""
+    within_h = arguments.cheap_within
+    if within_h is not None:
+        specs = [
+            spec
+            if spec.deadline_s is not None
+            else replace(spec, deadline_s=spec.submit_s + 3600.0 * within_h)
+            for spec in specs
+        ]
+    if arguments.prices is None:
+        cheap_by(arguments.cheap_by, None)
+        return None, specs
+    prices = read_prices(arguments.prices)
+    kind = cheap_by(arguments.cheap_by, prices)
+    last_s = max([spec.submit_s for spec in specs], default=0.0) + 86_400.0 * PRICED_DAYS
+    zero_s = prices.begin_s
+    return prices.hourly(kind, zero_s, zero_s + last_s, zero_s), specs
+
+
+def _priced(simulation: Simulation, prices: Prices) -> dict[str, Any]:
+    """Return what the energy of the cluster costs, and that of the jobs above idle power."""
+    zero_s, idle_w = prices.begin_s, simulation.engine.state.idle_w
+    costs = {"cluster": Cost(), "jobs": Cost()}
+    for begin_s, end_s, watts in simulation.drawn:
+        for owner, own_w in (("cluster", watts), ("jobs", watts - idle_w)):
+            joules = own_w * (end_s - begin_s)
+            costs[owner] += prices.cost(joules, zero_s + begin_s, zero_s + end_s)
+    ended = simulation.engine.state.ended.values()
+    late = [job for job in ended if (job.end_s or 0.0) > (job.spec.deadline_s or inf)]
+    return {
+        "cost": {name: cost.price for name, cost in costs.items()},
+        "co2_g": {name: cost.co2_g for name, cost in costs.items()},
+        "deadlines": sum(job.spec.deadline_s is not None for job in ended),
+        "deadlines_missed": len(late),
+    }
 
 
 def _capped(text: str | None, site: Site, specs: Sequence[JobSpec]) -> Site:
@@ -292,7 +354,9 @@ def _table(result: dict[str, Any]) -> list[str]:
         if name == "classes":
             lines += ["", *class_lines(value)] if "log" in result else []
             continue
-        if isinstance(value, dict):
+        if name in ("cost", "co2_g"):
+            text = ", ".join(f"{k} {v:.2f}" for k, v in value.items())
+        elif isinstance(value, dict):
             text = ", ".join(f"{k} {v / 1000:.1f} kJ" for k, v in value.items())
         lines.append(f"{name:22s} {text}")
     return lines

@@ -19,7 +19,7 @@ from math import inf, log
 from msgspec.structs import replace
 
 from rms.core.model.contention import Pools
-from rms.core.model.events import NodesLeased, ResizeAsked
+from rms.core.model.events import HourlyPrices, NodesLeased, ResizeAsked
 from rms.core.model.jobs import OVERDUE_S, Job, JobId, JobSpec, Mode, Node, NodePower, Site
 
 # --- idle nodes ----------------------------------------------------------------------------------
@@ -219,6 +219,8 @@ class State:
         array_limited: number of waiting jobs of arrays with a limit of running jobs.
         prioritised: number of waiting jobs whose priority is not 0.
         power_cap_w: power cap of the cluster, or None.
+        prices: prices or carbon intensities of electricity by the hour, or None.
+        deadlines: number of jobs with a deadline that wait or run.
         measured_w: metered power, as last entered under a cap, or None.
         idle_above_w: metered power of idle nodes above ``idle_w``, from times without jobs.
         host_slots: slots by host; empty where nodes are not shared.
@@ -278,6 +280,8 @@ class State:
     submitted: int = 0
     max_concurrent_resizes: int = field(default=0, compare=False)
     power_cap_w: float | None = None
+    prices: HourlyPrices | None = None
+    deadlines: int = 0
     measured_w: float | None = None
     idle_above_w: float = 0.0
     host_slots: tuple[tuple[Node, ...], ...] = field(default=(), compare=False)
@@ -454,6 +458,7 @@ class State:
     def count(self, job: Job, more: int) -> None:
         """Count a job that came (1) or went (-1)."""
         account, array = job.spec.account, job.spec.array
+        self.deadlines += more * (job.spec.deadline_s is not None)
         there = self.accounts.get(account, 0) + more
         if there:
             self.accounts[account] = there

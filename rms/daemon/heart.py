@@ -24,6 +24,7 @@ from rms.core.model.events import (
     PowerCapSet,
     PowerOff,
     PowerOn,
+    PricesSet,
     Resize,
     ResizeAsked,
     ResizeRolledBack,
@@ -54,6 +55,9 @@ from rms.daemon.store.notes import Note, SummaryNote
 from rms.daemon.store.record import REQUEUED
 from rms.daemon.store.sandbox import guarded
 from rms.daemon.store.snapshots import Snapshots
+
+PRICES_EVERY_S, PRICES_AHEAD_S = 86_400.0, 14 * 86_400.0
+"""The prices of so long a time are entered in the journal so often."""
 
 
 class Daemon:
@@ -87,6 +91,7 @@ class Daemon:
         self._decisions = deque[Decision]()
         self._is_busy, self._is_full = False, False
         self._ticked_s, self._look_s = 0.0, inf
+        self._priced_s = -inf
         self._parts: dict[str, Callable[[], object]] = {
             "decisions": self._work_off,  # those that could not be written before
             "held jobs": self.holds.tick,
@@ -98,6 +103,7 @@ class Daemon:
             "leases": self._tick_leases,
             "nodes": self.nodes.tick,
             "node power": self.node_switch.tick,
+            "prices": self.tell_prices,
             "frequencies": self.frequencies.tick,
             "measured power": self.cap_watch.tick,
             "last lines": self.endings.tick,
@@ -238,6 +244,7 @@ class Daemon:
         self.journal.policy(name, self.time())
         self.scheduler.engine.policy = policy
         self.frequencies.begin()
+        self.tell_prices()
         self.look_at_idle_nodes()
 
     def look_at_idle_nodes(self) -> None:
@@ -251,6 +258,22 @@ class Daemon:
         if watts != self.context.state.power_cap_w:
             self.handle(PowerCapSet(self.time(), watts))
             self.journal.flush()
+
+    def tell_prices(self) -> None:
+        """Enter the prices of the next days once a day, for a policy that waits for cheap hours."""
+        settings, now_s = self.context.settings, self.time()
+        if settings.prices is None or not self.scheduler.engine.policy.hours.waits_for_prices:
+            return
+        if now_s < self._priced_s + PRICES_EVERY_S:
+            return
+        self._priced_s = now_s
+        skew_s = self.context.skew_s  # times of a file are those of the day
+        begin_s = now_s + skew_s
+        prices = settings.prices.hourly(
+            settings.cheap_by, begin_s, begin_s + PRICES_AHEAD_S, skew_s
+        )
+        if prices != self.context.state.prices:
+            self.handle(PricesSet(self.time(), prices))
 
     def stop(self) -> None:
         """Ask all jobs to end at checkpoints, and start no others.

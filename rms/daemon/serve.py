@@ -181,6 +181,7 @@ def _begin(daemon: Daemon, settings: Settings, escaping: str) -> None:
         log.log(logging.WARNING if uncontained() else logging.INFO, words)
     if not placing(settings.policy).always_on and settings.power_commands is None:
         log.info("nodes go off in the books only, without --power-off and --power-on")
+    daemon.tell_prices()
     if settings.power_cap is not None:
         daemon.set_power_cap(settings.power_cap.cap_w)
     elif (cap_w := daemon.context.state.power_cap_w) is not None:

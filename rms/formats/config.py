@@ -136,6 +136,7 @@ class _JobEntry(msgspec.Struct, forbid_unknown_fields=True):
     preferred: int | None = None
     mode: Mode = Mode.FIXED
     limit_s: float | None = None
+    deadline_s: float | None = None
     run_s: float | None = None
     serial: float | None = None
     array: str | None = None
@@ -370,6 +371,7 @@ def _spec(
             mode=entry.mode if mode is None else mode,
             speedup=speedup,
             limit_s=entry.limit_s,
+            deadline_s=entry.deadline_s,
             run_s=entry.run_s if speedup is None else None,
             resize_every_s=None if resize is None else resize.every_s,
             resize_price_s=0.0 if resize is None else resize.price_s,
@@ -567,6 +569,7 @@ COLUMNS: dict[str, tuple[Callable[[str], Any], str]] = {
     "nodes_max": WHOLE,
     "preferred": WHOLE,
     "limit_s": NUMBER,
+    "deadline_s": NUMBER,
     "run_s": NUMBER,
     "serial": NUMBER,
     "resize_every_s": NUMBER,

@@ -131,6 +131,12 @@ def _memory(text: str) -> float:
     return float(number) * 1024.0 ** ("KMGT".index(unit.upper() or "M") - 1)
 
 
+def _span(text: str) -> float:
+    form = "a time like 90m, 12h or 2d"
+    number, unit = match(r"((?=.*[1-9])[0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])", text, form).groups()
+    return float(number) * {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}[unit]
+
+
 def _interval(text: str) -> str:
     form = r"auto|(?=.*[1-9])[0-9]{1,12}(\.[0-9]{1,12})?"
     return match(form, text, "auto, or seconds above 0 like 12.5")[0]
@@ -169,6 +175,7 @@ _READERS: Mapping[str, Callable[[str], object]] = {
     "refused": _refused,
     "resize-by": _resize_by,
     "signal": _checked(parse_signal),
+    "span": _span,
     "text": _text,
 }
 

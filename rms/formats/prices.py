@@ -35,6 +35,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from rms.core.model.events import HourlyPrices
 from rms.formats.config import FileError
 
 JOULES_PER_KWH = 3.6e6
@@ -130,6 +131,51 @@ class Prices(msgspec.Struct, frozen=True):
         if not values:
             raise ValueError(f"expected a value of {kind}, got none")
         return fmean(values)
+
+    def hourly(
+        self, kind: Literal["price", "co2"], begin_s: float, end_s: float, zero_s: float = 0.0
+    ) -> HourlyPrices | None:
+        """Return the values from one time to another for decisions, None where there are none.
+
+        In a gap the mean of the file counts.
+
+        Args:
+            begin_s, end_s: Unix times.
+            zero_s: the Unix time at which the engine's clock is 0.
+        """
+        series = self.series(kind)
+        if series is None or not any(value is not None for value in series.values):
+            return None
+        begins = [begin_s]
+        if series.times_s:
+            begins = [at_s for at_s in series.times_s[:-1] if at_s < end_s]
+            first = max(0, bisect_right(begins, begin_s) - 1)
+            begins, end_s = begins[first:], min(end_s, series.times_s[-1])
+        elif len(series.values) == HOURS:
+            quarters = range(math.floor(begin_s / QUARTER_S), math.ceil(end_s / QUARTER_S))
+            hours = [_hour(self.time_zone, n) for n in quarters]
+            begins = [
+                float(n * QUARTER_S)
+                for n, hour, before in zip(quarters, hours, [None, *hours], strict=False)
+                if hour != before
+            ]
+        if not begins or end_s <= max(begin_s, begins[0]):
+            return None
+        mean = self.mean(kind)
+        found = [self._at(series, at_s) for at_s in begins]
+        return HourlyPrices(
+            self.currency if kind == "price" else "g CO2",
+            tuple(at_s - zero_s for at_s in (*begins, end_s)),
+            tuple(mean if value is None else value for value in found),
+        )
+
+    @property
+    def begin_s(self) -> float:
+        """The Unix time of the first value, or of a midnight where values go by hour of day."""
+        series = self.price or self.carbon
+        if series is not None and series.times_s:
+            return series.times_s[0]
+        return datetime(2026, 1, 1, tzinfo=_zone(self.time_zone)).timestamp()
 
     def _share(
         self, series: Series | None, joules: float, begin_s: float, end_s: float

@@ -16,7 +16,7 @@ from typing import Any
 
 from rms.core.books.books import asleep
 from rms.core.books.spans import Spans
-from rms.core.model.events import NodeDown, NodeUp
+from rms.core.model.events import HourlyPrices, NodeDown, NodeUp
 from rms.core.model.jobs import Job, JobId, JobSpec, Node, NodePower, Site
 from rms.core.policies import Policy, PolicyError, adjusted
 from rms.formats.config import FileError
@@ -43,6 +43,7 @@ def simulated(
     progress: Callable[[int], None] | None = None,
     failures: Sequence[NodeDown | NodeUp] = (),
     recovery: Recovery | None = None,
+    prices: HourlyPrices | None = None,
 ) -> tuple[Simulation, float]:
     """Run a simulation to its end; return it and the seconds it took."""
     begun = time.perf_counter()
@@ -59,6 +60,7 @@ def simulated(
             progress=progress,
             failures=failures,
             recovery=recovery,
+            prices=prices,
         )
         simulation.run()
     finally:

@@ -22,11 +22,13 @@ from rms.core.model.events import (
     Ended,
     Event,
     Freed,
+    HourlyPrices,
     NodeBooted,
     NodeDown,
     NodesLost,
     NodeUp,
     PowerOn,
+    PricesSet,
     Requeued,
     Resize,
     ResizeBegun,
@@ -98,6 +100,7 @@ class Simulation:
         specs: the jobs; all must have a run time or a speedup.
         power: one model per node; their number is the cluster's size. Or a site.
         failures: failures and returns of nodes, rising in time (:mod:`rms.sim.run`).
+        prices: of electricity, for policies that wait for cheap hours.
         recovery: of jobs on a node that goes down; None: they start again from their beginning.
         record: events and decisions are kept.
         progress: called with the number of jobs that are over whenever one ends.
@@ -109,6 +112,7 @@ class Simulation:
 
     Attributes:
         contention: the rates of processes that share bandwidth, else None.
+        drawn: with prices, the power of the cluster, as ``(from, until, watts)``.
         failed, narrowed: jobs that failures of nodes sent back to the queue, and jobs that went on
             with fewer nodes.
         recomputed_node_s, recovery_node_s: node seconds of work that failures have undone, and of
@@ -124,6 +128,7 @@ class Simulation:
         passes: Passes = "per-event",
         failures: Iterable[NodeDown | NodeUp] = (),
         recovery: Recovery | None = None,
+        prices: HourlyPrices | None = None,
         record: bool = True,
         progress: Callable[[int], None] | None = None,
         observer: Callable[[Simulation], None] | None = None,
@@ -165,6 +170,10 @@ class Simulation:
         self._lives: dict[JobId, list[tuple[float, float, int]]] = {}
         # By job: what it loses once it computes again; None before the start from which it does.
         self._losing: dict[JobId, WorkLost | None] = {}
+        self.drawn: list[tuple[float, float, float]] = []
+        self._priced = prices is not None
+        if prices is not None:
+            self.engine.apply(PricesSet(self._state.now_s, prices))
         for failure in failures:
             if policy.placement.counted:
                 raise ValueError("expected a policy that places jobs, for nodes that fail")
@@ -175,14 +184,17 @@ class Simulation:
         """Run until no event is left."""
         engine, ledger, state = self.engine, self.ledger, self._state
         capped = state.power_cap_w is not None
-        looks = not engine.policy.always_on or engine.twin is not None
+        looks = engine.policy.looks or engine.twin is not None
         beside = self._beside
         self._next_submission = next(self._submissions, None)
         if self._next_submission is not None and self._every_s is not None:
             self._push(Ticked(self._next_submission.at_s))
         while (event := self._pop()) is not None:
             if ledger.at_s is None or event.at_s > ledger.at_s:
+                since_s = ledger.at_s
                 ledger.advance(state, event.at_s)
+                if self._priced and since_s is not None:
+                    self._draw(since_s, event.at_s)
             if isinstance(event, PowerPhase):
                 self._phase(event)
                 continue
@@ -216,6 +228,13 @@ class Simulation:
             if self._observer is not None:
                 self._observer(self)
         ledger.advance(state, state.now_s)
+
+    def _draw(self, since_s: float, until_s: float) -> None:
+        """Enter the power between two events."""
+        watts = self.ledger.power_w
+        if self.drawn and self.drawn[-1][1:] == (since_s, watts):
+            since_s = self.drawn.pop()[0]
+        self.drawn.append((since_s, until_s, watts))
 
     def _pop(self) -> Event | PowerPhase | None:
         """Return the next event; submissions go before the others of their time, or after them."""

@@ -96,6 +96,8 @@ class Options(Strict, frozen=True, omit_defaults=True):
     hold: bool | None = None
     wait_for_nodes: bool | None = None
     begin: Name | None = None
+    deadline: Name | None = None
+    cheap_within_s: Amount | None = None
     dependency: Text | None = None
     memory_mib: Amount | None = None
     signal: Name | None = None

@@ -9,6 +9,7 @@ whether it changes the queue or the nodes.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from enum import StrEnum
 from typing import ClassVar, Literal, get_args
 
@@ -351,6 +352,37 @@ class PowerCapSet(BaseEvent, frozen=True):
     decides: ClassVar[bool] = True
 
 
+class HourlyPrices(msgspec.Struct, frozen=True):
+    """What electricity costs, or what it emits, over time.
+
+    Attributes:
+        unit: of a kWh: a currency, or ``g CO2``.
+        times_s: begins of the values on the engine's clock, rising, and the end of the last one.
+        values: per kWh.
+    """
+
+    unit: str
+    times_s: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def __hash__(self) -> int:
+        """Return a hash of the times: there may be thousands of values."""
+        return hash((self.unit, len(self.times_s), *self.times_s[:1], *self.times_s[-1:]))
+
+    def begin_of(self, at_s: float) -> float:
+        """Return the begin of the value at a time; outside the known ones the nearest."""
+        at = bisect_right(self.times_s, at_s) - 1
+        return self.times_s[min(max(at, 0), len(self.times_s) - 1)]
+
+
+class PricesSet(BaseEvent, frozen=True):
+    """The prices or carbon intensities that are known from here on; None for none."""
+
+    prices: HourlyPrices | None
+
+    decides: ClassVar[bool] = True
+
+
 class PowerMeasured(BaseEvent, frozen=True):
     """Power of the cluster by its meters (by the model where there are none), under a cap.
 
@@ -431,6 +463,7 @@ Event = (
     | NodePowerFailed
     | Reopened
     | PowerCapSet
+    | PricesSet
     | PowerMeasured
     | FrequenciesSettable
     | TasksHold
@@ -470,6 +503,7 @@ class Reason(StrEnum):
     REFUSED = "Refused"
     IMPOSSIBLE = "Impossible"
     BY_POLICY = "ByPolicy"
+    CHEAP_HOURS = "CheapHours"
 
 
 class Start(msgspec.Struct, frozen=True, tag=True, gc=False):

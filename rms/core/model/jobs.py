@@ -86,6 +86,8 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
         nodes_min, nodes_max, preferred: sizes in nodes.
         speedup: run time against nodes, or None.
         limit_s: time limit, or None.
+        deadline_s: the time by which the user wants it to be over, or None. Until then a policy may
+            put it off to hours in which electricity is cheaper.
         assumed_s: run time for planning only, without a limit or run time; None: unlimited.
         resize_every_s: running time from one resize point to the next, or None.
         resize_parts: equal parts of its work, with resize points in between, or None.
@@ -139,6 +141,7 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
     exclude: tuple[str, ...] = ()
     priority: int = 0
     assumed_s: float | None = None
+    deadline_s: float | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes_min <= self.preferred <= self.nodes_max:

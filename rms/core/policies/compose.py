@@ -14,6 +14,7 @@ import msgspec
 from rms.core.policies import (
     admission,
     backfill_share,
+    cheap_hours,
     node_power,
     order,
     placement,
@@ -65,6 +66,7 @@ PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
         "off-when-idle": node_power.OffWhenIdle,
         "windows": node_power.Windows,
     },
+    "hours": {"any": cheap_hours.AnyHour, "cheap": cheap_hours.CheapHours},
 }
 """The parts with names, by kind. The first is the default of its kind."""
 

@@ -3,7 +3,8 @@
 ``order`` sorts the waiting jobs, ``placement`` opens a room of free nodes, ``frequency`` sets the
 frequencies of starts there, ``sizing`` makes a plan of sizes, ``admission`` returns the starts and
 the plan the resizes; ``node_power`` powers idle nodes off, and on again. ``passes`` names the
-events after which all this happens.
+events after which all this happens. ``hours`` puts jobs with a deadline off to cheap hours: the
+other parts do not see these jobs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
 from typing import ClassVar
 
 import msgspec
@@ -35,6 +37,7 @@ from rms.core.model.events import (
 )
 from rms.core.model.jobs import Job, JobId, Node
 from rms.core.policies.admission import Admission, View, within_limits
+from rms.core.policies.cheap_hours import ANY_HOUR, CheapHours, HoursPart
 from rms.core.policies.node_power import (
     ALWAYS_ON,
     NOMINAL,
@@ -139,6 +142,7 @@ class Policy:
         always_on: it powers no node off.
         exact: expected ends follow stated run times, not limits.
         clocked: it sets frequencies, which nodes have to state.
+        looks: it decides at times without an event.
     """
 
     name: str
@@ -152,11 +156,13 @@ class Policy:
     twin: Policy | None = field(default=None, compare=False)
     node_power: NodePowerPart = ALWAYS_ON
     frequency: FrequencyPart = NOMINAL
+    hours: HoursPart = ANY_HOUR
     triggers: frozenset[type] = field(init=False)
     start_triggers: frozenset[type] = field(init=False)
     always_on: bool = field(init=False)
     exact: bool = field(init=False)
     clocked: bool = field(init=False)
+    looks: bool = field(init=False)
 
     def __post_init__(self) -> None:
         vars(self).update(
@@ -165,6 +171,7 @@ class Policy:
             always_on=self.node_power.always_on,
             exact=self.admission.estimates != "requested",
             clocked=self.placement.power_aware or self.frequency.sets,
+            looks=not self.node_power.always_on or self.hours.waits_for_prices,
         )
 
     @property
@@ -184,6 +191,14 @@ class Policy:
 
         The engine calls it only after events of a type in ``triggers``.
         """
+        if isinstance(self.hours, CheapHours) and self.hours.applies(state):
+            view = self.hours.view(state, events)
+            decisions = self._on_nodes(view.state, view.events)
+            return self.hours.resized(view, decisions, self.place)
+        return self._on_nodes(state, events)
+
+    def _on_nodes(self, state: State, events: Sequence[Event]) -> list[Decision]:
+        """Return the decisions of a pass at any price."""
         if self.always_on and not (state.off or state.booting):
             return self._decide(state, events) if state.listed else self._pass(state, events)
         if isinstance(self.node_power, Windows):
@@ -352,7 +367,10 @@ class Policy:
 
     def look_s(self, state: State) -> float:
         """Return the time of the next decision without an event, inf for never."""
-        return self.node_power.look_s(state)
+        look_s = inf if self.always_on else self.node_power.look_s(state)
+        if isinstance(self.hours, CheapHours):
+            look_s = min(look_s, self.hours.look_s(state))
+        return look_s
 
     def place(self, state: State, job: Job, size: int) -> tuple[Node, ...]:
         """Return the nodes of a running job at another size, for a user's request."""
@@ -361,6 +379,8 @@ class Policy:
 
     def view(self, state: State) -> View | None:
         """Return the view for :meth:`explain`."""
+        if isinstance(self.hours, CheapHours) and self.hours.applies(state):
+            state = self.hours.view(state, ()).state
         if isinstance(self.node_power, Windows):
             state = closing(self.node_power, state, ()).state
         if state.off or state.booting:
@@ -377,6 +397,7 @@ class Policy:
         """Return why a job waits, by the view of this state if there is one."""
         view = view or self.view(state)
         assert view is not None
+        job = view.state.pending.get(job.spec.id, job)
         state, room, limit = view.state, view.room, job.spec.array_limit
         if limit is not None and view.running[job.spec.array] >= limit:
             return Later(job.spec.id, f"JobArrayTaskLimit: {limit} at once", Reason.ARRAY_LIMIT)
@@ -389,6 +410,9 @@ class Policy:
     def explained(self, state: State) -> dict[JobId, Later]:
         """Return the reasons for waiting that are computed for all jobs at once."""
         waits = dict[JobId, Later]()
+        if isinstance(self.hours, CheapHours) and self.hours.applies(state):
+            waits |= self.hours.waiting(state)
+            state = self.hours.view(state, ()).state
         if isinstance(self.node_power, Windows):
             view = closing(self.node_power, state, ())
             for name in view.hidden:

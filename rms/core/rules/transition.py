@@ -39,6 +39,7 @@ from rms.core.model.events import (
     PowerCapSet,
     PowerMeasured,
     PowerOff,
+    PricesSet,
     Reason,
     Reopened,
     Requeued,
@@ -745,6 +746,10 @@ def _cap_set(state: State, event: PowerCapSet) -> None:
             job.above_w = 0.0
 
 
+def _priced(state: State, event: PricesSet) -> None:
+    state.prices = event.prices
+
+
 def _measured(state: State, event: PowerMeasured) -> None:
     state.measured_w = event.watts
     share_above(state, event.watts)
@@ -934,6 +939,7 @@ _EVENTS: dict[type, tuple[Callable[[State, Any], None] | None, Callable[[State, 
     TasksHold: (_check_tasks_hold, _tasks_hold),
     NodesLeased: (_check_leased, _leased),
     PowerCapSet: (None, _cap_set),
+    PricesSet: (None, _priced),
     PowerMeasured: (None, _measured),
     FrequenciesSettable: (None, _settable),
     Reopened: (_check_reopened, _reopened),

@@ -207,7 +207,7 @@ class Engine:
 
         A driver enters a :class:`rms.core.model.events.Ticked` then.
         """
-        look_s = inf if self._policy.always_on else self._policy.look_s(self.state)
+        look_s = self._policy.look_s(self.state) if self._policy.looks else inf
         if self.twin is not None:
             look_s = min(look_s, max(self.twin.next_s, self.state.now_s))
         return min(look_s, self.state.renewal_s)

@@ -321,6 +321,7 @@ async def _specs(
     if options.begin is not None:
         skew_s = context.skew_s  # a user's times are those of the day
         begin_s = parse_begin(options.begin, context.now() + skew_s) - skew_s
+    deadline_s = _deadline_s(context, options, now_s if begin_s is None else begin_s)
     after, any_of = _after(context, options, note.name)
     _check_memory(len(indices))
     only, never = _node_lists(context, options, len(indices))
@@ -330,7 +331,7 @@ async def _specs(
         raise ScriptError(f"expected {expected}, got {repeated}")
     ids = [JobId(str(number) if index is None else f"{number}_{index}") for index in indices]
     spec = _spec(ids[0], now_s, options, array, profile)
-    spec = replace(spec, begin_s=begin_s, after=after, after_any=any_of)
+    spec = replace(spec, begin_s=begin_s, after=after, after_any=any_of, deadline_s=deadline_s)
     if spec.is_assumed and options.time_s is None:
         spec = replace(spec, assumed_s=context.settings.assumed_s)
     if only or never:
@@ -350,6 +351,21 @@ async def _specs(
         if len(specs) % CHUNK == 0:
             await asyncio.sleep(0)
     return specs
+
+
+def _deadline_s(context: Context, options: Options, begin_s: float) -> float | None:
+    """Return the time by which a job is to be over: the first of those that are stated."""
+    deadlines = []
+    if options.deadline is not None:
+        skew_s = context.skew_s
+        deadlines.append(parse_begin(options.deadline, context.now() + skew_s) - skew_s)
+        if deadlines[0] <= begin_s:
+            raise ScriptError(
+                f"--deadline: expected a time after the job may start, got {options.deadline}"
+            )
+    if options.cheap_within_s is not None:
+        deadlines.append(begin_s + options.cheap_within_s)
+    return min(deadlines, default=None)
 
 
 def _spec(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 from prometheus_client import (
     CollectorRegistry,
@@ -295,6 +296,7 @@ class Settings:
     policy_modules: frozenset[str] = frozenset()
     profiles: Path | None = None
     prices: Prices | None = None
+    cheap_by: Literal["price", "co2"] = "price"  # what cheap hours are cheap in
     # bound of the cluster's power; None to keep the bound of before a restart
     power_cap: PowerCap | None = None
     # power nodes off and on; None: nodes are off in the books only

@@ -24,7 +24,15 @@ from submissions import filler
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.contention import Processors, SharedNode
-from rms.core.model.events import Decision, Event, Later, Start, Started, Submitted
+from rms.core.model.events import (
+    Decision,
+    Event,
+    HourlyPrices,
+    Later,
+    Start,
+    Started,
+    Submitted,
+)
 from rms.core.model.jobs import JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
 from rms.core.model.speedup import OperatingPoint
 from rms.core.policies import POLICIES, PolicyError, named
@@ -66,7 +74,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         )
     if hint is Speedup:
         return records(Speedup).map(lambda drawn: Speedup(**drawn))
-    if hint in (NodePower, SharedNode, Processors, OperatingPoint):
+    if hint in (NodePower, SharedNode, Processors, OperatingPoint, HourlyPrices):
         return structs(hint)
     if hint is float:
         return st.floats(allow_nan=False)

@@ -108,7 +108,7 @@ def test_a_repeated_submission_gives_the_same_ids(tmp_path: Path) -> None:
 
 @pytest.mark.promise("submitting")
 def test_options_for_sbatch_without_effect_are_said_or_refused(server: Routed) -> None:
-    for line in ("--deadline=16:00", "-F nodes", "-C fast", "--reservation x"):
+    for line in ("-F nodes", "-C fast", "--reservation x"):
         body = SCRIPT | {"text": f"#!/bin/sh\n#SBATCH --qos=long {line}\ntrue\n"}
         status, answer = server.ask("POST", "/jobs", body)
         assert status == 400 and "which says when or where it may run" in answer["error"]

@@ -1,0 +1,67 @@
+"""An array with --cheap-within over a curve of prices that is compressed to seconds."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from daemon import served
+
+CHEAP, DEAR = 0.1, 0.4
+SLOT_S = 10.0
+
+
+def curve(path: Path, *values: float) -> tuple[Path, float]:
+    """Write prices for a time each, from now on; return the file and the begin."""
+    begin = datetime.now(UTC)
+    rows = [
+        f"{(begin + timedelta(seconds=SLOT_S * n)).isoformat()},{value}"
+        for n, value in enumerate(values)
+    ]
+    path.write_text("\n".join(["time,EUR/kWh", *rows]) + "\n")
+    return path, begin.timestamp()
+
+
+@pytest.mark.promise("cheap-hours")
+def test_an_array_runs_in_the_cheap_time_and_its_books_show_it(tmp_path: Path) -> None:
+    prices, begin_s = curve(tmp_path / "p.csv", *[DEAR] * 2, *[CHEAP] * 2, *[DEAR] * 20)
+    with served(2, "--policy", "cheap-hours", "--prices", str(prices)) as rms:
+        script = rms.work / "array.sh"
+        script.write_text(
+            "#!/bin/sh\n#RMS --cheap-within 3m\n#RMS --time 0:05 --array 0-3\nsleep 1\n"
+        )
+        done = rms.rms("submit", str(script))
+        assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+        at_once = rms.submit("true")
+        assert rms.over(at_once) == ["COMPLETED"]  # they hold up no other job
+        text = rms.rms("explain", "1_0").stdout
+        assert "CheapHours: put off by " in text and ", saves 7" in text
+        tasks = [f"1_{n}" for n in range(4)]
+        for task in tasks:
+            assert rms.over(task) == ["COMPLETED"]
+        rows = {task: rms.row(task) for task in tasks}
+        for row in rows.values():
+            assert begin_s + 2 * SLOT_S <= row["start_s"] + 1.0
+            assert row["end_s"] <= begin_s + 4 * SLOT_S
+            assert row["resizes"] == []
+        found = rms.ask("acct", "--cost")
+        priced = [row for row in found["jobs"] if row["id"] in tasks]
+        assert len(priced) == len(tasks)
+        for row in priced:
+            assert row["cost"] == pytest.approx(row["energy_j"] / 3.6e6 * CHEAP, rel=1e-6)
+
+
+def test_a_deadline_that_has_passed_is_refused() -> None:
+    with served(1) as rms:
+        script = rms.work / "job.sh"
+        script.write_text("#!/bin/sh\ntrue\n")
+        for words, expected in (
+            (("--deadline", "2020-01-01"), "expected a time after the job may start"),
+            (("--deadline", "soon"), "--deadline: expected a time like now+1hour"),
+            (("--cheap-within", "12"), "--cheap-within: expected a time like 90m, 12h or 2d"),
+        ):
+            done = rms.rms("submit", *words, str(script))
+            assert done.returncode == 2 and expected in done.stderr, done.stderr
+            assert len(done.stderr.splitlines()) == 1
+        assert rms.ask("queue") == []
