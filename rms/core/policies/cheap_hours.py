@@ -508,11 +508,12 @@ class CheapHours(HoursPart, msgspec.Struct, frozen=True, forbid_unknown_fields=T
     def plans(self, state: State) -> dict[JobId, HourlyPlan]:
         """Return the plans of all jobs with a deadline that wait or run."""
         free = _FreeNodes(state)
-        plans = {
-            name: self._waiting(state, job, free)
-            for name, job in state.pending.items()
-            if job.spec.deadline_s is not None
-        }
+        plans, before_s = dict[JobId, HourlyPlan](), 0.0
+        for name, job in state.pending.items():
+            if job.spec.deadline_s is not None:
+                plans[name] = self._waiting(state, job, free, before_s)
+            if (span_s := job.spec.expected_s(job.least, exact=state.exact)) < inf:
+                before_s += span_s * job.least / state.nodes
         for name, job in state.running.items():
             if job.spec.deadline_s is not None and job.spec.mode.resizable:
                 plans[name] = self._running(state, job)
@@ -524,17 +525,21 @@ class CheapHours(HoursPart, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         assert spec.deadline_s is not None
         return spec.deadline_s - self.margin * span_s, span_s
 
-    def _waiting(self, state: State, job: Job, free: _FreeNodes) -> HourlyPlan:
+    def _waiting(self, state: State, job: Job, free: _FreeNodes, before_s: float) -> HourlyPlan:
         """Return the plan of a waiting job.
 
         Its cheapest begin stays the same until then, so it is computed once; again only in later
         hours, where it did not begin for lack of nodes.
+
+        Args:
+            before_s: the time that the jobs before it take on all nodes.
         """
         spec, prices, now_s = job.spec, state.prices, state.now_s
         until_s, span_s = self._until_s(state, spec)
         if prices is None or span_s == inf:
             return HourlyPlan(spec.nodes_max, inf)
         latest_s = until_s - span_s
+        latest_s -= before_s
         if max(now_s, free.at_s(min(spec.preferred, state.nodes))) >= latest_s - ROUNDING_S:
             return HourlyPlan(spec.nodes_max, inf, urgent=True)
         site = state.nodes, state.power_models[0], state.exact
