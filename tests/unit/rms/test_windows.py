@@ -185,6 +185,7 @@ def test_a_wrong_parameter_is_refused(more: dict[str, Any], words: str) -> None:
     assert words in str(caught.value)
 
 
+NAMES = ["easy", "backfill-share", "conservative", "easy-share", "cheap-hours"]
 JOBS = st.lists(
     st.tuples(
         st.floats(0.0, 60.0),  # hour of submission
@@ -200,7 +201,7 @@ JOBS = st.lists(
 
 @pytest.mark.promise("node-power")
 @settings(deadline=None, max_examples=60)
-@given(jobs=JOBS, name=st.sampled_from(["easy", "backfill-share", "conservative", "easy-share"]))
+@given(jobs=JOBS, name=st.sampled_from(NAMES))
 def test_no_window_is_missed_where_jobs_keep_their_limits(
     jobs: list[tuple[float, int, float, float, bool]], name: str
 ) -> None:
