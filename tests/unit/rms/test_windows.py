@@ -9,9 +9,10 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from specs import job_spec
 
-from rms.core.model.events import Later, PowerOff, PowerOn, Reason, Resize
+from rms.core.model.events import HourlyPrices, Later, PowerOff, PowerOn, Reason, Resize
 from rms.core.model.jobs import JobSpec, Mode, NodePower, Site, Speedup
 from rms.core.policies import POLICIES, Policy, PolicyError, adjusted
 from rms.core.policies.node_power import Windows
@@ -43,7 +44,11 @@ def malleable(number: int, at_s: float, sizes: tuple[int, int], work_s: float) -
 
 
 def simulated(
-    specs: list[JobSpec], nodes: int, policy: Policy, rack: tuple[int, ...] = ()
+    specs: list[JobSpec],
+    nodes: int,
+    policy: Policy,
+    rack: tuple[int, ...] = (),
+    prices: HourlyPrices | None = None,
 ) -> tuple[Simulation, list[tuple[float, frozenset[int], int]]]:
     """Return a simulation that is over, and by time the nodes off and the nodes of jobs."""
     seen = list[tuple[float, frozenset[int], int]]()
@@ -54,7 +59,7 @@ def simulated(
         seen.append((state.now_s, frozenset(state.off), used))
 
     site = Site(nodes, (POWER,) * nodes, rack=rack)
-    simulation = Simulation(specs, site, policy, observer=look)
+    simulation = Simulation(specs, site, policy, observer=look, prices=prices)
     simulation.run()
     simulation.ledger.check()
     assert not simulation.engine.state.pending
@@ -193,6 +198,7 @@ JOBS = st.lists(
         st.floats(0.1, 10.0),  # limit in hours
         st.floats(0.1, 1.0),  # share of the limit that it runs
         st.booleans(),  # malleable
+        st.booleans(),  # with a deadline
     ),
     min_size=1,
     max_size=30,
@@ -203,17 +209,21 @@ JOBS = st.lists(
 @settings(deadline=None, max_examples=60)
 @given(jobs=JOBS, name=st.sampled_from(NAMES))
 def test_no_window_is_missed_where_jobs_keep_their_limits(
-    jobs: list[tuple[float, int, float, float, bool]], name: str
+    jobs: list[tuple[float, int, float, float, bool, bool]], name: str
 ) -> None:
     specs = list[JobSpec]()
-    for number, (hour, size, limit, share, can) in enumerate(jobs):
+    for number, (hour, size, limit, share, can, waits) in enumerate(jobs):
         if can:
             work_s = size * limit * share * HOUR
             specs.append(malleable(number, hour * HOUR, (1, size), work_s))
         else:
             times = {"limit_s": limit * HOUR, "run_s": limit * share * HOUR}
             specs.append(job_spec(number, size, at_s=hour * HOUR, **times))
-    simulation, seen = simulated(sorted(specs, key=lambda one: one.submit_s), 8, windows(name))
+        if waits:
+            specs[-1] = replace(specs[-1], deadline_s=(hour + 24.0) * HOUR)
+    values = tuple(float(hour % 7) for hour in range(200))
+    prices = HourlyPrices("EUR", tuple(HOUR * hour for hour in range(201)), values)
+    simulation, seen = simulated(specs, 8, windows(name), prices=prices)
     last_s = seen[-1][0]
     for day in range(1 + int(last_s // 86400.0)):
         begin, end = day * 24 + 22.0, day * 24 + 30.0
