@@ -44,6 +44,7 @@ EXPERIMENTS: Mapping[str, Callable[[argparse.Namespace], Result]] = {
         options.jobs or os.cpu_count() or 1,
         options.figures,
         progress,
+        options.keep,
     ),
     "guim": lambda options: guim(
         data_folder(options),
@@ -81,7 +82,12 @@ OPTIONS: Mapping[str, tuple[str, Callable[[str], Any], str, str]] = {
     "logs": ("guim", _names, "L[,L...]", "ctc, sdsc, blue (default: all)"),
     "mixes": ("guim", _names, "M[,M...]", "mem, hybrid, comp, equip (default: all)"),
     "errors": ("guim", _names, "PCT[,PCT...]", "errors of bandwidth (default: 10,50,100)"),
-    "keep": ("guim", Path, "FILE", "keep finished simulations there, and do not repeat them"),
+    "keep": (
+        "schaefer guim",
+        Path,
+        "FILE",
+        "keep finished simulations there, and do not repeat them",
+    ),
     "first": ("guim", at_least(0), "N", f"first jobs of a log; 0: all (default: {Grid().first})"),
     "variants": ("guim", _names, "V[,V...]", ASSUMPTIONS),
 }

@@ -46,7 +46,7 @@ from rms.plots import Panel, draw_panels
 from rms.sim.run import chosen
 from rms.sim.simulator import Simulation
 from rms.studies import experiment
-from rms.studies.experiment import Result, StudyReport
+from rms.studies.experiment import Kept, Result, StudyReport
 from rms.studies.posner import RULES, AsPlanned, PromisePlan, Promises, Sharing
 
 FOLDER = "schaefer_2026"
@@ -580,17 +580,23 @@ def schaefer(
     workers: int,
     figures: Path | None,
     progress: Callable[[str], None],
+    keep: Path | None = None,
 ) -> Result:
-    """Run the study, with the log and the files of ``schaefer_2026`` in ``data``."""
+    """Run the study, with the log and the files of ``schaefer_2026`` in ``data``.
+
+    Args:
+        keep: file for finished simulations, which are not repeated.
+    """
     published = published_results(data)
     specs = read_weeks(data, plan.weeks)
     todo = cases(plan.weeks, plan.shutdowns, SHARES, plan.seeds)
     outcomes = dict[ShutdownCase, Outcome]()
+    kept = Kept("schaefer", keep, ShutdownCase, Outcome)
 
     def run_one(case: ShutdownCase) -> Outcome:
         return run(case, specs[case.weeks])
 
-    for case, outcome in experiment.run_all(run_one, todo, workers):
+    for case, outcome in experiment.run_all(run_one, todo, workers, kept):
         outcomes[case] = outcome
         progress(f"{', '.join(map(str, case))} ({len(outcomes)} of {len(todo)})")
     rows = rows_of({case: outcomes[case] for case in todo}, published)

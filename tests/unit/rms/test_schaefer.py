@@ -184,6 +184,22 @@ def test_the_command_prints_the_published_rows_beside(
     assert rows[THEIRS, 100]["cost_a_day_pct"]["paper"] == 1.0
     assert rows[THEIRS, 0]["turnaround_pct"]["paper"] is None
     assert rows[DEFAULT, 0] == rows[EASY, 0]
+    kept = tmp_path / "kept"
+    again = [
+        "reproduce",
+        "schaefer",
+        "--data",
+        str(data),
+        *plan,
+        "--keep",
+        str(kept),
+        "--json",
+        "-",
+    ]
+    for _ in range(2):  # the second time all are read
+        assert main(again) == 0
+        assert json.loads(capsys.readouterr().out) == result
+        assert len(kept.read_text().splitlines()) == 17
     values = {"theta nodes": float(NODES), "seeds": float(len(SEEDS))}
     assert_statements("schaefer", values)
 
