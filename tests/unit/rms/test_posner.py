@@ -291,7 +291,10 @@ def test_what_does_not_agree_is_said_and_the_status_is_1(
         (["posner", "--seeds", "S9,S10"], r"100-0-0_S10\.csv\.gz, which does not exist"),
         (["posner", "--seeds", "S9,,"], "expected names like S0,S1"),
         (["posner", "--jobs", "0"], "expected a whole number of at least 1, got '0'"),
-        (["chiesi", "--seeds", "S9"], "expected --seeds with posner only, got it with chiesi"),
+        (
+            ["chiesi", "--seeds", "S9"],
+            "expected --seeds with posner or schaefer only, got it with chiesi",
+        ),
     ],
 )
 def test_bad_options_are_refused_in_one_sentence(
