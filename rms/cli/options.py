@@ -7,14 +7,14 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rms.core.model.jobs import JobId, JobSpec, Mode, Site
 from rms.core.policies import DEFAULT, POLICIES
 from rms.formats.config import LABELS, FileError, parse_criteria, read_cluster, read_workload
-from rms.formats.prices import Prices
+from rms.formats.prices import Kind, Prices
 from rms.formats.profiles import folder
 from rms.launch.local import this_machine
 from rms.wire.files import state_folder
@@ -40,9 +40,6 @@ def add_policy(add: Callable[..., argparse.Action]) -> None:
     text = f"scheduling policy: {', '.join(POLICIES)} or a file (default: {DEFAULT})"
     policy = add("--policy", default=DEFAULT, metavar="NAME|FILE.toml", help=text)
     completed_by(policy, lambda: POLICIES)
-
-
-Kind = Literal["price", "co2"]
 
 
 def cheap_by(stated: Kind | None, prices: Prices | None) -> Kind:

@@ -470,10 +470,8 @@ def _prices(prices: Prices, window: plots.TimeWindow) -> Iterator[tuple[str, str
     """Yield the curves of the price and of the emissions."""
     span_s = window.end_s - window.begin_s
     for kind, name, unit in prices.units:
-        values = [
-            (at, prices.value(kind, window.begin_s + at * span_s / PARTS)) for at in range(PARTS)
-        ]
-        points = [(at / PARTS, value) for at, value in values if value is not None]
+        steps = prices.steps(kind, window.begin_s, window.end_s, PARTS)
+        points = [((at_s - window.begin_s) / span_s, value) for at_s, value in steps]
         if points:
             top = max(value for _, value in points)
             yield name, _curve(points, top, html.escape(f"{top:.4g} {unit}"), 1.0)

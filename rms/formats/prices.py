@@ -48,6 +48,10 @@ UNIT_HEAD = re.compile(r"(?P<unit>.+)/kWh")
 HEADS = 'time,EUR/kWh,gCO2/kWh, with any currency, and "time (ZONE)" for times without an offset'
 
 
+Kind = Literal["price", "co2"]
+"""The price of electricity, or its emissions."""
+
+
 class Series(msgspec.Struct, frozen=True):
     """A quantity per kWh over time: one value, 24 by hour of day, or values from times on.
 
@@ -111,16 +115,24 @@ class Prices(msgspec.Struct, frozen=True):
         co2_g, unrated = self._share(self.carbon, joules, begin_s, end_s)
         return Cost(price, co2_g, unpriced, unrated)
 
-    def series(self, kind: Literal["price", "co2"]) -> Series | None:
+    def series(self, kind: Kind) -> Series | None:
         """Return the price, or g of CO2, per kWh; None where the file has none."""
         return self.price if kind == "price" else self.carbon
 
-    def value(self, kind: Literal["price", "co2"], at_s: float) -> float | None:
+    def value(self, kind: Kind, at_s: float) -> float | None:
         """Return the value at a time, None in a gap."""
         series = self.series(kind)
         return None if series is None else self._at(series, at_s)
 
-    def mean(self, kind: Literal["price", "co2"]) -> float:
+    def steps(
+        self, kind: Kind, begin_s: float, end_s: float, parts: int
+    ) -> list[tuple[float, float]]:
+        """Return ``(time, value)`` at the begins of equal parts of a time, without gaps."""
+        times_s = [begin_s + at * (end_s - begin_s) / parts for at in range(parts)]
+        values = ((at_s, self.value(kind, at_s)) for at_s in times_s)
+        return [(at_s, value) for at_s, value in values if value is not None]
+
+    def mean(self, kind: Kind) -> float:
         """Return the mean of all values of the file.
 
         Raises:
@@ -133,7 +145,7 @@ class Prices(msgspec.Struct, frozen=True):
         return fmean(values)
 
     def hourly(
-        self, kind: Literal["price", "co2"], begin_s: float, end_s: float, zero_s: float = 0.0
+        self, kind: Kind, begin_s: float, end_s: float, zero_s: float = 0.0
     ) -> HourlyPrices | None:
         """Return the values from one time to another for decisions, None where there are none.
 
@@ -162,11 +174,11 @@ class Prices(msgspec.Struct, frozen=True):
         if not begins or end_s <= max(begin_s, begins[0]):
             return None
         mean = self.mean(kind)
-        found = [self._at(series, at_s) for at_s in begins]
+        values = [self._at(series, at_s) for at_s in begins]
         return HourlyPrices(
             self.currency if kind == "price" else "g CO2",
             tuple(at_s - zero_s for at_s in (*begins, end_s)),
-            tuple(mean if value is None else value for value in found),
+            tuple(mean if value is None else value for value in values),
         )
 
     @property
@@ -224,7 +236,7 @@ class Prices(msgspec.Struct, frozen=True):
             yield max(0.0, min(end_s, times[n + 1]) - max(begin_s, times[n])), values[n]
 
     @property
-    def units(self) -> tuple[tuple[Literal["price", "co2"], str, str], ...]:
+    def units(self) -> tuple[tuple[Kind, str, str], ...]:
         """Kind, name and unit of the price and of the emissions."""
         currency = self.currency or "price"
         return ("price", "Price", f"{currency}/kWh"), ("co2", "Carbon", "g CO2/kWh")

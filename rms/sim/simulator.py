@@ -385,11 +385,11 @@ class Simulation:
             elif type(decision) is PowerOn:
                 state = self._state
                 boots = [node for node in decision.nodes if node == state.together(node)[0]]
-                # Nodes that nobody waits for come back together, at the end of a window.
-                together = not self.engine.policy.node_power.offs_idle
+                # At the end of a window no job waits for one of the nodes: one pass is enough.
+                one_pass = not self.engine.policy.node_power.powers_off_idle
                 for node, after in zip_longest(boots, boots[1:]):
                     at_s = state.booting[node]
-                    more = together and after is not None and state.booting[after] == at_s
+                    more = one_pass and after is not None and state.booting[after] == at_s
                     self._push(NodeBooted(at_s, node, more))
         if kind is ResizePoint:
             self._due_points.pop(event.job, None)  # type: ignore[union-attr]

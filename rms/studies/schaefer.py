@@ -410,7 +410,7 @@ class Meter:
     def overruns(self, part: Windows | None, end_s: float, delay_s: float) -> list[float]:
         """Return node hours by window in which nodes are on, after a time, that are to be off."""
         overruns: list[float] = []
-        wanted = 0 if part is None else int(part.share * THETA["nodes"] + 1e-9)
+        wanted = 0 if part is None else part.nodes(THETA["nodes"])
         if part is None:
             return overruns
         window = part.window(0.0)
@@ -674,7 +674,7 @@ def whole(shutdown: str, outcome: Outcome, end_s: float) -> Bill:
     part = windows(shutdown)
     edges = [(begin_s, 0)]
     if part is not None:
-        off, window = int(part.share * nodes + 1e-9), part.window(begin_s)
+        off, window = part.nodes(nodes), part.window(begin_s)
         edges = [] if window.begin_s <= begin_s else edges
         while window.begin_s < end_s:
             edges += [(max(begin_s, window.begin_s), off), (window.end_s, 0)]

@@ -27,3 +27,4 @@ def test_a_job_that_has_grown_by_spawn_goes_on_without_a_lost_host(node: int) ->
     setup = acts.Setup(nodes=3, policy="backfill-share", keep=None, engine="hosts", survivors=True)
     world = played([first, grows, cut], setup, 413)
     assert not world.wrong
+    assert world.counted["resizes"] >= 1  # to three nodes, before the host is lost

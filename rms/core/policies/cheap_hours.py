@@ -450,9 +450,12 @@ def _whole(levels: Sequence[Width | None]) -> bool:
 
 # --- part ``hours`` ------------------------------------------------------------------------------
 
+Place = Callable[[State, Job, int], tuple[Node, ...]]
+"""The nodes of a running job at another size (:meth:`rms.core.policies.policy.Policy.place`)."""
+
 
 class HoursPart:
-    """Part ``hours``: whether prices and carbon intensities by the hour matter.
+    """Part ``hours``: the jobs that are put off to other hours, and sizes by the hour.
 
     Attributes:
         waits_for_prices: jobs with a deadline are put off to cheap hours.
@@ -461,6 +464,28 @@ class HoursPart:
     __slots__ = ()
 
     waits_for_prices: ClassVar[bool] = False
+
+    def applies(self, state: State) -> bool:
+        """Return whether there are jobs that it may put off, or resize."""
+        return False
+
+    def look_s(self, state: State) -> float:
+        """Return the time at which a job is to change without an event, inf for never."""
+        return inf
+
+    def view(self, state: State, events: Sequence[Event]) -> HoursView:
+        """Return the state and events for the other parts."""
+        raise NotImplementedError
+
+    def resized(
+        self, view: HoursView, decisions: Sequence[Decision], place: Place
+    ) -> list[Decision]:
+        """Return the decisions of the other parts as the hours allow them, and further resizes."""
+        raise NotImplementedError
+
+    def waiting(self, state: State) -> dict[JobId, Later]:
+        """Return the jobs that are put off, with reasons."""
+        return {}
 
 
 class AnyHour(HoursPart, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -538,8 +563,7 @@ class CheapHours(HoursPart, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         until_s, span_s = self._until_s(state, spec)
         if prices is None or span_s == inf:
             return HourlyPlan(spec.nodes_max, inf)
-        latest_s = until_s - span_s
-        latest_s -= before_s
+        latest_s = until_s - span_s - before_s
         if max(now_s, free.at_s(min(spec.preferred, state.nodes))) >= latest_s - ROUNDING_S:
             return HourlyPlan(spec.nodes_max, inf, urgent=True)
         site = state.nodes, state.power_models[0], state.exact
@@ -587,10 +611,7 @@ class CheapHours(HoursPart, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         return HoursView(view, events, plans, frozenset(off))
 
     def resized(
-        self,
-        view: HoursView,
-        decisions: Sequence[Decision],
-        place: Callable[[State, Job, int], tuple[Node, ...]],
+        self, view: HoursView, decisions: Sequence[Decision], place: Place
     ) -> list[Decision]:
         """Return decisions without wider sizes than planned, and with the planned resizes."""
         state, kept, taken = view.state, list[Decision](), set[Node]()
@@ -613,9 +634,9 @@ class CheapHours(HoursPart, msgspec.Struct, frozen=True, forbid_unknown_fields=T
                 waits.discard(decision.job)
             kept.append(decision)
         for name, plan in view.plans.items():
-            job = state.running.get(name)  # type: ignore[assignment]
-            if job is None or name in changed:
+            if name not in state.running or name in changed:
                 continue
+            job = state.running[name]
             size = self._size(state, job, plan, 0 if waits else max(0, free))
             if not size:
                 state.awaited.pop(name, None)
@@ -656,13 +677,11 @@ class CheapHours(HoursPart, msgspec.Struct, frozen=True, forbid_unknown_fields=T
 
     def waiting(self, state: State) -> dict[JobId, Later]:
         """Return the jobs that are put off, with what that saves."""
-        waits = dict[JobId, Later]()
-        if self.applies(state):
-            for name, plan in self.plans(state).items():
-                if name in state.pending and plan.made is not None and not plan.size:
-                    words = plan.words(state, state.pending[name])
-                    waits[name] = Later(name, words, Reason.CHEAP_HOURS)
-        return waits
+        return {
+            name: Later(name, plan.words(state, state.pending[name]), Reason.CHEAP_HOURS)
+            for name, plan in self.plans(state).items()
+            if name in state.pending and plan.made is not None and not plan.size
+        }
 
 
 class HourlyPlan(NamedTuple):
@@ -771,7 +790,7 @@ def _going_on(
 def _widths(
     spec: JobSpec, nodes: int, power: NodePower, exact: bool, running: Job | None = None
 ) -> tuple[Width, ...]:
-    """Return the efficient sizes of a job; empty where its run time is not known."""
+    """Return the efficient sizes of a job; empty without an expected run time."""
     sizes: Sequence[int] = [spec.preferred]
     if spec.mode.any_start or running is not None:
         sizes = [n for n in some_sizes(spec.sizes(), spec.preferred) if n <= nodes]
@@ -792,7 +811,7 @@ def _width(
 def _hours(
     prices: HourlyPrices, now_s: float, until_s: float, *, twelfths: bool = True
 ) -> tuple[Hour, ...]:
-    """Return the hours until a time; outside the known ones the mean of these counts.
+    """Return the hours until a time; outside the values their mean counts.
 
     With ``twelfths`` the first begins at the next twelfth of its hour.
     """

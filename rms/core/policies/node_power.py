@@ -23,7 +23,7 @@ from datetime import time as clock
 from functools import lru_cache, partial
 from itertools import chain
 from math import floor, inf
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import ClassVar, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -63,7 +63,7 @@ class NodePowerPart:
     always_on: ClassVar[bool] = False
 
     @property
-    def offs_idle(self) -> bool:
+    def powers_off_idle(self) -> bool:
         """Whether nodes are powered off because they are idle."""
         return not self.always_on
 
@@ -230,7 +230,7 @@ class Windows(OffWhenIdle, msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
         return ALWAYS_ON(state, idle, needed, until_s)
 
     @property
-    def offs_idle(self) -> bool:
+    def powers_off_idle(self) -> bool:
         """Whether nodes are powered off because they are idle."""
         return self.idle
 
@@ -239,13 +239,13 @@ class Windows(OffWhenIdle, msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
         day = floor(now_s / 86400.0)
         return next(window for window in _windows(self, day) if window.end_s > now_s)
 
-    def nodes(self, state: State) -> int:
-        """Return the number of nodes that are to be off in a window."""
-        return int(self.share * state.nodes + 1e-9)
+    def nodes(self, of: int) -> int:
+        """Return the number of nodes, of so many, that are to be off in a window."""
+        return int(self.share * of + 1e-9)
 
     def look_s(self, state: State) -> float:
         """Return the next time at which nodes may have to be switched, inf for never."""
-        window, boot_s = self.window(state.now_s), _any_boot_s(state)
+        window, boot_s = self.window(state.now_s), _most_boot_s(state)
         times = [super().look_s(state)] if self.idle else []
         times += [window.begin_s, window.end_s - boot_s, window.end_s]
         return min(time_s for time_s in times if time_s > state.now_s)
@@ -259,8 +259,8 @@ def _clock(hour: str, minute: str, end_hour: str, end_minute: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _windows(part: Windows, day: int) -> tuple[Window, ...]:
-    """Return the windows from the day before a day of UTC until nine days later, by their ends."""
-    zone, found = ZoneInfo(part.zone), list[Window]()
+    """Return the windows about a day of UTC, rising; those that overlap or touch are one."""
+    zone, windows = ZoneInfo(part.zone), list[Window]()
     first = date(1970, 1, 1) + timedelta(days=day)
     for at in range(-2, 10):
         today = first + timedelta(days=at)
@@ -269,21 +269,27 @@ def _windows(part: Windows, day: int) -> tuple[Window, ...]:
         for text in part.off:
             begin, end = (clock.fromisoformat(one) for one in text.split("-"))
             last = today + timedelta(days=end <= begin)
-            found.append(
+            windows.append(
                 Window(
                     datetime.combine(today, begin, zone).timestamp(),
                     datetime.combine(last, end, zone).timestamp(),
                 )
             )
-    return tuple(sorted(found, key=attrgetter("end_s")))
+    joined = list[Window]()
+    for window in sorted(windows):
+        if joined and window.begin_s <= joined[-1].end_s:
+            joined[-1] = Window(joined[-1].begin_s, max(window.end_s, joined[-1].end_s))
+        else:
+            joined.append(window)
+    return tuple(joined)
 
 
-def _any_boot_s(state: State) -> float:
+def _most_boot_s(state: State) -> float:
     """Return the longest boot time of any node."""
     return max(model.boot_s for model in state.power_models)
 
 
-class Closing(NamedTuple):
+class WindowView(NamedTuple):
     """What a window leaves to the other parts in a pass.
 
     Attributes:
@@ -303,19 +309,19 @@ class Closing(NamedTuple):
     hidden: frozenset[JobId] = frozenset()
 
 
-def closing(
+def window_view(
     part: Windows, state: State, events: Sequence[Event], more: Set[JobId] = frozenset()
-) -> Closing:
+) -> WindowView:
     """Return the state that the other parts of a policy see in a pass.
 
     Args:
         more: waiting jobs that are hidden as well.
     """
-    now_s, wanted, window = state.now_s, part.nodes(state), part.window(state.now_s)
+    now_s, wanted, window = state.now_s, part.nodes(state.nodes), part.window(state.now_s)
     if not wanted:
-        return Closing(state, events)
+        return WindowView(state, events)
     view, off, shrinks = state, tuple[Node, ...](), list[tuple[Job, int]]()
-    there_s = window.end_s - _any_boot_s(state)
+    there_s = window.end_s - _most_boot_s(state)
     if window.begin_s <= now_s < there_s:
         down = sorted(state.off - state.down)
         off = tuple(_to_be_off(state, wanted - len(down)))
@@ -335,7 +341,7 @@ def closing(
         view, events = without_jobs(view, events, hidden)
     opens = datetime.fromtimestamp(window.begin_s, ZoneInfo(part.zone))
     words = f"{wanted} of {state.nodes} nodes are powered off from {opens:%H:%M} on"
-    return Closing(view, events, off, shrinks, words, hidden)
+    return WindowView(view, events, off, shrinks, words, hidden)
 
 
 def _to_be_off(state: State, nodes: int) -> list[Node]:
@@ -351,11 +357,11 @@ def _to_be_off(state: State, nodes: int) -> list[Node]:
         busy.subtract(racks)
         order = sorted(range(len(hosts)), key=lambda at: (busy[racks[at]], racks[at], at))
         hosts = [hosts[at] for at in order]
-    found = list[Node]()
+    off = list[Node]()
     for slots in hosts:
-        if len(found) + len(slots) <= nodes:
-            found += slots
-    return sorted(found)
+        if len(off) + len(slots) <= nodes:
+            off += slots
+    return sorted(off)
 
 
 def _making_room(state: State, nodes: int) -> list[tuple[Job, int]]:
@@ -435,7 +441,7 @@ def _too_long(part: Windows, state: State, window: Window, wanted: int) -> set[J
 
 def overruns(part: Windows, state: State, decisions: Sequence[Decision]) -> set[JobId]:
     """Return the starts of a pass that would together keep nodes of the next window."""
-    wanted, window = part.nodes(state), part.window(state.now_s)
+    wanted, window = part.nodes(state.nodes), part.window(state.now_s)
     if window.begin_s <= state.now_s:
         window = part.window(window.end_s)
     left, late = state.nodes - wanted - kept_nodes(state, window), set[JobId]()
@@ -529,7 +535,11 @@ def switched(
     ]
     used = {node for decision in placed for node in decision.nodes}
     idle: list[Node] = []
-    if part.offs_idle and starts and not any(decision.code is Reason.POWER for decision in placed):
+    if (
+        part.powers_off_idle
+        and starts
+        and not any(decision.code is Reason.POWER for decision in placed)
+    ):
         idle = [node for node in state.free_nodes() if node not in used]
         able = [job for until_s, _, job in state.expandable if until_s > state.now_s]
         widening = sum(job.spec.sizes()[-1] - job.size for job in able)  # where that pays

@@ -37,7 +37,7 @@ from rms.core.model.events import (
 )
 from rms.core.model.jobs import Job, JobId, Node
 from rms.core.policies.admission import Admission, View, within_limits
-from rms.core.policies.cheap_hours import ANY_HOUR, CheapHours, HoursPart
+from rms.core.policies.cheap_hours import ANY_HOUR, HoursPart
 from rms.core.policies.node_power import (
     ALWAYS_ON,
     NOMINAL,
@@ -46,9 +46,9 @@ from rms.core.policies.node_power import (
     Windows,
     after_ends,
     all_on,
-    closing,
     overruns,
     switched,
+    window_view,
 )
 from rms.core.policies.order import Order
 from rms.core.policies.placement import (
@@ -191,7 +191,7 @@ class Policy:
 
         The engine calls it only after events of a type in ``triggers``.
         """
-        if isinstance(self.hours, CheapHours) and self.hours.applies(state):
+        if self.hours.applies(state):
             view = self.hours.view(state, events)
             decisions = self._on_nodes(view.state, view.events)
             return self.hours.resized(view, decisions, self.place)
@@ -209,18 +209,18 @@ class Policy:
         self, part: Windows, state: State, events: Sequence[Event]
     ) -> list[Decision]:
         """Return the decisions of a pass beside recurring windows in which nodes are off."""
-        late = set[JobId]()
-        for last in (*([False] * MOST_TRIES), True):
-            view = closing(part, state, events, late)
+        late, over = set[JobId](), set[JobId]()
+        for _ in range(MOST_TRIES + 1):
+            late |= over
+            view = window_view(part, state, events, late)
             decisions = self._switched(view.state, view.events)
-            more = overruns(part, state, decisions)
-            if not more or last:
+            over = overruns(part, state, decisions)
+            if not over:
                 break
-            late |= more
         decisions = [
             decision
             for decision in decisions
-            if not (isinstance(decision, Start) and decision.job in more)
+            if not (isinstance(decision, Start) and decision.job in over)
             and not (isinstance(decision, Resize) and view.shrinks)
         ]
         if view.off:
@@ -368,9 +368,7 @@ class Policy:
     def look_s(self, state: State) -> float:
         """Return the time of the next decision without an event, inf for never."""
         look_s = inf if self.always_on else self.node_power.look_s(state)
-        if isinstance(self.hours, CheapHours):
-            look_s = min(look_s, self.hours.look_s(state))
-        return look_s
+        return min(look_s, self.hours.look_s(state))
 
     def place(self, state: State, job: Job, size: int) -> tuple[Node, ...]:
         """Return the nodes of a running job at another size, for a user's request."""
@@ -379,10 +377,10 @@ class Policy:
 
     def view(self, state: State) -> View | None:
         """Return the view for :meth:`explain`."""
-        if isinstance(self.hours, CheapHours) and self.hours.applies(state):
+        if self.hours.applies(state):
             state = self.hours.view(state, ()).state
         if isinstance(self.node_power, Windows):
-            state = closing(self.node_power, state, ()).state
+            state = window_view(self.node_power, state, ()).state
         if state.off or state.booting:
             state = all_on(state)
         if state.listed:
@@ -410,11 +408,11 @@ class Policy:
     def explained(self, state: State) -> dict[JobId, Later]:
         """Return the reasons for waiting that are computed for all jobs at once."""
         waits = dict[JobId, Later]()
-        if isinstance(self.hours, CheapHours) and self.hours.applies(state):
+        if self.hours.applies(state):
             waits |= self.hours.waiting(state)
             state = self.hours.view(state, ()).state
         if isinstance(self.node_power, Windows):
-            view = closing(self.node_power, state, ())
+            view = window_view(self.node_power, state, ())
             for name in view.hidden:
                 text = f"PowerWindow: would not end before {view.words}"
                 waits[name] = Later(name, text, Reason.NODE_POWER)

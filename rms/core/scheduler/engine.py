@@ -104,12 +104,9 @@ class Engine:
     def handle(self, event: Event) -> list[Decision]:
         """Apply an event; return the decisions on it, already entered as requested."""
         self.apply(event)
-        kind = type(event)
-        if kind is ResizeAsked or event.enqueues or self.state.held or self.state.wanted:
+        if isinstance(event, ResizeAsked) or event.enqueues or self.state.held or self.state.wanted:
             return self.decide((event,))
-        if kind is NodeBooted and event.more:  # type: ignore[union-attr]
-            return []
-        return self._pass((event,)) if kind in self._policy.triggers else []
+        return self._pass((event,)) if self._triggers(event) else []
 
     def apply(self, event: Event) -> None:
         """Apply an event without a decision: others follow in the same instant."""

@@ -391,12 +391,8 @@ def _prices(context: Context, window: TimeWindow) -> Iterator[PriceCurve]:
     prices = context.settings.prices
     if prices is None:
         return
-    part_s = (window.end_s - window.begin_s) / PARTS
-    times_s = [window.begin_s + at * part_s for at in range(PARTS)]
     for kind, name, unit in prices.units:
-        values = [(at_s, prices.value(kind, at_s)) for at_s in times_s]
-        steps = [(at_s, value) for at_s, value in values if value is not None]
-        if steps:
+        if steps := prices.steps(kind, window.begin_s, window.end_s, PARTS):
             yield PriceCurve(name, unit, steps)
 
 

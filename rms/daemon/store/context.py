@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
 
 from prometheus_client import (
     CollectorRegistry,
@@ -41,7 +40,7 @@ from rms.daemon.store.journal import Journal, JournalError
 from rms.daemon.store.notes import BrokenNote, ClockNote
 from rms.daemon.store.private import Private
 from rms.daemon.store.record import JobRuntime
-from rms.formats.prices import Prices
+from rms.formats.prices import Kind, Prices
 from rms.launch.base import PowerCommands
 from rms.launch.local import LocalLauncher
 from rms.power.meter import boot_id, boottime
@@ -296,7 +295,7 @@ class Settings:
     policy_modules: frozenset[str] = frozenset()
     profiles: Path | None = None
     prices: Prices | None = None
-    cheap_by: Literal["price", "co2"] = "price"  # what cheap hours are cheap in
+    cheap_by: Kind = "price"  # what cheap hours are cheap in
     # bound of the cluster's power; None to keep the bound of before a restart
     power_cap: PowerCap | None = None
     # power nodes off and on; None: nodes are off in the books only

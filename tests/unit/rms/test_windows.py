@@ -171,6 +171,12 @@ def test_windows_follow_the_clocks_of_their_zone() -> None:
     assert part.window(window.end_s).begin_s == datetime(2026, 4, 4, 22, tzinfo=zone).timestamp()
 
 
+def test_windows_that_overlap_or_touch_are_one() -> None:
+    part = Windows(off=("20:00-23:00", "22:00-01:00", "01:00-06:00", "12:00-13:00"), share=0.5)
+    assert part.window(21 * HOUR) == (20 * HOUR, 30 * HOUR)
+    assert part.window(30 * HOUR) == (36 * HOUR, 37 * HOUR)
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
@@ -229,4 +235,6 @@ def test_no_window_is_missed_where_jobs_keep_their_limits(
         begin, end = day * 24 + 22.0, day * 24 + 30.0
         inside = [one for one in seen if (begin + 0.1) * HOUR < one[0] < end * HOUR - 121.0]
         assert all(len(off) == 4 for _, off, _ in inside)
+        if seen[0][0] <= begin * HOUR and last_s >= end * HOUR:
+            assert len(at(seen, begin + 0.1)[0]) == 4
     assert len(starts(simulation)) == len(specs)
