@@ -405,9 +405,10 @@ def _policy(arguments: argparse.Namespace, goes_on: bool) -> Policy:
 
 def _power_commands(arguments: argparse.Namespace) -> PowerCommands | None:
     off, on, deadline_s = arguments.power_off, arguments.power_on, arguments.power_on_deadline
-    if (off or on) and arguments.engine not in ("local", "slurm", HOSTS):
-        got = f"--engine {arguments.engine}, whose nodes belong to an allocation"
-        raise CommandError(f"expected --power-off and --power-on with nodes that stay, got {got}")
+    if (off or on) and arguments.engine not in ("local", "slurm"):
+        reached = "--reach" if arguments.engine == HOSTS else f"--engine {arguments.engine}"
+        expected = "expected --power-off and --power-on with --engine local or slurm"
+        raise CommandError(f"{expected}, got {reached}")
     try:
         return PowerCommands.parse(off, on, deadline_s)
     except ValueError as error:

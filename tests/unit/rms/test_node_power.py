@@ -323,7 +323,7 @@ def test_nodes_that_are_counted_are_not_powered_off() -> None:
         (["--power-off", "true", "--power-on", "no-such-program x"], "'no-such-program x'"),
         (
             ["--engine", "slurm-pilot", "--power-off", "true", "--power-on", "true"],
-            "--engine slurm-pilot, whose nodes belong to an allocation",
+            "with --engine local or slurm, got --engine slurm-pilot",
         ),
         (["--engine", "slurm", "--policy", "{off}"], "expected --power-off and --power-on"),
     ],
