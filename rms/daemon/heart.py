@@ -39,7 +39,6 @@ from rms.daemon.jobs.scripts import Endings, Scripts
 from rms.daemon.jobs.submit import Holds, Submissions
 from rms.daemon.jobs.watch import JobWatch
 from rms.daemon.jobs.worlds import Worlds
-from rms.daemon.kernels import tasks_of
 from rms.daemon.nodes.energy import CapWatch, Meters
 from rms.daemon.nodes.nodes import (
     POWERED_ELSEWHERE,
@@ -48,6 +47,7 @@ from rms.daemon.nodes.nodes import (
     Nodes,
     NodeSwitch,
     check_placement,
+    tasks_of,
 )
 from rms.daemon.store.context import Context, Faults, describe, log
 from rms.daemon.store.journal import JournalError, JournalFullError, PolicySet

@@ -1,4 +1,4 @@
-"""Nodes: down or drained, leased, powered off and on, and their frequencies.
+"""Nodes: down or drained, leased, powered off and on, their frequencies, and those lent to tasks.
 
 Nodes are powered by a user's commands, or in the books only. A command is run with the name of one
 node as its last argument, as Slurm runs its SuspendProgram and ResumeProgram. A command that powers
@@ -8,6 +8,8 @@ until ``rms resume``; jobs that wait for it wait for another node then.
 The frequencies of a job's nodes are in the state (``Job.frequencies``). Cores and GPUs are set to
 the highest frequency among the jobs there, and reset if none of the jobs has a lower one. Where
 they cannot be set, that is entered as an event: policies then plan with the highest.
+
+Free nodes are lent to the tasks of :mod:`rms.kernels.served`, and taken back when a job needs them.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ import os
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import inf
+from pathlib import Path
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import (
@@ -32,16 +36,25 @@ from rms.core.model.events import (
     PowerOff,
     PowerOn,
     ResizeAsked,
+    TasksHold,
 )
 from rms.core.model.jobs import JobId, Node
 from rms.core.policies import Policy, PolicyError
 from rms.core.rules.checks import LEAST_S, needs_s
+from rms.core.rules.powercap import tasks_in_the_way, under_cap
 from rms.core.state import State
 from rms.daemon.store.context import Context, Handle, log
-from rms.daemon.store.notes import DrainedNote, PoweredOffNote
+from rms.daemon.store.notes import DrainedNote, PoweredOffNote, StrategyNote
+from rms.daemon.store.sandbox import FileStrategy, StrategyFiles
+from rms.kernels.model import Resource, TaskDevice
+from rms.kernels.record import UnitPower
+from rms.kernels.scheduler import Strategy
+from rms.kernels.served import NodeLender, Tasks
 from rms.launch.base import Demand, WaitingJob
 from rms.power.frequency import FrequencyError
 from rms.wire.messages import ClockOrders, ClockReport
+
+MOST_CHECKED = 100  # number of waiting jobs that are checked for tasks in their way
 
 POWERED_ELSEWHERE = (
     "expected --power-off and --power-on for a policy that powers nodes off, where these are not "
@@ -426,3 +439,114 @@ class FrequencyControl:
                 self._context.launcher.clocks.set({}, None)
         at_s = self._context.time()
         self._handle(FrequenciesSettable(at_s, not reason, reason))
+
+
+# --- nodes lent to tasks --------------------------------------------------------------------------
+
+
+def tasks_of(context: Context, handle: Handle) -> Tasks:
+    """Return the tasks of a daemon."""
+    files = StrategyFiles(context.launcher.state / "strategies")
+    return Tasks(NodesForTasks(context, handle, files), files)
+
+
+class NodesForTasks(NodeLender):
+    """The nodes of a daemon, lent to tasks."""
+
+    def __init__(self, context: Context, handle: Handle, files: StrategyFiles) -> None:
+        self._context, self._handle, self._files = context, handle, files
+        self.now, self.prices = context.now, context.settings.prices
+        self.record, self.recorded = context.journal.record, context.journal.recorded
+        self.launcher, cluster = context.launcher, context.cluster
+        self.devices = []
+        if self.launcher.nodes.starts_steps:
+            remote = self.launcher.shared_filesystem
+            self.devices = (nodes_as_devices if remote else devices_of)(cluster)
+        self.power = power_of(cluster)
+
+    def lent(self) -> Mapping[int, str]:
+        """Return the nodes that tasks hold, with the owners of their energy, or ""."""
+        return {int(node): owner for node, owner in self._context.state.lent.items()}
+
+    def lend(self, units: Mapping[int, str]) -> None:
+        """Lend these nodes and no others; jobs may start on those that are taken back."""
+        nodes = sorted(units)
+        owners = tuple(units[unit] for unit in nodes)
+        self._handle(TasksHold(self._context.time(), tuple(map(Node, nodes)), owners))
+
+    def free(self, units: Iterable[int]) -> set[int]:
+        """Return the nodes among these that are up and not a job's."""
+        state = self._context.state
+        return {n for n in units if state.vacant[n] or n in state.lent} - state.down
+
+    def under_cap(self, units: Iterable[int]) -> set[int]:
+        """Return the nodes among these on which tasks could run within the power cap."""
+        return under_cap(self._context.state, units)
+
+    def power_cap_w(self) -> float | None:
+        """Return the power cap of the cluster."""
+        return self._context.state.power_cap_w
+
+    def jobs_wait(self) -> bool:
+        """Return whether tasks hold the nodes, or the power, for which a job waits."""
+        state = self._context.state
+        return tasks_in_the_way(state, islice(state.pending.values(), MOST_CHECKED))
+
+    def slots_of(self, units: Iterable[int]) -> tuple[str, ...]:
+        """Return the slots of nodes."""
+        return self._context.cluster.slots_of(Node(unit) for unit in units)
+
+    def keep(self, strategy: Strategy, governor: str) -> None:
+        """Note a strategy and the governor's rule for the next daemon."""
+        file = str(strategy.path) if isinstance(strategy, FileStrategy) else ""
+        self._context.journal.note(StrategyNote(name=strategy.name, governor=governor, file=file))
+
+    def kept(self) -> tuple[Callable[[], Strategy], str] | None:
+        """Return a loader of the strategy, and the governor's rule, of the previous daemon."""
+        note = self._context.journal.noted(StrategyNote)
+        if not note.name:
+            return None
+
+        def load() -> Strategy:
+            if note.file:
+                return FileStrategy(Path(note.file), note.name)
+            return self._files.load(note.name, "")
+
+        return load, note.governor
+
+
+def devices_of(cluster: Cluster) -> list[TaskDevice]:
+    """Return the devices of this machine: GPU nodes, all cores together, single cores and nodes.
+
+    A node here is a virtual one: a kernel for another node runs there in a process of its own.
+    """
+    gpus = [n for n, slots in enumerate(cluster.slots) if any(s.startswith("gpu") for s in slots)]
+    cpus = [n for n, slots in enumerate(cluster.slots) if any(s.startswith("cpu") for s in slots)]
+    devices = [TaskDevice(cluster.names[n], Resource.GPU, (n,)) for n in gpus]
+    if cpus:
+        devices.append(TaskDevice("cores", Resource.CORES, tuple(cpus)))
+    devices += [TaskDevice(cluster.names[n], Resource.CORE, (n,)) for n in cpus]
+    nodes = nodes_as_devices(cluster)
+    return devices + [device for device in nodes if set(cpus).issuperset(device.units)]
+
+
+def nodes_as_devices(cluster: Cluster) -> list[TaskDevice]:
+    """Return all nodes, or hosts that jobs share, as devices of kernels for another node."""
+    return [
+        TaskDevice(f"node-{host}", Resource.NODE, tuple(map(int, cluster.nodes_of[host])))
+        for host in cluster.hosts
+    ]
+
+
+def power_of(cluster: Cluster) -> dict[int, UnitPower]:
+    """Return the power of all nodes by their model; the power of a shared host is divided."""
+    if not cluster.power:
+        return {}
+    at = {host: number for number, host in enumerate(cluster.hosts)}
+    powers = {}
+    for unit in range(len(cluster.names)):
+        host = cluster.host_of(unit)
+        model, slots = cluster.power[at[host]], len(cluster.nodes_of[host]) if cluster.shared else 1
+        added_w = max(0.0, model.static_w + model.dynamic_w - model.idle_w)
+        powers[unit] = UnitPower(model.idle_w / slots, added_w / slots)
+    return powers

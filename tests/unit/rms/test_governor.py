@@ -16,7 +16,7 @@ from rms.core.policies import named
 from rms.core.rules.powercap import expected_w, tasks_in_the_way, under_cap
 from rms.core.scheduler.engine import Engine
 from rms.core.state import State
-from rms.daemon.kernels import NodesForTasks
+from rms.daemon.nodes.nodes import NodesForTasks
 from rms.formats.prices import Prices, Series
 from rms.kernels.model import Governor
 from rms.kernels.served import GovernorRule
