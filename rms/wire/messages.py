@@ -347,6 +347,24 @@ class DeviceEnergy(msgspec.Struct, frozen=True):
     counter: Joules | None = None
 
 
+class Activity(msgspec.Struct, frozen=True):
+    """The work of a job's processes on a host since the agent first read it; no figure ever falls.
+
+    Attributes:
+        owner: the job's id, or "" for all processes of the host, those of jobs included.
+        cpu_s: processor time, of user and system, children included.
+        instructions: executed; None where the kernel counts none (perf_event_open(2)).
+        cycles: of the processors while these processes ran, or None.
+        misses: of the last-level cache, or None.
+    """
+
+    owner: Name
+    cpu_s: Seconds
+    instructions: Figure | None = None
+    cycles: Figure | None = None
+    misses: Figure | None = None
+
+
 class Metered(Strict, frozen=True):
     """A node's agent to the daemon: all readings so far; answered by a :class:`MeterAnswer`.
 
@@ -359,6 +377,8 @@ class Metered(Strict, frozen=True):
         boot: the kernel's id of this boot: counters begin anew with it.
         devices: those that can be read now; for others the last report holds.
         reason: why nothing, or something, cannot be read: the model is used for it.
+        activity: of all jobs on the host, also of those that ended in the last minute, and of the
+            host; empty where it is not read.
     """
 
     node: Name
@@ -368,6 +388,7 @@ class Metered(Strict, frozen=True):
     boot: Name
     devices: list[DeviceEnergy] = []
     reason: str = ""
+    activity: list[Activity] = []
 
 
 class MeterAnswer(msgspec.Struct, frozen=True):
