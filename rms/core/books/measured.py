@@ -4,8 +4,9 @@ The books of :mod:`rms.core.books.ledger` are the model's, from events alone. A 
 meters has the energy of its devices since the one before (cumulative, so that a lost report loses
 no energy). For that time the measurement takes the place of the model, and both are split over the
 owners of the node (:mod:`rms.core.books.spans`): a device's energy in proportion to the modelled
-energy, or to time where the model has 0 W. A device that several nodes share is split by the model
-alone, so the parts of owners are uncertain (:meth:`Measured.split_errors`). The model supplies the
+energy, or to time where the model has 0 W. A device that several nodes share is split by the
+activity of its owners, where agents report it (:mod:`rms.core.books.shares`), else by the model
+alone (:meth:`Measured.split_errors`); its parts are uncertain. The model supplies the
 energy for the time in which a device was not read, in proportion to the device's share of the
 measured energy there, and for the time since the last report. Energy above the bound of a device is
 refused. No I/O, no clock.
@@ -20,8 +21,9 @@ from math import inf
 
 import msgspec
 
-from rms.core.books.spans import IDLE, MODEL, OFF, WHOLE, Share, Span, Spans
-from rms.wire.messages import NODE_LIMIT_W, DeviceEnergy, MeterAnswer, Metered
+from rms.core.books.shares import Fit, Work, split, work
+from rms.core.books.spans import BOOT, IDLE, MODEL, OFF, WHOLE, Share, Span, Spans
+from rms.wire.messages import NODE_LIMIT_W, Activity, DeviceEnergy, MeterAnswer, Metered
 
 KEPT_S = 3600.0
 """Spans are kept for this time after a device's last reading, to split its energy later."""
@@ -38,6 +40,9 @@ SLACK_S = 10.0
 
 ROUNDING = 1e-9
 """A smaller uncertainty of a split, as a share of the device's energy, is set to 0."""
+
+FITTED_S = 60.0
+"""Longer intervals between two readings are not fitted."""
 
 AGENTS_KEPT = 8
 """Number of replaced agents of a host that are remembered."""
@@ -58,6 +63,9 @@ class MeteredDevice(msgspec.Struct):
         agent: the agent that reported it last.
         taken_s: receipt of its last report with new joules, in the books' time.
         left_j: energy that its next reports may have within the bound of its power.
+        fit: of its power to activity, where several nodes share it.
+        activity, active_s: of the host at its last report with new joules, with the time; None
+            where that report had none.
     """
 
     energy: DeviceEnergy
@@ -67,6 +75,32 @@ class MeteredDevice(msgspec.Struct):
     agent: str = ""
     taken_s: float = 0.0
     left_j: float = 0.0
+    fit: Fit = msgspec.field(default_factory=Fit)
+    activity: dict[str, Activity] | None = {}
+    active_s: float = 0.0
+
+    def works(self, activity: Mapping[str, Activity], at_s: float) -> tuple[dict[str, Work], float]:
+        """Return the activity since its last report with new joules by owner, and the time, s.
+
+        That of the whole host, "", becomes that of no job. Without activity in both reports there
+        is none.
+        """
+        before, seconds = self.activity, at_s - self.active_s
+        self.activity, self.active_s = dict(activity) or None, at_s
+        if before is None or self.activity is None:
+            return {}, seconds
+        works = {owner: work(now, before.get(owner)) for owner, now in activity.items()}
+        host = works.pop("", None)
+        if host is not None:
+            jobs = list(works.values())
+            rest = [0.0, 0.0, 0.0]
+            if host.counters is not None:
+                counted = [each.counters for each in jobs if each.counters is not None]
+                sums = zip(host.counters, *counted, strict=True)
+                rest = [max(0.0, whole - sum(own)) for whole, *own in sums]
+            cpu_s = max(0.0, host.cpu_s - sum(each.cpu_s for each in jobs))
+            works[""] = Work(cpu_s, (rest[0], rest[1], rest[2]))
+        return works, seconds
 
 
 class MeteredHost(msgspec.Struct):
@@ -109,6 +143,7 @@ class DeviceReading:
         share: the measured energy, with its uncertainty.
         unseen_s: part of the time without a measurement.
         watts: its mean power by node, W; empty without a measurement.
+        works: activity by owner since its last report with new joules, "" that of no job.
     """
 
     device: MeteredDevice
@@ -117,6 +152,7 @@ class DeviceReading:
     share: Share
     unseen_s: float
     watts: dict[str, float] = field(default_factory=dict)
+    works: Mapping[str, Work] = field(default_factory=dict)
 
     @property
     def unseen(self) -> float:
@@ -198,6 +234,7 @@ class Measured:
         (since_s, now_s), at_s = times_s, host.heard_s
         self.until_s = max(self.until_s, at_s)
         readings, self.refused = [], []
+        activity = {each.owner: each for each in report.activity}
         for energy in report.devices:
             device = host.devices.get(energy.device)
             if device is None:  # it began since the last report; without energy yet, now
@@ -207,9 +244,10 @@ class Measured:
                 if begun_s == at_s:
                     device.energy = energy
                 host.devices[energy.device] = device
-            device.agent = host.agent
+            if device.agent != host.agent:  # activity counts from the begin of an agent
+                device.agent, device.activity, device.active_s = host.agent, {}, device.at_s
             own = nodes.get(energy.device, ())
-            readings.append(self._reading(device, energy, (at_s, now_s), own))
+            readings.append(self._reading(device, energy, (at_s, now_s), own, activity))
         for node, of_node in _by_node(readings).items():
             self._replace(host, node, of_node)
         newest = self._newest.setdefault(report.node, {})
@@ -224,6 +262,7 @@ class Measured:
         energy: DeviceEnergy,
         times_s: tuple[float, float],
         nodes: Sequence[str],
+        activity: Mapping[str, Activity],
     ) -> DeviceReading:
         """Return the reading of a device since its last report, and enter it."""
         (at_s, now_s), before, since_s = times_s, device.energy, device.at_s
@@ -233,7 +272,10 @@ class Measured:
         share = Share(estimate=len(nodes) > 1)
         joules = energy.joules - before.joules
         error_j = max(0.0, energy.uncertainty_j - before.uncertainty_j)
-        if joules > 0.0:  # its counter may change less often than it is reported
+        works, active_s = dict[str, Work](), 0.0
+        if joules != 0.0:  # its counter may change less often than it is reported
+            works, active_s = device.works(activity, at_s)
+        if joules > 0.0:
             device.taken_s, device.left_j = now_s, left_j
         if max(joules, error_j) > left_j:
             self.refused.append(energy.device)
@@ -243,7 +285,10 @@ class Measured:
         device.left_j -= joules
         share.joules, share.uncertainty_j = joules, error_j
         unseen_s = min(max(0.0, energy.unseen_s - before.unseen_s), at_s - since_s)
-        return DeviceReading(device, nodes, since_s, share, unseen_s)
+        if works and share.estimate and joules and not unseen_s and 0.0 < active_s <= FITTED_S:
+            idle_w = sum(self.idle_w.get(node, 0.0) for node in nodes)
+            device.fit.observe(active_s, joules, works.values(), min(idle_w, joules / active_s))
+        return DeviceReading(device, nodes, since_s, share, unseen_s, works=works)
 
     def _set_power(self, newest: Iterable[DeviceReading], at_s: float) -> None:
         """Set the power of the nodes of a host, and its sources, from the readings of devices."""
@@ -297,10 +342,17 @@ class Measured:
         reading.device.booked_j += joules
         scale = joules / whole.joules if whole.joules else 0.0
         energy, error_j = reading.device.energy, whole.uncertainty_j * scale
+        source = energy.source
         for errors_j in (reading.device.errors_j, self.errors_j):
             errors_j[energy.source] = errors_j.get(energy.source, 0.0) + error_j
-        weights, left_j, of_node = _weights(pieces), joules, dict.fromkeys(reading.nodes, 0.0)
-        splits = self.split_errors(pieces, weights, joules) if whole.estimate else None
+        left_j, of_node = joules, dict.fromkeys(reading.nodes, 0.0)
+        shares = self._by_activity(reading, pieces, joules) if whole.estimate else None
+        if shares is not None:
+            weights, splits, way = shares
+            source = f"{energy.source} by {way}"
+        else:
+            weights = _weights(pieces)
+            splits = self.split_errors(pieces, weights, joules) if whole.estimate else []
         for at, ((span, _), weight) in enumerate(zip(pieces, weights, strict=True), 1):
             part_j = joules * weight if at < len(pieces) else left_j
             left_j -= part_j
@@ -308,12 +360,48 @@ class Measured:
             part_error_j = error_j * weight + (splits[at - 1] if splits else 0.0)
             if part_j or part_error_j:
                 share = Share(part_j, part_error_j, whole.estimate)
-                self.spans.measured(span, energy.device, energy.source, share)
+                self.spans.measured(span, energy.device, source, share)
         measured_s = span_s - reading.unseen_s
         for node, part_j in of_node.items():
             self.spans.totals.node_j[node] += part_j
             if measured_s > 0.0:
                 reading.watts[node] = part_j / measured_s
+
+    def _by_activity(
+        self, reading: DeviceReading, pieces: Sequence[tuple[Span, float]], joules: float
+    ) -> tuple[list[float], list[float], str] | None:
+        """Return weights and uncertainties of pieces by activity, and what they rest on.
+
+        None where there is one owner, or the activity of a running one is not reported.
+        """
+        held_s = _sums_of((span.owner, seconds) for span, seconds in pieces)
+        running = held_s.keys() - {IDLE, OFF, BOOT}
+        if len(held_s) < 2 or not running <= reading.works.keys() or not joules:
+            return None
+        works = {owner: reading.works[owner] for owner in sorted(running)}
+        if rest := [each for owner, each in reading.works.items() if owner not in running]:
+            works[""] = Work.sum(rest)
+        idle_j = [
+            min(span.watts, self.idle_w.get(span.node, 0.0)) * seconds for span, seconds in pieces
+        ]
+        modelled_j = sum(span.watts * seconds for span, seconds in pieces)
+        span_s = reading.device.at_s - reading.since_s
+        scale = min(1.0, joules / modelled_j) if modelled_j else 0.0
+        idle_w = scale * sum(idle_j) / span_s if span_s > 0.0 else 0.0
+        shares = split(reading.device.fit, span_s, joules, works, idle_w)
+        if shares is None:
+            return None
+        base = _parts(idle_j, [seconds for _, seconds in pieces])
+        parts, errors = [], []
+        for (span, seconds), own in zip(pieces, base, strict=True):
+            owner = "" if span.owner == IDLE else span.owner
+            of_owner = seconds / held_s[span.owner] if held_s[span.owner] else 0.0
+            part_j = own * shares.base_j + of_owner * shares.dynamic_j.get(owner, 0.0)
+            if IDLE not in held_s:
+                part_j += own * shares.dynamic_j.get("", 0.0)
+            parts.append(part_j / joules)
+            errors.append(of_owner * shares.errors_j.get(owner, 0.0))
+        return parts, errors, shares.way
 
     def split_errors(
         self, pieces: Sequence[tuple[Span, float]], weights: Sequence[float], joules: float
@@ -381,12 +469,18 @@ class Measured:
 
     @property
     def kept_s(self) -> dict[str, float]:
-        """The time from which spans are kept for later reports, by node."""
+        """The time from which spans are kept for later reports, by node; "" for all other nodes.
+
+        The nodes of a host are not known before its first energy.
+        """
         kept_s: dict[str, float] = {}
         for host in self.hosts.values():
             times = [device.at_s for device in host.devices.values()]
             from_s = max(min(times, default=host.heard_s), host.heard_s - KEPT_S)
             kept_s.update(dict.fromkeys(host.nodes, from_s))
+            if not host.nodes:
+                from_s = max(from_s, self.until_s - KEPT_S)
+                kept_s[""] = min(kept_s.get("", inf), from_s)
         return kept_s
 
 
@@ -400,9 +494,21 @@ def _by_node(readings: Iterable[DeviceReading]) -> dict[str, list[DeviceReading]
 
 def _weights(pieces: Sequence[tuple[Span, float]]) -> list[float]:
     """Return shares of pieces of time: by energy of the model, by time, else equal ones."""
-    by_energy = [span.watts * seconds for span, seconds in pieces]
-    for parts in (by_energy, [seconds for _, seconds in pieces]):
-        whole = sum(parts)
+    seconds = [seconds for _, seconds in pieces]
+    return _parts([span.watts * seconds for span, seconds in pieces], seconds)
+
+
+def _parts(*figures: Sequence[float]) -> list[float]:
+    """Return the parts of the first figures that are not all 0 in their sum, else equal ones."""
+    for own in figures:
+        whole = sum(own)
         if whole > 0.0:
-            return [part / whole for part in parts]
-    return [1.0 / len(pieces)] * len(pieces)
+            return [each / whole for each in own]
+    return [1.0 / len(figures[0])] * len(figures[0])
+
+
+def _sums_of(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+    sums = dict[str, float]()
+    for name, value in pairs:
+        sums[name] = sums.get(name, 0.0) + value
+    return sums

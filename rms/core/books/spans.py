@@ -550,10 +550,12 @@ class Spans:
     def forget(self, kept_s: Mapping[str, float]) -> None:
         """Drop spans that are over and written, except those that end after ``kept_s``.
 
+        Its entry "" is for nodes without one.
+
         Spans of running jobs are kept for :data:`LOST_S` longer, with all later ones of the node.
         """
         for node in list(self._over):
-            from_s, spans = kept_s.get(node, inf), self._of[node]
+            from_s, spans = kept_s.get(node, kept_s.get("", inf)), self._of[node]
             kept = (
                 at
                 for at, span in enumerate(spans)

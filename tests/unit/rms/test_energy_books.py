@@ -47,7 +47,7 @@ from rms.daemon.store.archive import energy_rows
 from rms.daemon.store.context import Context, Settings
 from rms.daemon.store.journal import Journal
 from rms.launch.local import LocalLauncher
-from rms.wire.messages import DeviceEnergy, MeterAnswer, Metered
+from rms.wire.messages import Activity, DeviceEnergy, MeterAnswer, Metered
 from rms.wire.users import LostWork
 
 POWER = NodePower(idle_w=10.0, static_w=100.0)
@@ -516,9 +516,15 @@ def test_rows_are_as_many_as_changes_of_hands(daemon: Daemon) -> None:
 # --- anything in any order -----------------------------------------------------------------------
 
 
+Word = tuple[str, int, float, float, float, float, tuple[Activity, ...]]
+
+
 @dataclass
 class Meter:
-    """A node's devices and their agent: one that counts by itself, one that has to be watched."""
+    """A node's devices and their agent: one that counts by itself, one that has to be watched.
+
+    ``work`` is the activity that the agent has read, by owner.
+    """
 
     node: str
     counted_j: float = 0.0
@@ -527,14 +533,26 @@ class Meter:
     first_j: float = 0.0
     agent: int = 0
     number: int = -1
-    reports: list[tuple[str, int, float, float, float, float]] = field(default_factory=list)
+    reports: list[Word] = field(default_factory=list)
+    work: dict[str, Activity] = field(default_factory=dict)
 
-    def word(self, at_s: float) -> tuple[str, int, float, float, float, float]:
+    def word(self, at_s: float) -> Word:
         self.number += 1
         name = f"{self.node}-{self.agent}"
         seen = self.counted_j, self.watched_j, self.unseen_s
-        self.reports.append((name, self.number, at_s, *seen))
+        self.reports.append((name, self.number, at_s, *seen, tuple(self.work.values())))
         return self.reports[-1]
+
+    def works(self, owner: str, cpu_s: float, per_s: float | None) -> None:
+        """Add activity, with a number of instructions per second of a processor if counted."""
+        before = self.work.get(owner, Activity(owner, 0.0, 0.0, 0.0, 0.0))
+        if per_s is None or before.instructions is None:
+            self.work[owner] = Activity(owner, before.cpu_s + cpu_s)
+            return
+        counters = before.instructions, before.cycles or 0.0, before.misses or 0.0
+        more = cpu_s * per_s, cpu_s * 2e9, cpu_s * per_s / 100.0
+        sums = [a + b for a, b in zip(counters, more, strict=True)]
+        self.work[owner] = Activity(owner, before.cpu_s + cpu_s, *sums)
 
 
 class Books(RuleBasedStateMachine):
@@ -562,9 +580,16 @@ class Books(RuleBasedStateMachine):
             self.send(meter, *meter.word(0.0))
 
     def send(
-        self, meter: Meter, agent: str, number: int, at_s: float, *seen: float
+        self,
+        meter: Meter,
+        agent: str,
+        number: int,
+        at_s: float,
+        counted_j: float,
+        watched_j: float,
+        unseen_s: float,
+        work: tuple[Activity, ...],
     ) -> MeterAnswer | None:
-        counted_j, watched_j, unseen_s = seen
         devices = (
             []
             if number == 0
@@ -575,7 +600,7 @@ class Books(RuleBasedStateMachine):
         )
         try:
             return self.daemon.meters.take_report(
-                Metered(meter.node, agent, number, at_s, "b", devices)
+                Metered(meter.node, agent, number, at_s, "b", devices, "", list(work))
             )
         except ReplacedAgentError:
             assert agent != f"{meter.node}-{meter.agent}"
@@ -590,10 +615,21 @@ class Books(RuleBasedStateMachine):
         span_s=st.sampled_from([0.0, 0.25, 1.0, 30.0]),
         watts=st.sampled_from([0.0, 40.0, 333.3]),
         seen=st.booleans(),
+        load=st.sampled_from([None, 0.0, 0.5, 1.0]),
+        per_s=st.sampled_from([None, 1e8, 4e9]),
     )
-    def time_goes_by(self, span_s: float, watts: float, seen: bool) -> None:
+    def time_goes_by(
+        self,
+        span_s: float,
+        watts: float,
+        seen: bool,
+        load: float | None = None,
+        per_s: float | None = None,
+    ) -> None:
         self.daemon.now_s += span_s
         for meter in self.meters:
+            for at, owner in enumerate(["", *self.state().running] if load is not None else []):
+                meter.works(owner, (load or 0.0) * span_s * (at or 9), per_s)
             meter.counted_j += watts * span_s
             meter.watched_j += 2.0 * watts * span_s if seen else 0.0
             meter.unseen_s += 0.0 if seen else span_s
@@ -703,6 +739,7 @@ class Books(RuleBasedStateMachine):
         if meter.node not in ("", *self.daemon.context.cluster.names):
             return
         meter.agent, meter.number = meter.agent + 1, -1
+        meter.work.clear()
         answer = self.send(meter, *meter.word(self.daemon.now_s))
         assert answer is not None
         known = {device.device: device for device in answer.known}

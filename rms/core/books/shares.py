@@ -1,0 +1,250 @@
+"""Shares of a device's energy by the measured activity of its owners.
+
+The power of a device is fitted to the activity of all processes on its host, by least squares with
+coefficients that are not negative::
+
+    power = base + a cpu + b instructions + c cycles + d misses           (each per second)
+
+``base`` is the power without any activity. It belongs to the nodes, as their idle power does. The
+rest, the dynamic energy of an interval, is split over the owners in proportion to the fitted power
+of their own activity: by all figures (*counters*) where the kernel counts instructions, else by
+processor time. What no job has caused belongs to the idle nodes.
+
+**Uncertainty.** The true power of an owner is the fitted one times ``1 + r``. With independent
+factors of one spread, the dynamic energy of an owner with the share ``s_i`` has the variance
+``(s_i * spread)**2 * ((1 - s_i)**2 + sum(s_j**2 for j != i))``, relative to the whole. The
+half-width is twice its root, at least the difference of the two ways, and never reaches beyond
+nothing or all. The spread is :data:`SPREADS`, or that of the fit's residuals where it is larger.
+No I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from math import sqrt
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from rms.wire.messages import Activity
+
+Way = Literal["counters", "cpu time"]
+"""What shares rest on."""
+
+FEATURES: Mapping[Way, tuple[int, ...]] = {"counters": (0, 1, 2, 3, 4), "cpu time": (0, 1)}
+"""Places of the terms of a way: base, processor time, instructions, cycles, misses."""
+
+SPREADS: Mapping[Way, float] = {"counters": 0.12, "cpu time": 0.35}
+"""Least spread of the power of owners about the fit. Programs differ in power per second of a
+processor by a third, as those of ``scripts/bench/shares`` do; less about a fit to counters."""
+
+HALF_S = 1800.0
+"""Half-life of observations in a fit."""
+
+PRIOR_S = 5.0
+"""Weight of the model's idle power in a fit, as of an idle host that was observed for so long."""
+
+NUMBER = 5
+SINGULAR = 1e-9
+"""A pivot below this part of its diagonal element means that terms cannot be told apart."""
+
+
+class Work(NamedTuple):
+    """Activity in an interval.
+
+    Attributes:
+        counters: instructions, cycles and misses; None where they were not counted.
+    """
+
+    cpu_s: float
+    counters: tuple[float, float, float] | None
+
+    @classmethod
+    def sum(cls, works: Sequence[Work]) -> Work:
+        """Return the sum of some activity, with counters if all have them."""
+        counted = [each.counters for each in works if each.counters is not None]
+        sums = [sum(column) for column in zip(*counted, strict=True)]
+        whole = (sums[0], sums[1], sums[2]) if len(counted) == len(works) else None
+        return cls(sum(each.cpu_s for each in works), whole)
+
+    @property
+    def figures(self) -> tuple[float, ...]:
+        """The terms of the fit without the base, in units in which they are about 1."""
+        instructions, cycles, misses = self.counters or (0.0, 0.0, 0.0)
+        return self.cpu_s, instructions * 1e-9, cycles * 1e-9, misses * 1e-7
+
+
+def work(now: Activity, before: Activity | None) -> Work:
+    """Return the activity of an owner between two reports of one agent."""
+    figures = [(now.instructions, now.cycles, now.misses)]
+    if before is not None:
+        figures.append((before.instructions, before.cycles, before.misses))
+    cpu_s = now.cpu_s - (before.cpu_s if before is not None else 0.0)
+    if any(figure is None for row in figures for figure in row):
+        return Work(max(0.0, cpu_s), None)
+    counted = [
+        max(0.0, (own or 0.0) - sum(row[at] or 0.0 for row in figures[1:]))
+        for at, own in enumerate(figures[0])
+    ]
+    return Work(max(0.0, cpu_s), (counted[0], counted[1], counted[2]))
+
+
+class Fit(msgspec.Struct):
+    """The fit of a device, kept between jobs and daemons.
+
+    Attributes:
+        xx: weighted sums of the products of two terms, row by row; weights are seconds.
+        xy: of a term and the power, W.
+        residuals: weighted sum of squared residuals, by way.
+        dynamics: weighted sum of the squared fitted powers of owners, by way.
+        seconds: sum of the weights.
+        counted_s: of those with counters.
+    """
+
+    xx: list[list[float]] = msgspec.field(
+        default_factory=lambda: [[0.0] * NUMBER for _ in range(NUMBER)]
+    )
+    xy: list[float] = msgspec.field(default_factory=lambda: [0.0] * NUMBER)
+    residuals: dict[str, float] = {}
+    dynamics: dict[str, float] = {}
+    seconds: float = 0.0
+    counted_s: float = 0.0
+
+    def observe(self, seconds: float, joules: float, works: Iterable[Work], idle_w: float) -> None:
+        """Take in an interval: the energy, and the activity of all processes by owner."""
+        works = list(works)
+        rows = [each.figures for each in works]
+        terms = [1.0, *(sum(column) / seconds for column in zip(*rows, strict=True))]
+        terms += [0.0] * (NUMBER - len(terms))
+        watts, counted = joules / seconds, all(each.counters is not None for each in works)
+        kept = 0.5 ** (seconds / HALF_S)
+        for way in FEATURES:
+            if way == "counters" and not counted:
+                continue
+            fitted = self.coefficients(way, idle_w)
+            error_w = watts - sum(a * x for a, x in zip(fitted, terms, strict=True))
+            own = [_dynamic(fitted, row) / seconds for row in rows]
+            for sums, value in (
+                (self.residuals, error_w**2),
+                (self.dynamics, sum(each**2 for each in own)),
+            ):
+                sums[way] = kept * sums.get(way, 0.0) + seconds * value
+        for at, own_term in enumerate(terms):
+            self.xy[at] = kept * self.xy[at] + seconds * own_term * watts
+            for other, term in enumerate(terms):
+                self.xx[at][other] = kept * self.xx[at][other] + seconds * own_term * term
+        self.seconds = kept * self.seconds + seconds
+        self.counted_s = kept * self.counted_s + (seconds if counted else 0.0)
+
+    def coefficients(self, way: Way, idle_w: float) -> list[float]:
+        """Return the coefficients of all terms, those outside a way 0.
+
+        Args:
+            idle_w: the model's idle power, which counts where no idle time was observed.
+        """
+        xx, xy = [list(row) for row in self.xx], list(self.xy)
+        xx[0][0] += PRIOR_S
+        xy[0] += PRIOR_S * idle_w
+        return least_squares(xx, xy, FEATURES[way])
+
+    def spread(self, way: Way) -> float:
+        """Return the spread of the power of owners about the fit, as a part of it."""
+        dynamics = self.dynamics.get(way, 0.0)
+        seen = sqrt(self.residuals.get(way, 0.0) / dynamics) if dynamics else 0.0
+        return max(SPREADS[way], seen)
+
+
+def least_squares(
+    xx: Sequence[Sequence[float]], xy: Sequence[float], terms: Sequence[int]
+) -> list[float]:
+    """Return the coefficients >= 0 with the least sum of squares, from the normal equations.
+
+    Terms that cannot be told apart from others have 0. Few terms: all subsets are tried.
+    """
+    best, best_fall = [0.0] * len(xy), 0.0
+    for number in range(1, len(terms) + 1):
+        for own in combinations(terms, number):
+            solved = _solve([[xx[a][b] for b in own] for a in own], [xy[a] for a in own])
+            if solved is None or min(solved) < 0.0:
+                continue
+            fall = sum(value * xy[a] for value, a in zip(solved, own, strict=True))
+            if fall > best_fall:  # of the sum of squares, at its least for these terms
+                best, best_fall = [0.0] * len(xy), fall
+                for value, a in zip(solved, own, strict=True):
+                    best[a] = value
+    return best
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
+    """Return the solution of a symmetric, positive system, None if it is singular."""
+    size, lower = len(right), [[0.0] * len(right) for _ in right]
+    for i in range(size):
+        for j in range(i + 1):
+            rest = matrix[i][j] - sum(lower[i][k] * lower[j][k] for k in range(j))
+            if i != j:
+                lower[i][j] = rest / lower[j][j]
+            elif rest <= SINGULAR * matrix[i][i]:
+                return None
+            else:
+                lower[i][i] = sqrt(rest)
+    half = list(right)
+    for i in range(size):
+        half[i] = (half[i] - sum(lower[i][k] * half[k] for k in range(i))) / lower[i][i]
+    for i in reversed(range(size)):
+        half[i] = (half[i] - sum(lower[k][i] * half[k] for k in range(i + 1, size))) / lower[i][i]
+    return half
+
+
+def _dynamic(coefficients: Sequence[float], figures: Sequence[float]) -> float:
+    return sum(a * x for a, x in zip(coefficients[1:], figures, strict=True))
+
+
+class Split(NamedTuple):
+    """The energy of a device in an interval, by owner.
+
+    Attributes:
+        way: what it rests on.
+        base_j: energy that no activity has caused.
+        dynamic_j: the rest by owner, "" for the activity of no job.
+        errors_j: half-widths of ``dynamic_j``, about 95 %, without those of the meter.
+    """
+
+    way: Way
+    base_j: float
+    dynamic_j: dict[str, float]
+    errors_j: dict[str, float]
+
+
+def split(
+    fit: Fit, seconds: float, joules: float, works: Mapping[str, Work], idle_w: float
+) -> Split | None:
+    """Split the energy of an interval over owners; None if nobody was active.
+
+    Args:
+        works: activity by owner, "" for that of no job.
+    """
+    counted = fit.counted_s > 0.0 and all(each.counters is not None for each in works.values())
+    ways: list[Way] = ["counters", "cpu time"] if counted else ["cpu time"]
+    by_way = []
+    for way in ways:
+        fitted = fit.coefficients(way, idle_w)
+        power = {owner: _dynamic(fitted, each.figures) for owner, each in works.items()}
+        if not sum(power.values()):  # nothing but a base was fitted yet
+            power = {owner: each.cpu_s for owner, each in works.items()}
+        whole = sum(power.values())
+        if not whole:
+            return None
+        base_j = min(joules, fitted[0] * seconds)
+        by_way.append((base_j, {owner: own / whole for owner, own in power.items()}))
+    base_j, shares = by_way[0]
+    dynamic_j = joules - base_j
+    squares, spread = sum(s**2 for s in shares.values()), fit.spread(ways[0])
+    errors_j = {}
+    for owner, own in shares.items():
+        error_j = 2 * own * spread * sqrt((1 - own) ** 2 + squares - own**2) * dynamic_j
+        for other_base_j, other in by_way[1:]:
+            other_j = other[owner] * (joules - other_base_j)
+            error_j = max(error_j, abs(own * dynamic_j - other_j))
+        errors_j[owner] = min(error_j, max(own, 1 - own) * dynamic_j)
+    return Split(ways[0], base_j, {own: dynamic_j * s for own, s in shares.items()}, errors_j)
