@@ -389,8 +389,6 @@ class Measured:
         scale = min(1.0, joules / modelled_j) if modelled_j else 0.0
         idle_w = scale * sum(idle_j) / span_s if span_s > 0.0 else 0.0
         shares = split(reading.device.fit, span_s, joules, works, idle_w)
-        if shares is None:
-            return None
         base = _parts(idle_j, [seconds for _, seconds in pieces])
         parts, errors = [], []
         for (span, seconds), own in zip(pieces, base, strict=True):

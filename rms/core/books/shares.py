@@ -5,16 +5,17 @@ coefficients that are not negative::
 
     power = base + a cpu + b instructions + c cycles + d misses           (each per second)
 
-``base`` is the power without any activity. It belongs to the nodes, as their idle power does. The
-rest, the dynamic energy of an interval, is split over the owners in proportion to the fitted power
-of their own activity: by all figures (*counters*) where the kernel counts instructions, else by
-processor time. What no job has caused belongs to the idle nodes.
+``base`` is the power without any activity. It belongs to the nodes, as their idle power does; the
+rest is the owners', each with the fitted power of its own activity: by all figures (*counters*)
+where the kernel counts instructions, else by processor time. What no job has caused belongs to the
+idle nodes.
 
-**Uncertainty.** The true power of an owner is the fitted one times ``1 + r``. With independent
-factors of one spread, the dynamic energy of an owner with the share ``s_i`` has the variance
-``(s_i * spread)**2 * ((1 - s_i)**2 + sum(s_j**2 for j != i))``, relative to the whole. The
-half-width is twice its root, at least the difference of the two ways, and never reaches beyond
-nothing or all. The spread is :data:`SPREADS`, or that of the fit's residuals where it is larger.
+**The difference** between the measured energy of an interval and the fitted one is divided over the
+base and the owners in proportion to the variances of their fitted energies: that of an owner is
+``spread`` times it, squared, that of the base :data:`BASE_SPREAD` times it, squared. With ``v`` the
+variance of a part and ``V`` the sum of all, the uncertainty that is left is ``v (1 - v / V)``. The
+half-width is twice its root, at least the difference between the two ways. The spread of owners is
+:data:`SPREADS`, or that of the fit's own residuals where it is larger.
 No I/O, no clock.
 """
 
@@ -35,9 +36,12 @@ Way = Literal["counters", "cpu time"]
 FEATURES: Mapping[Way, tuple[int, ...]] = {"counters": (0, 1, 2, 3, 4), "cpu time": (0, 1)}
 """Places of the terms of a way: base, processor time, instructions, cycles, misses."""
 
-SPREADS: Mapping[Way, float] = {"counters": 0.12, "cpu time": 0.35}
+SPREADS: Mapping[Way, float] = {"counters": 0.07, "cpu time": 0.25}
 """Least spread of the power of owners about the fit. Programs differ in power per second of a
 processor by a third, as those of ``scripts/bench/shares`` do; less about a fit to counters."""
+
+BASE_SPREAD = 0.01
+"""Spread of the base about the fitted one, as by temperature, and of readings of the meter."""
 
 HALF_S = 1800.0
 """Half-life of observations in a fit."""
@@ -218,33 +222,44 @@ class Split(NamedTuple):
 
 def split(
     fit: Fit, seconds: float, joules: float, works: Mapping[str, Work], idle_w: float
-) -> Split | None:
-    """Split the energy of an interval over owners; None if nobody was active.
+) -> Split:
+    """Split the energy of an interval over the base and the owners.
 
     Args:
         works: activity by owner, "" for that of no job.
     """
     counted = fit.counted_s > 0.0 and all(each.counters is not None for each in works.values())
     ways: list[Way] = ["counters", "cpu time"] if counted else ["cpu time"]
-    by_way = []
-    for way in ways:
-        fitted = fit.coefficients(way, idle_w)
-        power = {owner: _dynamic(fitted, each.figures) for owner, each in works.items()}
-        if not sum(power.values()):  # nothing but a base was fitted yet
-            power = {owner: each.cpu_s for owner, each in works.items()}
-        whole = sum(power.values())
-        if not whole:
-            return None
-        base_j = min(joules, fitted[0] * seconds)
-        by_way.append((base_j, {owner: own / whole for owner, own in power.items()}))
-    base_j, shares = by_way[0]
-    dynamic_j = joules - base_j
-    squares, spread = sum(s**2 for s in shares.values()), fit.spread(ways[0])
-    errors_j = {}
-    for owner, own in shares.items():
-        error_j = 2 * own * spread * sqrt((1 - own) ** 2 + squares - own**2) * dynamic_j
-        for other_base_j, other in by_way[1:]:
-            other_j = other[owner] * (joules - other_base_j)
-            error_j = max(error_j, abs(own * dynamic_j - other_j))
-        errors_j[owner] = min(error_j, max(own, 1 - own) * dynamic_j)
-    return Split(ways[0], base_j, {own: dynamic_j * s for own, s in shares.items()}, errors_j)
+    best, *others = [_split(fit, way, seconds, joules, works, idle_w) for way in ways]
+    for other in others:
+        for owner, own_j in best.dynamic_j.items():
+            apart_j = abs(own_j - other.dynamic_j[owner])
+            best.errors_j[owner] = min(joules, max(best.errors_j[owner], apart_j))
+    return best
+
+
+def _split(
+    fit: Fit, way: Way, seconds: float, joules: float, works: Mapping[str, Work], idle_w: float
+) -> Split:
+    fitted = fit.coefficients(way, idle_w)
+    if not fit.seconds:  # all above the base is of processor time
+        cpu_s = sum(own.cpu_s for own in works.values())
+        fitted[1] = max(0.0, joules - fitted[0] * seconds) / cpu_s if cpu_s else 0.0
+    parts_j = [fitted[0] * seconds, *(_dynamic(fitted, own.figures) for own in works.values())]
+    spreads = [BASE_SPREAD] + [fit.spread(way)] * len(works)
+    variances = [(spread * own_j) ** 2 for spread, own_j in zip(spreads, parts_j, strict=True)]
+    left_j, variance = joules - sum(parts_j), sum(variances)
+    if variance:
+        pairs = zip(parts_j, variances, strict=True)
+        parts_j = [max(0.0, own_j + left_j * own / variance) for own_j, own in pairs]
+    whole_j = sum(parts_j)
+    if not whole_j:  # nothing is known of a base, and nobody was active
+        parts_j[0] = whole_j = joules
+    scale = joules / whole_j
+    errors_j = [2.0 * sqrt(own * (1.0 - own / variance)) if own else 0.0 for own in variances]
+    return Split(
+        way,
+        scale * parts_j[0],
+        {owner: scale * own_j for owner, own_j in zip(works, parts_j[1:], strict=True)},
+        {owner: min(joules, own_j) for owner, own_j in zip(works, errors_j[1:], strict=True)},
+    )

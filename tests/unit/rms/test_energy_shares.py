@@ -251,7 +251,7 @@ def test_a_fit_learns_the_idle_power_and_what_each_figure_adds() -> None:
     for own in ((2.0, 1e9, 4e7), (1.0, 3e9, 0.0), (1.5, 2e9, 2e7)):
         figures = work(active("1", *own), None).figures
         added_w = sum(a * x for a, x in zip(fitted[1:], figures, strict=True))
-        assert added_w == pytest.approx(watts(*own) - 55.0, rel=0.05)
+        assert added_w == pytest.approx(watts(*own) - 55.0, rel=0.1)
 
 
 @given(
