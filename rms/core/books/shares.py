@@ -53,6 +53,9 @@ NUMBER = 5
 SINGULAR = 1e-9
 """A pivot below this part of its diagonal element means that terms cannot be told apart."""
 
+LEAST = 1e-12
+"""A pivot below this value means that there is nearly nothing of a term."""
+
 
 class Work(NamedTuple):
     """Activity in an interval.
@@ -188,7 +191,7 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
             rest = matrix[i][j] - sum(lower[i][k] * lower[j][k] for k in range(j))
             if i != j:
                 lower[i][j] = rest / lower[j][j]
-            elif rest <= SINGULAR * matrix[i][i]:
+            elif rest <= max(LEAST, SINGULAR * matrix[i][i]):
                 return None
             else:
                 lower[i][i] = sqrt(rest)
@@ -253,7 +256,7 @@ def _split(
         pairs = zip(parts_j, variances, strict=True)
         parts_j = [max(0.0, own_j + left_j * own / variance) for own_j, own in pairs]
     whole_j = sum(parts_j)
-    if not whole_j:  # nothing is known of a base, and nobody was active
+    if whole_j <= SINGULAR * joules:  # nothing is known of a base, and nobody was active
         parts_j[0] = whole_j = joules
     scale = joules / whole_j
     errors_j = [2.0 * sqrt(own * (1.0 - own / variance)) if own else 0.0 for own in variances]
