@@ -343,8 +343,6 @@ class Measured:
         scale = joules / whole.joules if whole.joules else 0.0
         energy, error_j = reading.device.energy, whole.uncertainty_j * scale
         source = energy.source
-        for errors_j in (reading.device.errors_j, self.errors_j):
-            errors_j[energy.source] = errors_j.get(energy.source, 0.0) + error_j
         left_j, of_node = joules, dict.fromkeys(reading.nodes, 0.0)
         shares = self._by_activity(reading, pieces, joules) if whole.estimate else None
         if shares is not None:
@@ -353,6 +351,8 @@ class Measured:
         else:
             weights = _weights(pieces)
             splits = self.split_errors(pieces, weights, joules) if whole.estimate else []
+        for errors_j in (reading.device.errors_j, self.errors_j):
+            errors_j[source] = errors_j.get(source, 0.0) + error_j
         for at, ((span, _), weight) in enumerate(zip(pieces, weights, strict=True), 1):
             part_j = joules * weight if at < len(pieces) else left_j
             left_j -= part_j

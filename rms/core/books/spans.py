@@ -560,6 +560,7 @@ class Spans:
                 at
                 for at, span in enumerate(spans)
                 if not span.saved
+                or span in self.changed
                 or span.end_s is None
                 or span.end_s > from_s - (LOST_S if span.owner in self.held else 0.0)
             )

@@ -78,10 +78,10 @@ class Daemon:
     def start(self) -> None:
         self.journal = Journal.open(self.folder / "journal")
         cluster, launcher = self.cluster, LocalLauncher(self.folder, "instance", "unix:none")
-        self.journal.header(cluster, "easy")
-        settings = Settings(policy="easy", now=lambda: self.now_s)
+        self.journal.header(cluster, "easy", where := "an allocation")
+        settings = Settings(policy="easy", now=lambda: self.now_s, where=where)
         self.context = restore(cluster, self.journal, launcher, settings)
-        self.context.scheduler.cluster = cluster
+        self.context.scheduler.cluster = cluster  # the journal has no names of slots
         self.meters = Meters(self.context, lambda report: None)
 
     def killed(self) -> None:
@@ -710,6 +710,7 @@ class Books(RuleBasedStateMachine):
         self.daemon.happen(
             Reopened(self.daemon.now_s, where, names, power, (1, 1, 1), failed=failed)
         )
+        self.daemon.cluster = self.daemon.context.scheduler.cluster
 
     # --- meters and daemons ----------------------------------------------------------------------
 
