@@ -73,7 +73,7 @@ class Result:
             parts["cluster"] += energy
         if not any(is_task(owner) for owner in self.owners):
             del parts["tasks"]
-        error_j = sum(part.uncertainty_j for part in self.answer.energy.sources)
+        error_j = sum(part.uncertainty_j or 0.0 for part in self.answer.energy.sources)
         parts["cluster"].uncertainty_j = error_j
         parts["cluster"].estimate = False  # the parts of a shared device add up to the whole
         return parts

@@ -169,6 +169,7 @@ class EnergyBooks:
             del self.resizes[key]
         for name in [name for name in totals.resize_j if name[0] in gone]:
             del totals.resize_j[name]
+            totals.resize_measured.pop(name, None)
 
     def owners(self) -> set[JobId]:
         """Return the jobs that have sums of their own."""
@@ -303,10 +304,12 @@ class EnergyBooks:
             return self.ledger.books(now_s, self.power_source)
         model = self.ledger.books(max(now_s, self.measured.until_s))
         books = self._corrected(model, {})
-        parts = self._parts(self.measured.spans.totals.measured, books.cluster_j)
+        parts = _parts(self.measured.spans.totals.measured.values(), books.cluster_j)
         errors_j = self.measured.errors_j  # without the uncertainty of the split
         parts = [
             msgspec.structs.replace(part, uncertainty_j=errors_j.get(part.source, 0.0))
+            if part.source != MODEL
+            else part
             for part in parts
         ]
         return msgspec.structs.replace(books, sources=parts, lost=self._all_lost)
@@ -327,7 +330,13 @@ class EnergyBooks:
 
     def parts(self, job_id: JobId, job_j: float) -> list[EnergyPart]:
         """Return a job's energy ``job_j`` by source."""
-        return self._parts([job_id], job_j)
+        return _parts([self.measured.spans.totals.measured.get(job_id, {})], job_j)
+
+    def resize_parts(self, job_id: JobId, number: int, resize_j: float) -> list[EnergyPart]:
+        """Return the energy ``resize_j`` of a job in a resize by source."""
+        return _parts(
+            [self.measured.spans.totals.resize_measured.get((job_id, number), {})], resize_j
+        )
 
     def _corrected(self, model: Books, later_j: Mapping[str, float]) -> Books:
         """Return books of the model with measurements, except those of later spans."""
@@ -349,19 +358,21 @@ class EnergyBooks:
             power_source=self.power_source,
         )
 
-    def _parts(self, owners: Iterable[str], whole_j: float) -> list[EnergyPart]:
-        sums: dict[str, Share] = {}
-        for owner in owners:
-            for source, share in self.measured.spans.totals.measured.get(owner, {}).items():
-                sums.setdefault(source, Share()).add(share)
-        parts = [
-            EnergyPart(source, share.joules, share.uncertainty_j, share.estimate)
-            for source, share in sorted(sums.items())
-        ]
-        left_j = whole_j - sum(part.joules for part in parts)
-        if not parts or abs(left_j) > ROUNDING * max(1.0, abs(whole_j)):
-            parts.append(EnergyPart(MODEL, left_j))
-        return parts
+
+def _parts(measured: Iterable[Mapping[str, Share]], whole_j: float) -> list[EnergyPart]:
+    """Return an energy by source: the measured ones, and the model for the rest."""
+    sums: dict[str, Share] = {}
+    for by_source in measured:
+        for source, share in by_source.items():
+            sums.setdefault(source, Share()).add(share)
+    parts = [
+        EnergyPart(source, share.joules, share.uncertainty_j, share.estimate)
+        for source, share in sorted(sums.items())
+    ]
+    left_j = whole_j - sum(part.joules for part in parts)
+    if not parts or abs(left_j) > ROUNDING * max(1.0, abs(whole_j)):
+        parts.append(EnergyPart(MODEL, left_j))
+    return parts
 
 
 def asleep(state: State) -> dict[Node, str]:
