@@ -1,4 +1,4 @@
-"""Energy of owners, with uncertainty, sources and cost, and in words; idle energy shared by jobs."""
+"""Energy of owners, with uncertainty, sources and cost, in words; idle energy that jobs share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -66,7 +66,7 @@ class OwnerEnergy:
     def add(self, part: EnergyPart | EnergyRow) -> None:
         """Add a part."""
         self.joules += part.joules
-        self.uncertainty_j += part.uncertainty_j or 0.0
+        self.uncertainty_j += part.uncertainty_j
         self.by_source[part.source] = self.by_source.get(part.source, 0.0) + part.joules
         self.estimate |= part.estimate
 
@@ -120,6 +120,22 @@ class OwnerEnergy:
         """Amount, with the uncertainty of a measured one: ``245.2 +- 3.1``, in J."""
         error = f" +- {self.uncertainty_j:.1f}" if self.uncertainty_j else ""
         return f"{self.joules:.1f}{error}"
+
+
+def as_json(message: object) -> Any:
+    """Return a message as ``--json`` prints it: the uncertainty of the model's energy is null."""
+    return _unknown(msgspec.to_builtins(message))
+
+
+def _unknown(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_unknown(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    known = {key: _unknown(item) for key, item in value.items()}
+    if known.get("source") == MODEL and "uncertainty_j" in known:
+        known["uncertainty_j"] = None
+    return known
 
 
 def energy_words(joules: float) -> str:
@@ -239,10 +255,18 @@ def _part(
     energy: tuple[float, float, float],
 ) -> EnergyRow:
     """Return the row of an owner for a share of a row, with its energy and replaced energy."""
-    share, joules, replaced_j = energy
-    error_j = None if row.uncertainty_j is None else max(0.0, share) * row.uncertainty_j
-    rest = row.node, row.device, row.source, *times_s, joules, error_j, row.estimate, replaced_j
-    return EnergyRow(*key, *rest)
+    (owner, world, resize), (begin_s, end_s), (share, joules, replaced_j) = key, times_s, energy
+    return msgspec.structs.replace(
+        row,
+        owner=owner,
+        world=world,
+        resize=resize,
+        begin_s=begin_s,
+        end_s=end_s,
+        joules=joules,
+        uncertainty_j=max(0.0, share) * row.uncertainty_j,
+        replaced_j=replaced_j,
+    )
 
 
 def with_idle_shared(answer: AcctAnswer) -> AcctAnswer:
@@ -273,7 +297,7 @@ def _job_of(job: JobRow, rows: Iterable[EnergyRow]) -> JobRow:
     for row in rows:
         by_source.setdefault(row.source, OwnerEnergy()).add(row)
     parts = [
-        EnergyPart(source, part.joules, part.known_uncertainty_j, part.estimate)
+        EnergyPart(source, part.joules, part.uncertainty_j, part.estimate)
         for source, part in sorted(by_source.items(), key=lambda item: (item[0] == MODEL, item[0]))
         if part.joules or part.uncertainty_j
     ]

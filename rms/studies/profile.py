@@ -198,7 +198,7 @@ def _uncertainty_j(row: JobRow) -> float:
     run_s = (row.end_s or 0.0) - (row.start_s or 0.0)
     measured_j = sum(part.joules for part in row.energy if part.source != MODEL)
     edges_j = EDGES_S * measured_j / run_s if run_s > 0.0 else 0.0
-    return sum(part.uncertainty_j or 0.0 for part in row.energy) + edges_j
+    return sum(part.uncertainty_j for part in row.energy) + edges_j
 
 
 def _run(setup: ProfilingSetup, server: str, size: int, name: str) -> JobRow:
@@ -269,7 +269,7 @@ class StepsWindow:
             if not row.resize and row.begin_s <= at_s <= row.end_s and span_s > 0.0:
                 power_w += row.joules / span_s
                 edges_j = 0.0 if row.source == MODEL else EDGES_S * row.joules / span_s
-                half_w += ((row.uncertainty_j or 0.0) + edges_j) / span_s
+                half_w += (row.uncertainty_j + edges_j) / span_s
         return power_w, half_w
 
 

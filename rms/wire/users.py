@@ -263,13 +263,13 @@ class EnergyPart(msgspec.Struct, frozen=True):
     Attributes:
         source: ``model``, or the name of a meter.
         uncertainty_j: half-width of the measured energy, about 95 %; for a part of a shared
-            device that of the split is added. None for the model: it is unknown.
+            device that of the split is added. 0 for the model: it is unknown, null in ``--json``.
         estimate: a part is a share of a device that several nodes use.
     """
 
     source: str
     joules: float
-    uncertainty_j: float | None = None
+    uncertainty_j: float = 0.0
     estimate: bool = False
 
 
@@ -309,7 +309,7 @@ class EnergyRow(msgspec.Struct, frozen=True):
         resize: number of the job's resize during that time, 0 for none.
         device: such as ``package-0`` or ``gpu-0``; ``node`` for the model.
         joules: for the model, the energy that no measurement replaces.
-        uncertainty_j, estimate: as in :class:`EnergyPart`; in the journal 0 for the model.
+        uncertainty_j, estimate: as in :class:`EnergyPart`.
         replaced_j: for the model, the energy that a measurement replaces.
     """
 
@@ -322,7 +322,7 @@ class EnergyRow(msgspec.Struct, frozen=True):
     begin_s: float
     end_s: float
     joules: float
-    uncertainty_j: float | None
+    uncertainty_j: float
     estimate: bool
     replaced_j: float
 

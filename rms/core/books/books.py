@@ -7,13 +7,14 @@ same. The measured energy less the model's energy of the same time
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from rms.core.books.ledger import Ledger
-from rms.core.books.measured import Measured
+from rms.core.books.measured import SILENT_S, Measured
 from rms.core.books.spans import BOOT, IDLE, MODEL, OFF, PAST, Share, check_balance
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import Event, Reopened, ResizeBegun, ResizeEvent, WorkLost
@@ -271,6 +272,18 @@ class EnergyBooks:
         modelled = self.ledger.job_j(job_id, max(now_s, self.measured.until_s))
         return modelled + self.measured.spans.totals.owner_j.get(job_id, 0.0)
 
+    def unsettled_j(self, now_s: float) -> dict[str, float]:
+        """Return the model's energy by owner that the next reports of meters replace.
+
+        It is that since the last report of each node, unless the node's meters have fallen silent.
+        """
+        unsettled_j, spans = defaultdict[str, float](float), self.measured.spans
+        for node, booked_s in self.measured.booked_s.items():
+            if now_s - booked_s <= SILENT_S:
+                for span, seconds in spans.pieces(node, booked_s, now_s):
+                    unsettled_j[span.owner] += span.watts * seconds
+        return unsettled_j
+
     def resize_j(self, job_id: JobId, number: int) -> float | None:
         """Return the energy of a job in a resize, or None."""
         energy = self.resizes.get((job_id, number))
@@ -308,8 +321,6 @@ class EnergyBooks:
         errors_j = self.measured.errors_j  # without the uncertainty of the split
         parts = [
             msgspec.structs.replace(part, uncertainty_j=errors_j.get(part.source, 0.0))
-            if part.source != MODEL
-            else part
             for part in parts
         ]
         return msgspec.structs.replace(books, sources=parts, lost=self._all_lost)

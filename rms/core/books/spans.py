@@ -210,7 +210,7 @@ class Totals:
         joules = -row.replaced_j
         if row.source != MODEL:
             joules = row.joules
-            share = Share(row.joules, row.uncertainty_j or 0.0, row.estimate)
+            share = Share(row.joules, row.uncertainty_j, row.estimate)
             self.enter_source(row.owner, row.source, share, row.resize)
         self.enter(span, joules)
         self.node_j[row.node] += joules
@@ -642,7 +642,7 @@ def _written(rows: Sequence[EnergyRow], booked_s: float) -> Span:
         span.replaced_j += row.replaced_j
         span.lasted_s = max(span.lasted_s, row.end_s - row.begin_s)
         if row.source != MODEL:
-            share = Share(row.joules, row.uncertainty_j or 0.0, row.estimate)
+            share = Share(row.joules, row.uncertainty_j, row.estimate)
             span.measured[row.device, row.source] = share
         elif row.end_s > row.begin_s:
             span.watts = (row.joules + row.replaced_j) / (row.end_s - row.begin_s)

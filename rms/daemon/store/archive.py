@@ -117,9 +117,10 @@ def _resize(context: Context, job_id: JobId, row: ResizeRow) -> ResizeRow:
 
 
 def uncertainty_j(parts: Sequence[EnergyPart]) -> float | None:
-    """Return the half-width of an energy: the sum over its parts, None if one is unknown."""
-    errors_j = [part.uncertainty_j for part in parts]
-    return None if None in errors_j else sum(filter(None, errors_j))
+    """Return the half-width of an energy: the sum over its parts, None if one is by the model."""
+    if any(part.source == MODEL for part in parts):
+        return None
+    return sum(part.uncertainty_j for part in parts)
 
 
 def waits_for(context: Context, job_id: JobId) -> Later | None:
@@ -159,11 +160,7 @@ def energy_rows(context: Context, jobs: Collection[str] | None = None) -> list[E
     rows = [newer.pop(_key(row), row) for row in context.journal.energy(one)]
     rows += [newer[key] for key in sorted(newer)]
     wanted = None if jobs is None else frozenset(jobs)
-    return [
-        msgspec.structs.replace(row, uncertainty_j=None) if row.source == MODEL else row
-        for row in rows
-        if wanted is None or row.owner in wanted
-    ]
+    return [row for row in rows if wanted is None or row.owner in wanted]
 
 
 _key = attrgetter("node", "begin_s", "owner", "device", "source")
