@@ -123,7 +123,11 @@ class OwnerEnergy:
 
 
 def as_json(message: object) -> Any:
-    """Return a message as ``--json`` prints it: the uncertainty of the model's energy is null."""
+    """Return a message as ``--json`` prints it: the uncertainty of the model's energy is null.
+
+    Lost work has the source of its job. It is a part of that by time, which makes its uncertainty
+    unknown.
+    """
     return _unknown(msgspec.to_builtins(message))
 
 
@@ -135,6 +139,8 @@ def _unknown(value: Any) -> Any:
     known = {key: _unknown(item) for key, item in value.items()}
     if known.get("source") == MODEL and "uncertainty_j" in known:
         known["uncertainty_j"] = None
+    if "energy_source" in known and isinstance(lost := known.get("lost"), dict):
+        lost |= {"energy_source": known["energy_source"], "uncertainty_j": None}
     return known
 
 

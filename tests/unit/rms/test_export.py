@@ -19,6 +19,7 @@ from terminals import Terminal, terminals
 
 from rms.core.books.spans import IDLE, MODEL, OFF
 from rms.core.model.cluster import Cluster
+from rms.core.model.events import WorkLost
 from rms.core.model.jobs import JobId, NodePower
 from rms.core.policies import adjusted, named
 from rms.daemon.ask import views
@@ -386,6 +387,17 @@ def test_only_the_models_uncertainty_is_unknown() -> None:
         {"source": "rapl", "joules": 5.0, "uncertainty_j": 0.25, "estimate": False},
         {"source": MODEL, "joules": 1.0, "uncertainty_j": None, "estimate": False},
     ]
+
+
+def test_lost_work_has_the_source_of_its_job(terminal: Terminal) -> None:
+    server = terminal.server
+    terminal.run("submit", "good.sh")
+    server.clock[0] += 10.0
+    server.daemon.handle(WorkLost(server.clock[0], JobId("1"), 1002.0, 1004.0, 1))
+    assert terminal.run("show", "1", "--json", "-") == 0
+    lost = json.loads(terminal.out)[0]["lost"]
+    assert (lost["energy_source"], lost["uncertainty_j"]) == (MODEL, None)
+    assert lost["recomputed_j"] + lost["recovery_j"] > 0.0
 
 
 def test_show_says_that_an_uncertainty_is_unknown(terminal: Terminal) -> None:
