@@ -7,6 +7,7 @@ Slurm's changelogs since 23.02.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from rms.daemon.ask import views
 from rms.formats.energy import OwnerEnergy, as_json, check_energies, owner_energies
 from rms.launch.slurm.commands import CommandResult, Slurm, SlurmError
 from rms.power.rapl import Rapl
-from rms.wire.messages import DeviceEnergy, Metered
+from rms.wire.messages import Activity, DeviceEnergy, Metered
 from rms.wire.users import EnergyPart
 
 POLICY = adjusted(named("easy"), placement={"part": "first-fit-shared"}).text
@@ -40,10 +41,19 @@ def shared(slots: int, power: NodePower, hosts: int = 1) -> Cluster:
 NODE = shared(SLOTS, NodePower(idle_w=20.0, static_w=60.0))
 
 
-def report(server: Routed, number: int, joules: float, agent: str = "a", host: str = "n1") -> None:
+def report(
+    server: Routed,
+    number: int,
+    joules: float,
+    agent: str = "a",
+    host: str = "n1",
+    cpu_s: Mapping[str, float] | None = None,
+) -> None:
+    """Let an agent report, perhaps with the processor time of jobs and ("") of the whole host."""
     devices = [DeviceEnergy("package-0", "rapl", joules)] if number else []
-    now_s = server.clock[0]
-    server.daemon.meters.take_report(Metered(host, agent, number, now_s, "boot", devices))
+    activity = [Activity(owner, seconds) for owner, seconds in (cpu_s or {}).items()]
+    metered = Metered(host, agent, number, server.clock[0], "boot", devices, "", activity)
+    server.daemon.meters.take_report(metered)
 
 
 def measure(server: Routed, watts: float, seconds: float = 10.0) -> None:
@@ -81,6 +91,32 @@ def test_kepler_2465_idle_energy_goes_to_zero_at_full_load(tmp_path: Path) -> No
 
 
 @pytest.mark.promise("energy-faults")
+def test_kepler_2465_idle_energy_by_activity_goes_to_zero_at_full_load(tmp_path: Path) -> None:
+    """A node of 20 W and 10 W for each busy slot, with a load that changes, then full for 10 s."""
+    with routed(tmp_path, NODE, POLICY) as server:
+        jobs = [server.submit() for _ in range(SLOTS)]
+        cpu_s, joules = dict.fromkeys(["", *jobs], 0.0), 0.0
+        report(server, 0, 0.0, cpu_s=cpu_s)
+        report(server, 1, 0.0, cpu_s=cpu_s)
+        before = owners(server)
+        loads = [number % (SLOTS + 1) for number in range(60)] + [SLOTS] * 10
+        for number, busy in enumerate(loads, 2):
+            if number == 62:
+                before = owners(server)
+            for job in ["", *jobs[:busy]]:
+                cpu_s[job] += 1.0 if job else float(busy)
+            server.clock[0] += 1.0
+            joules += 20.0 + 10.0 * busy
+            report(server, number, joules, cpu_s=cpu_s)
+        found = owners(server)
+        assert "rapl by cpu time" in found[jobs[0]].by_source
+        idle_j = found[IDLE].joules - before[IDLE].joules
+        assert idle_j == pytest.approx(10 * 20.0, rel=0.1)
+        for job in jobs:
+            assert found[job].joules - before[job].joules == pytest.approx(100.0, rel=0.1)
+
+
+@pytest.mark.promise("energy-faults")
 def test_kepler_1811_idle_energy_stays_at_the_highest_load(tmp_path: Path) -> None:
     """There idle power was the highest power so far, and jobs had nothing after a peak."""
     with routed(tmp_path, NODE, POLICY) as server:
@@ -105,22 +141,25 @@ PARTS = st.lists(
 
 @pytest.mark.promise("energy-faults")
 @settings(deadline=None)
-@given(PARTS)
+@given(PARTS, st.lists(st.sampled_from([0.0, 0.01, 1.0, 50.0]), max_size=4))
 def test_kepler_1836_a_part_draws_more_than_its_node(
-    tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[int, float, float]]
+    tmp_path_factory: pytest.TempPathFactory,
+    parts: list[tuple[int, float, float]],
+    loads: list[float],
 ) -> None:
-    """There a virtual machine had more than the node; whatever the meter says, no owner has."""
+    """There a virtual machine had more than the node; whatever is reported, no owner has."""
     with routed(tmp_path_factory.mktemp("node"), NODE, POLICY) as server:
         report(server, 0, 0.0)
         report(server, 1, 0.0)
-        server.submit()
+        cpu_s = {server.submit(): 0.0, "": 0.0}
         whole_j, before = 0.0, dict[str, float]()
         for number, (jobs, watts, seconds) in enumerate(parts, 2):
-            for _ in range(jobs):
-                server.submit()
+            cpu_s |= {server.submit(): 0.0 for _ in range(jobs)}
             server.clock[0] += seconds
             whole_j += watts * seconds
-            report(server, number, whole_j)
+            for at, owner in enumerate(cpu_s if loads else ()):
+                cpu_s[owner] += loads[at % len(loads)] * seconds
+            report(server, number, whole_j, cpu_s=cpu_s if loads else None)
             now = {name: own.joules for name, own in owners(server).items()}
             drawn = [joules - before.get(name, 0.0) for name, joules in now.items()]
             assert all(-1e-6 <= joules <= watts * seconds + 1e-6 for joules in drawn)
@@ -140,6 +179,23 @@ def test_lumi_whole_nodes_are_charged_to_each_job_on_shared_nodes(tmp_path: Path
         assert sum(own.joules for own in found.values()) == pytest.approx(600.0)
         assert [found[job].joules for job in jobs] == pytest.approx([100.0] * SLOTS)
         assert all(found[job].estimate for job in jobs)  # and says that it is a split
+
+
+@pytest.mark.promise("energy-faults")
+def test_lumi_a_job_that_sleeps_has_the_energy_of_a_busy_one_beside_it(tmp_path: Path) -> None:
+    """A busy loop adds 20 W, a sleeper nothing: each is within the uncertainty of its energy."""
+    with routed(tmp_path, NODE, POLICY) as server:
+        busy, sleeps = server.submit(), server.submit()
+        for second in range(11):
+            cpu_s = {busy: float(second), sleeps: 0.0, "": float(second)}
+            report(server, second + 1, 40.0 * second, cpu_s=cpu_s)
+            server.clock[0] += 1.0
+        server.clock[0] -= 1.0
+        found = owners(server)
+        for job, true_j in ((busy, 200.0), (sleeps, 0.0)):
+            own = found[job]
+            assert abs(own.joules - true_j) <= own.uncertainty_j + 1e-6
+        assert found[sleeps].joules < 0.1 * found[busy].joules
 
 
 @pytest.mark.promise("energy-faults")
