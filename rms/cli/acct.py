@@ -20,11 +20,14 @@ from rms.core.state import TASKS, is_task
 from rms.formats.energy import (
     OwnerEnergy,
     amount,
+    as_json,
     check_energies,
     lost_words,
     owner_energies,
     slurm_words,
+    with_idle_shared,
 )
+from rms.formats.export import FORMS
 from rms.formats.prices import Cost, Prices, PricesAnswer, read_prices
 from rms.wire.terminal import CommandError, clock, columns, duration, publish, refuse_on
 from rms.wire.users import AcctAnswer, EnergyRow, JobRow, JobSelection
@@ -44,15 +47,26 @@ def add_acct(command: argparse.ArgumentParser) -> None:
     add("--cost", action="store_true", help="cost and emissions of the energy")
     add("--gain", action="store_true", help="what resizes have brought: a replay without them")
     add("--prices", type=Path, metavar="FILE", help="with --cost (default: that of rms serve)")
+    add(
+        "--idle",
+        choices=("own", "share"),
+        default="own",
+        help="idle energy of hosts: own account (default), or shared by their jobs by slots x time",
+    )
+    add("--export", choices=tuple(FORMS), help="print the jobs in the columns of this tool instead")
 
 
 @dataclass(frozen=True)
 class Result:
-    """The daemon's answer, the energy by owner, and the prices, None without costs."""
+    """The daemon's answer, the energy by owner, and the prices, None without costs.
+
+    ``idle`` is ``share`` if jobs have the idle energy of their hosts, else ``own``.
+    """
 
     answer: AcctAnswer
     owners: Mapping[str, OwnerEnergy]
     prices: Prices | None
+    idle: str
 
     @property
     def has_lost(self) -> bool:
@@ -86,12 +100,17 @@ def acct(arguments: argparse.Namespace) -> int:
         return _gain(arguments, server)
     if arguments.prices is not None and not arguments.cost:
         raise CommandError("expected --cost with --prices")
+    _check_export(arguments)
     prices = _prices(server, arguments.prices) if arguments.cost else None
     wanted = selection(arguments)
     whole = wanted == JobSelection()
-    path = "/acct" if whole else f"/acct?{urlencode(msgspec.to_builtins(wanted))}"
-    answer = ask(AcctAnswer, server, "GET", path)
-    result = Result(answer, owner_energies(answer.rows, prices), prices)
+    answer = _answer(server, wanted, arguments.idle)
+    result = Result(answer, owner_energies(answer.rows, prices), prices, arguments.idle)
+    if arguments.export is not None:
+        print(FORMS[arguments.export](answer, prices), end="")
+        with refuse_on(BalanceError, exit_code=1):
+            check_energies(answer, result.owners, whole=whole)
+        return 0
     heads = [*HEADS.split(), *(["LOST"] if result.has_lost else [])]
     heads += [] if prices is None else _cost_heads(prices)
     lines = columns(heads, [_job_row(job, result) for job in answer.jobs])
@@ -111,12 +130,40 @@ def acct(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check_export(arguments: argparse.Namespace) -> None:
+    """Refuse options that have no meaning with ``--export``."""
+    form = arguments.export
+    if form is None:
+        return
+    if arguments.energy or arguments.json is not None:
+        raise CommandError("expected --export without --energy and --json")
+    if arguments.cost and form != "ceems":
+        raise CommandError(f"expected --cost with --export ceems, got --export {form}")
+
+
+def _answer(server: str, wanted: JobSelection, idle: str) -> AcctAnswer:
+    """Return the selected jobs with their rows, or all jobs and all rows."""
+    path = f"/acct?{urlencode(msgspec.to_builtins(wanted))}"
+    if idle == "own":
+        return ask(AcctAnswer, server, "GET", "/acct" if wanted == JobSelection() else path)
+    answer = with_idle_shared(ask(AcctAnswer, server, "GET", "/acct"))
+    if wanted == JobSelection():
+        return answer
+    ids = {job.id for job in ask(AcctAnswer, server, "GET", path).jobs}
+    return msgspec.structs.replace(
+        answer,
+        jobs=[job for job in answer.jobs if job.id in ids],
+        rows=[row for row in answer.rows if row.owner in ids],
+    )
+
+
 def _gain(arguments: argparse.Namespace, server: str) -> int:
     """``rms acct --gain``: what resizes have brought to all jobs."""
     from rms.core.model.jobs import Ran
     from rms.sim.gain import GainError, gain
 
-    if arguments.energy or arguments.cost or selection(arguments) != JobSelection():
+    alone = selection(arguments) == JobSelection() and arguments.idle == "own"
+    if arguments.energy or arguments.cost or arguments.export or not alone:
         raise CommandError("expected --gain alone: it is of all jobs together")
     with refuse_on(GainError, exit_code=1):
         brought = gain(ask(Ran, server, "GET", "/ran"))
@@ -228,8 +275,8 @@ def _as_json(result: Result, arguments: argparse.Namespace, *, whole: bool) -> A
     for row in result.answer.rows:
         rows.setdefault(row.owner, []).append(row)
     jobs = [
-        msgspec.to_builtins(job)
-        | {"rows": msgspec.to_builtins(rows.get(job.id, []))}
+        as_json(job)
+        | {"idle": result.idle, "rows": as_json(rows.get(job.id, []))}
         | _costs(result.of(job.id), result.prices)
         for job in result.answer.jobs
     ]
@@ -239,7 +286,8 @@ def _as_json(result: Result, arguments: argparse.Namespace, *, whole: bool) -> A
     parts = {
         name: {
             "energy_j": part.joules,
-            "uncertainty_j": part.uncertainty_j,
+            "energy_source": part.sources,
+            "uncertainty_j": part.known_uncertainty_j,
             "by_source_j": part.by_source,
             **_costs(part, prices),
         }
@@ -247,7 +295,8 @@ def _as_json(result: Result, arguments: argparse.Namespace, *, whole: bool) -> A
         if whole or name == "jobs"
     }
     costs = {} if prices is None else {"currency": prices.currency, "prices": prices.words}
-    return {"jobs": jobs, "sums": parts, "rows": msgspec.to_builtins(result.answer.rows), **costs}
+    whole_rows = as_json(result.answer.rows)
+    return {"jobs": jobs, "idle": result.idle, "sums": parts, "rows": whole_rows, **costs}
 
 
 def _costs(energy: OwnerEnergy, prices: Prices | None) -> dict[str, Any]:

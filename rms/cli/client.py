@@ -17,6 +17,7 @@ from rms.cli.queue import add_filters, add_ids, selection
 from rms.client.commands import follow, jobs, requeue_words, wait_for
 from rms.client.connection import ServerError, ask, server_address
 from rms.client.status import DECISION_HEADS, decision_cells
+from rms.formats.energy import as_json
 from rms.formats.jobscript import parse_power_cap
 from rms.formats.values import fold_ids, fold_slots
 from rms.kernels.scheduler import STRATEGIES as TASK_STRATEGIES
@@ -201,7 +202,7 @@ def top(arguments: argparse.Namespace) -> int:
         return 0
     now = snapshot(server)
     lines = [printable(summary(now)), *columns(JOB_HEADS.split(), present_jobs(now))]
-    publish(arguments.json, msgspec.to_builtins(now), lines)
+    publish(arguments.json, as_json(now), lines)
     return 0
 
 

@@ -9,11 +9,10 @@ import re
 import time
 from collections.abc import Callable, Mapping
 
-import msgspec
-
 from rms.client.commands import jobs
 from rms.client.connection import server_address
 from rms.client.status import RESIZE_HEADS, job_facts, resize_cells
+from rms.formats.energy import as_json
 from rms.formats.values import fold_ids, fold_slots
 from rms.wire.terminal import (
     JOB_IDS,
@@ -102,7 +101,7 @@ def queue(arguments: argparse.Namespace) -> int:
         for name, job in shown:
             cells = {letter: value(name, job) for letter, (_, value) in FIELDS.items()}
             lines.append(_fill(form, cells))
-    publish(arguments.json, msgspec.to_builtins(rows), lines[arguments.noheader :])
+    publish(arguments.json, as_json(rows), lines[arguments.noheader :])
     return 0
 
 
@@ -178,7 +177,7 @@ def show(arguments: argparse.Namespace) -> int:
     """``rms show ID``: the facts about one or several jobs, and their resizes."""
     rows = jobs(server_address(arguments.server, os.environ), arguments.id)
     lines = [line for job in rows for line in ("", *job_lines(job))]
-    publish(arguments.json, msgspec.to_builtins(rows), lines[1:])
+    publish(arguments.json, as_json(rows), lines[1:])
     return 0
 
 

@@ -16,6 +16,7 @@ from rms.cli.options import log_lines
 from rms.client.connection import ask, server_address
 from rms.client.report import Report, watts_of
 from rms.core.model.jobs import Ran
+from rms.formats.energy import as_json
 from rms.formats.prices import PricesAnswer, read_prices
 from rms.plots import History
 from rms.wire.terminal import CommandError, publish, refuse_on
@@ -99,7 +100,7 @@ def _report_jobs(arguments: argparse.Namespace) -> int:
         prices = read_prices(arguments.prices)
     brought = _gain(ran)
     target = write_report(now, arguments.folder, brought, prices)
-    result = msgspec.to_builtins(now)
+    result = as_json(now)
     if isinstance(brought, Gain):
         result["gain"] = msgspec.to_builtins(brought)
     publish(arguments.json, result, [str(target)])

@@ -169,7 +169,7 @@ def job_facts(job: JobRow) -> Iterator[tuple[str, str]]:
     if job.seen:
         rates = [f"{s.steps / s.seconds:.4g} on {s.nodes}" for s in job.seen if s.seconds > 0.0]
         yield "steps a second", ", ".join(rates)
-    yield "energy", OwnerEnergy.of(job.energy).words
+    yield "energy", OwnerEnergy.of(job.energy).words_in_full
     if job.lost is not None:
         yield "lost work", lost_words(job.lost)
     if job.slurm.slurm_job:

@@ -1,17 +1,29 @@
-"""Energy of owners, with uncertainty, sources and cost, and in words."""
+"""Energy of owners, with uncertainty, sources and cost, in words; idle energy that jobs share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import msgspec
 
-from rms.core.books.spans import check_balance
+from rms.core.books.spans import BOOT, IDLE, OFF, check_balance
 from rms.core.state import is_task
 from rms.formats.prices import Cost, Prices
-from rms.wire.users import AcctAnswer, EnergyPart, EnergyRow, LostWork, SlurmRow, steps_words
+from rms.wire.users import (
+    AcctAnswer,
+    EnergyPart,
+    EnergyRow,
+    JobRow,
+    LostWork,
+    SlurmRow,
+    steps_words,
+)
 
 MODEL = "model"
 
@@ -69,6 +81,17 @@ class OwnerEnergy:
         )
 
     @property
+    def modelled(self) -> bool:
+        """Whether a part is by the model, whose uncertainty is unknown."""
+        whole_j = sum(map(abs, self.by_source.values()))
+        return not whole_j or abs(self.by_source.get(MODEL, 0.0)) > ROUNDING * whole_j
+
+    @property
+    def known_uncertainty_j(self) -> float | None:
+        """Half-width of the energy; None, unknown, if a part is by the model."""
+        return None if self.modelled else self.uncertainty_j
+
+    @property
     def sources(self) -> str:
         """The source, or several with their shares."""
         return source_words(self.by_source)
@@ -80,6 +103,14 @@ class OwnerEnergy:
         return f"{self.amount} J ({self.sources}{shared})"
 
     @property
+    def words_in_full(self) -> str:
+        """The same, and that the uncertainty of the model is unknown."""
+        if not self.modelled:
+            return self.words
+        of = " of the model's part" if self.by_source.keys() - {MODEL} else ""
+        return f"{self.words}, uncertainty{of} unknown"
+
+    @property
     def cells(self) -> tuple[str, str]:
         """Amount and sources for a table: ``245.2 +- 3.1``, ``rapl (estimate)``."""
         return self.amount, f"{self.sources}{' (estimate)' if self.estimate else ''}"
@@ -89,6 +120,28 @@ class OwnerEnergy:
         """Amount, with the uncertainty of a measured one: ``245.2 +- 3.1``, in J."""
         error = f" +- {self.uncertainty_j:.1f}" if self.uncertainty_j else ""
         return f"{self.joules:.1f}{error}"
+
+
+def as_json(message: object) -> Any:
+    """Return a message as ``--json`` prints it: the uncertainty of the model's energy is null.
+
+    Lost work has the source of its job. It is a part of that by time, which makes its uncertainty
+    unknown.
+    """
+    return _unknown(msgspec.to_builtins(message))
+
+
+def _unknown(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_unknown(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    known = {key: _unknown(item) for key, item in value.items()}
+    if known.get("source") == MODEL and "uncertainty_j" in known:
+        known["uncertainty_j"] = None
+    if "energy_source" in known and isinstance(lost := known.get("lost"), dict):
+        lost |= {"energy_source": known["energy_source"], "uncertainty_j": None}
+    return known
 
 
 def energy_words(joules: float) -> str:
@@ -136,6 +189,135 @@ def check_energies(answer: AcctAnswer, owners: Mapping[str, OwnerEnergy], *, who
         ("the rows of all owners to be the cluster's energy", rows_j, energy.cluster_j),
     ):
         check_balance(what, got_j, expected_j, energy.cluster_j)
+
+
+# --- idle energy of hosts that jobs share -------------------------------------------------------
+
+
+class _Held(NamedTuple):
+    """A time in which an owner held a slot of a host: with the owner's world and resize."""
+
+    begin_s: float
+    end_s: float
+    key: tuple[str, int | None, int]
+
+
+def share_idle(rows: Iterable[EnergyRow]) -> list[EnergyRow]:
+    """Divide the idle energy of hosts over the jobs that ran there at that time.
+
+    The idle energy of a host counts evenly over its row's time. At each moment the owners of slots
+    of the host have it in proportion to their slots; where nobody holds a slot it stays idle. A
+    job's part is a row of its own, on the host. The sum of the rows does not change.
+    """
+    rows, held = list(rows), dict[str, list[_Held]]()
+    for row in rows:
+        if row.source == MODEL and row.owner not in (IDLE, OFF, BOOT) and row.end_s > row.begin_s:
+            host = row.node.rpartition("/")[0] or row.node
+            key = row.owner, row.world, row.resize
+            held.setdefault(host, []).append(_Held(row.begin_s, row.end_s, key))
+    for spans in held.values():
+        spans.sort(key=lambda span: span.begin_s)
+    ends_s = {host: list(accumulate((s.end_s for s in spans), max)) for host, spans in held.items()}
+    shared = list[EnergyRow]()
+    for row in rows:
+        spans = held.get(row.node, []) if row.owner == IDLE else []
+        first = bisect_right(ends_s[row.node], row.begin_s) if spans else 0
+        last = bisect_left(spans, row.end_s, key=lambda span: span.begin_s)
+        shared += _shares(row, spans[first:last]) if first < last else [row]
+    return shared
+
+
+def _shares(row: EnergyRow, spans: Sequence[_Held]) -> Iterator[EnergyRow]:
+    """Yield the parts of an idle row that owners have, and the part that stays idle."""
+    changes = list[tuple[float, int, tuple[str, int | None, int]]]()
+    times = dict[tuple[str, int | None, int], tuple[float, float]]()
+    for span in spans:
+        begin_s, end_s = max(span.begin_s, row.begin_s), min(span.end_s, row.end_s)
+        if end_s > begin_s:
+            changes += [(begin_s, 1, span.key), (end_s, -1, span.key)]
+            before = times.get(span.key, (begin_s, end_s))
+            times[span.key] = min(before[0], begin_s), max(before[1], end_s)
+    changes.sort(key=lambda change: change[0])
+    seconds, slots = dict.fromkeys(times, 0.0), Counter[tuple[str, int | None, int]]()
+    for (at_s, number, key), (next_s, *_) in pairwise([*changes, (row.end_s, 0, ("", None, 0))]):
+        slots[key] += number
+        if at_s < next_s and (whole := slots.total()):
+            for owner, own in slots.items():
+                seconds[owner] += (next_s - at_s) * own / whole
+    parts = {key: own_s / (row.end_s - row.begin_s) for key, own_s in seconds.items()}
+    left, left_j, left_replaced_j = 1.0 - sum(parts.values()), row.joules, row.replaced_j
+    for key, part in parts.items():
+        joules, replaced_j = part * row.joules, part * row.replaced_j
+        left_j, left_replaced_j = left_j - joules, left_replaced_j - replaced_j
+        yield _part(row, key, times[key], (part, joules, replaced_j))
+    idle = row.owner, row.world, row.resize
+    yield _part(row, idle, (row.begin_s, row.end_s), (left, left_j, left_replaced_j))
+
+
+def _part(
+    row: EnergyRow,
+    key: tuple[str, int | None, int],
+    times_s: tuple[float, float],
+    energy: tuple[float, float, float],
+) -> EnergyRow:
+    """Return the row of an owner for a share of a row, with its energy and replaced energy."""
+    (owner, world, resize), (begin_s, end_s), (share, joules, replaced_j) = key, times_s, energy
+    return msgspec.structs.replace(
+        row,
+        owner=owner,
+        world=world,
+        resize=resize,
+        begin_s=begin_s,
+        end_s=end_s,
+        joules=joules,
+        uncertainty_j=max(0.0, share) * row.uncertainty_j,
+        replaced_j=replaced_j,
+    )
+
+
+def with_idle_shared(answer: AcctAnswer) -> AcctAnswer:
+    """Return the accounting of all jobs in which jobs have the idle energy of their hosts.
+
+    The energy of resizes and of lost work stays as it was.
+    """
+    rows = share_idle(answer.rows)
+    rows_of: dict[str, list[EnergyRow]] = {}
+    for row in rows:
+        rows_of.setdefault(row.owner, []).append(row)
+    jobs = [_job_of(job, rows_of.get(job.id, [])) for job in answer.jobs]
+    jobs_j = sum(job.energy_j for job in jobs) - sum(job.energy_j for job in answer.jobs)
+    energy = answer.energy
+    tasks_j = sum(row.joules for name, own in rows_of.items() if is_task(name) for row in own)
+    energy = msgspec.structs.replace(
+        energy,
+        busy_j=energy.busy_j + jobs_j,
+        tasks_j=tasks_j,
+        idle_j=energy.idle_j - jobs_j - (tasks_j - energy.tasks_j),
+    )
+    return AcctAnswer(jobs, energy, rows)
+
+
+def _job_of(job: JobRow, rows: Iterable[EnergyRow]) -> JobRow:
+    """Return a job with the energy of these rows."""
+    by_source: dict[str, OwnerEnergy] = {}
+    for row in rows:
+        by_source.setdefault(row.source, OwnerEnergy()).add(row)
+    parts = [
+        EnergyPart(source, part.joules, part.uncertainty_j, part.estimate)
+        for source, part in sorted(by_source.items(), key=lambda item: (item[0] == MODEL, item[0]))
+        if part.joules or part.uncertainty_j
+    ]
+    energy = OwnerEnergy.of(parts or job.energy)
+    return msgspec.structs.replace(
+        job,
+        energy_j=energy.joules,
+        energy_source=" and ".join(part.source for part in parts) or job.energy_source,
+        energy=parts or job.energy,
+        uncertainty_j=energy.known_uncertainty_j,
+    )
+
+
+# --- words ---------------------------------------------------------------------------------------
 
 
 def source_words(by_source: Mapping[str, float]) -> str:

@@ -209,6 +209,7 @@ class ResizeRow(msgspec.Struct, frozen=True):
     Attributes:
         number: of the decision among the job's resizes, 0 if unknown.
         energy_j: energy of the job while it did not step, on the nodes of both worlds.
+        energy_source, uncertainty_j: of ``energy_j``, as in :class:`JobRow`.
         saved_j: energy that the rest of the job saves at its new size, by the model; None if the
             run time at that size is unknown.
     """
@@ -226,6 +227,8 @@ class ResizeRow(msgspec.Struct, frozen=True):
     number: int = 0
     energy_j: float | None = None
     saved_j: float | None = None
+    energy_source: str = ""
+    uncertainty_j: float | None = None
 
     @classmethod
     def of(cls, at_s: float, resize: ResizeReport, number: int) -> ResizeRow:
@@ -260,7 +263,7 @@ class EnergyPart(msgspec.Struct, frozen=True):
     Attributes:
         source: ``model``, or the name of a meter.
         uncertainty_j: half-width of the measured energy, about 95 %; for a part of a shared
-            device the largest possible error of the split is added. 0 for the model.
+            device that of the split is added. 0 for the model: it is unknown, null in ``--json``.
         estimate: a part is a share of a device that several nodes use.
     """
 
@@ -343,6 +346,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
             its program reports that.
         energy_source: ``model``, or the names of meters.
         energy: by source; the sum is ``energy_j``.
+        uncertainty_j: of ``energy_j``; None, unknown, if a part of it is by the model.
         lost: the part of it that failures have cost; None if it has survived none.
         resizing: state of the resize in flight, or "".
         resize_to: target size of a requested or running resize, in the unit of ``size``.
@@ -374,6 +378,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     energy_j: float
     energy_source: str
     energy: list[EnergyPart] = []
+    uncertainty_j: float | None = None
     answer: str
     resizes: list[ResizeRow]
     resizing: str

@@ -11,6 +11,7 @@ from routed import Routed, routed
 
 from rms.cli.main import main
 from rms.client import connection
+from rms.core.model.cluster import Cluster
 from rms.wire.http import request
 
 HERE = "unix:in-process"
@@ -47,10 +48,14 @@ class Terminal:
 
 @contextlib.contextmanager
 def terminals(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    cluster: Cluster | None = None,
+    policy: str = "fifo",
 ) -> Iterator[Terminal]:
     """Run commands in a folder that has a script, ``good.sh``."""
-    with routed(folder / "state") as server:
+    with routed(folder / "state", cluster, policy) as server:
 
         def send(
             where: str, method: str, path: str, body: bytes = b"", *, token: str = ""

@@ -7,13 +7,14 @@ same. The measured energy less the model's energy of the same time
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from rms.core.books.ledger import Ledger
-from rms.core.books.measured import Measured
+from rms.core.books.measured import SILENT_S, Measured
 from rms.core.books.spans import BOOT, IDLE, MODEL, OFF, PAST, Share, check_balance
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import Event, Reopened, ResizeBegun, ResizeEvent, WorkLost
@@ -169,6 +170,7 @@ class EnergyBooks:
             del self.resizes[key]
         for name in [name for name in totals.resize_j if name[0] in gone]:
             del totals.resize_j[name]
+            totals.resize_measured.pop(name, None)
 
     def owners(self) -> set[JobId]:
         """Return the jobs that have sums of their own."""
@@ -270,6 +272,18 @@ class EnergyBooks:
         modelled = self.ledger.job_j(job_id, max(now_s, self.measured.until_s))
         return modelled + self.measured.spans.totals.owner_j.get(job_id, 0.0)
 
+    def unsettled_j(self, now_s: float) -> dict[str, float]:
+        """Return the model's energy by owner that the next reports of meters replace.
+
+        It is that since the last report of each node, unless the node's meters have fallen silent.
+        """
+        unsettled_j, spans = defaultdict[str, float](float), self.measured.spans
+        for node, booked_s in self.measured.booked_s.items():
+            if now_s - booked_s <= SILENT_S:
+                for span, seconds in spans.pieces(node, booked_s, now_s):
+                    unsettled_j[span.owner] += span.watts * seconds
+        return unsettled_j
+
     def resize_j(self, job_id: JobId, number: int) -> float | None:
         """Return the energy of a job in a resize, or None."""
         energy = self.resizes.get((job_id, number))
@@ -303,7 +317,7 @@ class EnergyBooks:
             return self.ledger.books(now_s, self.power_source)
         model = self.ledger.books(max(now_s, self.measured.until_s))
         books = self._corrected(model, {})
-        parts = self._parts(self.measured.spans.totals.measured, books.cluster_j)
+        parts = _parts(self.measured.spans.totals.measured.values(), books.cluster_j)
         errors_j = self.measured.errors_j  # without the uncertainty of the split
         parts = [
             msgspec.structs.replace(part, uncertainty_j=errors_j.get(part.source, 0.0))
@@ -327,7 +341,13 @@ class EnergyBooks:
 
     def parts(self, job_id: JobId, job_j: float) -> list[EnergyPart]:
         """Return a job's energy ``job_j`` by source."""
-        return self._parts([job_id], job_j)
+        return _parts([self.measured.spans.totals.measured.get(job_id, {})], job_j)
+
+    def resize_parts(self, job_id: JobId, number: int, resize_j: float) -> list[EnergyPart]:
+        """Return the energy ``resize_j`` of a job in a resize by source."""
+        return _parts(
+            [self.measured.spans.totals.resize_measured.get((job_id, number), {})], resize_j
+        )
 
     def _corrected(self, model: Books, later_j: Mapping[str, float]) -> Books:
         """Return books of the model with measurements, except those of later spans."""
@@ -349,19 +369,21 @@ class EnergyBooks:
             power_source=self.power_source,
         )
 
-    def _parts(self, owners: Iterable[str], whole_j: float) -> list[EnergyPart]:
-        sums: dict[str, Share] = {}
-        for owner in owners:
-            for source, share in self.measured.spans.totals.measured.get(owner, {}).items():
-                sums.setdefault(source, Share()).add(share)
-        parts = [
-            EnergyPart(source, share.joules, share.uncertainty_j, share.estimate)
-            for source, share in sorted(sums.items())
-        ]
-        left_j = whole_j - sum(part.joules for part in parts)
-        if not parts or abs(left_j) > ROUNDING * max(1.0, abs(whole_j)):
-            parts.append(EnergyPart(MODEL, left_j))
-        return parts
+
+def _parts(measured: Iterable[Mapping[str, Share]], whole_j: float) -> list[EnergyPart]:
+    """Return an energy by source: the measured ones, and the model for the rest."""
+    sums: dict[str, Share] = {}
+    for by_source in measured:
+        for source, share in by_source.items():
+            sums.setdefault(source, Share()).add(share)
+    parts = [
+        EnergyPart(source, share.joules, share.uncertainty_j, share.estimate)
+        for source, share in sorted(sums.items())
+    ]
+    left_j = whole_j - sum(part.joules for part in parts)
+    if not parts or abs(left_j) > ROUNDING * max(1.0, abs(whole_j)):
+        parts.append(EnergyPart(MODEL, left_j))
+    return parts
 
 
 def asleep(state: State) -> dict[Node, str]:

@@ -164,6 +164,7 @@ class Totals:
         owner_j: by owner, measured less replaced.
         node_j: the same by node, summed independently.
         resize_j: the same by job and resize.
+        resize_measured: measured energy by job and resize, and by source.
         lost_j: the same by job, of its lost work: of lost steps, and (True) of recoveries.
         since_s: the time since which ``since_j`` counts.
         since_j: the same by owner, of spans that began then or later.
@@ -173,6 +174,7 @@ class Totals:
     owner_j: defaultdict[str, float] = field(default_factory=_sums)
     node_j: defaultdict[str, float] = field(default_factory=_sums)
     resize_j: defaultdict[tuple[str, int], float] = field(default_factory=_sums)
+    resize_measured: dict[tuple[str, int], dict[str, Share]] = field(default_factory=dict)
     lost_j: defaultdict[tuple[str, bool], float] = field(default_factory=_sums)
     since_s: float = inf
     since_j: defaultdict[str, float] = field(default_factory=_sums)
@@ -185,9 +187,12 @@ class Totals:
         if span.begin_s >= self.since_s:
             self.since_j[span.owner] += joules
 
-    def enter_source(self, owner: str, source: str, more: Share) -> None:
-        """Add measured energy to an owner's sum from a source."""
+    def enter_source(self, owner: str, source: str, more: Share, resize: int = 0) -> None:
+        """Add measured energy to the sums of an owner, and of its resize, from a source."""
         self.measured.setdefault(owner, {}).setdefault(source, Share()).add(more)
+        if resize:
+            of_resize = self.resize_measured.setdefault((owner, resize), {})
+            of_resize.setdefault(source, Share()).add(more)
 
     def forget(self, owner: str) -> None:
         """Merge a finished owner's energy into the sum of forgotten jobs."""
@@ -206,7 +211,7 @@ class Totals:
         if row.source != MODEL:
             joules = row.joules
             share = Share(row.joules, row.uncertainty_j, row.estimate)
-            self.enter_source(row.owner, row.source, share)
+            self.enter_source(row.owner, row.source, share, row.resize)
         self.enter(span, joules)
         self.node_j[row.node] += joules
 
@@ -496,7 +501,7 @@ class Spans:
         span.measured.setdefault((device, source), Share()).add(more)
         self.enter_lost(span)
         self.totals.enter(span, more.joules)
-        self.totals.enter_source(span.owner, source, more)
+        self.totals.enter_source(span.owner, source, more, span.resize)
         self.changed[span] = None
 
     def enter_lost(self, span: Span, sign: int = 1) -> None:

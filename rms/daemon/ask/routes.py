@@ -402,9 +402,9 @@ class Routes:
         return self.daemon.tasks.record()
 
     async def metrics(self, request: Request) -> str:
-        """Return queue, waits, power, energy and resizes for Prometheus."""
+        """Return queue, waits, power, energy (also of jobs) and resizes for Prometheus."""
         context = self.daemon.context
-        return context.metrics.text(context.scheduler, context.time())
+        return context.metrics.text(context, context.time())
 
     async def books(self, request: Request) -> BooksAnswer:
         """Return the energy books and the spans in which jobs held nodes."""

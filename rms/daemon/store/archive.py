@@ -10,6 +10,7 @@ from operator import attrgetter
 
 import msgspec
 
+from rms.core.books.spans import MODEL
 from rms.core.model.events import Later, Reason
 from rms.core.model.jobs import Job, JobId, JobState
 from rms.core.policies.order import Multifactor, Priority
@@ -27,7 +28,7 @@ from rms.daemon.store.notes import (
     SummaryNote,
 )
 from rms.daemon.store.record import JobRuntime, ResizeNote
-from rms.wire.users import EnergyRow, JobRow, ResizeRow, SeenSteps, SlurmRow
+from rms.wire.users import EnergyPart, EnergyRow, JobRow, ResizeRow, SeenSteps, SlurmRow
 
 
 def row(context: Context, job: Job, now_s: float) -> JobRow:
@@ -60,6 +61,7 @@ def row(context: Context, job: Job, now_s: float) -> JobRow:
         energy_j=energy_j,
         energy_source=" and ".join(part.source for part in parts),
         energy=parts,
+        uncertainty_j=uncertainty_j(parts),
         answer=runtime.answer,
         resizes=[_resize(context, spec.id, resize) for resize in runtime.resizes],
         resizing=runtime.resizing,
@@ -103,8 +105,22 @@ def _resize(context: Context, job_id: JobId, row: ResizeRow) -> ResizeRow:
     resize = energy.resizes.get((job_id, row.number))
     if resize is None:
         return row
-    joules = energy.resize_j(job_id, row.number)
-    return msgspec.structs.replace(row, energy_j=joules, saved_j=resize.saved_j)
+    joules = energy.resize_j(job_id, row.number) or 0.0
+    parts = energy.resize_parts(job_id, row.number, joules)
+    return msgspec.structs.replace(
+        row,
+        energy_j=joules,
+        saved_j=resize.saved_j,
+        energy_source=" and ".join(part.source for part in parts),
+        uncertainty_j=uncertainty_j(parts),
+    )
+
+
+def uncertainty_j(parts: Sequence[EnergyPart]) -> float | None:
+    """Return the half-width of an energy: the sum over its parts, None if one is by the model."""
+    if any(part.source == MODEL for part in parts):
+        return None
+    return sum(part.uncertainty_j for part in parts)
 
 
 def waits_for(context: Context, job_id: JobId) -> Later | None:

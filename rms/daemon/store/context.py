@@ -9,6 +9,7 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from types import TracebackType
 
@@ -20,8 +21,10 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from rms.core.books.spans import MODEL
+from rms.core.books.spans import BOOT, IDLE, MODEL, OFF
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import (
     Decision,
@@ -33,9 +36,9 @@ from rms.core.model.events import (
     Withdrawn,
     WorkLost,
 )
-from rms.core.model.jobs import JobId
+from rms.core.model.jobs import Job, JobId
 from rms.core.scheduler.scheduler import Scheduler
-from rms.core.state import State
+from rms.core.state import State, is_task
 from rms.daemon.store.journal import Journal, JournalError
 from rms.daemon.store.notes import BrokenNote, ClockNote
 from rms.daemon.store.private import Private
@@ -45,7 +48,7 @@ from rms.launch.base import PowerCommands
 from rms.launch.local import LocalLauncher
 from rms.power.meter import boot_id, boottime
 from rms.wire.live import UsageRow
-from rms.wire.users import ALIVE, PowerCap
+from rms.wire.users import ALIVE, Books, PowerCap
 
 # Default deadlines of a world that boots beside a running one, and of a job that is to end.
 BOOT_S, GRACE_S = 60.0, 10.0
@@ -173,8 +176,81 @@ WAITS_S = (1.0, 10.0, 60.0, 300.0, 1800.0, 7200.0, 43200.0, 172800.0)
 PASSES_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 STALLS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
+JOBS_KEPT_S = 600.0  # ended jobs keep their metrics for this time: at least two scrapes
+MOST_JOBS = 1_000  # jobs with metrics of their own: running ones, then those that ended last
+JOB_ENERGY = (
+    "Energy of a job by source, while it runs and for 10 minutes after; without that of the model "
+    "since the last report of a meter."
+)
+JOB_UNCERTAINTY = "Half-width of the measured energy of a job, about 95 %; the model's is unknown."
+JOB_LABELS = ("job_id", "name", "user", "account", "source")
+
 _without_created: Callable[[], None] = disable_created_metrics  # which has no annotations
 _without_created()
+
+
+class Energies(Collector):
+    """Energy of jobs, and of nodes by kind of owner, as counters, which must not fall.
+
+    A report of a meter replaces energy of the model. So the model's energy since the last report of
+    a node with meters is not counted; and where a meter was silent for longer and then reports that
+    time too, the model's counter stands still until the model's energy has caught up.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: dict[JobId, tuple[tuple[str, ...], dict[str, float]]] = {}
+        self._errors_j: dict[tuple[str, ...], float] = {}
+        self._owners: dict[str, float] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics as of the last update."""
+        jobs = CounterMetricFamily("rms_job_energy_joules", JOB_ENERGY, labels=JOB_LABELS)
+        for labels, by_source in self._jobs.values():
+            for source, joules in by_source.items():
+                jobs.add_metric((*labels, source), joules)
+        name = "rms_job_energy_uncertainty_joules"
+        errors = GaugeMetricFamily(name, JOB_UNCERTAINTY, labels=JOB_LABELS)
+        for labels, error_j in self._errors_j.items():
+            errors.add_metric(labels, error_j)
+        nodes = "Energy of all nodes by kind of owner: jobs, tasks, idle, off, boot."
+        owners = CounterMetricFamily("rms_node_energy_joules", nodes, labels=("owner",))
+        for owner, joules in self._owners.items():
+            owners.add_metric((owner,), joules)
+        yield from (jobs, errors, owners)
+
+    def update(self, context: Context, books: Books, at_s: float) -> None:
+        """Read the books at a time."""
+        energy, unsettled_j = context.scheduler.energy, context.scheduler.energy.unsettled_j(at_s)
+        before, self._jobs, self._errors_j = self._jobs, {}, {}
+        for job in _newest(context.state, at_s):
+            job_id = job.spec.id
+            submission = context.jobs[job_id].submission if job_id in context.jobs else None
+            name, user = ("", "") if submission is None else (submission.name, submission.user)
+            labels = str(job_id), name, user, job.spec.account
+            by_source = before[job_id][1] if job_id in before else {MODEL: 0.0}
+            for part in energy.parts(job_id, energy.job_j(job_id, at_s)):
+                joules = part.joules
+                if part.source == MODEL:
+                    joules -= unsettled_j.get(job_id, 0.0)
+                else:
+                    self._errors_j[*labels, part.source] = part.uncertainty_j
+                by_source[part.source] = max(joules, by_source.get(part.source, 0.0))
+            self._jobs[job_id] = labels, by_source
+        kinds = {"jobs": books.busy_j, "tasks": books.tasks_j}
+        kinds |= {IDLE: books.idle_j, OFF: books.off_j, BOOT: books.boot_j}
+        for owner, joules in unsettled_j.items():
+            kinds[owner if owner in kinds else "tasks" if is_task(owner) else "jobs"] -= joules
+        for kind, joules in kinds.items():
+            self._owners[kind] = max(joules, self._owners.get(kind, 0.0))
+
+
+def _newest(state: State, at_s: float) -> Iterator[Job]:
+    """Yield running jobs, then those that have just ended, the newest first."""
+    ended = takewhile(
+        lambda job: (job.end_s or 0.0) > at_s - JOBS_KEPT_S, reversed(state.ended.values())
+    )
+    begun = (job for job in ended if job.start_s is not None)
+    return islice(chain(state.running.values(), begun), MOST_JOBS)
 
 
 class Metrics:
@@ -205,6 +281,8 @@ class Metrics:
         self._resizes = counter("rms_resizes", "Resizes that are over, by outcome.", ["outcome"])
         stall = "A job stands still for a resize."
         self._stalls_s = histogram("rms_stall_seconds", stall, buckets=STALLS_S)
+        self._energies = Energies()
+        self._registry.register(self._energies)
         for state in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"):
             self._ended.labels(state)
         for outcome in ("done", "rolled_back"):
@@ -231,9 +309,9 @@ class Metrics:
         elif isinstance(event, Withdrawn):
             self._ended.labels("CANCELLED").inc(len(event.jobs))
 
-    def text(self, scheduler: Scheduler, at_s: float) -> str:
+    def text(self, context: Context, at_s: float) -> str:
         """Return all metrics at a time in Prometheus' text format 0.0.4."""
-        state = scheduler.engine.state
+        scheduler, state = context.scheduler, context.state
         states = Tally(str(job.state) for job in state.running.values())
         jobs = {
             "PENDING": len(state.pending) + len(state.too_wide),
@@ -246,6 +324,7 @@ class Metrics:
         _set_gauge(self._energy_j, {part.source: part.joules for part in books.sources})
         lost = {"recomputed": books.lost.recomputed_j, "recovery": books.lost.recovery_j}
         _set_gauge(self._lost_j, lost)
+        self._energies.update(context, books, at_s)
         self._nodes.set(state.nodes)
         self._free.set(state.free_count)
         return generate_latest(self._registry).decode()

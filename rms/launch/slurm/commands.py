@@ -116,6 +116,8 @@ DEADLINE_S = 30.0  # a command gives up an unreachable controller after up to 18
 SILENT_S = 10.0
 """The controller counts as unreachable after this time without an answer."""
 
+UNSET = (2**32 - 2, 2**32 - 1)  # Slurm's NO_VAL and INFINITE of 32 bits
+UNDERFLOW = 2**63  # those of 64 bits are above this, and so is a number below 0 without its sign
 ASK_CONTROLLER = ("squeue", "sinfo", "scontrol")
 """Commands that the controller answers at once; sacct uses slurmdbd, srun and salloc may wait."""
 
@@ -363,11 +365,15 @@ class Slurm:
         self.call("sacct", "--duplicates", f"--jobs={job}", "--noheader", "--format=JobIDRaw")
 
     def consumed_j(self, job: int) -> float:
-        """Return the energy of a job that is over, by Slurm's own plugin."""
+        """Return the energy of a job that is over, by Slurm's own plugin; unset values are none."""
         # Without steps: their energies, of the same nodes at the same time, are in its own.
         command = ["sacct", "--noheader", "--parsable2", "--allocations", "--duplicates"]
         done = self.call(*command, f"--jobs={job}", "--format=ConsumedEnergyRaw")
-        return sum(float(line) for line in done.out.split() if line.isdecimal())
+        stated = [int(line) for line in done.out.split() if line.isdecimal()]
+        values = [value for value in stated if value not in UNSET and value < UNDERFLOW]
+        if stated and not values:
+            raise SlurmError(f"expected the energy of job {job} in Slurm, got {stated[0]} J")
+        return float(sum(values))
 
     def job(self, job: int) -> JobDetails:
         """Return the controller's details of a job."""

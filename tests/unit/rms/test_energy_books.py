@@ -377,7 +377,10 @@ def test_the_measured_energy_of_a_resize(daemon: Daemon) -> None:
     assert daemon.context.scheduler.energy.resize_j(ONE, 1) == pytest.approx(600.0)
     rows = [row for row in daemon.journal.energy("1") if row.source == "rapl"]
     assert sum(row.joules for row in rows if row.resize == 1) == pytest.approx(600.0)
-    daemon.killed()
+    for _ in range(2):
+        (part,) = daemon.context.scheduler.energy.resize_parts(ONE, 1, 600.0)
+        assert (part.source, part.joules) == ("rapl", pytest.approx(600.0))
+        daemon.killed()
     assert daemon.context.scheduler.energy.resize_j(ONE, 1) == pytest.approx(600.0)
     daemon.rows_add_up()
 

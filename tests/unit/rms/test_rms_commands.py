@@ -132,6 +132,7 @@ def test_lost_work(terminal: Terminal) -> None:
     assert terminal.lines("explain", "1")[-1][-2:] == ["n3", "died"]
     assert terminal.run("acct", "--json", "-") == 0
     lost = {"times": 1, "steps": 1, "seconds": 4.0, "recomputed_j": 15.0, "recovery_j": 5.0}
+    lost |= {"energy_source": "model", "uncertainty_j": None}
     assert [job["lost"] for job in json.loads(terminal.out)] == [lost, None]
     _, metrics = terminal.server.request("GET", "/metrics")
     assert 'rms_lost_energy_joules{part="recomputed"} 15.0' in metrics.decode()

@@ -15,9 +15,9 @@ from rms.wire.signing import USER_TOKEN, Session, digest, job_name
 
 JOB_ROW = (
     "id name state mode submit_s start_s end_s nodes size nodes_min nodes_max reason step steps "
-    "energy_j energy_source energy answer resizes resizing resize_to output slurm summary seen "
-    "profile frequency exit_code account user limit_s priority expected_start_s nodelist exclude "
-    "restartable lost"
+    "energy_j energy_source energy uncertainty_j answer resizes resizing resize_to output slurm "
+    "summary seen profile frequency exit_code account user limit_s priority expected_start_s "
+    "nodelist exclude restartable lost"
 )
 BOOKS = "at_s busy_j idle_j off_j boot_j cluster_j busy_node_s power_source sources tasks_j lost"
 
@@ -46,6 +46,7 @@ def test_answers_have_the_names_of_the_contract(server: Routed) -> None:
         "energy_j": 0.0,
         "energy_source": "model",
         "energy": [{"source": "model", "joules": 0.0, "uncertainty_j": 0.0, "estimate": False}],
+        "uncertainty_j": None,
         "answer": "",
         "resizes": [],
         "resizing": "",
