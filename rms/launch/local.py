@@ -38,14 +38,12 @@ from rms.launch.processes import (
     INSTANCE_VARIABLE,
     KEEP_STATUS,
     KEEP_WORLD_STATUS,
-    KEEPERS,
     Groups,
     Processes,
     alive,
     check_output,
     check_path,
     children,
-    environment,
     find_delegated,
     hold_orphans,
     is_shell,
@@ -55,6 +53,7 @@ from rms.launch.processes import (
 )
 from rms.power.choice import AUTO, NONE, POWERCAP_VARIABLE, MeterChoice
 from rms.power.frequency import CPUFREQ_VARIABLE, Clocks, FrequencyError, available
+from rms.wire.marks import KEEPERS, METER, environment
 from rms.wire.messages import (
     COMPLETION_VARIABLE,
     JOIN_VARIABLE,
@@ -152,7 +151,6 @@ exec {python} "$@"
 """
 """Launcher on the PATH of a job's script; it imports nothing from the working folder."""
 
-METER = "meter"  # the mark of agents, in place of a job's id
 FOR_TESTS = (POWERCAP_VARIABLE, CPUFREQ_VARIABLE)
 """Variables that name other folders than the kernel's for meters and frequencies."""
 

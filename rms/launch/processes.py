@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rms.wire.messages import MARK_VARIABLE, WORLD_VARIABLE
+from rms.wire.marks import NO_ENVIRONMENT, owner_of
+from rms.wire.messages import MARK_VARIABLE
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -116,12 +117,7 @@ def children(pid: int) -> list[int]:
 INSTANCE_VARIABLE = MARK_VARIABLE
 """Environment variable of every process of a job: ``INSTANCE_ID:JOB``."""
 
-NO_ENVIRONMENT = ("", "")
-NO_ENVIRONMENT_S = 0.05
-"""A process without an environment: one of the kernel's, or one that is about to get one."""
-
-KEEPERS = ".keepers"
-"""End of the name of the owner of a job's keepers (:mod:`dmr.memory.keeper`)."""
+NO_ENVIRONMENT_S = 0.05  # time until a process without an environment is read again
 
 GENTLE_S = 10.0
 """Time for a keeper to free the memory of its host, from SIGTERM to SIGKILL."""
@@ -137,7 +133,7 @@ class Processes:
     """
 
     def __init__(self, instance_id: str) -> None:
-        self._before = f"{INSTANCE_VARIABLE}={instance_id}:".encode()
+        self._instance_id = instance_id
         self._own: dict[int, tuple[str, str]] = {}
         self._foreign: dict[int, float] = {}
 
@@ -148,7 +144,7 @@ class Processes:
         for pid, before in list(self._own.items()):
             if job not in (None, before[0]):
                 continue
-            owner = self._read(pid)
+            owner = owner_of(pid, self._instance_id)
             if owner is None:  # it has ended, or its pid was reused
                 del self._own[pid]
                 continue
@@ -175,35 +171,13 @@ class Processes:
         self._own = {pid: owner for pid, owner in self._own.items() if pid in listed}
         self._foreign = {pid: until for pid, until in self._foreign.items() if until > now}
         for pid in listed - self._own.keys() - self._foreign.keys():
-            owner = self._read(pid)
+            owner = owner_of(pid, self._instance_id)
             if owner is None:
                 self._foreign[pid] = now + FOREIGN_S
             elif owner == NO_ENVIRONMENT:
                 self._foreign[pid] = now + NO_ENVIRONMENT_S
             else:
                 self._own[pid] = owner
-
-    def _read(self, pid: int) -> tuple[str, str] | None:
-        """Return the job and launch that a process belongs to, None for a foreign one."""
-        variables = environment(pid)
-        if variables is None:
-            return None
-        if variables == [b""]:
-            return NO_ENVIRONMENT
-        own = [v[len(self._before) :].decode() for v in variables if v.startswith(self._before)]
-        if not own:
-            return None
-        before = f"{WORLD_VARIABLE}=".encode()
-        launch = [v[len(before) :].decode() for v in variables if v.startswith(before)]
-        return own[0], (launch or [""])[0]
-
-
-def environment(pid: int) -> list[bytes] | None:
-    """Return the environment of a process at its start, None if it cannot be read."""
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return None
 
 
 def program_name(pid: int) -> str:

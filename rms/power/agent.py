@@ -1,7 +1,8 @@
 """The agent of a node: ``python -m rms.power.agent`` reads its meters or sets its frequencies.
 
-The agent of the meters reports cumulative sums, which continue those that the daemon has booked. A
-node without meters is reported once, with the reason.
+The agent of the meters reports cumulative sums, which continue those that the daemon has booked,
+with ``--activity`` also the activity of jobs. A node without meters is reported once, with the
+reason.
 
 With ``--clocks`` it polls the daemon for frequencies, and sets them until it ends, or the daemon is
 away.
@@ -28,15 +29,17 @@ from typing import TypeVar
 
 import msgspec
 
+from rms.power.activity import ActivityReader
 from rms.power.choice import MeterChoice
 from rms.power.frequency import Clocks, FrequencyError, Shares
 from rms.power.meter import MeterError, NodeMeter, boot_id, boottime
-from rms.wire.http import UnreachableError, request
+from rms.wire.http import Connection, UnreachableError
 from rms.wire.messages import (
     CLOCKS_PATH,
     METER_PATH,
     SERVER_VARIABLE,
     TOKEN_VARIABLE,
+    Activity,
     ClockOrders,
     ClockReport,
     DeviceEnergy,
@@ -58,28 +61,50 @@ Follow = Callable[[ClockReport], ClockOrders]
 """Sends a report to the daemon; raises UnreachableError or MeterError."""
 
 
-def exchange(
-    env: Mapping[str, str], path: str, answer: type[Answer], message: object, timeout_s: float
-) -> Answer:
-    """Send a message to the daemon that the environment names; return its answer.
+class Daemon:
+    """The daemon that the environment names, over a connection that is kept.
 
     Raises:
-        KeyError: the environment names no daemon.
-        UnreachableError: the daemon does not answer, or has an internal error.
-        MeterError: another daemon has answered, or none.
+        KeyError: the environment names none.
     """
-    server, token = env[SERVER_VARIABLE], env[TOKEN_VARIABLE]
-    body = msgspec.json.encode(message)
-    try:
-        status, text = request(server, "POST", path, body, token=token, timeout_s=timeout_s)
-        if status == 200:
-            return msgspec.json.decode(text, type=answer)
-    except ValueError as error:  # the address, or the answer, is not a daemon's
-        raise MeterError(str(error)) from None
-    got = f"the daemon answered {status}: {text.decode(errors='replace')[:200]}"
-    if status >= 500:
-        raise UnreachableError(got)
-    raise MeterError(got)
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._server, self._token = env[SERVER_VARIABLE], env[TOKEN_VARIABLE]
+        self._connection: Connection | None = None
+        self._timeout_s = 0.0
+
+    def exchange(
+        self, path: str, answer: type[Answer], message: object, timeout_s: float
+    ) -> Answer:
+        """Send a message; return the answer.
+
+        Raises:
+            UnreachableError: the daemon does not answer, or has an internal error.
+            MeterError: another daemon has answered, or none.
+        """
+        body = msgspec.json.encode(message)
+        try:
+            status, text = self._connected(timeout_s).request("POST", path, body, self._token)
+            if status == 200:
+                return msgspec.json.decode(text, type=answer)
+        except ValueError as error:  # the address, or the answer, is not a daemon's
+            raise MeterError(str(error)) from None
+        got = f"the daemon answered {status}: {text.decode(errors='replace')[:200]}"
+        if status >= 500:
+            raise UnreachableError(got)
+        raise MeterError(got)
+
+    def close(self) -> None:
+        """Close the connection; the next message opens another one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _connected(self, timeout_s: float) -> Connection:
+        if self._connection is None or timeout_s != self._timeout_s:
+            self.close()
+            self._connection, self._timeout_s = Connection(self._server, timeout_s), timeout_s
+        return self._connection
 
 
 # --- meters ----------------------------------------------------------------------------------
@@ -140,13 +165,14 @@ class Mailbox:
 
 @dataclass
 class Agent:
-    """Reads a node's meters and reports them."""
+    """Reads a node's meters and reports them, with the activity of jobs."""
 
     node: str
     meter: NodeMeter
     send: Send
     every_s: float
     over: threading.Event
+    activity: Callable[[], list[Activity]] = list
     clock: Callable[[], float] = boottime
     wall: Callable[[], float] = time.time
     boot: str = field(default_factory=boot_id)
@@ -190,7 +216,7 @@ class Agent:
         devices = list(fresh.values())
         fresh.clear()
         own = self.node, self._id, self._number, self.wall(), self.boot, devices
-        return Metered(*own, failed or self.meter.reason)
+        return Metered(*own, failed or self.meter.reason, self.activity())
 
     def _resume(self) -> bool:
         """Continue from the sums of the daemon's books; return False if the agent has to end."""
@@ -212,11 +238,14 @@ class Agent:
 
 
 def _merged(before: Metered | None, after: Metered | None) -> Metered | None:
-    """Return one report for two, with the newest reading of every device."""
+    """Return one report for two, with the newest reading of every device and owner."""
     if before is None or after is None:
         return after or before
     devices = {device.device: device for device in (*before.devices, *after.devices)}
-    return msgspec.structs.replace(after, devices=list(devices.values()))
+    activity = {own.owner: own for own in (*before.activity, *after.activity)}
+    return msgspec.structs.replace(
+        after, devices=list(devices.values()), activity=list(activity.values())
+    )
 
 
 # --- frequencies -----------------------------------------------------------------------------
@@ -276,6 +305,13 @@ class ClockAgent:
 # --- the program -----------------------------------------------------------------------------
 
 
+def _activity(groups: str | None) -> Callable[[], list[Activity]]:
+    """Return what reads the activity of jobs; None is for an agent that reads none."""
+    log = partial(print, "rms.power.agent:", file=sys.stderr, flush=True)
+    reader = None if groups is None else ActivityReader.of(groups, os.environ, log)
+    return list if reader is None else reader.read
+
+
 def main(argv: list[str]) -> int:
     """Run until a signal; return 0 also for a node without meters."""
     parser = argparse.ArgumentParser(
@@ -286,6 +322,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--meters", default="auto", metavar="NAME[,NAME]")
     parser.add_argument("--meter-command", metavar="CMD")
     parser.add_argument("--meter-limit", type=float, metavar="W")
+    parser.add_argument(
+        "--activity",
+        nargs="?",
+        const="",
+        metavar="GROUPS",
+        help="read the activity of jobs, by their control groups in this folder or by processes",
+    )
     parser.add_argument("--clocks", action="store_true", help="set frequencies, read no meters")
     arguments = parser.parse_args(argv)
     over = threading.Event()
@@ -296,14 +339,19 @@ def main(argv: list[str]) -> int:
         node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     try:
         if arguments.clocks:
-            poll = partial(exchange, os.environ, CLOCKS_PATH, ClockOrders, timeout_s=ANSWER_S)
-            cores = frozenset(os.sched_getaffinity(0))
-            ClockAgent(node, poll, Clocks(), cores, over).run()
+            with contextlib.closing(Daemon(os.environ)) as daemon:
+                poll = partial(daemon.exchange, CLOCKS_PATH, ClockOrders, timeout_s=ANSWER_S)
+                cores = frozenset(os.sched_getaffinity(0))
+                ClockAgent(node, poll, Clocks(), cores, over).run()
             return 0
         choice = arguments.meters, arguments.meter_command, arguments.meter_limit
-        send = partial(exchange, os.environ, METER_PATH, MeterAnswer)
-        with contextlib.closing(MeterChoice.parse(*choice).open(os.environ)) as meter:
-            Agent(node, meter, send, arguments.every, over).run()
+        with (
+            contextlib.closing(Daemon(os.environ)) as daemon,
+            contextlib.closing(MeterChoice.parse(*choice).open(os.environ)) as meter,
+        ):
+            send = partial(daemon.exchange, METER_PATH, MeterAnswer)
+            activity = _activity(arguments.activity)
+            Agent(node, meter, send, arguments.every, over, activity).run()
     except (MeterError, KeyError) as error:
         print(f"rms.power.agent on {node or 'this machine'}: {error}", file=sys.stderr)
         return 1

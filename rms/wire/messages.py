@@ -29,6 +29,7 @@ NODE_LIMIT_W = 15_000.0
 """Default power limit of a node: more than eight of the largest GPUs and their host draw."""
 
 Joules = Annotated[float, Meta(ge=0.0, le=1e18)]
+Counted = Annotated[float, Meta(ge=0.0, le=1e24)]  # instructions, in years of a large node
 
 Name = Annotated[str, Meta(max_length=1024)]  # names, ids, words that select
 Text = Annotated[str, Meta(max_length=10_000)]  # paths and lines
@@ -360,9 +361,9 @@ class Activity(msgspec.Struct, frozen=True):
 
     owner: Name
     cpu_s: Seconds
-    instructions: Figure | None = None
-    cycles: Figure | None = None
-    misses: Figure | None = None
+    instructions: Counted | None = None
+    cycles: Counted | None = None
+    misses: Counted | None = None
 
 
 class Metered(Strict, frozen=True):

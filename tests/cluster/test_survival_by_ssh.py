@@ -12,7 +12,7 @@ from daemon import closing
 from hosts_daemon import SMALL, STEPS, HostsRms
 from slurm_daemon import bare
 
-from rms.launch.processes import environment
+from rms.wire.marks import environment
 
 wide = pytest.mark.wide
 SIZES = ("--nodes", "1-4", "--preferred", "4", "--mode", "malleable", "--survive", "1")

@@ -20,7 +20,7 @@ from processes import ROOT, program
 
 from mpdata.errors import InputError
 from mpdata.numerics.cuda.device import load_cupy
-from rms.launch.processes import environment
+from rms.wire.marks import environment
 
 try:
     load_cupy()

@@ -14,7 +14,7 @@ from on_demand import OnDemand
 from slurm_bed import Slurm, brought_up
 from slurm_daemon import Pilot, SlurmRms, bare
 
-from rms.launch.processes import environment
+from rms.wire.marks import environment
 
 SIZES = ("--nodes", "1-4", "--preferred", "3", "--mode", "malleable", "--time", "30")
 SURVIVE = ("--survive", "1")

@@ -28,20 +28,16 @@ import msgspec
 from rms.launch.hosts.relay import Relay
 from rms.launch.processes import (
     GENTLE_S,
-    KEEPERS,
     Processes,
     alive,
     children,
     descendants,
-    environment,
     hold_orphans,
     runs_shell,
     send_signal,
 )
+from rms.wire.marks import AGENT, KEEPERS, environment
 from rms.wire.messages import WORLD_VARIABLE
-
-AGENT = "agent"
-"""The mark of agents, in place of a job's id."""
 
 KILL_S = 0.05  # interval between two rounds of SIGKILL
 RANKS = (b"PMI_RANK=", b"PMIX_RANK=", b"OMPI_COMM_WORLD_RANK=")

@@ -39,11 +39,10 @@ from rms.launch.base import (
     hosts_of,
 )
 from rms.launch.hosts import agent, relay
-from rms.launch.hosts.agent import AGENT, Answer, Order, Start
+from rms.launch.hosts.agent import Answer, Order, Start
 from rms.launch.hosts.allocation import Allocation
 from rms.launch.hosts.relay import Ports
 from rms.launch.local import (
-    METER,
     MOST_WAIT_S,
     AgentProcess,
     JobEngine,
@@ -57,11 +56,11 @@ from rms.launch.processes import (
     INSTANCE_VARIABLE,
     KEEP_STATUS,
     descendants,
-    environment,
     program_name,
     send_signal,
 )
 from rms.power.choice import AUTO, MeterChoice
+from rms.wire.marks import AGENT, METER, environment
 from rms.wire.messages import (
     SERVER_VARIABLE,
     SLOTS_VARIABLE,

@@ -18,7 +18,6 @@ import msgspec
 
 from rms.formats.jobscript import parse_script
 from rms.launch.base import NODES_LOST, ManagedProcess, PendingCall, ScriptLaunch, hosts_of
-from rms.launch.local import METER
 from rms.launch.slurm import commands, queue
 from rms.launch.slurm.commands import Meaning, SlurmError
 from rms.launch.slurm.launcher import JobMeters, SlurmLauncher, SlurmNodes, failing_nodes
@@ -33,6 +32,7 @@ from rms.launch.slurm.queue import (
     SubmissionRecord,
     submit,
 )
+from rms.wire.marks import METER
 from rms.wire.users import NodesHeld, SlurmRow
 
 CANCEL_AGAIN_S = 2.0

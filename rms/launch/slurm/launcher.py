@@ -43,7 +43,6 @@ from rms.launch.local import (
 )
 from rms.launch.processes import (
     GENTLE_S,
-    KEEPERS,
     alive,
     has_live_children,
     program_name,
@@ -57,6 +56,7 @@ from rms.launch.slurm.commands import (
     plain_environment,
 )
 from rms.power.choice import AUTO, MeterChoice
+from rms.wire.marks import KEEPERS
 
 POLL_S = 0.5  # time between two checks of a process, or of a step that is being ended
 STUCK_S = 3.0
