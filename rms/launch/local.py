@@ -228,7 +228,8 @@ class LocalLauncher:
         """Start the agent of the meters."""
         if self.meters.worth_starting(os.environ):
             self.meter_token = secrets.token_hex(16)
-            command = agent_command(["--node", "", *self.meters.arguments])
+            groups = [] if self._groups.folder is None else [str(self._groups.folder)]
+            command = agent_command(["--node", "", *self.meters.arguments, "--activity", *groups])
             end_others = partial(self.kill, METER)
             self._agent = AgentProcess(self.start_agent, lambda: command, end_others)
             self._agent.start()

@@ -303,6 +303,11 @@ class Groups:
         self._limits, self._kills = dict[str, int](), dict[str, int]()
         self._gives = False
 
+    @property
+    def folder(self) -> Path | None:
+        """The group that has the groups of jobs, None without groups."""
+        return self._own
+
     def joined(self, job: str) -> Path | None:
         """Make a job's group; return the file that a process writes ``0`` to in order to join."""
         if self._own is None:

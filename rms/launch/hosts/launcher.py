@@ -556,7 +556,7 @@ class HostsLauncher(LocalLauncher):
 
     def meter_of(self, own: HostAgent) -> AgentProcess:
         """Return the agent that reads the meters of a host."""
-        words = ["--node", own.host, *self.meters.arguments]
+        words = ["--node", own.host, *self.meters.arguments, "--activity"]
         env = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
