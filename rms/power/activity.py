@@ -300,10 +300,33 @@ def _job(mark: str) -> str:
     return "" if mark in (METER, AGENT) or len(mark) > MOST_LETTERS else mark.removesuffix(KEEPERS)
 
 
+class _LineFile:
+    """A file of the kernel's whose first lines are read again and again."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._file = path, -1
+
+    def read(self) -> bytes:
+        """Return its first 256 bytes.
+
+        Raises:
+            OSError: it cannot be read now.
+        """
+        if self._file < 0:
+            self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.pread(self._file, 1 << 8, 0)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
 # --- jobs by their processes ------------------------------------------------------------------
 
 TICKS = os.sysconf("SC_CLK_TCK")
-_NEWEST = Path("/proc/loadavg")  # its last word is the newest process id
+LISTED_S = 60.0  # time between two lists of all processes
+MOST_PROBED = 64  # ids given since the last reading, of which each is tried instead
 SETTLED_S = 60.0
 """A foreign process is read again at growing intervals, up to this: it may be about to execute
 another program, with the environment of a job."""
@@ -357,6 +380,9 @@ class JobProcesses:
     _again: dict[int, tuple[float, float]] = field(default_factory=dict)
     """When foreign processes are read again, and the time until the next time."""
     _newest: int | None = None
+    """The newest id of a process or thread at the last reading."""
+    _listed_s: float = 0.0
+    _load: _LineFile = field(default_factory=lambda: _LineFile("/proc/loadavg"))
     _owed: dict[str, int] = field(default_factory=dict)
     _begun: bool = False
     refused: str = "expected control groups of jobs to count their instructions, got none"
@@ -395,22 +421,18 @@ class JobProcesses:
         """Close all files."""
         for process in self._own.values():
             os.close(process.file)
+        self._load.close()
 
     def _find(self, now_s: float) -> Iterator[_Process]:
         """Yield the processes of jobs that were not known."""
-        newest = _newest()
         due = {pid for pid, (again_s, _) in self._again.items() if again_s <= now_s}
-        if newest is None or newest != self._newest:
-            listed = {int(name) for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208
-            self._foreign &= listed
-            self._again = {pid: again for pid, again in self._again.items() if pid in listed}
-            due &= listed
-            due |= listed - self._own.keys() - self._foreign
-            if newest is not None and self._newest is not None:
-                due |= {pid for pid in self._foreign if _between(self._newest, pid, newest)}
-            self._newest = newest
-        for pid in sorted(due):  # parents mostly come before their children
-            process = self._open(pid)
+        for pid in sorted(due | self._new(now_s)):  # parents mostly come before their children
+            try:
+                process = self._open(pid)
+            except OSError:  # it has ended
+                self._foreign.discard(pid)
+                self._again.pop(pid, None)
+                continue
             if process is not None:
                 self._own[pid] = process
                 self._foreign.discard(pid)
@@ -422,12 +444,28 @@ class JobProcesses:
             if wait_s < SETTLED_S:
                 self._again[pid] = now_s + wait_s, 2 * wait_s
 
+    def _new(self, now_s: float) -> set[int]:
+        """Return the ids given since the last reading, or else those of all unknown processes."""
+        before, newest = self._newest, _newest(self._load)
+        self._newest = newest
+        count = -1 if before is None or newest is None else newest - before
+        if before is not None and 0 <= count <= MOST_PROBED and now_s < self._listed_s + LISTED_S:
+            return set(range(before + 1, before + count + 1)) - self._own.keys()
+        self._listed_s = now_s
+        listed = {int(name) for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208
+        self._foreign &= listed
+        self._again = {pid: again for pid, again in self._again.items() if pid in listed}
+        if before is not None and newest is not None:  # ids may have been given again
+            self._foreign -= {pid for pid in self._foreign if _between(before, pid, newest)}
+        return listed - self._own.keys() - self._foreign
+
     def _open(self, pid: int) -> _Process | None:
-        """Return a process of a job, None for a foreign one."""
-        try:
-            file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return None
+        """Return a process of a job, None for a foreign one or for a thread.
+
+        Raises:
+            OSError: there is no such process.
+        """
+        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         words, owner = _stat(file), owner_of(pid, self.instance_id)
         parent = None if words is None else self._own.get(int(words[1]))
         if owner is not None and owner != NO_ENVIRONMENT:
@@ -435,7 +473,7 @@ class JobProcesses:
         else:
             mark = "" if parent is None else parent.mark
         process = _Process(file, mark)
-        if not _job(mark) or process.ticks() is None:
+        if not _job(mark) or _is_thread(pid) or process.ticks() is None:
             os.close(file)
             return None
         return process
@@ -449,12 +487,21 @@ def _stat(file: int) -> list[bytes] | None:
         return None
 
 
-def _newest() -> int | None:
-    """Return the newest process id, None where the kernel does not state it."""
+def _newest(load: _LineFile) -> int | None:
+    """Return the newest id of a process or thread, None where the kernel does not state it."""
     try:
-        return int(_NEWEST.read_bytes().rpartition(b" ")[2])
+        return int(load.read().rpartition(b" ")[2])
     except (OSError, ValueError):
         return None
+
+
+def _is_thread(pid: int) -> bool:
+    """Return whether an id is that of a thread: its times are those of its whole process."""
+    file = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return b"\nTgid:\t%d\n" % pid not in os.read(file, 1 << 12)
+    finally:
+        os.close(file)
 
 
 def _between(before: int, pid: int, newest: int) -> bool:
@@ -488,6 +535,7 @@ class ActivityReader:
     log: Callable[[str], None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
     _sums: dict[str, _Sum] = field(default_factory=dict)
+    _stat: _LineFile = field(default_factory=lambda: _LineFile("/proc/stat"))
     _host_ticks: int | None = None
     _refused: str = ""
 
@@ -530,6 +578,7 @@ class ActivityReader:
     def close(self) -> None:
         """Close all files."""
         self.jobs.close()
+        self._stat.close()
 
     def _add(self, spent: Spent, now_s: float) -> None:
         own = self._sums.get(spent.owner)
@@ -546,8 +595,7 @@ class ActivityReader:
     def _host_s(self) -> float:
         """Return the processor time of all processes since the last reading, s."""
         try:
-            with open("/proc/stat", "rb") as file:  # noqa: PTH123  (a tenth of the time)
-                words = file.readline().split(None, 8)[1:8]
+            words = self._stat.read().split(None, 8)[1:8]
             user, nice, system, _idle, _iowait, irq, softirq = map(int, words)
         except (OSError, ValueError):
             return 0.0

@@ -5,7 +5,7 @@ Compute nodes import this module, so it needs only :mod:`rms.wire.messages`.
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 from rms.wire.messages import MARK_VARIABLE, WORLD_VARIABLE
 
@@ -22,9 +22,15 @@ NO_ENVIRONMENT = ("", "")
 def environment(pid: int) -> list[bytes] | None:
     """Return the environment of a process at its start, None if it cannot be read."""
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        file, parts = os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC), []
+        try:
+            while part := os.read(file, 1 << 16):
+                parts.append(part)
+        finally:
+            os.close(file)
     except OSError:
         return None
+    return b"".join(parts).split(b"\0")
 
 
 def owner_of(pid: int, instance_id: str) -> tuple[str, str] | None:

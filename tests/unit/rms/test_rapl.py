@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from powercap import RANGE_UJ, zone
 
+import rms.power.rapl
 from rms.power.meter import MeterError
 from rms.power.rapl import LATE_S, Rapl, counted
 from rms.wire.messages import DeviceEnergy
@@ -185,15 +187,15 @@ def test_a_mirror_read_late_is_a_mirror(tmp_path: Path, monkeypatch: pytest.Monk
     """On a busy node much may be counted between the readings of two zones."""
     for die in range(2):
         zone(tmp_path, f"intel-rapl:{die}", f"package-0-die-{die}", 0)
-    reads, read_text = [0], Path.read_text
+    reads, read = [0], rms.power.rapl._text
 
-    def counting(path: Path, *options: str) -> str:
-        if path.name != "energy_uj":
-            return read_text(path, *options)
+    def counting(path: str) -> str | None:
+        if not path.endswith("/energy_uj"):
+            return read(path)
         reads[0] += 1
-        return f"{reads[0] * 50_000_000}\n"
+        return f"{reads[0] * 50_000_000}"
 
-    monkeypatch.setattr(Path, "read_text", counting)
+    monkeypatch.setattr(rms.power.rapl, "_text", counting)
     rapl = Rapl(tmp_path)
     for second in range(5):
         assert list(joules(rapl.read(10.0 * second))) == ["package-0-die-0"]
@@ -210,16 +212,16 @@ def test_one_unreadable_sample_loses_nothing(
 ) -> None:
     rapl = Rapl(powercap)
     rapl.read(0.0)
-    read_text = Path.read_text
+    open_file = os.open
 
-    def broken(path: Path, *options: str) -> str:
-        if path.name == "energy_uj" and path.parent.name == "intel-rapl:1":
+    def broken(path: str, flags: int) -> int:
+        if path.endswith("/intel-rapl:1/energy_uj"):
             raise OSError(errno.EIO, "Input/output error")
-        return read_text(path, *options)
+        return open_file(path, flags)
 
     advance(powercap, "intel-rapl:1", 3_000_000)
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "read_text", broken)
+        patched.setattr(os, "open", broken)
         assert list(joules(rapl.read(1.0))) == ["package-0", "dram-0", "dram-1"]
         assert "could not be read" in rapl.trouble
     advance(powercap, "intel-rapl:1", 3_000_000)
@@ -301,13 +303,11 @@ def test_counters_for_root_alone_say_how_a_site_opens_them(
     def refused(path: Path) -> bytes:
         raise PermissionError(13, "Permission denied")
 
-    def unreadable(path: Path, *_: str) -> str:
-        if path.name == "energy_uj":
-            raise PermissionError(13, "Permission denied")
-        return "package-0"
+    def unreadable(path: str) -> str | None:
+        return None if path.endswith("/energy_uj") else "package-0"
 
     monkeypatch.setattr(Path, "read_bytes", refused)
-    monkeypatch.setattr(Path, "read_text", unreadable)
+    monkeypatch.setattr(rms.power.rapl, "_text", unreadable)
     with pytest.raises(MeterError, match=r"CVE-2020-8694.* tmpfiles.d: z .*energy_uj 0440 root"):
         Rapl(powercap).read(0.0)
 
