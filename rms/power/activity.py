@@ -327,9 +327,9 @@ class _LineFile:
 TICKS = os.sysconf("SC_CLK_TCK")
 LISTED_S = 60.0  # time between two lists of all processes
 MOST_PROBED = 64  # ids given since the last reading, of which each is tried instead
-SETTLED_S = 60.0
-"""A foreign process is read again at growing intervals, up to this: it may be about to execute
-another program, with the environment of a job."""
+FIRST_S, SETTLED_S = 0.5, 60.0
+"""A foreign process is read again at intervals that grow from the one to the other: it may be about
+to execute another program, with the environment of a job."""
 
 
 @dataclass
@@ -439,7 +439,7 @@ class JobProcesses:
                 self._again.pop(pid, None)
                 yield process
                 continue
-            _, wait_s = self._again.pop(pid, (0.0, 0.5))
+            _, wait_s = self._again.pop(pid, (0.0, FIRST_S if self._begun else SETTLED_S / 2))
             self._foreign.add(pid)
             if wait_s < SETTLED_S:
                 self._again[pid] = now_s + wait_s, 2 * wait_s
