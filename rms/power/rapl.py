@@ -21,8 +21,6 @@ ALIKE_S = 5e-3  # counters that mirror one another may be updated so much apart
 UPDATE_S = 1e-3
 """The counters are updated about every millisecond (Intel SDM, volume 3B, 15.10)."""
 
-LISTED_S = 10.0  # time until the zones are listed again
-
 FALLBACKS = ("intel-rapl", "intel-rapl-mmio")
 """The second shows the same packages by another way; it is read only where the first has none."""
 
@@ -139,9 +137,6 @@ class Rapl(Meter):
     folder: Path
     most_w: float | None = None
     _refusals: Refusals = field(default_factory=Refusals)
-    _listed_s: float | None = None
-    _most: int = 0
-    """The largest number of entries so far."""
     _listed: list[str] = field(default_factory=list)
     _counting: list[Zone] = field(default_factory=list)
     _zones: dict[Path, Zone] = field(default_factory=dict)
@@ -154,8 +149,6 @@ class Rapl(Meter):
         zones = self._find(now_s)
         read = [zone for zone in zones if zone.read(now_s)]
         lost = [zone.path for zone in zones if zone not in read]
-        if lost or not read:
-            self._listed_s = None
         why_not = _why_not(lost[0]) if lost else ""
         if not read and all(_locked(path) for path in lost):
             raise MeterError(why_not or f"no processor package in {self.folder}")
@@ -167,15 +160,11 @@ class Rapl(Meter):
         return [zone.energy() for zone in counting]
 
     def _find(self, now_s: float) -> list[Zone]:
-        """Return the zones that count; they are listed while one is missing, and now and then."""
-        if self._listed_s is not None and 0.0 <= now_s - self._listed_s < LISTED_S:
-            return self._counting
+        """Return the zones that count; they are listed again if any has come or gone."""
         try:
             listed = sorted(os.listdir(self.folder))  # noqa: PTH208  (a tenth of the time of glob)
         except OSError:
             listed = []
-        self._most = max(self._most, len(listed))
-        self._listed_s = now_s if len(listed) == self._most else None
         if listed == self._listed:
             return self._counting
         self._listed, self._counting = listed, []
