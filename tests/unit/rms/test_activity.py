@@ -249,6 +249,16 @@ def test_processes_count_busy_children_and_children_that_have_ended() -> None:
     reader.close()
 
 
+def test_processes_that_were_there_count_from_the_first_reading() -> None:
+    with job(BUSY, "cafe:7") as shell:
+        stat = Path(f"/proc/{shell.pid}/stat")
+        until(lambda: int(stat.read_text().rpartition(")")[2].split()[11]) > 30)
+        reader = ActivityReader(JobProcesses("cafe"))
+        assert of(reader, "7") == Activity("7", 0.0)
+        assert rises(reader, "7", 0.1)[0] < 0.3
+    reader.close()
+
+
 def test_the_two_ways_agree(groups: Path) -> None:
     by_group = ActivityReader(JobGroups(groups, None))
     by_process = ActivityReader(JobProcesses("cafe"))
