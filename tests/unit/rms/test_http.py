@@ -76,3 +76,54 @@ def test_a_daemon_with_more_to_accept_than_it_can_hold_is_tried_again(tmp_path: 
 def test_an_address_of_another_form_is_refused() -> None:
     with pytest.raises(ValueError, match="expected unix:PATH or http://HOST:PORT, got 'x'"):
         Connection("x")
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (HEAD + b"content-length: 2\r\n\r\n{}", (200, b"{}")),
+        (b"HTTP/1.0 404 Not Found\r\nContent-Length: 0\r\n\r\n", (404, b"")),
+        (HEAD + b"\r\nuntil the end", (200, b"until the end")),
+        (HEAD + b"Content-Length: 2\r\n\r\n{}more", (200, b"{}")),
+        (HEAD + b"Content-Length: 3\r\n\r\n{}", "closed during an answer"),
+        (HEAD + b"Content-Length: 3", "closed during an answer"),
+        (HEAD + b"Content-Length: -1\r\n\r\n", "expected the length"),
+        (HEAD + b"Content-Length: " + 5000 * b"9" + b"\r\n\r\n", "expected the length"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "got one in chunks"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "expected an answer of HTTP"),
+        (b"x" * (1 << 17), "expected an answer of HTTP"),
+        (b"", "the connection was closed"),
+    ],
+)
+def test_answers(tmp_path: Path, answer: bytes, expected: tuple[int, bytes] | str) -> None:
+    path = str(tmp_path / "socket")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        listening.settimeout(DEADLINE_S)
+
+        def serve() -> None:
+            with listening.accept()[0] as accepted, contextlib.suppress(OSError):
+                accepted.recv(1 << 16)
+                for n in range(0, len(answer), 1 + len(answer) // 50):  # in small pieces
+                    accepted.sendall(answer[n : n + 1 + len(answer) // 50])
+
+        server = threading.Thread(target=serve)
+        server.start()
+        connection = Connection(f"unix:{path}", DEADLINE_S)
+        if isinstance(expected, str):
+            with pytest.raises(UnreachableError, match=expected):
+                connection.request("GET", "/")
+        else:
+            assert connection.request("GET", "/") == expected
+        connection.close()
+        server.join(DEADLINE_S)
+
+
+@pytest.mark.parametrize("path", ["/a b", "/a\r\nX: y", "/\x7f", "/ü"])
+def test_a_path_that_is_no_part_of_a_line_is_refused(path: str) -> None:
+    with pytest.raises(ValueError, match=r"path without spaces|codec can't encode"):
+        request("unix:/none", "GET", path)
