@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from rms.wire.marks import AGENT, KEEPERS, METER, NO_ENVIRONMENT, owner_of
+from rms.wire.marks import AGENT, KEEPERS, METER, owner_of
 from rms.wire.messages import MARK_VARIABLE, Activity
 
 HOST = ""
@@ -342,12 +342,19 @@ class _Process:
     """Ticks of its own."""
     waited: int = 0
     """Ticks of its children that it has waited for, and of theirs."""
+    _read: bytes = b""
 
     def ticks(self) -> tuple[int, int] | None:
         """Return new ticks of its own and of its children; None if it has ended."""
-        words = _stat(self.file)
-        if words is None:
+        try:
+            read = os.pread(self.file, 1 << 12, 0)
+        except OSError:
             return None
+        return (0, 0) if read == self._read else self.take(read)
+
+    def take(self, read: bytes) -> tuple[int, int]:
+        """Take the contents of its file; return new ticks."""
+        self._read, words = read, _words(read)
         own, waited = int(words[11]) + int(words[12]), int(words[13]) + int(words[14])
         new = max(0, own - self.own), max(0, waited - self.waited)
         self.own, self.waited = own, waited
@@ -466,25 +473,28 @@ class JobProcesses:
             OSError: there is no such process.
         """
         file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        words, owner = _stat(file), owner_of(pid, self.instance_id)
-        parent = None if words is None else self._own.get(int(words[1]))
-        if owner is not None and owner != NO_ENVIRONMENT:
-            mark = owner[0]
-        else:
-            mark = "" if parent is None else parent.mark
-        process = _Process(file, mark)
-        if not _job(mark) or _is_thread(pid) or process.ticks() is None:
-            os.close(file)
-            return None
+        process = None
+        try:
+            read = os.pread(file, 1 << 12, 0)
+            words = _words(read)
+            parent = self._own.get(int(words[1]))
+            mark = self._mark(pid) if parent is None else parent.mark
+            if _job(mark) and not (int(words[17]) > 1 and _is_thread(pid)):
+                process = _Process(file, mark)
+                process.take(read)
+        finally:
+            if process is None:
+                os.close(file)
         return process
 
+    def _mark(self, pid: int) -> str:
+        owner = owner_of(pid, self.instance_id)
+        return "" if owner is None else owner[0]
 
-def _stat(file: int) -> list[bytes] | None:
-    """Return the words after the name in the ``stat`` of a process; None if it has ended."""
-    try:
-        return os.pread(file, 1 << 12, 0).rpartition(b")")[2].split(None, 15)
-    except OSError:
-        return None
+
+def _words(read: bytes) -> list[bytes]:
+    """Return the words after the name in the ``stat`` of a process."""
+    return read.rpartition(b")")[2].split(None, 18)
 
 
 def _newest(load: _LineFile) -> int | None:
