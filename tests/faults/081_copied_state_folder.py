@@ -25,7 +25,8 @@ from rms.daemon.store.context import Settings
 from rms.daemon.store.notes import ScriptNote
 from rms.launch.base import ManagedProcess, ScriptLaunch
 from rms.launch.local import LocalLauncher
-from rms.launch.processes import INSTANCE_VARIABLE, Groups, environment
+from rms.launch.processes import INSTANCE_VARIABLE, Groups
+from rms.wire.marks import environment
 
 CLUSTER = Cluster(("n1",), (("cpu:0",),), (NodePower(5.0, 5.0),))
 ONE, TWO = JobId("1"), JobId("2")

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rms.launch.processes import INSTANCE_VARIABLE, Processes, environment
+from rms.launch.processes import INSTANCE_VARIABLE, Processes
+from rms.wire.marks import environment
 from rms.wire.messages import WORLD_VARIABLE
 
 

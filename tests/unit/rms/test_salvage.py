@@ -24,7 +24,8 @@ from rms.daemon.restart.recover import open_journal, restore_notes, resume, sett
 from rms.daemon.store.context import Settings
 from rms.daemon.store.journal import Journal, JournalError
 from rms.launch.local import LocalLauncher
-from rms.launch.processes import INSTANCE_VARIABLE, environment
+from rms.launch.processes import INSTANCE_VARIABLE
+from rms.wire.marks import environment
 
 JOBS = 40
 CLUSTER = Cluster(("n1", "n2"), (("cpu:0",), ("cpu:1",)), (NodePower(5.0, 5.0),) * 2)
