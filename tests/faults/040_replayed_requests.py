@@ -6,11 +6,11 @@ import contextlib
 import re
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from daemon import LocalRms
 
-from rms.wire import http
 from rms.wire.http import Connection, UnreachableError, request
 
 DEADLINE_S = 120.0
@@ -32,10 +32,14 @@ class Recorded(Connection):
     def __init__(self, port: int) -> None:
         super().__init__(f"http://127.0.0.1:{port}", DEADLINE_S)
         self.sent: list[bytes] = []
+        usual = self._connection.send
 
-    def _send(self, data: bytes) -> None:
-        self.sent.append(data)
-        super()._send(self.changed(data))
+        def send(data: object) -> None:
+            assert isinstance(data, bytes)
+            self.sent.append(data)
+            usual(self.changed(data))
+
+        self._connection.send = send  # type: ignore[method-assign]
 
     def changed(self, data: bytes) -> bytes:
         return data
@@ -72,8 +76,8 @@ def test_a_recorded_connection_is_refused_as_a_whole_and_in_part(
     assert connection.request("POST", "/jobs", BODY, token)[0] == 200
     hello, submission = connection.sent[0], b"".join(connection.sent[1:])
     assert token.encode() not in hello + submission and b"#!/bin/sh" not in hello
-    connection._opened().sendall(submission)  # once more over the same connection
-    response = connection._opened().recv(1 << 16)
+    connection._connection.sock.sendall(submission)  # once more over the same connection
+    response = connection._connection.sock.recv(1 << 16)
     assert response.startswith(b"HTTP/1.1 401") and b"connection: close" in response.lower()
     connection.close()
     for messages in ([submission], [hello, submission], [hello, hello], [submission, hello]):
@@ -121,23 +125,26 @@ def test_a_request_that_overtakes_another_is_refused(daemon: tuple[LocalRms, int
 
 @pytest.mark.parametrize("what", ["status", "cut", "repeated"])
 def test_an_answer_that_is_changed_cut_or_repeated_is_refused(
-    daemon: tuple[LocalRms, int, str], monkeypatch: pytest.MonkeyPatch, what: str
+    daemon: tuple[LocalRms, int, str], what: str
 ) -> None:
     _, port, token = daemon
-    usual, answers = http._receive, list[http._Answer]()
-
-    def receive(sock: socket.socket) -> http._Answer:
-        answers.append(usual(sock))
-        if what == "status":
-            return answers[-1]._replace(status=404)
-        if what == "cut":
-            return answers[-1]._replace(content=answers[-1].content[:-1])
-        return answers[0]
-
     with contextlib.closing(Recorded(port)) as connection:
+        usual, answers = connection._connection.getresponse, list[Any]()
+
+        def getresponse() -> Any:
+            answer = usual()
+            content = answer.read()
+            answers.append(answer)
+            if what == "status":
+                answer.status = 404
+            cut = content[:-1] if what == "cut" else content
+            answer.read = lambda: cut  # type: ignore[method-assign,assignment]
+            return answers[0]
+
         assert connection.request("GET", "/nodes", token=token)[0] == 200
-        monkeypatch.setattr(http, "_receive", receive)
         if what == "repeated":
+            connection._connection.getresponse = getresponse  # type: ignore[method-assign]
             assert connection.request("GET", "/nodes", token=token)[0] == 200
+        connection._connection.getresponse = getresponse  # type: ignore[method-assign]
         with pytest.raises(UnreachableError, match="expected an answer signed"):
             connection.request("GET", "/nodes", token=token)
