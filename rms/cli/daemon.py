@@ -41,8 +41,7 @@ from rms.kernels.served import GovernorRule
 from rms.launch import local
 from rms.launch.base import DEADLINE_S, PowerCommands
 from rms.launch.processes import escapes
-from rms.power.choice import MeterChoice
-from rms.power.meter import MeterError
+from rms.power.meter import MeterChoice, MeterError
 from rms.wire.files import state_folder
 from rms.wire.terminal import (
     CommandError,

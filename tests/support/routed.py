@@ -23,7 +23,7 @@ from rms.daemon.store.context import Settings
 from rms.daemon.store.journal import Journal
 from rms.launch.base import ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import LocalLauncher
-from rms.wire.signing import HELLO, HELLO_PATH, Session, digest, nonce, token_name
+from rms.wire.http import HELLO, HELLO_PATH, Session, digest, nonce, token_name
 
 USERS_TOKEN = "of the users"
 METRICS_TOKEN = "of Prometheus"

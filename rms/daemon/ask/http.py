@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rms.daemon.store.journal import Journal, JournalError, JournalFullError, UnknownJobError
-from rms.wire.signing import ANSWER_HEADER, HELLO, HELLO_PATH, SCHEME, Session, digest, nonce
+from rms.wire.http import ANSWER_HEADER, HELLO, HELLO_PATH, SCHEME, Session, digest, nonce
 from rms.wire.users import ErrorAnswer
 
 # --- connections --------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from rms.formats.values import expand
 from rms.kernels.record import RecordEntry
 from rms.kernels.served import GovernorRule
 from rms.launch.base import LaunchCommand
+from rms.wire.http import METER_TOKEN, USER_TOKEN, job_name
 from rms.wire.live import LIVE_PATH, LONGEST_HOLD_S, Live, LiveQuery
 from rms.wire.messages import (
     CLOCKS_PATH,
@@ -53,7 +54,6 @@ from rms.wire.messages import (
     StepNumber,
     StepState,
 )
-from rms.wire.signing import METER_TOKEN, USER_TOKEN, job_name
 from rms.wire.users import (
     WAIT_PATH,
     AcctAnswer,
@@ -555,7 +555,7 @@ REFUSALS = {
 
 SECURITY = (
     "At a Unix socket jobs and meters show their token. Over TCP requests are signed as "
-    "rms/wire/signing.py describes; GET /metrics alone accepts the token of the file metrics-token."
+    "rms/wire/http.py describes; GET /metrics alone accepts the token of the file metrics-token."
 )
 
 

@@ -29,7 +29,6 @@ OF_WIRE = {
     "rms.wire.messages",
     "rms.wire.files",
     "rms.wire.http",
-    "rms.wire.signing",
 }
 HEAVY = {"numpy", "matplotlib", "rich", "sqlite3", "asyncio", "mpi4py"}
 HEAVY |= {"starlette", "uvicorn", "uvloop", "httptools"}

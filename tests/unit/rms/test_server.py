@@ -11,7 +11,7 @@ from routed import SCRIPT, USERS_TOKEN, Routed, answered
 from rms.core.model.jobs import JobId
 from rms.daemon.ask.http import Peer
 from rms.daemon.ask.routes import Routes
-from rms.wire.signing import USER_TOKEN, Session, digest, job_name
+from rms.wire.http import USER_TOKEN, Session, digest, job_name
 
 JOB_ROW = (
     "id name state mode submit_s start_s end_s nodes size nodes_min nodes_max reason step steps "
