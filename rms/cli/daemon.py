@@ -29,10 +29,10 @@ from rms.core.policies import DEFAULT, MissingPartError, Policy, PolicyError, pl
 from rms.daemon.nodes.nodes import POWERED_ELSEWHERE
 from rms.daemon.restart.recover import replayed
 from rms.daemon.serve import LEVELS, check_start, run_daemon, start_log
+from rms.daemon.store.archive import KEEP
 from rms.daemon.store.context import Settings, log
 from rms.daemon.store.journal import Journal, JournalError
 from rms.daemon.store.private import ServeError
-from rms.daemon.store.snapshots import KEEP
 from rms.formats import profiles
 from rms.formats.config import read_cluster
 from rms.formats.jobscript import ScriptError, parse_power_cap, parse_time
@@ -41,7 +41,8 @@ from rms.kernels.served import GovernorRule
 from rms.launch import local
 from rms.launch.base import DEADLINE_S, PowerCommands
 from rms.launch.processes import escapes
-from rms.power.meter import MeterChoice, MeterError
+from rms.power.choice import MeterChoice
+from rms.power.meter import MeterError
 from rms.wire.files import state_folder
 from rms.wire.terminal import (
     CommandError,

@@ -20,8 +20,9 @@ from rms.formats.config import read_cluster
 from rms.formats.profiles import MALLEABLE, SEPARATE, WAYS, Point, Profile, ProfileError, Program
 from rms.launch.local import hardware
 from rms.power import frequency
+from rms.power.choice import MeterChoice
 from rms.power.frequency import FrequencyError
-from rms.power.meter import MeterChoice, MeterError
+from rms.power.meter import MeterError
 from rms.studies import bandwidth
 from rms.studies import profile as study
 from rms.wire.files import state_folder

@@ -49,12 +49,12 @@ from rms.daemon.nodes.nodes import (
     check_placement,
     tasks_of,
 )
+from rms.daemon.store.archive import Snapshots
 from rms.daemon.store.context import Context, Faults, describe, log
 from rms.daemon.store.journal import JournalError, JournalFullError, PolicySet
 from rms.daemon.store.notes import Note, SummaryNote
 from rms.daemon.store.record import REQUEUED
 from rms.daemon.store.sandbox import guarded
-from rms.daemon.store.snapshots import Snapshots
 
 PRICES_EVERY_S, PRICES_AHEAD_S = 86_400.0, 14 * 86_400.0
 """The prices of so long a time are entered in the journal so often."""

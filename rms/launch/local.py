@@ -51,8 +51,8 @@ from rms.launch.processes import (
     runs_shell,
     send_signal,
 )
+from rms.power.choice import AUTO, NONE, POWERCAP_VARIABLE, MeterChoice
 from rms.power.frequency import CPUFREQ_VARIABLE, Clocks, FrequencyError, available
-from rms.power.meter import AUTO, NONE, POWERCAP_VARIABLE, MeterChoice
 from rms.wire.marks import KEEPERS, METER, environment
 from rms.wire.messages import (
     COMPLETION_VARIABLE,

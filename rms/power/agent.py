@@ -30,8 +30,9 @@ from typing import TypeVar
 import msgspec
 
 from rms.power.activity import ActivityReader
+from rms.power.choice import MeterChoice
 from rms.power.frequency import Clocks, FrequencyError, Shares
-from rms.power.meter import MeterChoice, MeterError, NodeMeter, boot_id, boottime
+from rms.power.meter import MeterError, NodeMeter, boot_id, boottime
 from rms.wire.http import Connection, UnreachableError
 from rms.wire.messages import (
     CLOCKS_PATH,

@@ -35,8 +35,8 @@ from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import NodePower
 from rms.daemon.ask import routes
 from rms.daemon.serve import run_daemon, start_log
+from rms.daemon.store.archive import KEEP
 from rms.daemon.store.context import Settings
-from rms.daemon.store.snapshots import KEEP
 from rms.launch.base import ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import JobEngine, LocalLauncher
 from rms.wire.http import RETRY_S

@@ -11,9 +11,10 @@ from powercap import zone
 from routed import Routed, routed
 
 from rms.cli.main import main
+from rms.power.choice import MeterChoice
 from rms.power.command import Command
 from rms.power.command import parse_line as parse_command
-from rms.power.meter import GPU_LIMIT_W, Ladder, MeterChoice, MeterError, NodeMeter
+from rms.power.meter import GPU_LIMIT_W, Ladder, MeterError, NodeMeter
 from rms.power.nvidia_smi import Devices, NvidiaSmi, PowerReading, parse_line
 from rms.power.nvml import Counter, Nvml, limit_w
 from rms.power.rapl import Rapl

@@ -8,7 +8,7 @@ import pytest
 from processes import called
 
 from rms.cli.main import main
-from rms.power.meter import MeterChoice
+from rms.power.choice import MeterChoice
 
 
 @pytest.mark.parametrize("command", ["nosuch", "/no/such/meter", "./job.sh"])

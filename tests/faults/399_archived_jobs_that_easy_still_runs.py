@@ -23,7 +23,7 @@ def test_they_stay(tmp_path: Path, seed: int) -> None:
         patch("rms.daemon.store.archive.KEPT", 8),
         patch("rms.daemon.store.archive.AT_ONCE", 1),
         patch("rms.daemon.store.archive.MOST", 100),
-        patch("rms.daemon.store.snapshots.EVERY", 25),
+        patch("rms.daemon.store.archive.EVERY", 25),
         opened(tmp_path, keep=40) as bench,
     ):
         bench.policy = "backfill-share"

@@ -59,7 +59,7 @@ from rms.launch.processes import (
     program_name,
     send_signal,
 )
-from rms.power.meter import AUTO, MeterChoice
+from rms.power.choice import AUTO, MeterChoice
 from rms.wire.marks import AGENT, METER, environment
 from rms.wire.messages import (
     SERVER_VARIABLE,

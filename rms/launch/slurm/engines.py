@@ -21,7 +21,7 @@ from rms.launch.slurm.ondemand import PilotLimits
 from rms.launch.slurm.output import Partition, SiteNode
 from rms.launch.slurm.pilot import OneAllocation
 from rms.launch.slurm.site import SlurmSite, engine_verdict, inspect_site, measures, refusals
-from rms.power.meter import AUTO, MeterChoice
+from rms.power.choice import AUTO, MeterChoice
 
 LEAST_MARGIN_S = 20.0
 """Time between the last kill of a job and the end of the allocation, in which its steps end."""

@@ -55,7 +55,7 @@ from rms.launch.slurm.commands import (
     inner_environment,
     plain_environment,
 )
-from rms.power.meter import AUTO, MeterChoice
+from rms.power.choice import AUTO, MeterChoice
 from rms.wire.marks import KEEPERS
 
 POLL_S = 0.5  # time between two checks of a process, or of a step that is being ended

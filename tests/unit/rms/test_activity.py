@@ -32,7 +32,8 @@ from rms.power.activity import (
     _between,
 )
 from rms.power.agent import Agent, Daemon, _merged
-from rms.power.meter import Ladder, Meter, MeterChoice, MeterError, NodeMeter
+from rms.power.choice import MeterChoice
+from rms.power.meter import Ladder, Meter, MeterError, NodeMeter
 from rms.wire.http import UnreachableError
 from rms.wire.messages import (
     MARK_VARIABLE,

@@ -18,8 +18,8 @@ from killed import bench as opened
 from rms.core.model.events import Resize as ResizeDecision
 from rms.core.model.jobs import JobId, JobState, Mode
 from rms.daemon.restart.recover import replayed
+from rms.daemon.store.archive import EVERY
 from rms.daemon.store.record import REQUEUED, ResizeNote
-from rms.daemon.store.snapshots import EVERY
 from rms.launch.base import LaunchError, ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.wire.messages import (
     Begun,
@@ -189,7 +189,7 @@ def told(
     """
     steps, state, scripts = STORIES[name]
     every = EVERY if keep is None else 1
-    with patch("rms.daemon.store.snapshots.EVERY", every), opened(folder, keep=keep) as bench:
+    with patch("rms.daemon.store.archive.EVERY", every), opened(folder, keep=keep) as bench:
         try:
             bench.start(at, after=after)
         except KilledError:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from rms.launch.local import AgentProcess, agent_command
 from rms.power.agent import Agent
-from rms.power.meter import Ladder, MeterChoice, MeterError, NodeMeter
+from rms.power.choice import MeterChoice
+from rms.power.meter import Ladder, MeterError, NodeMeter
 from rms.wire.http import UnreachableError
 from rms.wire.messages import DeviceEnergy, MeterAnswer, Metered
 

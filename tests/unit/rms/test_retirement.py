@@ -45,7 +45,7 @@ def lives(bench: Bench, number: int) -> None:
 def told(folder: Path, at: int | None, *, after: bool = False) -> int:
     """Let jobs come and go, with a daemon killed at a write; return how many it made."""
     kept = patch("rms.daemon.store.archive.KEPT", 1), patch("rms.daemon.store.archive.AT_ONCE", 1)
-    every = patch("rms.daemon.store.snapshots.EVERY", 7)
+    every = patch("rms.daemon.store.archive.EVERY", 7)
     with kept[0], kept[1], every, opened(folder, keep=20) as bench:
         try:
             bench.start(at, after=after)

@@ -35,9 +35,9 @@ from rms.core.policies import named
 from rms.core.scheduler.scheduler import Scheduler
 from rms.core.scheduler.snapshot import freeze, thaw
 from rms.daemon.restart.recover import replayed, restored
+from rms.daemon.store.archive import Packing
 from rms.daemon.store.journal import Journal, JournalFullError
 from rms.daemon.store.sandbox import fork
-from rms.daemon.store.snapshots import Packing
 
 NAMES = ("a", "b", "c", "d")
 CLUSTER = Cluster(NAMES, tuple((f"{n}/",) for n in NAMES), (NodePower(5.0, 10.0),) * 4)
@@ -222,10 +222,8 @@ def test_a_fork_that_fails_packs_nothing(fault: str, monkeypatch: pytest.MonkeyP
         time.sleep(60.0)
         raise AssertionError
 
-    monkeypatch.setattr("rms.daemon.store.snapshots.freeze", work)
-    monkeypatch.setattr(
-        "rms.daemon.store.snapshots.LIMIT_S", 0.2 if fault == "never ends" else 60.0
-    )
+    monkeypatch.setattr("rms.daemon.store.archive.freeze", work)
+    monkeypatch.setattr("rms.daemon.store.archive.LIMIT_S", 0.2 if fault == "never ends" else 60.0)
     packing = Packing.begin(Scheduler(CLUSTER, named(POLICY)), 1)
     assert packed(packing) is None
     with pytest.raises(ProcessLookupError):
@@ -237,8 +235,8 @@ def test_a_fork_that_fails_packs_nothing(fault: str, monkeypatch: pytest.MonkeyP
 def test_of_many_jobs_a_daemon_has_a_fork_pack_it(
     tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rms.daemon.store.snapshots.AT_ONCE", 3)
-    monkeypatch.setattr("rms.daemon.store.snapshots.EVERY", 5)
+    monkeypatch.setattr("rms.daemon.store.archive.PACKED_AT_ONCE", 3)
+    monkeypatch.setattr("rms.daemon.store.archive.EVERY", 5)
     forks = list[int]()
 
     def forked(work: Callable[[], object], only: int | None = None) -> int:
@@ -247,7 +245,7 @@ def test_of_many_jobs_a_daemon_has_a_fork_pack_it(
         forks.append(fork(work if not fault else lambda: os._exit(3), only))
         return forks[-1]
 
-    monkeypatch.setattr("rms.daemon.store.snapshots.fork", forked)
+    monkeypatch.setattr("rms.daemon.store.archive.fork", forked)
     with opened(tmp_path) as bench:
         journal, snapshots = bench.journal, bench.daemon.snapshots
         for number in range(1, 9):
