@@ -62,7 +62,8 @@ def test_no_joule_is_lost_or_counted_twice_though_daemon_and_agent_are_killed() 
         assert again_s - read_s < measured_s + gpu.unseen_s < time.time() - begun_s
         measured_j = sum(r["joules"] for r in found["rows"] if r["source"] != "model")
         assert measured_j == pytest.approx(sum(rows_j.values()), rel=1e-9) and measured_j > 0
-        assert {part["source"] for part in row["energy"]} == {"rapl by cpu time"}
+        sources = {part["source"] for part in row["energy"]}
+        assert "rapl by cpu time" in sources and sources <= {"rapl", "rapl by cpu time"}
         # A resize's joules are those of its rows; at both, both worlds' nodes were the job's.
         assert [(r["from"], r["to"]) for r in row["resizes"]] == [(1, 2), (2, 1)]
         for resize in row["resizes"]:
@@ -84,3 +85,23 @@ def by_device(rows: list[dict[str, Any]]) -> dict[str, float]:
         if row["source"] != "model":
             found[row["device"]] += row["joules"]
     return found
+
+
+def test_a_job_that_computes_has_more_than_one_that_waits_beside_it() -> None:
+    """Each holds a core of the same packages, whose counters begin to count then."""
+    with closing(MeteredRms(3, "--policy", "fifo")) as rms:
+        rms.until(lambda: "rapl" in rms.sources(), "readings")
+        waits = rms.submit("sleep 8", "--mode", "fixed")
+        computes = rms.submit("timeout 8 sh -c 'while :; do :; done'", "--mode", "fixed")
+        rms.until(lambda: rms.row(computes)["state"] == "RUNNING", "both jobs")
+        with rms.counters:
+            assert rms.over(waits) == ["COMPLETED"]
+            assert rms.over(computes) == ["FAILED"]  # by its time
+            rms.until(lambda: rms.row(computes)["summary"], "a report of its end")
+        rows = {job: rms.row(job) for job in (waits, computes)}
+        rms.ends_well()
+    for row in rows.values():
+        (part,) = (part for part in row["energy"] if part["source"].startswith("rapl by"))
+        assert part["source"] == "rapl by cpu time" and part["estimate"]
+        assert 0.0 < part["uncertainty_j"] < row["energy_j"]
+    assert rows[computes]["energy_j"] > 2.0 * rows[waits]["energy_j"]

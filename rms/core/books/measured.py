@@ -398,7 +398,8 @@ class Measured:
             if IDLE not in held_s:
                 part_j += own * shares.dynamic_j.get("", 0.0)
             parts.append(part_j / joules)
-            errors.append(of_owner * shares.errors_j.get(owner, 0.0))
+            error_j = own * shares.base_error_j + of_owner * shares.errors_j.get(owner, 0.0)
+            errors.append(error_j)
         return parts, errors, shares.way
 
     def split_errors(

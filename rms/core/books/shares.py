@@ -213,12 +213,14 @@ class Split(NamedTuple):
     Attributes:
         way: what it rests on.
         base_j: energy that no activity has caused.
+        base_error_j: its half-width, about 95 %, without that of the meter.
         dynamic_j: the rest by owner, "" for the activity of no job.
-        errors_j: half-widths of ``dynamic_j``, about 95 %, without those of the meter.
+        errors_j: its half-widths.
     """
 
     way: Way
     base_j: float
+    base_error_j: float
     dynamic_j: dict[str, float]
     errors_j: dict[str, float]
 
@@ -245,7 +247,7 @@ def _split(
     fit: Fit, way: Way, seconds: float, joules: float, works: Mapping[str, Work], idle_w: float
 ) -> Split:
     fitted = fit.coefficients(way, idle_w)
-    if not fit.seconds:  # all above the base is of processor time
+    if not fit.seconds:  # nothing is fitted yet: all above the base is of processor time
         cpu_s = sum(own.cpu_s for own in works.values())
         fitted[1] = max(0.0, joules - fitted[0] * seconds) / cpu_s if cpu_s else 0.0
     parts_j = [fitted[0] * seconds, *(_dynamic(fitted, own.figures) for own in works.values())]
@@ -263,6 +265,7 @@ def _split(
     return Split(
         way,
         scale * parts_j[0],
+        min(joules, errors_j[0]),
         {owner: scale * own_j for owner, own_j in zip(works, parts_j[1:], strict=True)},
         {owner: min(joules, own_j) for owner, own_j in zip(works, errors_j[1:], strict=True)},
     )
