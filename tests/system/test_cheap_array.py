@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -50,6 +52,24 @@ def test_an_array_runs_in_the_cheap_time_and_its_books_show_it(tmp_path: Path) -
         assert len(priced) == len(tasks)
         for row in priced:
             assert row["cost"] == pytest.approx(row["energy_j"] / 3.6e6 * CHEAP, rel=1e-6)
+        # The journal again, with flat prices: the array runs at once, in the dear time.
+        done = rms.rms("acct", "--gain", "--cost")
+        assert done.returncode == 0 and "Waiting for cheap hours saves " in done.stdout
+        rms.end(signal.SIGTERM)
+        out = tmp_path / "out"
+        words = ["--journal", str(rms.state / "journal.sqlite"), "--prices", str(prices)]
+        done = rms.rms("report", str(out), *words, "--json", str(tmp_path / "r.json"))
+        assert done.returncode == 0, done.stderr
+        hours = json.loads((tmp_path / "r.json").read_text())["hours"]
+        assert (hours["jobs"], hours["patient"]) == (5, 4)
+        priced, flat = hours["priced"], hours["flat"]
+        assert priced["price"] < flat["price"]
+        assert priced["mean_turnaround_s"] > flat["mean_turnaround_s"] + SLOT_S / 2
+        assert priced["busy_j"] == pytest.approx(hours["real"]["busy_j"], rel=0.2)
+        assert priced["mean_turnaround_s"] == pytest.approx(
+            hours["real"]["mean_turnaround_s"], abs=2.0
+        )
+        assert "What cheap hours have saved" in (out / "report.html").read_text()
 
 
 def test_a_deadline_that_has_passed_is_refused() -> None:
