@@ -518,7 +518,7 @@ class CheapHours(HoursPart, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         gain: least time until another size follows, in prices of a resize.
     """
 
-    margin: float = 0.1
+    margin: float = 0.2
     backlog: float = 2.0
     gain: float = 10.0
 
@@ -562,13 +562,15 @@ class CheapHours(HoursPart, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         return plans
 
     def _kept_s(self, state: State) -> float:
-        """Return the time that each waiting job keeps to its deadline for all waiting jobs."""
+        """Return the time that each waiting job keeps to its deadline for all waiting jobs.
+
+        Jobs without a stated run time count as none.
+        """
         nodes, node_s = 0, 0.0
         for job in state.pending.values():
             nodes += job.least
-            span_s = job.spec.expected_s(job.least, exact=state.exact)
-            if span_s < inf:
-                node_s += span_s * job.least
+            if not job.spec.is_assumed:
+                node_s += job.spec.expected_s(job.least, exact=state.exact) * job.least
         fit = nodes <= state.free_count + len(state.off) + len(state.booting)
         return 0.0 if fit else self.backlog * node_s / state.nodes
 

@@ -122,18 +122,18 @@ def test_at_the_last_moment_it_is_an_ordinary_job_at_its_place() -> None:
     engine.handle(Submitted(0.0, (long,)))
     engine.handle(Started(0.0, long.id))
     # It keeps 2 h more: twice its 4 h on one node of four.
-    engine.handle(Submitted(0.0, (patient(2, 9.7),)))  # 5 h + 2.4 h + 10 % of 2.4 h + 2 h < 9.7 h
-    later = engine.explain(patient(2, 9.7).id)
+    engine.handle(Submitted(0.0, (patient(2, 9.9),)))  # 5 h + 2.4 h + 20 % of 2.4 h + 2 h = 9.88 h
+    later = engine.explain(patient(2, 9.9).id)
     assert later is not None and later.code is Reason.CHEAP_HOURS
-    engine.handle(Submitted(60.0, (patient(3, 11.5),)))  # and now 4 h: it is 11.64 h
-    later = engine.explain(patient(3, 11.5).id)
+    engine.handle(Submitted(60.0, (patient(3, 11.8),)))  # and now 4 h: it is 11.88 h
+    later = engine.explain(patient(3, 11.8).id)
     assert later is not None and later.code is Reason.RESOURCES
 
 
 def test_a_long_queue_leaves_no_time_to_wait() -> None:
-    """Of 9.9 h, 1 h is its own, and 2 h are kept for each job of the queue, itself included.
+    """Of 9.8 h, 1 h is its own, and 2 h are kept for each job of the queue, itself included.
 
-    With four of them it may wait for 0.9 h, but the nodes are held for 1 h.
+    With four of them it may wait for 0.8 h, but the nodes are held for 1 h.
     """
     engine = Engine(Site(4, (POWER,) * 4), POLICIES["cheap-hours"])
     engine.apply(PricesSet(0.0, by_hour(9.0, 9.0, 1.0, 9.0)))
@@ -143,7 +143,7 @@ def test_a_long_queue_leaves_no_time_to_wait() -> None:
     engine.handle(Started(0.0, long.id))
     engine.handle(Submitted(0.0, (off,)))
     assert engine.look_s == 2 * HOUR_S
-    for number, latest_h in ((3, 4.9), (4, 2.9), (5, 0.9)):
+    for number, latest_h in ((3, 4.8), (4, 2.8), (5, 0.8)):
         other = job_spec(number, 4, FIXED, run_s=HOUR_S, limit_s=HOUR_S)
         engine.handle(Submitted(0.0, (other,)))
         later = engine.explain(off.id)
