@@ -52,8 +52,12 @@ def add_acct(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--energy", action="store_true", help="by job, world, node, device and source too")
     add("--cost", action="store_true", help="cost and emissions of the energy")
-    add("--gain", action="store_true", help="what resizes have brought: a replay without them; with "
-        "--cost what cheap hours have saved: one with flat prices")
+    add(
+        "--gain",
+        action="store_true",
+        help="what resizes have brought: a replay without them; with "
+        "--cost what cheap hours have saved: one with flat prices",
+    )
     add("--prices", type=Path, metavar="FILE", help="with --cost (default: that of rms serve)")
     add(
         "--idle",

@@ -302,7 +302,7 @@ def hours_cells(gain: HoursGain) -> list[list[str]]:
 
 
 def hours_words(gain: HoursGain) -> list[str]:
-    """Return what cheap hours have saved, in sentences: the saving, its basis, the model's error."""
+    """Return what cheap hours have saved, in sentences, as :func:`gain_words`."""
     priced, flat = gain.priced, gain.flat
     saved = [
         f"{amount(flat_value - value)} {unit}".rstrip() + _share(flat_value - value, flat_value)

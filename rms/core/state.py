@@ -211,7 +211,8 @@ class State:
         sizes_stay: no running job is widened: of a copy that looks ahead.
         cheapest: by waiting job, its sizes in cheap hours and what they depend on
             (:mod:`rms.core.policies.cheap_hours`): a cache.
-        hour_plans: the plans for jobs with a deadline in this state, None where it has changed.
+        hour_plans: the plans for jobs with a deadline in this state, with the part ``hours`` and
+            the waiting jobs that they are of; None where it has changed.
         awaited: running jobs that the policy would resize if they were at a resize point: a
             simulation lets them come to their next one, and no other.
         changed: jobs whose nodes or power changed since the energy ledger was last written.
@@ -275,7 +276,7 @@ class State:
     callable: int = field(default=0, compare=False)
     sizes_stay: bool = field(default=False, compare=False)
     cheapest: dict[JobId, tuple[Any, float, Any]] = field(default_factory=dict, compare=False)
-    hour_plans: tuple[Any, Any, Any] | None = field(default=None, compare=False)
+    hour_plans: tuple[Any, Any, dict[JobId, Any]] | None = field(default=None, compare=False)
     awaited: dict[JobId, Job] = field(default_factory=dict, compare=False)
     changed: dict[JobId, Job] = field(default_factory=dict, compare=False)
     needs_pass: bool = field(default=True, compare=False)

@@ -815,9 +815,7 @@ def _cheapest(
     return made
 
 
-def _planned(
-    spec: JobSpec, state: State, hours: Sequence[Hour], work: float
-) -> HourlySizes | None:
+def _planned(spec: JobSpec, state: State, hours: Sequence[Hour], work: float) -> HourlySizes | None:
     """Return the cheapest sizes in these hours of a job that waits."""
     widths = _widths(spec, state.nodes, state.power_models[0], state.exact)
     if not hours or not widths:
