@@ -14,7 +14,14 @@ import msgspec
 
 from rms.cli.queue import add_filters, selection
 from rms.client.connection import ask, server_address
-from rms.client.status import GAIN_HEADS, gain_cells, gain_words
+from rms.client.status import (
+    GAIN_HEADS,
+    HOURS_HEADS,
+    gain_cells,
+    gain_words,
+    hours_cells,
+    hours_words,
+)
 from rms.core.books.spans import BalanceError
 from rms.core.state import TASKS, is_task
 from rms.formats.energy import (
@@ -45,7 +52,12 @@ def add_acct(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--energy", action="store_true", help="by job, world, node, device and source too")
     add("--cost", action="store_true", help="cost and emissions of the energy")
-    add("--gain", action="store_true", help="what resizes have brought: a replay without them")
+    add(
+        "--gain",
+        action="store_true",
+        help="what resizes have brought: a replay without them; with "
+        "--cost what cheap hours have saved: one with flat prices",
+    )
     add("--prices", type=Path, metavar="FILE", help="with --cost (default: that of rms serve)")
     add(
         "--idle",
@@ -96,10 +108,10 @@ class Result:
 def acct(arguments: argparse.Namespace) -> int:
     """``rms acct``: times, energy and cost of jobs; 1 if the books do not balance."""
     server = server_address(arguments.server, os.environ)
-    if arguments.gain:
-        return _gain(arguments, server)
     if arguments.prices is not None and not arguments.cost:
         raise CommandError("expected --cost with --prices")
+    if arguments.gain:
+        return _hours_gain(arguments, server) if arguments.cost else _gain(arguments, server)
     _check_export(arguments)
     prices = _prices(server, arguments.prices) if arguments.cost else None
     wanted = selection(arguments)
@@ -162,14 +174,32 @@ def _gain(arguments: argparse.Namespace, server: str) -> int:
     from rms.core.model.jobs import Ran
     from rms.sim.gain import GainError, gain
 
-    alone = selection(arguments) == JobSelection() and arguments.idle == "own"
-    if arguments.energy or arguments.cost or arguments.export or not alone:
-        raise CommandError("expected --gain alone: it is of all jobs together")
+    _refuse_parts(arguments)
     with refuse_on(GainError, exit_code=1):
         brought = gain(ask(Ran, server, "GET", "/ran"))
     lines = [*columns(GAIN_HEADS, gain_cells(brought)), "", *gain_words(brought)]
     publish(arguments.json, msgspec.to_builtins(brought), lines)
     return 0
+
+
+def _hours_gain(arguments: argparse.Namespace, server: str) -> int:
+    """``rms acct --gain --cost``: what waiting for cheap hours has saved to all jobs."""
+    from rms.core.model.jobs import Ran
+    from rms.sim.gain import GainError, hours_gain
+
+    _refuse_parts(arguments)
+    prices = _prices(server, arguments.prices)
+    with refuse_on(GainError, exit_code=1):
+        saved = hours_gain(ask(Ran, server, "GET", "/ran"), prices)
+    lines = [*columns(HOURS_HEADS, hours_cells(saved)), "", *hours_words(saved)]
+    publish(arguments.json, msgspec.to_builtins(saved), lines)
+    return 0
+
+
+def _refuse_parts(arguments: argparse.Namespace) -> None:
+    alone = selection(arguments) == JobSelection() and arguments.idle == "own"
+    if arguments.energy or arguments.export or not alone:
+        raise CommandError("expected --gain alone, or with --cost: it is of all jobs together")
 
 
 def _prices(server: str, path: Path | None) -> Prices:

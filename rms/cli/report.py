@@ -17,10 +17,10 @@ from rms.client.connection import ask, server_address
 from rms.client.report import Report, watts_of
 from rms.core.model.jobs import Ran
 from rms.formats.energy import as_json
-from rms.formats.prices import PricesAnswer, read_prices
+from rms.formats.prices import Prices, PricesAnswer, read_prices
 from rms.plots import History
 from rms.wire.terminal import CommandError, publish, refuse_on
-from rms.wire.users import Gain, NodeSpan
+from rms.wire.users import Gain, HoursGain, NodeSpan
 
 Row = dict[str, Any]
 Heads = Sequence[str]
@@ -99,10 +99,13 @@ def _report_jobs(arguments: argparse.Namespace) -> int:
     if arguments.prices is not None:
         prices = read_prices(arguments.prices)
     brought = _gain(ran)
-    target = write_report(now, arguments.folder, brought, prices)
+    saved = "" if prices is None else _saved(ran, prices)
+    target = write_report(now, arguments.folder, brought, prices, saved)
     result = as_json(now)
     if isinstance(brought, Gain):
         result["gain"] = msgspec.to_builtins(brought)
+    if isinstance(saved, HoursGain):
+        result["hours"] = msgspec.to_builtins(saved)
     publish(arguments.json, result, [str(target)])
     wrong = imbalance(now)
     if wrong:
@@ -118,6 +121,18 @@ def _gain(ran: Ran) -> Gain | str:
         return ""
     try:
         return gain(ran)
+    except GainError as error:
+        return str(error)
+
+
+def _saved(ran: Ran, prices: Prices) -> HoursGain | str:
+    """Return what cheap hours have saved, or why that is unknown; "" where no job waits for any."""
+    from rms.sim.gain import GainError, hours_gain
+
+    if not ran.prices_unit or all(job.spec.deadline_s is None for job in ran.jobs):
+        return ""
+    try:
+        return hours_gain(ran, prices)
     except GainError as error:
         return str(error)
 

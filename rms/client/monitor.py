@@ -13,10 +13,13 @@ from rms.client.connection import ServerError, ask
 from rms.client.report import Cell, Report, SizedJob, sizes_of, watts_by_owner, watts_of
 from rms.client.status import (
     GAIN_HEADS,
+    HOURS_HEADS,
     STATES,
     ClusterStatus,
     gain_cells,
     gain_words,
+    hours_cells,
+    hours_words,
     lent_words,
     sizes_words,
     state_look,
@@ -35,6 +38,7 @@ from rms.wire.users import (
     BooksAnswer,
     Gain,
     HistoryEntry,
+    HoursGain,
     JobRow,
     NodeRow,
     Snapshot,
@@ -77,6 +81,7 @@ MOST_SIZED = 24
 """Most jobs whose sizes over time a report draws."""
 
 GAIN_TITLES = ("", "Real run", "Replay", "Replay without resizes")
+HOURS_TITLES = ("", "Real run", "Replay", "Replay with flat prices")
 
 Sizes = Sequence[tuple[float, int]]
 
@@ -162,21 +167,31 @@ def _starts_in(job: JobRow, now_s: float) -> str:
 
 
 def write_report(
-    now: Snapshot, folder: Path, gain: Gain | str = "", prices: Prices | None = None
+    now: Snapshot,
+    folder: Path,
+    gain: Gain | str = "",
+    prices: Prices | None = None,
+    saved: HoursGain | str = "",
 ) -> Path:
     """Write a report of all jobs into a folder; return the path of its page.
 
     Args:
         gain: what resizes have brought, or why that is unknown; "" for no such section.
         prices: of electricity, for its cost; None for no such section.
+        saved: what cheap hours have saved, as ``gain``.
     """
     try:
-        return _report(now, gain, prices).write(folder)
+        return _report(now, gain, prices, saved).write(folder)
     except OSError as error:
         raise ServerError(f"cannot write a report to {folder}: {error.strerror}") from None
 
 
-def _report(now: Snapshot, gain: Gain | str = "", prices: Prices | None = None) -> Report:
+def _report(
+    now: Snapshot,
+    gain: Gain | str = "",
+    prices: Prices | None = None,
+    saved: HoursGain | str = "",
+) -> Report:
     books = now.books
     if not (now.jobs or books.now_s):
         report = Report("rms")
@@ -189,6 +204,8 @@ def _report(now: Snapshot, gain: Gain | str = "", prices: Prices | None = None) 
     report.tiles(_tiles(now, gain))
     if gain:
         _gain(report, gain)
+    if saved:
+        _saved(report, saved)
     if books.spans:
         _over_time(report, now, sizes, node_s, prices)
     report.head("Jobs")
@@ -262,6 +279,21 @@ def _gain(report: Report, gain: Gain | str) -> None:
     report.say(
         "The replays run the same jobs on a virtual clock under the same policy. Without resizes, "
         "malleable jobs are fixed and flexible jobs are moldable."
+    )
+
+
+def _saved(report: Report, saved: HoursGain | str) -> None:
+    """Add what waiting for cheap hours has saved."""
+    report.head("What cheap hours have saved")
+    if isinstance(saved, str):
+        report.say(f"No replay: {saved}.")
+        return
+    report.say(hours_words(saved)[0])
+    report.table("hours", HOURS_TITLES, hours_cells(saved), HOURS_HEADS)
+    report.say(" ".join(hours_words(saved)[1:]))
+    report.say(
+        "The replays run the same jobs on a virtual clock under the same policy. With flat prices "
+        "all hours have the mean price; the energy costs the true prices in both."
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from rms.formats.energy import OwnerEnergy, energy_words, lost_words, slurm_words
+from rms.formats.energy import OwnerEnergy, amount, energy_words, lost_words, slurm_words
+from rms.formats.prices import CO2_UNIT
 from rms.formats.values import fold_slots
 from rms.wire.live import Live
 from rms.wire.terminal import clock, duration, hms
@@ -13,6 +14,7 @@ from rms.wire.users import (
     OVER,
     Gain,
     HistoryEntry,
+    HoursGain,
     JobRow,
     ResizeRow,
     Schedule,
@@ -270,3 +272,60 @@ def lent_words(node_s: float) -> str:
 
 def _jobs(number: int) -> str:
     return f"{number:,} job{'s' if number != 1 else ''}"
+
+
+# --- what cheap hours have saved -----------------------------------------------------------------
+
+HOURS_HEADS = ("", "REAL RUN", "REPLAY", "REPLAY WITH FLAT PRICES")
+
+
+def hours_cells(gain: HoursGain) -> list[list[str]]:
+    """Return the rows of a table under :data:`HOURS_HEADS`."""
+    runs = gain.real, gain.priced, gain.flat
+
+    def amounts(values: Iterable[float | None], unit: str) -> list[str]:
+        return ["" if value is None else f"{amount(value)} {unit}".rstrip() for value in values]
+
+    joules = (run.cluster_j for run in runs)
+    rows = [
+        ["Energy, cluster", *("" if value is None else energy_words(value) for value in joules)],
+        ["Energy, jobs", *(energy_words(run.busy_j) for run in runs)],
+        ["Mean turnaround", *(hms(run.mean_turnaround_s) for run in runs)],
+        ["Deadlines missed", *(str(run.missed) for run in runs)],
+        ["Resizes", *(str(run.resizes) for run in runs)],
+    ]
+    if gain.rated:
+        rows.insert(0, ["Emissions, cluster", *amounts((run.co2_g for run in runs), CO2_UNIT)])
+    if gain.currency is not None:
+        rows.insert(0, ["Cost, cluster", *amounts((run.price for run in runs), gain.currency)])
+    return rows
+
+
+def hours_words(gain: HoursGain) -> list[str]:
+    """Return what cheap hours have saved, in sentences, as :func:`gain_words`."""
+    priced, flat = gain.priced, gain.flat
+    saved = [
+        f"{amount(flat_value - value)} {unit}".rstrip() + _share(flat_value - value, flat_value)
+        for value, flat_value, unit in (
+            (priced.price, flat.price, gain.currency),
+            (priced.co2_g, flat.co2_g, CO2_UNIT),
+        )
+        if value is not None and flat_value is not None
+    ]
+    longer_s = priced.mean_turnaround_s - flat.mean_turnaround_s
+    off = priced.busy_j / gain.real.busy_j - 1.0 if gain.real.busy_j else 0.0
+    left_out = f"; {gain.left_out} left out" if gain.left_out else ""
+    return [
+        f"Waiting for cheap hours saves {' and '.join(saved)}, and makes the mean turnaround "
+        f"{hms(abs(longer_s))} {'longer' if longer_s >= 0.0 else 'shorter'}.",
+        f"{_jobs(gain.jobs)}, {gain.patient:,} with a deadline, from "
+        f"{clock(gain.from_s, day=True)} to {clock(gain.until_s, day=True)}, policy {gain.policy}, "
+        f"{gain.nodes} nodes{left_out}.",
+        f"Error of the model: the energy of the jobs in the replay is {off:+.1%} off the books, "
+        f"their mean turnaround "
+        f"{hms(abs(priced.mean_turnaround_s - gain.real.mean_turnaround_s))}.",
+    ]
+
+
+def _share(part: float, whole: float) -> str:
+    return f" ({part / whole:.1%})" if whole else ""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf, log
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -208,6 +209,10 @@ class State:
             saves more than the resize costs: entries in the past do not pay and are skipped.
         callable: nodes that running jobs hold above their least sizes and may be shrunk from now.
         sizes_stay: no running job is widened: of a copy that looks ahead.
+        cheapest: by waiting job, its sizes in cheap hours and what they depend on
+            (:mod:`rms.core.policies.cheap_hours`): a cache.
+        hour_plans: the plans for jobs with a deadline in this state, with the part ``hours`` and
+            the waiting jobs that they are of; None where it has changed.
         awaited: running jobs that the policy would resize if they were at a resize point: a
             simulation lets them come to their next one, and no other.
         changed: jobs whose nodes or power changed since the energy ledger was last written.
@@ -270,6 +275,8 @@ class State:
     expandable: list[End] = field(default_factory=list)
     callable: int = field(default=0, compare=False)
     sizes_stay: bool = field(default=False, compare=False)
+    cheapest: dict[JobId, tuple[Any, float, Any]] = field(default_factory=dict, compare=False)
+    hour_plans: tuple[Any, Any, dict[JobId, Any]] | None = field(default=None, compare=False)
     awaited: dict[JobId, Job] = field(default_factory=dict, compare=False)
     changed: dict[JobId, Job] = field(default_factory=dict, compare=False)
     needs_pass: bool = field(default=True, compare=False)

@@ -51,6 +51,8 @@ HEADS = 'time,EUR/kWh,gCO2/kWh, with any currency, and "time (ZONE)" for times w
 Kind = Literal["price", "co2"]
 """The price of electricity, or its emissions."""
 
+CO2_UNIT = "g CO2"
+
 
 class Series(msgspec.Struct, frozen=True):
     """A quantity per kWh over time: one value, 24 by hour of day, or values from times on.
@@ -176,7 +178,7 @@ class Prices(msgspec.Struct, frozen=True):
         mean = self.mean(kind)
         values = [self._at(series, at_s) for at_s in begins]
         return HourlyPrices(
-            self.currency if kind == "price" else "g CO2",
+            self.currency if kind == "price" else CO2_UNIT,
             tuple(at_s - zero_s for at_s in (*begins, end_s)),
             tuple(mean if value is None else value for value in values),
         )
@@ -246,7 +248,7 @@ class Prices(msgspec.Struct, frozen=True):
         """A summary of the file, in a line."""
         parts = [
             f"{unit}/kWh {self._when(series)}"
-            for unit, series in ((self.currency or "price", self.price), ("g CO2", self.carbon))
+            for unit, series in ((self.currency or "price", self.price), (CO2_UNIT, self.carbon))
             if series is not None
         ]
         return f"{self.source}: {', '.join(parts)}"

@@ -1,8 +1,9 @@
-"""What resizes have brought: the jobs of a daemon again on the virtual clock, without resizes.
+"""What resizes and cheap hours have brought: the jobs of a daemon again on the virtual clock.
 
 :func:`gain` replays the record of a daemon (:class:`rms.core.model.jobs.Ran`) twice under the same
 policy: with resizes, and without. The two replays share one model, so their difference is the
 effect of resizes; the distance of the first from the real run is the error of the model.
+:func:`hours_gain` does so with the true prices of electricity and with flat ones.
 """
 
 from __future__ import annotations
@@ -11,18 +12,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 from statistics import fmean
 from typing import Any
 
 from msgspec.structs import replace
 
+from rms.core.model.events import HourlyPrices
 from rms.core.model.jobs import JobId, JobRan, JobSpec, Mode, Ran
 from rms.core.model.speedup import Speedup, corrected
 from rms.core.policies import Policy, PolicyError, named
 from rms.core.rules.checks import RuleError
+from rms.formats.prices import CO2_UNIT, Cost, Prices
 from rms.sim.run import figures, simulated
 from rms.sim.simulator import Simulation
-from rms.wire.users import Gain, JobGain, Schedule
+from rms.wire.users import Gain, HoursGain, JobGain, PricedSchedule, Schedule
 
 SERIAL = 0.05
 """Share of the work that more nodes do not speed up, for jobs without a profile and without
@@ -42,6 +46,9 @@ LATER_S = 1.0
 
 LIMIT_S = 60.0
 """Longest time for a replay."""
+
+AHEAD_S = 60 * 86_400.0
+"""Prices are known for so long after the record and the last deadline."""
 
 WITHOUT = {Mode.MALLEABLE: Mode.FIXED, Mode.FLEXIBLE: Mode.MOLDABLE}
 """What the resizable modes become."""
@@ -84,10 +91,7 @@ def gain(ran: Ran, *, limit_s: float = LIMIT_S) -> Gain:
     jobs = [job for job in ran.jobs if job.spec.smallest_start <= ran.site.nodes]
     if not jobs:
         raise GainError("no job has started yet")
-    try:
-        policy = named(ran.policy)
-    except (PolicyError, RuleError) as error:
-        raise GainError(f"the policy cannot be used for a replay: {error}") from None
+    policy = _policy(ran)
     model = _Model(ran.now_s, jobs)
     runs = {
         resizable: _replayed([model.spec(job, resizable) for job in jobs], ran, policy, limit_s)
@@ -131,6 +135,91 @@ def gain(ran: Ran, *, limit_s: float = LIMIT_S) -> Gain:
         start_error_s=fmean(abs(row.with_s - row.wait_s) for row in rows),
         makespan_error=with_resizes.makespan_s / real.makespan_s - 1.0 if real.makespan_s else 0.0,
         rows=rows,
+    )
+
+
+def _policy(ran: Ran) -> Policy:
+    try:
+        return named(ran.policy)
+    except (PolicyError, RuleError) as error:
+        raise GainError(f"the policy cannot be used for a replay: {error}") from None
+
+
+# --- cheap hours -----------------------------------------------------------------------------
+
+
+def hours_gain(ran: Ran, prices: Prices, *, limit_s: float = LIMIT_S) -> HoursGain:
+    """Return what waiting for cheap hours has saved to the jobs of a record, and its cost in time.
+
+    The jobs are replayed as for :func:`gain`, with resizes: once with the true prices, and once
+    with the mean of these prices in all hours. Energy costs the true prices in both; both count
+    from the first submission to the later one of their two ends.
+
+    Args:
+        prices: the true ones; decisions go by what they went by in the record, price or emissions.
+        limit_s: longest time for each of the two replays.
+
+    Raises:
+        GainError: no job with a deadline has started yet, the policy does not wait for cheap hours,
+            the prices have no values for the time, or as for :func:`gain`.
+    """
+    jobs = [job for job in ran.jobs if job.spec.smallest_start <= ran.site.nodes]
+    patient = sum(job.spec.deadline_s is not None for job in jobs)
+    if not patient:
+        raise GainError("no job with a deadline has started yet")
+    policy = _policy(ran)
+    if not policy.hours.waits_for_prices:
+        raise GainError(f"policy {policy.name} does not wait for cheap hours")
+    model = _Model(ran.now_s, jobs)
+    specs = [model.spec(job, resizable=True) for job in jobs]
+    zero_s = model.first_s
+    until_s = max([ran.now_s, *(job.spec.deadline_s or 0.0 for job in jobs)]) + AHEAD_S
+    by_co2 = prices.price is None or (ran.prices_unit == CO2_UNIT and prices.carbon is not None)
+    true = prices.hourly("co2" if by_co2 else "price", zero_s, until_s, zero_s)
+    if true is None:
+        raise GainError(f"{prices.source} has no values for the time of the jobs")
+    flat = replace(true, values=(fmean(true.values),) * len(true.values))
+    runs = [_simulation(specs, ran, policy, limit_s, known) for known in (true, flat)]
+    last_s = max(run.drawn[-1][1] for run in runs)
+    turnarounds = [model.end_s(job) - job.spec.submit_s for job in jobs]
+    return HoursGain(
+        seq=ran.seq,
+        from_s=zero_s,
+        until_s=ran.now_s,
+        policy=policy.name,
+        nodes=ran.site.nodes,
+        jobs=len(jobs),
+        patient=patient,
+        left_out=len(ran.jobs) - len(jobs) + ran.dropped,
+        currency=None if prices.price is None else prices.currency,
+        rated=prices.carbon is not None,
+        real=PricedSchedule(
+            busy_j=sum(job.energy_j for job in jobs),
+            mean_turnaround_s=fmean(turnarounds),
+            missed=sum(model.end_s(job) > (job.spec.deadline_s or inf) for job in jobs),
+            resizes=sum(len(job.resizes) for job in jobs),
+        ),
+        priced=_priced(runs[0], prices, zero_s, last_s),
+        flat=_priced(runs[1], prices, zero_s, last_s),
+    )
+
+
+def _priced(simulation: Simulation, prices: Prices, zero_s: float, last_s: float) -> PricedSchedule:
+    """Return the figures of a replay; after its end the nodes draw on until ``last_s``."""
+    ledger, paid, over_s = simulation.ledger, Cost(), simulation.drawn[-1][1]
+    ledger.advance(simulation.engine.state, last_s)
+    drawn = [*simulation.drawn, (over_s, last_s, ledger.power_w)]
+    for begin_s, end_s, watts in drawn:
+        paid += prices.cost(watts * (end_s - begin_s), zero_s + begin_s, zero_s + end_s)
+    jobs = simulation.engine.state.ended.values()
+    return PricedSchedule(
+        busy_j=sum(ledger.busy_j.values()),
+        mean_turnaround_s=fmean((job.end_s or 0.0) - job.spec.submit_s for job in jobs),
+        missed=sum((job.end_s or 0.0) > (job.spec.deadline_s or inf) for job in jobs),
+        resizes=simulation.resized,
+        cluster_j=ledger.cluster_j,
+        price=None if prices.price is None else paid.price,
+        co2_g=None if prices.carbon is None else paid.co2_g,
     )
 
 
@@ -229,6 +318,7 @@ class _Model:
             resize_parts=None,
             hold=False,
             begin_s=None if spec.begin_s is None else spec.begin_s - self.first_s,
+            deadline_s=None if spec.deadline_s is None else spec.deadline_s - self.first_s,
             after=tuple(after for after in spec.after if after.job in self.known),
         )
 
@@ -305,15 +395,25 @@ class _Replay:
     waits: Mapping[JobId, float]
 
 
-def _replayed(specs: Sequence[JobSpec], ran: Ran, policy: Policy, limit_s: float) -> _Replay:
+def _simulation(
+    specs: Sequence[JobSpec],
+    ran: Ran,
+    policy: Policy,
+    limit_s: float,
+    prices: HourlyPrices | None = None,
+) -> Simulation:
     progress = _until(time.monotonic() + limit_s, limit_s)
     try:
-        simulation, wall_s = simulated(specs, ran.site, policy, progress=progress)
+        return simulated(specs, ran.site, policy, progress=progress, prices=prices)[0]
     except GainError:
         raise
     except Exception as error:  # a user's own part of a policy may raise anything
         raise GainError(f"the jobs cannot be replayed: {error}") from None
-    sums: dict[str, Any] = figures(simulation, specs, policy, wall_s)
+
+
+def _replayed(specs: Sequence[JobSpec], ran: Ran, policy: Policy, limit_s: float) -> _Replay:
+    simulation = _simulation(specs, ran, policy, limit_s)
+    sums: dict[str, Any] = figures(simulation, specs, policy, 0.0)
     schedule = Schedule(
         makespan_s=sums["makespan_s"],
         mean_wait_s=sums["mean_wait_s"],

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -35,6 +35,7 @@ from rms.wire.live import LIVE_PATH, Live
 from rms.wire.terminal import clock
 from rms.wire.users import (
     Gain,
+    HoursGain,
     JobIds,
     JobSelection,
     NodeNames,
@@ -55,6 +56,8 @@ SEARCH_PAUSE_S = 2.0
 
 AGAIN_S = 0.5
 """Time until the next query if the daemon does not answer."""
+
+Kind = TypeVar("Kind")
 
 REPLAY_S = 15.0
 """Shortest time between two replays of the jobs without resizes."""
@@ -109,6 +112,7 @@ class Bridge:
         default_factory=lambda: ThreadPoolExecutor(MOST_PAGES + 4, "daemon")
     )
     gain: Gain | str = ""
+    saved: HoursGain | str = ""
     _replay: asyncio.Task[None] | None = None
     _process: asyncio.subprocess.Process | None = None
     _replayed_s: float = -REPLAY_S
@@ -186,7 +190,7 @@ class Bridge:
                     after, hold_s = 0, 0.0
                     continue
                 after = live.seq
-                view = content(page, live, await self._brought(page, live.seq))
+                view = content(page, live, *await self._brought(page, live.seq))
                 messages = list(sent.update(view, _news(live)))
                 for message in messages[:-1]:
                     yield _event(message)
@@ -196,39 +200,45 @@ class Bridge:
         finally:
             self.pages -= 1
 
-    async def _brought(self, page: PageQuery, seq: int, *, wait: bool = False) -> Gain | str:
-        """Return what resizes have brought, for its view; a replay begins if there is news.
+    async def _brought(
+        self, page: PageQuery, seq: int, *, wait: bool = False
+    ) -> tuple[Gain | str, HoursGain | str]:
+        """Return what resizes have brought and cheap hours saved; replays begin if there is news.
 
         Args:
-            wait: for the replay; otherwise the newest one is returned meanwhile.
+            wait: for the replays; otherwise the newest ones are returned meanwhile.
         """
         if page.view != "malleability":
-            return ""
+            return "", ""
         now_s = asyncio.get_running_loop().time()
         due = seq != self._seq and now_s >= self._replayed_s + REPLAY_S
         if self._replay is None and (due or self._seq < 0):
             self._replay, self._seq = asyncio.create_task(self._replayed()), seq
         if wait and self._replay is not None:
             await asyncio.shield(self._replay)
-        return self.gain
+        return self.gain, self.saved
 
     async def _replayed(self) -> None:
-        """Compute what resizes have brought by ``rms acct --gain``, a process of its own."""
-        words = ["acct", "--gain", "--json", "-", "--server", self.server]
-        pipe = asyncio.subprocess.PIPE
+        """Compute what resizes have brought, and what cheap hours have saved."""
         try:
-            command = [sys.executable, "-P", "-m", "rms", *words]
-            self._process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
-            out, error = await self._process.communicate()
-            if self._process.returncode == 0:
-                self.gain = msgspec.json.decode(out, type=Gain)
-            else:
-                reason = error.decode(errors="replace").strip().rpartition("error: ")[2]
-                self.gain = f"There is no replay: {reason[:300]}."
-        except OSError as error:
-            self.gain = f"There is no replay: {error}."
+            self.gain = await self._printed(Gain)
+            self.saved = await self._printed(HoursGain, "--cost")
         finally:
             self._replayed_s, self._replay = asyncio.get_running_loop().time(), None
+
+    async def _printed(self, kind: type[Kind], *options: str) -> Kind | str:
+        """Return what ``rms acct --gain``, a process of its own, prints, or why it does not."""
+        words = ["acct", "--gain", *options, "--json", "-", "--server", self.server]
+        command, pipe = [sys.executable, "-P", "-m", "rms", *words], asyncio.subprocess.PIPE
+        try:
+            self._process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+            out, error = await self._process.communicate()
+        except OSError as wrong:
+            return f"There is no replay: {wrong}."
+        if self._process.returncode == 0:
+            return msgspec.json.decode(out, type=kind)
+        reason = error.decode(errors="replace").strip().rpartition("error: ")[2]
+        return f"There is no replay: {reason[:300]}."
 
     async def read(self, request: Request) -> Response:
         """Send a view as HTML that needs no script, to who logs in with the token as password."""
@@ -244,7 +254,7 @@ class Bridge:
             )
             body = query(page, max(0, first.seq - 10 * NEWEST), 0.0, first.now_s)
             live: Live = await self._ask(Live, self.server, "POST", LIVE_PATH, body)
-            view = content(page, live, await self._brought(page, live.seq, wait=True))
+            view = content(page, live, *await self._brought(page, live.seq, wait=True))
         except (ValueError, msgspec.MsgspecError) as error:
             return _error(400, str(error))
         except ServerError as error:

@@ -27,11 +27,14 @@ from rms.client.status import (
     DECISION_HEADS,
     GAIN_HEADS,
     HELD,
+    HOURS_HEADS,
     RESIZE_HEADS,
     STATES,
     decision_cells,
     gain_cells,
     gain_words,
+    hours_cells,
+    hours_words,
     job_facts,
     resize_cells,
     state_key,
@@ -55,7 +58,7 @@ from rms.wire.live import (
     UsageRow,
 )
 from rms.wire.terminal import clock, duration, hms, printable
-from rms.wire.users import OVER, Gain, JobRow
+from rms.wire.users import OVER, Gain, HoursGain, JobRow
 
 MOST_BYTES = 10_000
 """Length of a message; the rest is in the next one."""
@@ -289,6 +292,9 @@ def _templates() -> Any:
         "gain_heads": [head.capitalize() for head in GAIN_HEADS],
         "gain_cells": gain_cells,
         "gain_words": gain_words,
+        "hours_heads": [head.capitalize() for head in HOURS_HEADS],
+        "hours_cells": hours_cells,
+        "hours_words": hours_words,
         "share_bar": drawings.share_bar,
     }
     templates.filters |= {
@@ -351,14 +357,19 @@ def filled(html: str, content: Content) -> str:
     return _PLACE.sub(place, html)
 
 
-def content(page: PageQuery, live: Live, gain: Gain | str = "") -> Content:
+def content(
+    page: PageQuery, live: Live, gain: Gain | str = "", saved: HoursGain | str = ""
+) -> Content:
     """Return the content of a view.
 
     Args:
         gain: what resizes have brought, or why that is unknown.
+        saved: what cheap hours have saved, as ``gain``.
     """
     view = (
-        _malleability(page, gain) if page.view == "malleability" else VIEWS[page.view](page, live)
+        _malleability(page, gain, saved)
+        if page.view == "malleability"
+        else VIEWS[page.view](page, live)
     )
     view.parts["summary"] = PIECES.tiles(page, live)
     parts = {key: str(part) for key, part in view.parts.items()}  # text instead of markup objects
@@ -773,8 +784,13 @@ def _users(page: PageQuery, live: Live) -> Content:
 # --- what malleability has brought ---------------------------------------------------------------
 
 
-def _malleability(page: PageQuery, gain: Gain | str) -> Content:
+def _malleability(page: PageQuery, gain: Gain | str, saved: HoursGain | str) -> Content:
     view = Content(PIECES.malleability())
+    view.parts["saved"] = (
+        PIECES.text(saved or "The replay is being computed.")
+        if isinstance(saved, str)
+        else PIECES.saved(saved)
+    )
     if isinstance(gain, str):
         view.parts["gain"] = PIECES.text(gain or "The replay is being computed.")
         view.fill("gains", [("none", PIECES.nothing("Nothing yet.", 7))])
@@ -798,7 +814,7 @@ VIEWS: Mapping[str, Callable[[PageQuery, Live], Content]] = {
     "nodes": _nodes,
     "power": _power,
     "users": _users,
-    "malleability": lambda page, _: _malleability(page, ""),
+    "malleability": lambda page, _: _malleability(page, "", ""),
 }
 
 

@@ -674,3 +674,53 @@ class Gain(msgspec.Struct, frozen=True):
     start_error_s: float
     makespan_error: float
     rows: list[JobGain] = []
+
+
+# --- what cheap hours have saved -----------------------------------------------------------------
+
+
+class PricedSchedule(msgspec.Struct, frozen=True):
+    """Figures of one schedule of the same jobs at the true prices.
+
+    Attributes:
+        busy_j: energy of the jobs.
+        mean_turnaround_s: from submission to end, mean of all jobs.
+        missed: number of jobs that ended after their deadlines.
+        cluster_j, price, co2_g: of all nodes, by the model; None for the real run.
+    """
+
+    busy_j: float
+    mean_turnaround_s: float
+    missed: int
+    resizes: int
+    cluster_j: float | None = None
+    price: float | None = None
+    co2_g: float | None = None
+
+
+class HoursGain(msgspec.Struct, frozen=True):
+    """What waiting for cheap hours has saved, by :func:`rms.sim.gain.hours_gain`.
+
+    Attributes:
+        seq: number of the newest entry of the journal in it.
+        from_s, until_s: first submission and newest event.
+        jobs, patient, left_out: numbers of replayed jobs, of those of them with a deadline, and of
+            jobs that cannot be replayed.
+        currency: of the price; None where the prices have emissions only.
+        rated: the prices have emissions.
+        real, priced, flat: the real run, and the replays with the true prices and with flat ones.
+    """
+
+    seq: int
+    from_s: float
+    until_s: float
+    policy: str
+    nodes: int
+    jobs: int
+    patient: int
+    left_out: int
+    currency: str | None
+    rated: bool
+    real: PricedSchedule
+    priced: PricedSchedule
+    flat: PricedSchedule

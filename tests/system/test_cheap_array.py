@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+import json
+import signal
 from pathlib import Path
 
 import pytest
 from daemon import served
-
-CHEAP, DEAR = 0.1, 0.4
-SLOT_S = 10.0
-
-
-def curve(path: Path, *values: float) -> tuple[Path, float]:
-    """Write prices for a time each, from now on; return the file and the begin."""
-    begin = datetime.now(UTC)
-    rows = [
-        f"{(begin + timedelta(seconds=SLOT_S * n)).isoformat()},{value}"
-        for n, value in enumerate(values)
-    ]
-    path.write_text("\n".join(["time,EUR/kWh", *rows]) + "\n")
-    return path, begin.timestamp()
+from price_curve import SLOT_S, check_cheap, write_curve
 
 
 @pytest.mark.promise("cheap-hours")
 def test_an_array_runs_in_the_cheap_time_and_its_books_show_it(tmp_path: Path) -> None:
-    prices, begin_s = curve(tmp_path / "p.csv", *[DEAR] * 2, *[CHEAP] * 2, *[DEAR] * 20)
+    """The journal again with flat prices: the array runs at once, in the dear time."""
+    prices = tmp_path / "p.csv"
+    begin_s = write_curve(prices)
     with served(2, "--policy", "cheap-hours", "--prices", str(prices)) as rms:
         script = rms.work / "array.sh"
         script.write_text(
@@ -37,19 +27,22 @@ def test_an_array_runs_in_the_cheap_time_and_its_books_show_it(tmp_path: Path) -
         assert rms.over(at_once) == ["COMPLETED"]  # they hold up no other job
         text = rms.rms("explain", "1_0").stdout
         assert "CheapHours: put off by " in text and ", saves 7" in text
-        tasks = [f"1_{n}" for n in range(4)]
-        for task in tasks:
-            assert rms.over(task) == ["COMPLETED"]
-        rows = {task: rms.row(task) for task in tasks}
-        for row in rows.values():
-            assert begin_s + 2 * SLOT_S <= row["start_s"] + 1.0
-            assert row["end_s"] <= begin_s + 4 * SLOT_S
-            assert row["resizes"] == []
-        found = rms.ask("acct", "--cost")
-        priced = [row for row in found["jobs"] if row["id"] in tasks]
-        assert len(priced) == len(tasks)
-        for row in priced:
-            assert row["cost"] == pytest.approx(row["energy_j"] / 3.6e6 * CHEAP, rel=1e-6)
+        check_cheap(rms, [f"1_{n}" for n in range(4)], begin_s)
+        done = rms.rms("acct", "--gain", "--cost")
+        assert done.returncode == 0 and "Waiting for cheap hours saves " in done.stdout
+        rms.end(signal.SIGTERM)
+        out = tmp_path / "out"
+        words = ["--journal", str(rms.state / "journal.sqlite"), "--prices", str(prices)]
+        done = rms.rms("report", str(out), *words, "--json", str(tmp_path / "r.json"))
+        assert done.returncode == 0, done.stderr
+        assert "What cheap hours have saved" in (out / "report.html").read_text()
+        hours = json.loads((tmp_path / "r.json").read_text())["hours"]
+        assert (hours["jobs"], hours["patient"]) == (5, 4)
+        real, priced, flat = hours["real"], hours["priced"], hours["flat"]
+        assert priced["price"] < flat["price"]
+        assert priced["mean_turnaround_s"] > flat["mean_turnaround_s"] + SLOT_S / 2
+        assert priced["busy_j"] == pytest.approx(real["busy_j"], rel=0.2)
+        assert priced["mean_turnaround_s"] == pytest.approx(real["mean_turnaround_s"], abs=2.0)
 
 
 def test_a_deadline_that_has_passed_is_refused() -> None:

@@ -569,6 +569,7 @@ class JobRan(msgspec.Struct, frozen=True):
         resizes: in the order of time.
         steps: number of steps of the whole job, 0 where it reports none.
         measured: ``(nodes, steps, seconds)``: the speed that it has reported by size.
+        energy_j: its energy in the books.
     """
 
     spec: JobSpec
@@ -579,6 +580,7 @@ class JobRan(msgspec.Struct, frozen=True):
     resizes: tuple[ResizeRan, ...] = ()
     steps: int = 0
     measured: tuple[tuple[int, int, float], ...] = ()
+    energy_j: float = 0.0
 
 
 class Ran(msgspec.Struct, frozen=True):
@@ -589,6 +591,7 @@ class Ran(msgspec.Struct, frozen=True):
         policy: key of the present policy, as in the journal.
         site: the present cluster.
         dropped: number of older jobs that are not in the record.
+        prices_unit: unit of the prices by which the policy puts jobs off, "" for none.
     """
 
     seq: int
@@ -597,3 +600,4 @@ class Ran(msgspec.Struct, frozen=True):
     site: Site
     jobs: tuple[JobRan, ...]
     dropped: int = 0
+    prices_unit: str = ""

@@ -44,6 +44,7 @@ JOULES_PER_KWH = 3.6e6
 PARTS = 200
 """The work that is left of a job counts in so many parts, rounded up."""
 
+HOUR_S = 3600.0
 ROUNDING_S = 1e-3
 DONE = 1e-9
 """Times and shares of a job that count as rounding."""
@@ -92,6 +93,11 @@ class HourlySizes:
     pieces: tuple[Piece, ...]
     cost: float
     done: float
+
+    @property
+    def begin_s(self) -> float:
+        """The begin of the first piece; inf without one."""
+        return self.pieces[0].begin_s if self.pieces else inf
 
     @property
     def end_s(self) -> float:
@@ -507,17 +513,20 @@ class CheapHours(HoursPart, msgspec.Struct, frozen=True, forbid_unknown_fields=T
 
     Attributes:
         margin: share of its run time at its preferred size that it keeps to its deadline.
+        backlog: where the waiting jobs do not all fit on the free nodes, it also keeps this many
+            times the time that they take on all nodes: jobs to come may need what idles now.
         gain: least time until another size follows, in prices of a resize.
     """
 
-    margin: float = 0.1
+    margin: float = 0.2
+    backlog: float = 2.0
     gain: float = 10.0
 
     waits_for_prices: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not (self.margin >= 0.0 and self.gain >= 0.0):
-            raise ValueError(f"expected margin and gain of at least 0, got {self}")
+        if not (self.margin >= 0.0 and self.backlog >= 0.0 and self.gain >= 0.0):
+            raise ValueError(f"expected margin, backlog and gain of at least 0, got {self}")
 
     def applies(self, state: State) -> bool:
         """Return whether there are both prices and jobs with a deadline."""
@@ -532,17 +541,38 @@ class CheapHours(HoursPart, msgspec.Struct, frozen=True, forbid_unknown_fields=T
 
     def plans(self, state: State) -> dict[JobId, HourlyPlan]:
         """Return the plans of all jobs with a deadline that wait or run."""
-        free = _FreeNodes(state)
-        plans, before_s = dict[JobId, HourlyPlan](), 0.0
-        for name, job in state.pending.items():
+        known, pending, prices = state.hour_plans, state.pending, state.prices
+        if known is not None and known[0] is self and known[1] is pending:
+            return known[2]
+        plans = dict[JobId, HourlyPlan]()
+        if prices is None:
+            return plans
+        free, hour_s = _FreeNodes(state), prices.begin_of(state.now_s)
+        kept_s = self._kept_s(state)
+        for name, job in pending.items():
             if job.spec.deadline_s is not None:
-                plans[name] = self._waiting(state, job, free, before_s)
-            if (span_s := job.spec.expected_s(job.least, exact=state.exact)) < inf:
-                before_s += span_s * job.least / state.nodes
+                plans[name] = self._waiting(state, job, free, kept_s, prices, hour_s)
         for name, job in state.running.items():
             if job.spec.deadline_s is not None and job.spec.mode.resizable:
-                plans[name] = self._running(state, job)
+                plans[name] = self._running(state, job, prices)
+        if len(state.cheapest) > 2 * len(pending):
+            for name in state.cheapest.keys() - pending.keys():
+                del state.cheapest[name]
+        state.hour_plans = self, pending, plans
         return plans
+
+    def _kept_s(self, state: State) -> float:
+        """Return the time that each waiting job keeps to its deadline for all waiting jobs.
+
+        Jobs without a stated run time count as none.
+        """
+        nodes, node_s = 0, 0.0
+        for job in state.pending.values():
+            nodes += job.least
+            if not job.spec.is_assumed:
+                node_s += job.spec.expected_s(job.least, exact=state.exact) * job.least
+        fit = nodes <= state.free_count + len(state.off) + len(state.booting)
+        return 0.0 if fit else self.backlog * node_s / state.nodes
 
     def _until_s(self, state: State, spec: JobSpec) -> tuple[float, float]:
         """Return its time to be complete, and its run time at its preferred size."""
@@ -550,41 +580,43 @@ class CheapHours(HoursPart, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         assert spec.deadline_s is not None
         return spec.deadline_s - self.margin * span_s, span_s
 
-    def _waiting(self, state: State, job: Job, free: _FreeNodes, before_s: float) -> HourlyPlan:
+    def _waiting(
+        self,
+        state: State,
+        job: Job,
+        free: _FreeNodes,
+        kept_s: float,
+        prices: HourlyPrices,
+        hour_s: float,
+    ) -> HourlyPlan:
         """Return the plan of a waiting job.
 
-        Its cheapest begin stays the same until then, so it is computed once; again only in later
-        hours, where it did not begin for lack of nodes.
-
         Args:
-            before_s: the time that the jobs before it take on all nodes.
+            kept_s: the time that it keeps to its deadline for all waiting jobs.
+            hour_s: the begin of the present hour.
         """
-        spec, prices, now_s = job.spec, state.prices, state.now_s
+        spec, now_s = job.spec, state.now_s
         until_s, span_s = self._until_s(state, spec)
-        if prices is None or span_s == inf:
+        if span_s == inf:
             return HourlyPlan(spec.nodes_max, inf)
-        latest_s = until_s - span_s - before_s
-        if max(now_s, free.at_s(min(spec.preferred, state.nodes))) >= latest_s - ROUNDING_S:
+        latest_s = until_s - span_s - kept_s
+        last_s = latest_s - ROUNDING_S
+        if now_s >= last_s or free.at_s(spec.preferred) >= last_s:
             return HourlyPlan(spec.nodes_max, inf, urgent=True)
-        site = state.nodes, state.power_models[0], state.exact
-        begin_s = max(spec.submit_s, spec.begin_s or 0.0)
-        made = _planned(spec, *site, prices, begin_s, until_s, 1.0 - job.done)
-        hour_s = prices.begin_of(now_s)
-        if made is not None and made.pieces and made.pieces[0].begin_s < hour_s:
-            made = _planned(spec, *site, prices, hour_s, until_s, 1.0 - job.done)
+        made = _cheapest(state, job, prices, hour_s, until_s)
         if made is None or not made.pieces:
             return HourlyPlan(spec.nodes_max, inf, urgent=True)
-        first = made.pieces[0]
-        if first.begin_s <= now_s + ROUNDING_S:
-            return HourlyPlan(first.width.nodes, latest_s, made, until_s)
-        return HourlyPlan(0, min(first.begin_s, latest_s), made, until_s)
+        begin_s, _, width = made.pieces[0]
+        if begin_s <= now_s + ROUNDING_S:
+            return HourlyPlan(width.nodes, latest_s, made, until_s)
+        return HourlyPlan(0, min(begin_s, latest_s), made, until_s)
 
-    def _running(self, state: State, job: Job) -> HourlyPlan:
+    def _running(self, state: State, job: Job, prices: HourlyPrices) -> HourlyPlan:
         """Return the plan of a running job."""
-        spec, prices = job.spec, state.prices
+        spec = job.spec
         until_s, span_s = self._until_s(state, spec)
         widths = _widths(spec, state.nodes, state.power_models[0], state.exact, job)
-        if not widths or prices is None or span_s == inf:
+        if not widths or span_s == inf:
             return HourlyPlan(job.size, inf)
         hours = _hours(prices, state.now_s, until_s)
         left = min(1.0, ceil(job.remaining_share(state.now_s) * PARTS) / PARTS)
@@ -742,7 +774,8 @@ class _FreeNodes:
         self._then: tuple[list[int], list[float]] | None = None
 
     def at_s(self, size: int) -> float:
-        """Return the time at which so many nodes are free, inf for never."""
+        """Return the time at which so many nodes, or all, are free, inf for never."""
+        size = min(size, self._state.nodes)
         if size <= self._now:
             return self._state.now_s
         if self._then is None:
@@ -757,20 +790,34 @@ class _FreeNodes:
         return times[at] if at < len(times) else inf
 
 
-@lru_cache(maxsize=1 << 14)
-def _planned(
-    spec: JobSpec,
-    nodes: int,
-    power: NodePower,
-    exact: bool,
-    prices: HourlyPrices,
-    begin_s: float,
-    until_s: float,
-    work: float,
+def _cheapest(
+    state: State, job: Job, prices: HourlyPrices, hour_s: float, until_s: float
 ) -> HourlySizes | None:
-    """Return the cheapest sizes by the hour of a job that waits."""
-    widths = _widths(spec, nodes, power, exact)
-    hours = _hours(prices, begin_s, until_s, twelfths=False)
+    """Return the cheapest sizes by the hour of a job that waits.
+
+    Its begin stays the same until then, so it is computed once; again only in later hours, where
+    the job did not begin for lack of nodes.
+    """
+    spec, known = job.spec, state.cheapest.get(job.spec.id)
+    on = spec, prices, job.done, until_s, state.power_models[0], state.nodes, state.exact
+    made: HourlySizes | None
+    if known is not None and known[0] == on:
+        _, from_s, made = known
+        if made is None or from_s == hour_s or made.begin_s >= hour_s:
+            return made
+    begin_s = max(spec.submit_s, spec.begin_s or 0.0)
+    for from_s in (begin_s, hour_s):
+        hours = _hours(prices, from_s, until_s, twelfths=False)
+        made = _planned(spec, state, hours, 1.0 - job.done)
+        if made is None or made.begin_s >= hour_s:
+            break
+    state.cheapest[spec.id] = on, from_s, made
+    return made
+
+
+def _planned(spec: JobSpec, state: State, hours: Sequence[Hour], work: float) -> HourlySizes | None:
+    """Return the cheapest sizes in these hours of a job that waits."""
+    widths = _widths(spec, state.nodes, state.power_models[0], state.exact)
     if not hours or not widths:
         return None
     if spec.mode.resizable and spec.mode.any_start:
@@ -813,13 +860,14 @@ def _hours(
 ) -> tuple[Hour, ...]:
     """Return the hours until a time; outside the values their mean counts.
 
-    With ``twelfths`` the first begins at the next twelfth of its hour.
+    With ``twelfths`` the first begins at the next twelfth of its hour: of an hour of the day, if
+    the value holds for longer.
     """
     times, values = prices.times_s, prices.values
     at = bisect_right(times, now_s) - 1
     begin_s = now_s
     if twelfths and 0 <= at < len(values):
-        twelfth_s = (times[at + 1] - times[at]) / 12.0
+        twelfth_s = min(HOUR_S, times[at + 1] - times[at]) / 12.0
         begin_s = times[at] + ceil((now_s - times[at]) / twelfth_s - 1e-6) * twelfth_s
         if begin_s >= times[at + 1]:
             at, begin_s = at + 1, times[at + 1]
@@ -827,6 +875,8 @@ def _hours(
     if at < 0 and begin_s < min(until_s, times[0]):
         hours.append(Hour(begin_s, min(until_s, times[0]), mean))
     for n in range(max(0, at), len(values)):
+        if times[n] >= until_s:
+            break
         begin, end = max(begin_s, times[n]), min(until_s, times[n + 1])
         if end > begin:
             hours.append(Hour(begin, end, values[n]))

@@ -209,9 +209,10 @@ class Policy:
         self, part: Windows, state: State, events: Sequence[Event]
     ) -> list[Decision]:
         """Return the decisions of a pass beside recurring windows in which nodes are off."""
-        late, over = set[JobId](), set[JobId]()
+        late, over, awaited = set[JobId](), set[JobId](), dict(state.awaited)
         for _ in range(MOST_TRIES + 1):
             late |= over
+            _await_again(state, awaited)
             view = window_view(part, state, events, late)
             decisions = self._switched(view.state, view.events)
             over = overruns(part, state, decisions)
@@ -255,7 +256,9 @@ class Policy:
         then = after_ends(state, wanted)
         if then is None:
             return set()
+        awaited = dict(state.awaited)
         starts = [decision for decision in self._decide(then, ()) if isinstance(decision, Start)]
+        _await_again(state, awaited)
         return {node for start in starts for node in start.nodes}
 
     def _decide(
@@ -264,8 +267,9 @@ class Policy:
         """Return the decisions of a pass, made again where others took nodes of a list."""
         if not state.listed:
             return self._pass(state, events, moves)
-        hidden, starting = set[JobId](), list[Decision]()
+        hidden, starting, awaited = set[JobId](), list[Decision](), dict(state.awaited)
         for _ in range(MOST_TRIES):
+            _await_again(state, awaited)
             view, left_events = self._usable(state, events, hidden)
             refused = set[JobId]()
             decisions = self._pass(view, left_events, moves, refused)
@@ -422,8 +426,10 @@ class Policy:
 
     def _boots(self, state: State) -> dict[JobId, Later]:
         """Return the waiting jobs that could start but for nodes that are off or booting."""
-        view, waits = all_on(state), dict[JobId, Later]()
-        for start in self._decide(view, ()):
+        view, waits, awaited = all_on(state), dict[JobId, Later](), dict(state.awaited)
+        decisions = self._decide(view, ())
+        _await_again(state, awaited)
+        for start in decisions:
             if isinstance(start, Start) and (asleep := set(view.asleep).intersection(start.nodes)):
                 text = f"Resources: waits for {len(asleep)} of {start.size} nodes to boot"
                 waits[start.job] = Later(start.job, text, Reason.RESOURCES)
@@ -453,6 +459,12 @@ def _awaited(plan: Plan) -> Iterator[tuple[JobId, Job]]:
     for job in plan.awaits if isinstance(plan, SharePlan) else ():
         if job.spec.resize_points_known and job.start_s is not None:
             yield job.spec.id, job
+
+
+def _await_again(state: State, awaited: Mapping[JobId, Job]) -> None:
+    """Let the policy wait for the resize points of these jobs only: a try is discarded."""
+    state.awaited.clear()
+    state.awaited.update(awaited)
 
 
 def _prioritised(state: State, queue: Iterable[Job]) -> tuple[Job, ...]:

@@ -594,6 +594,7 @@ def _waiting(state: State, job_id: JobId) -> Job:
 def _release(state: State, job: Job) -> None:
     """Remove a job from the running ones and release its nodes."""
     del state.running[job.spec.id]
+    state.awaited.pop(job.spec.id, None)
     state.wanted.pop(job.spec.id, None)
     state.unindex_running(job)
     state.count(job, -1)

@@ -64,7 +64,8 @@ class Engine:
     def policy(self, policy: Policy) -> None:
         if policy.placement.counted != self.state.counted:
             raise checks.RuleError("expected a policy that places jobs as the one before did")
-        self._policy, self._explained, self._view = policy, None, None
+        self._policy = policy
+        self._forget()
         self._count_usage()
         self.state.due = None
         self.twin = None if policy.twin is None else Twin.of(self.state, policy.twin)
@@ -120,7 +121,11 @@ class Engine:
             self.twin.follow(state, event)
             if state.ranks is (state.due is None):
                 self._rank()
-        self._explained = self._view = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what was computed for the state before a change."""
+        self._explained = self._view = self.state.hour_plans = None
 
     def decide(self, events: Sequence[Event]) -> list[Decision]:
         """Return the decisions after applied events, already entered as requested.
@@ -188,7 +193,7 @@ class Engine:
     def _enter(self, decisions: Sequence[Decision]) -> None:
         """Enter decisions as requested, in order, until one breaks a rule."""
         state, ahead, taken = self.state, self._policy.placement.ahead, 0
-        self._view = None
+        self._view = state.hour_plans = None
         try:
             for decision in decisions:
                 checks.check(state, decision, ahead=ahead)

@@ -33,8 +33,8 @@ _LEDGER = get_type_hints(Ledger)
 _TWIN = get_type_hints(Twin)
 _FOLLOWS = frozenset(
     (
-        *("pools", "_queues", "_rankings", "awaited", "site", "counted", "power", "host"),
-        *("levels", "_slots", "allowed", "policy", "state"),
+        *("pools", "_queues", "_rankings", "awaited", "cheapest", "hour_plans", "site", "counted"),
+        *("power", "host", "levels", "_slots", "allowed", "policy", "state"),
     )
 )
 """Fields that are derived from the site or from other fields."""

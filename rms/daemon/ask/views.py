@@ -317,6 +317,7 @@ def ran(context: Context) -> Ran:
         site=msgspec.structs.replace(cluster.site, power_cap_w=state.power_cap_w),
         jobs=tuple(_job_ran(context, job, spans[job.spec.id]) for job in jobs),
         dropped=dropped,
+        prices_unit="" if state.prices is None else state.prices.unit,
     )
 
 
@@ -332,6 +333,7 @@ def _job_ran(context: Context, job: Job, spans: Iterable[tuple[int, float, float
         resizes=tuple(ResizeRan(row.at_s, row.stall_s, row.boot_s) for row in rows),
         steps=0 if runtime is None else runtime.total,
         measured=tuple((size, *made) for size, made in sorted((job.measured_steps or {}).items())),
+        energy_j=context.scheduler.energy.job_j(job.spec.id, context.time()),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from rms.core.model.events import (
 )
 from rms.core.model.jobs import Job, JobSpec, Mode, NodePower, Site, Speedup
 from rms.core.policies import POLICIES, adjusted, named
+from rms.core.policies.cheap_hours import CheapHours
 from rms.core.scheduler.engine import Engine
 from rms.core.scheduler.scheduler import Scheduler
 from rms.core.scheduler.snapshot import freeze, thaw
@@ -103,7 +105,7 @@ def test_a_rigid_job_begins_where_its_hours_cost_least() -> None:
 def test_a_job_that_is_put_off_holds_up_no_other_one() -> None:
     """The cluster is full without it; a later job runs meanwhile."""
     prices = by_hour(9.0, 9.0, 9.0, 1.0, 1.0, 9.0)
-    off = job_spec(1, 8, FIXED, run_s=HOUR_S, deadline_s=6 * HOUR_S)
+    off = job_spec(1, 8, FIXED, run_s=HOUR_S, deadline_s=12 * HOUR_S)
     other = job_spec(2, 8, FIXED, 60.0, run_s=2 * HOUR_S, limit_s=2 * HOUR_S)
     for policy in ("cheap-hours", "easy"):
         jobs, _ = simulated([off, other], prices, policy)
@@ -119,12 +121,60 @@ def test_at_the_last_moment_it_is_an_ordinary_job_at_its_place() -> None:
     long = job_spec(1, 4, FIXED, run_s=5 * HOUR_S, limit_s=5 * HOUR_S)
     engine.handle(Submitted(0.0, (long,)))
     engine.handle(Started(0.0, long.id))
-    engine.handle(Submitted(0.0, (patient(2, 8.0),)))  # 5 h + 2.4 h + 10 % of 2.4 h < 8 h
-    later = engine.explain(patient(2, 8.0).id)
+    # It keeps 2 h more: twice its 4 h on one node of four.
+    engine.handle(Submitted(0.0, (patient(2, 9.9),)))  # 5 h + 2.4 h + 20 % of 2.4 h + 2 h = 9.88 h
+    later = engine.explain(patient(2, 9.9).id)
     assert later is not None and later.code is Reason.CHEAP_HOURS
-    engine.handle(Submitted(60.0, (patient(3, 7.5),)))  # 5 h + 2.4 h + 0.24 h > 7.5 h
-    later = engine.explain(patient(3, 7.5).id)
+    engine.handle(Submitted(60.0, (patient(3, 11.8),)))  # and now 4 h: it is 11.88 h
+    later = engine.explain(patient(3, 11.8).id)
     assert later is not None and later.code is Reason.RESOURCES
+
+
+def test_a_long_queue_leaves_no_time_to_wait() -> None:
+    """Of 9.8 h, 1 h is its own, and 2 h are kept for each job of the queue, itself included.
+
+    With four of them it may wait for 0.8 h, but the nodes are held for 1 h.
+    """
+    engine = Engine(Site(4, (POWER,) * 4), POLICIES["cheap-hours"])
+    engine.apply(PricesSet(0.0, by_hour(9.0, 9.0, 1.0, 9.0)))
+    off = job_spec(1, 4, FIXED, run_s=HOUR_S, deadline_s=10 * HOUR_S)
+    long = job_spec(2, 4, FIXED, run_s=HOUR_S, limit_s=HOUR_S)
+    engine.handle(Submitted(0.0, (long,)))
+    engine.handle(Started(0.0, long.id))
+    engine.handle(Submitted(0.0, (off,)))
+    assert engine.look_s == 2 * HOUR_S
+    for number, latest_h in ((3, 4.8), (4, 2.8), (5, 0.8)):
+        other = job_spec(number, 4, FIXED, run_s=HOUR_S, limit_s=HOUR_S)
+        engine.handle(Submitted(0.0, (other,)))
+        later = engine.explain(off.id)
+        assert later is not None
+        waits = latest_h > 1.0  # job 2 ends then
+        assert later.code is (Reason.CHEAP_HOURS if waits else Reason.RESOURCES)
+        assert engine.look_s == (2.0 * HOUR_S if waits else inf)
+
+
+def test_plans_are_made_once_for_a_state() -> None:
+    engine = Engine(Site(4, (POWER,) * 4), POLICIES["cheap-hours"])
+    engine.apply(PricesSet(0.0, by_hour(9.0, 9.0, 1.0, 9.0)))
+    hours, state = engine.policy.hours, engine.state
+    assert isinstance(hours, CheapHours)
+    spec = job_spec(1, 4, FIXED, run_s=HOUR_S, deadline_s=10 * HOUR_S)
+    assert engine.handle(Submitted(0.0, (spec,))) == []
+    plans = hours.plans(state)
+    assert hours.plans(state) is plans and engine.look_s == 2 * HOUR_S
+    engine.apply(Ticked(2 * HOUR_S))
+    assert hours.plans(state) is not plans and hours.plans(state)[spec.id].size == 4
+    assert CheapHours(margin=9.0).plans(state)[spec.id].urgent
+
+
+def test_a_price_that_holds_for_days_does_not_make_a_running_job_urgent() -> None:
+    """Its cheapest size is kept: no resize, until its end."""
+    flat = HourlyPrices("EUR", (0.0, 14 * 24 * HOUR_S), (1.0,))
+    other = job_spec(2, 1, FIXED, 1000.0, run_s=60.0, limit_s=60.0)
+    jobs, simulation = simulated([patient(1, 8.0), other], flat)
+    sizes = [d.size for _, d in simulation.decisions if isinstance(d, Start | Resize)]
+    assert sizes == [1, 1] and jobs["1"].start_s == 0.0
+    assert jobs["1"].end_s == pytest.approx(4 * HOUR_S)
 
 
 def test_explain_states_what_is_put_off_and_what_that_saves() -> None:

@@ -9,12 +9,13 @@ import pytest
 from routed import routed
 from specs import job_spec
 
-from rms.client.status import gain_cells, gain_words
+from rms.client.status import gain_cells, gain_words, hours_cells, hours_words
 from rms.core.model.jobs import JobId, JobRan, Mode, NodePower, Ran, ResizeRan, Site
 from rms.core.model.speedup import Speedup
 from rms.daemon.ask.views import past_ran
-from rms.sim.gain import GainError, gain, lent_node_s, run_times
-from rms.wire.users import Gain
+from rms.formats.prices import Prices, Series
+from rms.sim.gain import GainError, gain, hours_gain, lent_node_s, run_times
+from rms.wire.users import Gain, HoursGain
 
 TWO = Speedup((1, 2), (40.0, 20.0))
 SITE = Site(2, (NodePower(idle_w=10.0, static_w=20.0),) * 2)
@@ -75,6 +76,75 @@ def test_by_hand(policy: str, late_s: float) -> None:
     assert brought.mean_saved_s == pytest.approx(5.0 - late_s / 2)
     assert (brought.later, brought.earlier) == (1, 0)
     assert [(row.id, row.without_s) for row in brought.rows] == [("1", 0.0), ("2", 10.0)]
+
+
+HOUR_S = 3600.0
+DEAR_THEN_CHEAP = Prices(
+    "p.csv",
+    "EUR",
+    price=Series((0.4, 0.1, 0.4), (0.0, HOUR_S, 2 * HOUR_S, 5 * HOUR_S)),
+    carbon=Series((300.0, 100.0, 300.0), (0.0, HOUR_S, 2 * HOUR_S, 5 * HOUR_S)),
+)
+
+
+def patient(busy_j: float = 72e3) -> JobRan:
+    """Return a job of an hour on a node that waited for the hour of 0.1 EUR/kWh."""
+    return JobRan(
+        spec=job_spec(1, 1, limit_s=HOUR_S, deadline_s=4 * HOUR_S),
+        state="COMPLETED",
+        start_s=HOUR_S,
+        end_s=2 * HOUR_S,
+        spans=((0, HOUR_S, 2 * HOUR_S),),
+        energy_j=busy_j,
+    )
+
+
+def test_cheap_hours_by_hand() -> None:
+    """A node of 20 W or 10 W idle, another of 10 W: an hour is 0.03 kWh, idle 0.02 kWh."""
+    record = ran(patient(80e3), policy="cheap-hours", now_s=2 * HOUR_S)
+    saved = hours_gain(record, DEAR_THEN_CHEAP)
+    assert (saved.jobs, saved.patient, saved.left_out) == (1, 1, 0)
+    assert saved.priced.price == pytest.approx(0.02 * 0.4 + 0.03 * 0.1)
+    assert saved.flat.price == pytest.approx(0.03 * 0.4 + 0.02 * 0.1)
+    assert saved.priced.co2_g == pytest.approx(0.02 * 300 + 0.03 * 100)
+    assert saved.flat.co2_g == pytest.approx(0.03 * 300 + 0.02 * 100)
+    assert saved.priced.cluster_j == pytest.approx(saved.flat.cluster_j)
+    assert saved.priced.busy_j == saved.flat.busy_j == pytest.approx(72e3)
+    assert saved.priced.mean_turnaround_s == 2 * HOUR_S == saved.real.mean_turnaround_s
+    assert saved.flat.mean_turnaround_s == HOUR_S
+    assert saved.real.missed == saved.priced.missed == saved.flat.missed == 0
+    words = hours_words(saved)
+    assert words[0] == (
+        "Waiting for cheap hours saves 0.003 EUR (21.4%) and 2.00 g CO2 (18.2%), and makes the "
+        "mean turnaround 1:00:00 longer."
+    )
+    assert "in the replay is -10.0% off the books" in words[2]
+    assert [row[0] for row in hours_cells(saved)][:2] == ["Cost, cluster", "Emissions, cluster"]
+    assert msgspec.json.decode(msgspec.json.encode(saved), type=HoursGain) == saved
+
+
+def test_cheap_hours_go_by_what_the_record_went_by() -> None:
+    """The cheap hour is not the clean one."""
+    by_two = msgspec.structs.replace(
+        DEAR_THEN_CHEAP,
+        carbon=Series((300.0, 300.0, 100.0), (0.0, HOUR_S, 2 * HOUR_S, 5 * HOUR_S)),
+    )
+    record = ran(patient(), policy="cheap-hours", now_s=2 * HOUR_S)
+    assert hours_gain(record, by_two).priced.mean_turnaround_s == 2 * HOUR_S
+    by_co2 = msgspec.structs.replace(record, prices_unit="g CO2")
+    assert hours_gain(by_co2, by_two).priced.mean_turnaround_s == 3 * HOUR_S
+
+
+def test_cheap_hours_without_a_replay() -> None:
+    record = ran(patient(), policy="cheap-hours", now_s=2 * HOUR_S)
+    late = Prices("p.csv", "EUR", price=Series((0.1,), (-9.0, -1.0)))
+    for words, of, prices in (
+        ("no job with a deadline", ran(lender(), policy="cheap-hours"), DEAR_THEN_CHEAP),
+        ("policy easy does not wait", ran(patient(), policy="easy"), DEAR_THEN_CHEAP),
+        ("p.csv has no values for the time", record, late),
+    ):
+        with pytest.raises(GainError, match=words):
+            hours_gain(of, prices)
 
 
 def test_a_node_that_nobody_takes_is_not_lent() -> None:

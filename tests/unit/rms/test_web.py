@@ -39,7 +39,7 @@ from rms.web.views import (
     words,
 )
 from rms.wire.live import Lane, Live, Mark
-from rms.wire.users import JobRow, NodeSpan
+from rms.wire.users import HoursGain, JobRow, NodeSpan, PricedSchedule
 
 TOKEN = "of the page"
 NASTY = "<img src=x onerror=alert(1)>\"'&"
@@ -352,6 +352,20 @@ def test_text_is_shown_as_text_in_every_view(server: Routed, view: str) -> None:
     if view in ("overview", "job"):
         assert NASTY in seen.text
     assert words("a\x1b[2Jb\nc") == "a\\x1b[2Jb\\nc"
+
+
+def test_the_saving_of_cheap_hours_is_on_the_page_of_replays(server: Routed) -> None:
+    real = PricedSchedule(72e3, 7200.0, 0, 0)
+    runs = [
+        PricedSchedule(72e3, at_s, 0, 0, 180e3, price) for at_s, price in ((7e3, 3.0), (9.0, 4.0))
+    ]
+    saved = HoursGain(1, 0.0, 9e3, "cheap-hours", 2, 3, 1, 0, "EUR", False, real, *runs)
+    page = PageQuery("malleability")
+    texts = Texts("".join(content(page, live(server, page), "", saved).parts.values())).text
+    for words_of_it in ("saves 1.00 EUR (25.0%)", "3.00 EUR", "4.00 EUR", "3 jobs, 1 with a"):
+        assert words_of_it in texts, texts
+    waits = content(page, live(server, page)).parts["saved"]
+    assert "The replay is being computed." in waits
 
 
 def keys(names: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, str]]:

@@ -12,10 +12,23 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from specs import job_spec
 
-from rms.core.model.events import HourlyPrices, Later, PowerOff, PowerOn, Reason, Resize
-from rms.core.model.jobs import JobSpec, Mode, NodePower, Site, Speedup
+from rms.core.model.events import (
+    Decision,
+    Ended,
+    HourlyPrices,
+    Later,
+    PowerOff,
+    PowerOn,
+    Reason,
+    Resize,
+    Started,
+    Submitted,
+)
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode, NodePower, Site, Speedup
 from rms.core.policies import POLICIES, Policy, PolicyError, adjusted
 from rms.core.policies.node_power import Windows
+from rms.core.scheduler.engine import Engine
+from rms.core.state import State
 from rms.sim.simulator import Simulation
 
 HOUR = 3600.0
@@ -159,6 +172,36 @@ def test_the_reason_names_the_window() -> None:
     assert reasons[0].reason == (
         "PowerWindow: would not end before 2 of 4 nodes are powered off from 22:00 on"
     )
+
+
+def test_a_try_that_is_discarded_awaits_no_resize_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second pass leaves out a start of the first one, and what that one awaited."""
+    engine, tries = Engine(Site(4, (POWER,) * 4), windows()), list[JobId]()
+    before, *awaited = (Job(job_spec(n, 1), n, 1) for n in (1, 2, 3))
+    engine.state.awaited[before.spec.id] = before
+
+    def switched(self: Policy, state: State, events: object) -> list[Decision]:
+        job = awaited[len(tries)]
+        state.awaited[job.spec.id] = job
+        tries.append(job.spec.id)
+        return []
+
+    monkeypatch.setattr(Policy, "_switched", switched)
+    over = iter(({JobId("9")}, set[JobId]()))
+    monkeypatch.setattr("rms.core.policies.policy.overruns", lambda *_: next(over))
+    engine.policy.decide(engine.state, ())
+    assert tries == ["2", "3"] and list(engine.state.awaited) == ["1", "3"]
+
+
+def test_a_job_that_is_over_awaits_no_resize_point() -> None:
+    engine = Engine(4, POLICIES["backfill-share"])
+    spec = malleable(1, 0.0, (2, 4), HOUR)
+    engine.handle(Submitted(0.0, (spec,)))
+    engine.handle(Started(0.0, spec.id))
+    engine.handle(Submitted(1.0, (job_spec(2, 2, Mode.FIXED, 1.0, limit_s=HOUR, run_s=HOUR),)))
+    assert list(engine.state.awaited) == [spec.id]
+    engine.handle(Ended(2.0, spec.id, "COMPLETED"))
+    assert not engine.state.awaited
 
 
 def test_windows_follow_the_clocks_of_their_zone() -> None:
