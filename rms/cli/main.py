@@ -74,7 +74,7 @@ CHANGES = {
 WITH_COMMAND_LINE = ("submit", "launch", "profile", "pilot")
 """Commands that end with ``-- COMMAND``, or options of another one."""
 
-WITHOUT_SERVER = ("serve", "pilot", "reproduce", "compare", "profile", "replay")
+WITHOUT_SERVER = ("serve", "pilot", "reproduce", "compare", "replay")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

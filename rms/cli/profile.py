@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 
 from rms.cli.options import add_engine, check_engine, local_nodes
-from rms.client.connection import ServerError
+from rms.client.connection import ServerError, ask, server_address
 from rms.client.launch import strip_options
 from rms.formats import profiles
 from rms.formats.config import read_cluster
@@ -37,6 +38,7 @@ from rms.wire.terminal import (
     refuse_on,
     say,
 )
+from rms.wire.users import AcctAnswer
 
 
 def add_profile(command: argparse.ArgumentParser) -> None:
@@ -61,6 +63,12 @@ def add_profile(command: argparse.ArgumentParser) -> None:
     )
     add("--window", type=positive, default=5.0, metavar="S", help="at a size of a malleable run")
     add("--show", action="store_true", help="print kept profiles, run nothing")
+    add(
+        "--job",
+        metavar="ID",
+        help="print the energy of a step of this job at each of its sizes, by the books of the "
+        "daemon (--server): beside other jobs, run nothing",
+    )
     add("--slowdown", type=positive, default=1.1, metavar="X", help="bound of an operating point")
     add_engine(add)
     add("--cluster", type=Path, metavar="FILE.toml", help="nodes of rms serve, GPUs for instance")
@@ -83,6 +91,8 @@ def add_profile(command: argparse.ArgumentParser) -> None:
 def profile(arguments: argparse.Namespace) -> int:
     """``rms profile -- COMMAND``: measure, keep and print; ``--show``: print."""
     base = profiles.folder(os.environ, state_folder(os.environ))
+    if arguments.job is not None:
+        return _of_job(arguments)
     if arguments.window < 0.5:
         raise CommandError(f"expected --window of at least 0.5, got {arguments.window:g}")
     if arguments.slowdown < 1.0:
@@ -99,6 +109,22 @@ def profile(arguments: argparse.Namespace) -> int:
     slowdown = arguments.slowdown
     lines = study.lines_of(shown, slowdown)
     publish(arguments.json, study.as_json(shown, slowdown), lines)
+    return 0
+
+
+def _of_job(arguments: argparse.Namespace) -> int:
+    if arguments.command_line or arguments.name is not None or arguments.show:
+        raise CommandError("expected --job ID alone, got a command, a name or --show with it")
+    server, path = server_address(arguments.server, os.environ), f"/acct?id={quote(arguments.job)}"
+    answer = ask(AcctAnswer, server, "GET", path)
+    if len(answer.jobs) != 1:
+        raise CommandError(f"expected the id of one job, got {arguments.job!r} of several")
+    (row,) = answer.jobs
+    steps = study.steps_of_job(row, answer.rows)
+    if not steps:
+        got = "none yet" if row.end_s is None else "none"
+        raise CommandError(f"expected a job that reports steps, got {got} of job {row.id}", 1)
+    publish(arguments.json, {"job": row.id, "steps": steps}, study.job_lines(steps))
     return 0
 
 

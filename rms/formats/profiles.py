@@ -94,6 +94,7 @@ class Point(msgspec.Struct, frozen=True):
         idle_w: idle power of these nodes.
         mhz: clock that was set, None for none.
         uncertainty_j: half-width of the energy of one run, by the meters.
+        steps: that the job reports, 0 for none.
     """
 
     nodes: int
@@ -105,6 +106,7 @@ class Point(msgspec.Struct, frozen=True):
     idle_w: float = 0.0
     mhz: float | None = None
     uncertainty_j: float = 0.0
+    steps: int = 0
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or not self.time_s or len(self.time_s) != len(self.energy_j):

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
@@ -183,6 +184,7 @@ def _point(setup: ProfilingSetup, size: int, mhz: float | None) -> Point:
         idle_w=size * idle_w,
         mhz=mhz,
         uncertainty_j=fmean([_uncertainty_j(row) for row in rows]),
+        steps=rows[0].steps,
     )
 
 
@@ -243,6 +245,74 @@ def _highest(curve: Sequence[tuple[float, float]], start_s: float, end_s: float)
     inside = [watts for at, watts in curve if start_s < at < end_s]
     inside += [watts for at, watts in curve if at <= start_s][-1:]
     return max(inside, default=0.0)
+
+
+# --- A job of a daemon, beside others -------------------------------------------------------------
+
+
+class StepEnergy(msgspec.Struct, frozen=True):
+    """What a step of a job takes at one size, by the books of a daemon.
+
+    Attributes:
+        uncertainty_j: half-width of ``joules``, None where a part is by the model.
+    """
+
+    nodes: int
+    steps: int
+    step_s: float
+    joules: float
+    uncertainty_j: float | None
+    source: str
+
+
+def steps_of_job(row: JobRow, energy: Sequence[EnergyRow]) -> list[StepEnergy]:
+    """Return the energy of a step at each size of a job: its mean power, times seconds a step.
+
+    Resizes are left out. On nodes that jobs share it is the job's share of them.
+    """
+    rows = [r for r in energy if r.owner == row.id and not r.resize and r.end_s > r.begin_s]
+    times = sorted({at for r in rows for at in (r.begin_s, r.end_s)})
+    sums: dict[int, list[float]] = {}
+    of_size: dict[int, dict[str, float]] = {}
+    for begin_s, end_s in pairwise(times):
+        present = [r for r in rows if r.begin_s <= begin_s and r.end_s >= end_s]
+        size = len({r.node for r in present})
+        whole, sources = sums.setdefault(size, [0.0] * 3), of_size.setdefault(size, {})
+        whole[0] += end_s - begin_s
+        for r in present:
+            part = (end_s - begin_s) / (r.end_s - r.begin_s)
+            whole[1] += part * r.joules
+            whole[2] += part * r.uncertainty_j
+            sources[r.source] = sources.get(r.source, 0.0) + part * r.joules
+    found = []
+    for seen in row.seen:
+        seconds, joules, half_j = sums.get(seen.nodes, [0.0] * 3)
+        if not seen.steps or not seconds:
+            continue
+        sources = {name: own for name, own in of_size[seen.nodes].items() if own}
+        step_s = seen.seconds / seen.steps
+        half = None if MODEL in sources else half_j / seconds * step_s
+        named = " and ".join(sorted(sources, key=lambda name: -sources[name]))
+        watts = joules / seconds
+        found.append(StepEnergy(seen.nodes, seen.steps, step_s, watts * step_s, half, named))
+    return found
+
+
+def job_lines(steps: Sequence[StepEnergy]) -> list[str]:
+    """Return the lines of a table of steps."""
+    rows = [
+        [
+            str(each.nodes),
+            str(each.steps),
+            f"{each.step_s:.4g}",
+            f"{each.joules / each.step_s:.1f}",
+            f"{each.joules:.4g}",
+            "unknown" if each.uncertainty_j is None else f"{each.uncertainty_j:.2g}",
+            each.source,
+        ]
+        for each in steps
+    ]
+    return columns(["NODES", "STEPS", "S/STEP", "W", "J/STEP", "+-", "SOURCE"], rows)
 
 
 # --- One run, resized -----------------------------------------------------------------------------
@@ -320,6 +390,7 @@ def _of_windows(
         peak_w=peak_w,
         idle_w=windows[0].size * idle_w,
         uncertainty_j=fmean([half * s for (_, half), s in zip(powers, time_s, strict=True)]),
+        steps=row.steps,
     )
 
 
@@ -561,6 +632,8 @@ def _table(points: Sequence[Point]) -> list[str]:
                 f"{p.node_w:.1f}",
                 f"{p.run_j:.1f}",
                 f"{p.uncertainty_j:.1f}" if p.uncertainty_j else "",
+                f"{p.run_j / p.steps:.4g}" if p.steps else "",
+                f"{p.uncertainty_j / p.steps:.2g}" if p.steps and p.uncertainty_j else "",
                 f"{100 * base.nodes * base.run_s / (p.nodes * p.run_s):.0f}",
                 "" if unknown else f"{p.idle_w:.1f}",
                 "" if unknown else f"{p.peak_w:.1f}",
@@ -568,8 +641,8 @@ def _table(points: Sequence[Point]) -> list[str]:
                 p.source,
             ]
         )
-    heads = ["NODES", "MHZ", "TIME_S", "SPREAD_S", "W/NODE", "ENERGY_J", "+-_J", "EFF_%"]
-    return columns([*heads, "IDLE_W", "PEAK_W", "RUNS", "SOURCE"], rows)
+    heads = ["NODES", "MHZ", "TIME_S", "SPREAD_S", "W/NODE", "ENERGY_J", "+-_J"]
+    return columns([*heads, "J/STEP", "+-", "EFF_%", "IDLE_W", "PEAK_W", "RUNS", "SOURCE"], rows)
 
 
 def _laws(points: Sequence[Point]) -> list[str]:
@@ -660,7 +733,9 @@ def as_json(shown: Profile, slowdown: float) -> dict[str, Any]:
                     "time_s": p.run_s,
                     "power_w": p.node_w * p.nodes,
                     "energy_j": p.run_j,
+                    "uncertainty_j": p.uncertainty_j or None,
                     "source": p.source,
+                    "steps": p.steps or None,
                 }
                 for p in points
             ],

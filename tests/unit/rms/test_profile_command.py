@@ -11,7 +11,7 @@ from rms.cli.main import main
 from rms.client.commands import script_of
 from rms.formats.profiles import MALLEABLE, Point
 from rms.studies import profile as study
-from rms.wire.users import Books, BooksAnswer, EnergyRow
+from rms.wire.users import Books, BooksAnswer, EnergyRow, JobRow, SeenSteps, SlurmRow
 
 MHZ = (800, 1000, 2000)
 
@@ -213,3 +213,45 @@ def test_power_at_a_size_is_that_of_its_world() -> None:
     first, second = study.StepsWindow(1, 2.0, 8.0, 0.1), study.StepsWindow(2, 13.0, 20.0, 0.1)
     assert first.power_w(rows) == pytest.approx((5.0, 0.1 + 5.0 * 0.08))
     assert second.power_w(rows) == pytest.approx((15.0, 0.2 + 15.0 * 0.08))
+
+
+def test_energy_of_a_step_of_a_job_beside_others_by_its_size() -> None:
+    """Two nodes for 10 s, a resize, then one for 20 s, of which a meter's uncertainty is known."""
+
+    def row(
+        node: str, begin_s: float, end_s: float, joules: float, source: str = "rapl by cpu time"
+    ) -> EnergyRow:
+        resize = 1 if begin_s == 10.0 else 0
+        error_j = 0.0 if source == "model" else joules / 10.0
+        key = "7", 0, resize, node, "package-0", source
+        return EnergyRow(*key, begin_s, end_s, joules, error_j, True, 0.0)
+
+    rows = [
+        *(row("n1", 0.0, 10.0, 300.0), row("n2", 0.0, 10.0, 200.0)),
+        *(row("n1", 10.0, 15.0, 999.0), row("n2", 10.0, 15.0, 999.0)),
+        row("n1", 15.0, 35.0, 600.0),
+        EnergyRow("8", 0, 0, "n1", "package-0", "rapl", 0.0, 35.0, 77.0, 1.0, True, 0.0),
+    ]
+    seen = [SeenSteps(1, 8, 16.0), SeenSteps(2, 9, 9.0), SeenSteps(4, 3, 1.0)]
+    job = JobRow(
+        **dict.fromkeys(("name", "reason", "answer", "resizing", "output", "energy_source"), ""),
+        **dict.fromkeys(("step", "steps", "nodes_min", "nodes_max", "size"), 1),
+        **dict.fromkeys(("submit_s", "start_s", "end_s", "energy_j"), 0.0),
+        id="7",
+        state="COMPLETED",
+        mode="malleable",
+        nodes=[],
+        resizes=[],
+        slurm=SlurmRow(),
+        seen=seen,
+    )
+    one, two = study.steps_of_job(job, rows)
+    assert (one.nodes, one.step_s, one.joules) == (1, 2.0, pytest.approx(60.0))
+    assert (two.nodes, two.step_s, two.joules) == (2, 1.0, pytest.approx(50.0))
+    assert one.uncertainty_j == pytest.approx(6.0) and one.source == "rapl by cpu time"
+    rows[0] = row("n1", 0.0, 10.0, 300.0, "model")
+    _, two = study.steps_of_job(job, rows)
+    assert two.uncertainty_j is None and two.source == "model and rapl by cpu time"
+    lines = study.job_lines([one, two])
+    assert lines[0].split() == ["NODES", "STEPS", "S/STEP", "W", "J/STEP", "+-", "SOURCE"]
+    assert lines[2].split()[:6] == ["2", "9", "1", "50.0", "50", "unknown"]
