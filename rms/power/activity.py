@@ -531,6 +531,13 @@ class _Sum:
     cpu_s: float
     counts: Counts
     seen_s: float
+    gpu_s: dict[str, float] = field(default_factory=dict)
+
+    def activity(self, owner: str) -> Activity:
+        """Return it as a part of a report."""
+        instructions, cycles, misses = self.counts
+        figures = round(self.cpu_s, 6), instructions, cycles, misses
+        return Activity(owner, *figures, dict(self.gpu_s))
 
 
 @dataclass
@@ -539,10 +546,14 @@ class ActivityReader:
 
     Attributes:
         log: prints why nothing is counted.
+        gpus: returns the busy time of GPUs since the last call, by process.
+        instance_id: the daemon's, in the marks of processes.
     """
 
     jobs: JobGroups | JobProcesses
     log: Callable[[str], None] = lambda _: None
+    gpus: Callable[[], Mapping[str, Mapping[int, float]]] = dict
+    instance_id: str = ""
     clock: Callable[[], float] = time.monotonic
     _sums: dict[str, _Sum] = field(default_factory=dict)
     _stat: _LineFile = field(default_factory=lambda: _LineFile("/proc/stat"))
@@ -551,7 +562,11 @@ class ActivityReader:
 
     @classmethod
     def of(
-        cls, groups: str, env: Mapping[str, str], log: Callable[[str], None]
+        cls,
+        groups: str,
+        env: Mapping[str, str],
+        log: Callable[[str], None],
+        gpus: Callable[[], Mapping[str, Mapping[int, float]]] = dict,
     ) -> ActivityReader | None:
         """Return the reader of a daemon's jobs.
 
@@ -562,10 +577,11 @@ class ActivityReader:
         with contextlib.suppress(OSError, ValueError):  # a file for each counter or process
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        if groups:
-            return cls(JobGroups(Path(groups)), log)
         instance_id = env.get(MARK_VARIABLE, "").rpartition(":")[0]
-        return cls(JobProcesses(instance_id), log) if instance_id else None
+        if not groups and not instance_id:
+            return None
+        jobs = JobGroups(Path(groups)) if groups else JobProcesses(instance_id)
+        return cls(jobs, log, gpus, instance_id)
 
     def read(self) -> list[Activity]:
         """Return the activity of each owner since its first reading."""
@@ -573,6 +589,7 @@ class ActivityReader:
         for spent in self.jobs.read(now_s):
             self._add(spent, now_s)
         self._add(Spent(HOST, self._host_s(), self.jobs.host_counts()), now_s)
+        self._add_gpus(now_s)
         if self.jobs.refused != self._refused:
             self._refused = self.jobs.refused
             self.log(self._refused)
@@ -580,9 +597,7 @@ class ActivityReader:
             newest = sorted(self._sums, key=lambda owner: -self._sums[owner].seen_s)
             self._sums = {owner: self._sums[owner] for owner in newest[: MOST_ENDED // 2]}
         return [
-            Activity(owner, round(own.cpu_s, 6), *own.counts)
-            for owner, own in self._sums.items()
-            if own.seen_s >= now_s - KEPT_S
+            own.activity(owner) for owner, own in self._sums.items() if own.seen_s >= now_s - KEPT_S
         ]
 
     def close(self) -> None:
@@ -601,6 +616,21 @@ class ActivityReader:
             for before, new in zip(own.counts, spent.counts, strict=True)
         )
         own.seen_s = now_s
+
+    def _add_gpus(self, now_s: float) -> None:
+        """Add the busy time of GPUs to the jobs of their processes, and to the host."""
+        for device, of_process in self.gpus().items():
+            host = self._sums[HOST].gpu_s
+            host[device] = host.get(device, 0.0) + sum(of_process.values())
+            for pid, busy_s in of_process.items():
+                mark = owner_of(pid, self.instance_id)
+                job = "" if mark is None else _job(mark[0])
+                if not job:
+                    continue
+                if job not in self._sums:
+                    self._sums[job] = _Sum(0.0, NO_COUNTS, now_s)
+                own = self._sums[job].gpu_s
+                own[device] = own.get(device, 0.0) + busy_s
 
     def _host_s(self) -> float:
         """Return the processor time of all processes since the last reading, s."""

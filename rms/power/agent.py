@@ -305,10 +305,12 @@ class ClockAgent:
 # --- the program -----------------------------------------------------------------------------
 
 
-def _activity(groups: str | None) -> Callable[[], list[Activity]]:
+def _activity(
+    groups: str | None, gpus: Callable[[], Mapping[str, Mapping[int, float]]]
+) -> Callable[[], list[Activity]]:
     """Return what reads the activity of jobs; None is for an agent that reads none."""
     log = partial(print, "rms.power.agent:", file=sys.stderr, flush=True)
-    reader = None if groups is None else ActivityReader.of(groups, os.environ, log)
+    reader = None if groups is None else ActivityReader.of(groups, os.environ, log, gpus)
     return list if reader is None else reader.read
 
 
@@ -350,7 +352,7 @@ def main(argv: list[str]) -> int:
             contextlib.closing(MeterChoice.parse(*choice).open(os.environ)) as meter,
         ):
             send = partial(daemon.exchange, METER_PATH, MeterAnswer)
-            activity = _activity(arguments.activity)
+            activity = _activity(arguments.activity, lambda: meter.processes(boottime()))
             Agent(node, meter, send, arguments.every, over, activity).run()
     except (MeterError, KeyError) as error:
         print(f"rms.power.agent on {node or 'this machine'}: {error}", file=sys.stderr)

@@ -74,6 +74,10 @@ class Meter:
         self._reported = {device.device: device for device in reported}
         self._gap_s, self._same_boot = gap_s, same_boot
 
+    def processes(self, now_s: float) -> dict[str, dict[int, float]]:
+        """Return the busy time of devices since the last call by process, s; empty if unknown."""
+        return {}
+
     def close(self) -> None:
         """End its processes and connections."""
 
@@ -214,6 +218,14 @@ class NodeMeter:
                 if device.device not in devices:
                     devices[device.device] = self._continued(meter, device, now_s)
         return list(devices.values())
+
+    def processes(self, now_s: float) -> dict[str, dict[int, float]]:
+        """Return the busy time of devices by process, see :meth:`Meter.processes`."""
+        busy: dict[str, dict[int, float]] = {}
+        for ladder in self.ladders:
+            if ladder.current is not None:
+                busy |= ladder.current.processes(now_s)
+        return busy
 
     def close(self) -> None:
         """Close all meters."""

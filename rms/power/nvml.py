@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import math
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from rms.power.meter import (
@@ -37,6 +38,7 @@ STUCK_S = 10.0
 POWER_EVERY_S = 0.1
 COUNTER_LEAST_S, COUNTER_MOST_S = 0.45, 60.0
 """Shortest and longest time between two readings of a counter, which take milliseconds."""
+NO_SAMPLES = 6  # NVML_ERROR_NOT_FOUND: nothing has used the GPU since then
 REFUSALS = (2, 3, 4, 13)
 """Permanent errors: invalid argument, not supported, no permission, no such function."""
 WORDS = {
@@ -135,6 +137,11 @@ class _Gpu:
     integral: PowerIntegral | None = None
     instant: bool = False
     trouble: str = ""
+    lists: bool = True
+    """Whether its processes can be read."""
+    listed: tuple[float, int] | None = None
+    """When they were read last, and the driver's time of the newest sample by then, us."""
+    newest_us: int = 0
 
     def energy(self, now_s: float) -> DeviceEnergy:
         tally = Tally(
@@ -178,6 +185,34 @@ class Nvml(Meter):
             if not any(gpu.source or gpu.handle is None for gpu in gpus):
                 raise MeterError(self.trouble or "NVML shows no GPU")
         return devices
+
+    def processes(self, now_s: float) -> dict[str, dict[int, float]]:
+        """Return the time in which each GPU computed for each process since the last call, s.
+
+        The driver samples the utilization by process several times a second. A GPU whose processes
+        cannot be read is left out.
+        """
+        found = {}
+        for gpu in self._gpus.values():
+            if gpu.handle is None or gpu.lists is False:
+                continue
+            since_s, since_us = gpu.listed or (now_s, 0)
+            try:
+                samples = self._nvml.nvmlDeviceGetProcessUtilization(gpu.handle, since_us)
+            except self._nvml.NVMLError as error:
+                if getattr(error, "value", None) != NO_SAMPLES:
+                    gpu.lists = False
+                    continue
+                samples = []
+            busy: dict[int, list[float]] = {}
+            for sample in samples:
+                if sample.timeStamp > since_us:
+                    busy.setdefault(sample.pid, []).append(min(100, sample.smUtil) / 100)
+                    gpu.newest_us = max(gpu.newest_us, sample.timeStamp)
+            gpu.listed = now_s, gpu.newest_us
+            span_s = max(0.0, now_s - since_s)
+            found[gpu.name] = {pid: span_s * fmean(parts) for pid, parts in busy.items()}
+        return found
 
     def close(self) -> None:
         """Close NVML; a later reading opens it again."""

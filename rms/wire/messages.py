@@ -357,6 +357,8 @@ class Activity(msgspec.Struct, frozen=True):
         instructions: executed; None where the kernel counts none (perf_event_open(2)).
         cycles: of the processors while these processes ran, or None.
         misses: of the last-level cache, or None.
+        gpu_s: time in which each GPU computed for these processes, by device; that of the host has
+            all GPUs whose processes can be read.
     """
 
     owner: Name
@@ -364,6 +366,7 @@ class Activity(msgspec.Struct, frozen=True):
     instructions: Counted | None = None
     cycles: Counted | None = None
     misses: Counted | None = None
+    gpu_s: dict[Name, Seconds] = {}
 
 
 class Metered(Strict, frozen=True):

@@ -37,6 +37,7 @@ class Gpu:
     Attributes:
         idle_w, busy_w: its power while this process computes nothing, and all the time.
         watts, joules: its power and its counter at a time, where a test sets them.
+        samples: times, processes and their utilization, %.
         refuses: the error of each function that does not work; of ``*`` if none does.
     """
 
@@ -45,6 +46,7 @@ class Gpu:
     busy_w: float = 300.0
     watts: Callable[[float], float] | None = None
     joules: Callable[[float], float] | None = None
+    samples: Sequence[tuple[float, int, int]] = ()
     clocks: Sequence[int] = (1200, 900, 600)
     mig: bool = False
     refuses: dict[str, int] = field(default_factory=dict)
@@ -132,6 +134,18 @@ def _watts(gpu: Gpu) -> float:
         gpu.counted_j += gpu.last_w * seconds if gpu.at_s else 0.0
         gpu.at_s, gpu.cpu_s = at_s, cpu_s
     return gpu.last_w
+
+
+def nvmlDeviceGetProcessUtilization(gpu: Gpu, since_us: int) -> list[SimpleNamespace]:  # noqa: N802
+    _check(gpu, "nvmlDeviceGetProcessUtilization")
+    found = [
+        SimpleNamespace(timeStamp=int(at_s * 1e6), pid=pid, smUtil=percent)
+        for at_s, pid, percent in gpu.samples
+        if since_us < at_s * 1e6 <= now() * 1e6
+    ]
+    if not found:
+        raise NVMLError(6)
+    return found
 
 
 def nvmlDeviceGetTotalEnergyConsumption(gpu: Gpu) -> int:  # noqa: N802

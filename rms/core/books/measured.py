@@ -44,6 +44,9 @@ ROUNDING = 1e-9
 FITTED_S = 60.0
 """Longer intervals between two readings are not fitted."""
 
+HOST = ""
+"""Owner of the activity of a whole host, and in an interval of that of no job."""
+
 AGENTS_KEPT = 8
 """Number of replaced agents of a host that are remembered."""
 
@@ -85,12 +88,17 @@ class MeteredDevice(msgspec.Struct):
         That of the whole host, "", becomes that of no job. Without activity in both reports there
         is none.
         """
+        if is_gpu(self.energy.device):
+            device = self.energy.device
+            known = HOST in activity and device in activity[HOST].gpu_s
+            owners = activity.items() if known else ()
+            activity = {owner: Activity(owner, own.gpu_s.get(device, 0.0)) for owner, own in owners}
         before, seconds = self.activity, at_s - self.active_s
         self.activity, self.active_s = dict(activity) or None, at_s
         if before is None or self.activity is None:
             return {}, seconds
         works = {owner: work(now, before.get(owner)) for owner, now in activity.items()}
-        host = works.pop("", None)
+        host = works.pop(HOST, None)
         if host is not None:
             jobs = list(works.values())
             rest = [0.0, 0.0, 0.0]
@@ -99,7 +107,7 @@ class MeteredDevice(msgspec.Struct):
                 sums = zip(host.counters, *counted, strict=True)
                 rest = [max(0.0, whole - sum(own)) for whole, *own in sums]
             cpu_s = max(0.0, host.cpu_s - sum(each.cpu_s for each in jobs))
-            works[""] = Work(cpu_s, (rest[0], rest[1], rest[2]))
+            works[HOST] = Work(cpu_s, (rest[0], rest[1], rest[2]))
         return works, seconds
 
 
@@ -388,7 +396,8 @@ class Measured:
         span_s = reading.device.at_s - reading.since_s
         scale = min(1.0, joules / modelled_j) if modelled_j else 0.0
         idle_w = scale * sum(idle_j) / span_s if span_s > 0.0 else 0.0
-        shares = split(reading.device.fit, span_s, joules, works, idle_w)
+        gpu = is_gpu(reading.device.energy.device)
+        shares = split(reading.device.fit, span_s, joules, works, idle_w, gpu=gpu)
         base = _parts(idle_j, [seconds for _, seconds in pieces])
         parts, errors = [], []
         for (span, seconds), own in zip(pieces, base, strict=True):
@@ -481,6 +490,11 @@ class Measured:
                 from_s = max(from_s, self.until_s - KEPT_S)
                 kept_s[""] = min(kept_s.get("", inf), from_s)
         return kept_s
+
+
+def is_gpu(device: str) -> bool:
+    """Return whether a device is a GPU."""
+    return device.startswith("gpu-")
 
 
 def _by_node(readings: Iterable[DeviceReading]) -> dict[str, list[DeviceReading]]:

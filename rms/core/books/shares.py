@@ -30,13 +30,23 @@ import msgspec
 
 from rms.wire.messages import Activity
 
-Way = Literal["counters", "cpu time"]
+Way = Literal["counters", "cpu time", "gpu time"]
 """What shares rest on."""
 
-FEATURES: Mapping[Way, tuple[int, ...]] = {"counters": (0, 1, 2, 3, 4), "cpu time": (0, 1)}
-"""Places of the terms of a way: base, processor time, instructions, cycles, misses."""
+FEATURES: Mapping[Way, tuple[int, ...]] = {
+    "counters": (0, 1, 2, 3, 4),
+    "cpu time": (0, 1),
+    "gpu time": (0, 1),
+}
+"""Places of the terms of a way: base, processor time, instructions, cycles, misses.
 
-SPREADS: Mapping[Way, float] = {"counters": 0.07, "cpu time": 0.25}
+For a GPU the time in which it computes for an owner takes the place of processor time.
+"""
+
+FITTED: Sequence[Way] = ("counters", "cpu time")
+"""Ways with residuals of their own; that by the time of a GPU is as by processor time."""
+
+SPREADS: Mapping[Way, float] = {"counters": 0.07, "cpu time": 0.25, "gpu time": 0.4}
 """Least spread of the power of owners about the fit. Programs differ in power per second of a
 processor by a third, as those of ``scripts/bench/shares`` do; less about a fit to counters."""
 
@@ -126,9 +136,7 @@ class Fit(msgspec.Struct):
         terms += [0.0] * (NUMBER - len(terms))
         watts, counted = joules / seconds, all(each.counters is not None for each in works)
         kept = 0.5 ** (seconds / HALF_S)
-        for way in FEATURES:
-            if way == "counters" and not counted:
-                continue
+        for way in FITTED if counted else FITTED[1:]:
             fitted = self.coefficients(way, idle_w)
             error_w = watts - sum(a * x for a, x in zip(fitted, terms, strict=True))
             own = [_dynamic(fitted, row) / seconds for row in rows]
@@ -157,8 +165,9 @@ class Fit(msgspec.Struct):
 
     def spread(self, way: Way) -> float:
         """Return the spread of the power of owners about the fit, as a part of it."""
-        dynamics = self.dynamics.get(way, 0.0)
-        seen = sqrt(self.residuals.get(way, 0.0) / dynamics) if dynamics else 0.0
+        own = way if way in FITTED else FITTED[1]
+        dynamics = self.dynamics.get(own, 0.0)
+        seen = sqrt(self.residuals.get(own, 0.0) / dynamics) if dynamics else 0.0
         return max(SPREADS[way], seen)
 
 
@@ -226,15 +235,22 @@ class Split(NamedTuple):
 
 
 def split(
-    fit: Fit, seconds: float, joules: float, works: Mapping[str, Work], idle_w: float
+    fit: Fit,
+    seconds: float,
+    joules: float,
+    works: Mapping[str, Work],
+    idle_w: float,
+    *,
+    gpu: bool = False,
 ) -> Split:
     """Split the energy of an interval over the base and the owners.
 
     Args:
         works: activity by owner, "" for that of no job.
+        gpu: whether it is the time of a GPU, not of processors.
     """
     counted = fit.counted_s > 0.0 and all(each.counters is not None for each in works.values())
-    ways: list[Way] = ["counters", "cpu time"] if counted else ["cpu time"]
+    ways: Sequence[Way] = ("gpu time",) if gpu else FITTED if counted else FITTED[1:]
     best, *others = [_split(fit, way, seconds, joules, works, idle_w) for way in ways]
     for other in others:
         for owner, own_j in best.dynamic_j.items():

@@ -673,3 +673,15 @@ def test_meter_errors_of_the_daemon_end_an_agent(tmp_path: Path) -> None:
     with pytest.raises(MeterError, match="expected unix:PATH"):
         Daemon({"RMS_SERVER": "x", "RMS_TOKEN": ""}).exchange(METER_PATH, MeterAnswer, None, 1.0)
     server.close()
+
+
+def test_time_of_gpus_counts_to_the_jobs_of_their_processes() -> None:
+    with job("sleep 60", "cafe:7_1") as process:
+        busy = {"gpu-0": {process.pid: 1.5, 1: 0.5}, "gpu-1": dict[int, float]()}
+        reader = ActivityReader.of("", {MARK_VARIABLE: "cafe:meter"}, print, lambda: busy)
+        assert reader is not None
+        reader.read()
+        found = {own.owner: own.gpu_s for own in reader.read()}
+        reader.close()
+    assert found["7_1"] == {"gpu-0": 3.0}
+    assert found[""] == {"gpu-0": 4.0, "gpu-1": 0.0}

@@ -463,3 +463,34 @@ def test_books_of_shared_nodes_add_up_to_the_counter(tmp_path: Path, first: int)
         world.daemon.journal.close()
     assert resizes > 10, resizes
     assert {"rapl by cpu time", "rapl by counters", "rapl", "model"} <= ways
+
+
+def test_a_gpu_that_jobs_share_is_split_by_the_time_it_computes_for_each(tmp_path: Path) -> None:
+    """Processor time has no part in it, and without its processes the model splits."""
+    daemon = Daemon(tmp_path, HOSTS)
+    for name in (ONE, TWO):
+        daemon.happen(Submitted(0.0, (job(name),)), Started(0.0, name))
+
+    def gpu(joules: float) -> DeviceEnergy:
+        return DeviceEnergy("gpu-0", "nvml-counter", joules)
+
+    def at(gpu_s: dict[str, float]) -> list[Activity]:
+        cpu_s = {"1": 0.0, "2": 9.0 * daemon.now_s, "": 9.0 * daemon.now_s}
+        return [
+            Activity(owner, own, gpu_s={"gpu-0": gpu_s[owner]} if owner in gpu_s else {})
+            for owner, own in cpu_s.items()
+        ]
+
+    report(daemon, 0)
+    report(daemon, 1, gpu(0.0), *at({"": 0.0}))
+    daemon.now_s = 10.0
+    report(daemon, 2, gpu(3000.0), *at({"1": 9.0, "": 9.0}))
+    assert sources(daemon, "1") == {"nvml-counter by gpu time"}
+    (own,) = (r for r in energy_rows(daemon.context, ["1"]) if r.source != "model")
+    assert own.joules > 2000.0 and own.uncertainty_j > 0.0
+    assert daemon.owners()["2"] == 0.0
+    daemon.now_s = 20.0
+    report(daemon, 3, gpu(6000.0), *at({}))
+    assert "nvml-counter" in sources(daemon, "2")
+    daemon.balances()
+    daemon.rows_add_up()

@@ -280,3 +280,23 @@ def test_all_time_is_measured_or_unseen(
         assert known_s == pytest.approx(last_s - begun_s, abs=0.01)
     meter.close()
     assert machine.nvml._inits == 0
+
+
+def test_time_of_a_gpu_by_process(machine: Machine) -> None:
+    """The mean of the samples of a process, of all the time since the last reading."""
+    gpu = machine.gpu()
+    other = machine.gpu("GPU-1", refuses={"nvmlDeviceGetProcessUtilization": 3})
+    meter = Nvml()
+    assert meter.processes(machine.now_s) == {}  # it is not open yet
+    machine.read(meter, 1.0)
+    gpu.samples = [(machine.now_s - 0.5, 7, 90)]
+    assert meter.processes(machine.now_s) == {"gpu-0": {7: 0.0}}  # from here on
+    assert other.refuses  # its processes cannot be read
+    gpu.samples = [(machine.now_s + each, 7, 50) for each in (0.2, 1.2)]
+    gpu.samples += [(machine.now_s + 1.0, 8, 100), (machine.now_s + 1.4, 8, 0)]
+    machine.now_s += 2.0
+    assert meter.processes(machine.now_s) == {"gpu-0": {7: 1.0, 8: 1.0}}
+    machine.now_s += 1.0
+    assert meter.processes(machine.now_s) == {"gpu-0": {}}  # nothing uses it
+    meter.close()
+    assert meter.processes(machine.now_s) == {}
