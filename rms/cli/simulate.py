@@ -23,6 +23,7 @@ from rms.client.connection import ask, server_address
 from rms.core.model.events import HourlyPrices, NodeDown, NodeUp
 from rms.core.model.jobs import JobSpec, Mode, NodePower, Site
 from rms.core.policies import PolicyError, named
+from rms.core.policies.node_power import Windows
 from rms.core.rules.powercap import added_w, check_cap, is_unknown
 from rms.formats.config import FileError
 from rms.formats.joblog import COMMAND, Unit
@@ -33,7 +34,7 @@ from rms.kernels.model import Governor, Resource
 from rms.kernels.record import RecordEntry, TaskRecord, as_it_was, past_tasks, tried
 from rms.kernels.scheduler import STRATEGIES, Strategy
 from rms.sim.classes import by_class, class_lines
-from rms.sim.run import chosen, failing, figures, rows, simulated, write_rows
+from rms.sim.run import MissedWindows, chosen, failing, figures, rows, simulated, write_rows
 from rms.sim.simulator import Passes, Simulation
 from rms.wire.terminal import (
     CommandError,
@@ -182,6 +183,8 @@ def simulate(arguments: argparse.Namespace) -> int:
         _warn_unknown(site, specs)
     failures = _failures(arguments, site, specs)
     passes = arguments.passes
+    power = policy.node_power
+    missed = MissedWindows(power) if isinstance(power, Windows) else None
     with _progress_bar(len(specs), quiet=arguments.json == "-") as progress:
         simulation, wall_s = simulated(
             *(specs, site, policy),
@@ -189,8 +192,11 @@ def simulate(arguments: argparse.Namespace) -> int:
             progress=progress,
             failures=failures,
             prices=prices,
+            observer=None if missed is None else missed.observe,
         )
     result = figures(simulation, specs, policy, wall_s) | work.notes
+    if missed is not None:
+        result |= missed.figures
     if arguments.prices is not None:
         result |= _priced(simulation, read_prices(arguments.prices))
     resizable = {spec.id for spec in specs if spec.mode.resizable}

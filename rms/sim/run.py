@@ -19,6 +19,7 @@ from rms.core.books.spans import Spans
 from rms.core.model.events import HourlyPrices, NodeDown, NodeUp
 from rms.core.model.jobs import Job, JobId, JobSpec, Node, NodePower, Site
 from rms.core.policies import Policy, PolicyError, adjusted
+from rms.core.policies.node_power import Window, Windows, keeps_by_need, most_boot_s
 from rms.formats.config import FileError
 from rms.sim.simulator import Passes, Recovery, Simulation
 from rms.wire.files import csv_text, write_output
@@ -34,6 +35,54 @@ def simulate(
     return figures(simulation, specs, policy, wall_s), rows(simulation, specs)
 
 
+WINDOW_DELAY_S = 120.0
+"""A window is missed if a node is on so long after its begin that is to be off."""
+
+
+class MissedWindows:
+    """Windows that do not get their nodes, as an observer of a simulation.
+
+    Attributes:
+        windows: number of windows that are over.
+        missed: whether only jobs for which there is no better plan keep nodes of a missed window,
+            by its begin.
+    """
+
+    def __init__(self, part: Windows) -> None:
+        self.windows, self.missed = 0, dict[float, bool]()
+        self._part = part
+        self._window: Window | None = None
+        self._since_s, self._lacks, self._needed = 0.0, False, False
+
+    @property
+    def unavoidable(self) -> int:
+        """The number of windows that any plan by time limits misses."""
+        return sum(self.missed.values())
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """The figures for ``rms simulate``."""
+        avoidable = len(self.missed) - self.unavoidable
+        names = "windows", "windows_missed_avoidably", "windows_missed_unavoidably"
+        return dict(zip(names, (self.windows, avoidable, self.unavoidable), strict=True))
+
+    def observe(self, simulation: Simulation) -> None:
+        """Enter the time since the last event."""
+        state, part = simulation.engine.state, self._part
+        window = self._window or part.window(state.now_s)
+        last_s = min(state.now_s, window.end_s - most_boot_s(state))
+        if self._lacks and last_s > max(self._since_s, window.begin_s + WINDOW_DELAY_S) + 1e-6:
+            self.missed[window.begin_s] = self._needed and self.missed.get(window.begin_s, True)
+        while state.now_s >= window.end_s:
+            self.windows, window = self.windows + 1, part.window(window.end_s)
+        self._window, self._since_s = window, state.now_s
+        inside = window.begin_s <= state.now_s
+        self._lacks = inside and len(state.off) < part.nodes(state.nodes)
+        self._needed = self._lacks and any(
+            keeps_by_need(part, job, state) for job in state.running.values()
+        )
+
+
 def simulated(
     specs: Sequence[JobSpec],
     power: Sequence[NodePower] | Site,
@@ -44,6 +93,7 @@ def simulated(
     failures: Sequence[NodeDown | NodeUp] = (),
     recovery: Recovery | None = None,
     prices: HourlyPrices | None = None,
+    observer: Callable[[Simulation], None] | None = None,
 ) -> tuple[Simulation, float]:
     """Run a simulation to its end; return it and the seconds it took."""
     begun = time.perf_counter()
@@ -61,6 +111,7 @@ def simulated(
             failures=failures,
             recovery=recovery,
             prices=prices,
+            observer=observer,
         )
         simulation.run()
     finally:

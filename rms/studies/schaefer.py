@@ -43,7 +43,7 @@ from rms.core.state import State
 from rms.formats.config import FileError
 from rms.formats.swf import read_trace
 from rms.plots import Panel, draw_panels
-from rms.sim.run import chosen
+from rms.sim.run import MissedWindows, chosen
 from rms.sim.simulator import Simulation
 from rms.studies import experiment
 from rms.studies.experiment import Kept, Result, StudyReport
@@ -407,8 +407,8 @@ class Meter:
                 usd += span_s * (solar_w * solar_usd + (watts - solar_w) * grid_usd)
         return Bill(joules / JOULES_PER_KWH, usd / JOULES_PER_KWH)
 
-    def overruns(self, part: Windows | None, end_s: float, delay_s: float) -> list[float]:
-        """Return node hours by window in which nodes are on, after a time, that are to be off."""
+    def overruns(self, part: Windows | None, end_s: float) -> list[float]:
+        """Return node hours by window in which nodes are on that are to be off."""
         overruns: list[float] = []
         wanted = 0 if part is None else part.nodes(THETA["nodes"])
         if part is None:
@@ -416,7 +416,7 @@ class Meter:
         window = part.window(0.0)
         while window.end_s <= end_s:
             there_s = window.end_s - THETA["boot_s"]
-            spans = self.spans(max(0.0, window.begin_s + delay_s), there_s)
+            spans = self.spans(max(0.0, window.begin_s), there_s)
             late_s = sum((until - since) * max(0, wanted - off) for since, until, _, off in spans)
             overruns.append(late_s / HOUR_S)
             window = part.window(window.end_s)
@@ -483,8 +483,10 @@ class Outcome(msgspec.Struct):
         whole: energy and cost from time 0 to ``end_s``, the last end.
         theirs: energy and cost of a day between the first submission of a job that waits for more
             than their threshold and the last submission, as the paper counts them.
-        missed: windows in which a node that is to be off is on later than two minutes, in which
-            jobs come to a resize point, after their begin.
+        windows, missed: windows until the last end, and those in which a node that is to be off is
+            on later than two minutes, in which jobs come to a resize point, after their begin.
+        unavoidable: missed windows of which only jobs keep nodes that would keep nodes of some
+            window at any start, and that run into no more of them than at their best one.
         overrun_node_h: node hours of all such nodes, from the begin of the windows on.
     """
 
@@ -496,6 +498,7 @@ class Outcome(msgspec.Struct):
     resizes: int
     windows: int
     missed: int
+    unavoidable: int
     overrun_node_h: float
     end_s: float
     whole: Bill
@@ -515,7 +518,15 @@ def run(case: ShutdownCase, specs: Sequence[JobSpec]) -> Outcome:
     meter = Meter()
     made = policy(case.policy, case.shutdown)
     jobs = drawn(specs, case.share, case.seed)
-    simulation = Simulation(jobs, site, made, record=False, observer=meter.observe)
+    part = windows(case.shutdown)
+    late = None if part is None else MissedWindows(part)
+
+    def observe(simulation: Simulation) -> None:
+        meter.observe(simulation)
+        if late is not None:
+            late.observe(simulation)
+
+    simulation = Simulation(jobs, site, made, record=False, observer=observe)
     simulation.run()
     simulation.ledger.check()
     times = experiment.job_times(simulation)
@@ -526,8 +537,6 @@ def run(case: ShutdownCase, specs: Sequence[JobSpec]) -> Outcome:
     since_s = min(waits_s, default=0.0)
     kwh, usd = meter.bill(since_s, last_s)
     days = (last_s - since_s) / DAY_S or 1.0
-    part = windows(case.shutdown)
-    late = meter.overruns(part, last_s, 2.0 * EVERY_S)
     return Outcome(
         turnaround_s=fmean(job.turnaround_s for job in times),
         wait_s=fmean(job.wait_s for job in times),
@@ -535,9 +544,10 @@ def run(case: ShutdownCase, specs: Sequence[JobSpec]) -> Outcome:
         run_s=fmean(job.run_s for job in times),
         busy_node_h=simulation.ledger.busy_node_s / HOUR_S,
         resizes=simulation.resized,
-        windows=len(late),
-        missed=sum(hours > 1e-6 for hours in late),
-        overrun_node_h=sum(meter.overruns(part, last_s, 0.0)),
+        windows=0 if late is None else late.windows,
+        missed=0 if late is None else len(late.missed),
+        unavoidable=0 if late is None else late.unavoidable,
+        overrun_node_h=sum(meter.overruns(part, end_s)),
         end_s=end_s,
         whole=meter.bill(0.0, end_s),
         theirs=Bill(kwh / days, usd / days),
@@ -659,6 +669,7 @@ def compared(case: ShutdownCase, outcome: Outcome, base: Outcome, end_s: float) 
         "resizes": float(outcome.resizes),
         "windows": float(outcome.windows),
         "missed": float(outcome.missed),
+        "avoidable": float(outcome.missed - outcome.unavoidable),
         "overrun_node_h": outcome.overrun_node_h,
     }
 

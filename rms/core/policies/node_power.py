@@ -24,7 +24,7 @@ from functools import lru_cache, partial
 from itertools import chain
 from math import floor, inf
 from operator import itemgetter
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
@@ -167,10 +167,15 @@ class OffWhenIdle(NodePowerPart, msgspec.Struct, frozen=True, forbid_unknown_fie
 # A window is announced: a job starts only if it ends before the next window, or if the window
 # still gets its nodes beside the jobs that run then; a job that can be resized counts with its
 # least size. From its begin on, the window takes free nodes before any job, and running jobs make
-# room at their resize points. No job is killed: a rigid job that overruns its limit keeps its
-# nodes, as does one that would fit before no window. Nodes boot so that they are on at the end.
+# room at their resize points; before it no job is narrowed so that it would run into the window and
+# keep nodes of it. No job is killed: a rigid job that overruns its limit keeps its nodes. An
+# oversized job, which would keep nodes of some window at any start, starts at a time at which it
+# keeps those of the fewest, or waits for ever. Nodes boot so that they are on at the end.
 # Schäfer et al., "Saving Energy Costs and Time on Supercomputers: Scheduler-Integrated Recurring
 # Node Shutdown Exploiting Malleable Jobs", 2026.
+
+DAYS_AHEAD = 7
+"""Windows recur after so many days."""
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 SPAN = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)")
@@ -192,6 +197,8 @@ class Windows(OffWhenIdle, msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
         days: on which windows begin, as ``mon``; all by default.
         zone: time zone of the windows. Simulated time 0 is the begin of 1970 in UTC.
         idle: nodes also go off when they are idle, as with part ``off-when-idle``.
+        oversized: ``start``, or ``wait`` for ever, for jobs that would keep nodes of some window at
+            any start: too wide for the nodes that stay on, and too long between two windows.
         keep, delay_s, ahead, at_most: with ``idle``, as with that part.
     """
 
@@ -200,6 +207,7 @@ class Windows(OffWhenIdle, msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     days: tuple[str, ...] = DAYS
     zone: str = "UTC"
     idle: bool = False
+    oversized: Literal["start", "wait"] = "start"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -245,7 +253,7 @@ class Windows(OffWhenIdle, msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
     def look_s(self, state: State) -> float:
         """Return the next time at which nodes may have to be switched, inf for never."""
-        window, boot_s = self.window(state.now_s), _most_boot_s(state)
+        window, boot_s = self.window(state.now_s), most_boot_s(state)
         times = [super().look_s(state)] if self.idle else []
         times += [window.begin_s, window.end_s - boot_s, window.end_s]
         return min(time_s for time_s in times if time_s > state.now_s)
@@ -262,7 +270,7 @@ def _windows(part: Windows, day: int) -> tuple[Window, ...]:
     """Return the windows about a day of UTC, rising; those that overlap or touch are one."""
     zone, windows = ZoneInfo(part.zone), list[Window]()
     first = date(1970, 1, 1) + timedelta(days=day)
-    for at in range(-2, 10):
+    for at in range(-2, 2 * DAYS_AHEAD + 3):
         today = first + timedelta(days=at)
         if DAYS[today.weekday()] not in part.days:
             continue
@@ -284,7 +292,7 @@ def _windows(part: Windows, day: int) -> tuple[Window, ...]:
     return tuple(joined)
 
 
-def _most_boot_s(state: State) -> float:
+def most_boot_s(state: State) -> float:
     """Return the longest boot time of any node."""
     return max(model.boot_s for model in state.power_models)
 
@@ -321,7 +329,7 @@ def window_view(
     if not wanted:
         return WindowView(state, events)
     view, off, shrinks = state, tuple[Node, ...](), list[tuple[Job, int]]()
-    there_s = window.end_s - _most_boot_s(state)
+    there_s = window.end_s - most_boot_s(state)
     if window.begin_s <= now_s < there_s:
         down = sorted(state.off - state.down)
         off = tuple(_to_be_off(state, wanted - len(down)))
@@ -336,12 +344,27 @@ def window_view(
             stand_in = Job(next(iter(state.running.values())).spec, size=len(held) + len(off))
             view.ends = [*state.ends[:at], (there_s, -1, stand_in), *state.ends[at:]]
         window = part.window(window.end_s)
-    hidden = frozenset(_too_long(part, state, window, wanted) | more)
-    if hidden:
+    late, wider = _too_long(part, state, window, wanted)
+    hidden = frozenset(late | more)
+    if hidden or wider:
         view, events = without_jobs(view, events, hidden)
+    if wider:
+        view.set_pending(
+            {
+                name: _not_below(job, wider[name]) if name in wider else job
+                for name, job in view.pending.items()
+            }
+        )
     opens = datetime.fromtimestamp(window.begin_s, ZoneInfo(part.zone))
     words = f"{wanted} of {state.nodes} nodes are powered off from {opens:%H:%M} on"
     return WindowView(view, events, off, shrinks, words, hidden)
+
+
+def _not_below(job: Job, size: int) -> Job:
+    """Return a waiting job that starts at no smaller size."""
+    other = copy.copy(job)
+    other.least, other.longest_s = size, job.spec.expected_s(size)
+    return other
 
 
 def _to_be_off(state: State, nodes: int) -> list[Node]:
@@ -403,58 +426,163 @@ def _kept(job: Job, size: int) -> int:
 def kept_nodes(state: State, window: Window) -> int:
     """Return the nodes of running jobs that a window does not get, by their expected ends."""
     at = bisect_right(state.ends, window.begin_s, key=itemgetter(0))
-    return sum(_kept(job, job.size) for _, _, job in state.ends[at:])
+    kept = sum(_kept(job, job.size) for _, _, job in state.ends[at:])
+    if state.releasing:
+        kept += sum(
+            job.spec.smallest
+            for job in state.running.values()
+            if job.requested_size is not None
+            and _narrowed_into(job, job.requested_size, state, window)
+        )
+    return kept
 
 
-def _fits_no_gap(part: Windows, job: Job, state: State, wanted: int) -> bool:
-    """Return whether a job is too wide for the nodes that stay on, and too long between windows."""
-    if _kept(job, job.least) <= state.nodes - wanted:
+def _narrowed_into(job: Job, size: int, state: State, window: Window) -> bool:
+    """Return whether a job that would end before a window runs into it once it is narrowed."""
+    if size >= job.size or job.expected_end_s > window.begin_s:
         return False
-    first = part.window(state.now_s)
-    gap_s, windows = 0.0, [first]
-    for _ in range(7 * len(part.off)):
-        windows.append(part.window(windows[-1].end_s))
-        gap_s = max(gap_s, windows[-1].begin_s - windows[-2].end_s)
-    return job.spec.expected_s(job.least, exact=state.exact) > gap_s
+    now_s, narrow_s = job.time_s(job.size), job.time_s(size)
+    if not now_s or narrow_s is None:
+        return False
+    left_s = (job.expected_end_s - state.now_s) * narrow_s / now_s
+    return state.now_s + left_s > window.begin_s
 
 
-def _too_long(part: Windows, state: State, window: Window, wanted: int) -> set[JobId]:
+def _run_into(part: Windows, begin_s: float, end_s: float) -> int:
+    """Return the number of windows that begin in a time."""
+    windows = _windows(part, floor(begin_s / 86400.0))
+    return sum(begin_s <= window.begin_s < end_s for window in windows)
+
+
+@lru_cache(maxsize=4096)
+def _fewest_run_into(part: Windows, day: int, span_s: float) -> float:
+    """Return the fewest windows that a job runs into if it starts between two of them.
+
+    Its best starts are ends of windows. A job longer than a week has no better start: inf.
+    """
+    last_s = (day + DAYS_AHEAD) * 86400.0
+    if span_s > DAYS_AHEAD * 86400.0:
+        return inf
+    ends = [window.end_s for window in _windows(part, day) if window.end_s <= last_s]
+    return min([_run_into(part, end_s, end_s + span_s) for end_s in ends], default=inf)
+
+
+def _start_sizes(job: Job) -> Sequence[int]:
+    """Return the sizes at which a job may start, rising, up to the preferred one."""
+    if not job.spec.mode.any_start:
+        return (job.least,)
+    sizes = job.spec.sizes()
+    return sizes[bisect_left(sizes, job.least) : bisect_right(sizes, job.spec.preferred)]
+
+
+def fewest_windows(part: Windows, job: Job, state: State) -> float:
+    """Return the number of windows of which a job keeps nodes at its best start: 0 for most.
+
+    More than 0 for an oversized one: it is too wide for the nodes that stay on, and too long for
+    every time between two windows.
+    """
+    if _kept(job, job.least) <= state.nodes - part.nodes(state.nodes):
+        return 0
+    size = [job.least, *_start_sizes(job)][-1]
+    span_s = job.spec.expected_s(size, exact=state.exact)
+    return _fewest_run_into(part, floor(state.now_s / 86400.0), span_s)
+
+
+def keeps_by_need(part: Windows, job: Job, state: State) -> bool:
+    """Return whether no plan gives a window the nodes of a running job.
+
+    It is oversized and began at one of its best starts, or it is rigid and past its limit.
+    """
+    if not job.spec.mode.resizable and job.limit_end_s <= state.now_s:
+        return True
+    fewest = fewest_windows(part, job, state)
+    begin_s = state.now_s if job.start_s is None else job.start_s
+    return 0 < fewest and _run_into(part, begin_s, job.expected_end_s) <= fewest
+
+
+def _latest_end_s(part: Windows, job: Job, state: State, window: Window) -> float:
+    """Return the time until which a job that would keep nodes of the next window has to end.
+
+    The begin of that window; for an oversized job that of the first one that it does not run into
+    at its best start; -inf for one that never starts.
+    """
+    fewest = fewest_windows(part, job, state)
+    if fewest and part.oversized == "wait":
+        return -inf
+    if fewest == inf:
+        return inf
+    begins = [other.begin_s for other in _windows(part, floor(state.now_s / 86400.0))]
+    return begins[bisect_left(begins, window.begin_s) + int(fewest)]
+
+
+def _ending_size(job: Job, state: State, end_s: float) -> int | None:
+    """Return the least size at which a job that starts now ends by a time, None for none."""
+
+    def ends(size: int) -> bool:
+        return state.now_s + job.spec.expected_s(size, exact=state.exact) <= end_s
+
+    sizes = _start_sizes(job)
+    at = bisect_left(sizes, True, key=ends)
+    return sizes[at] if at < len(sizes) and ends(sizes[at]) else None
+
+
+def _too_long(
+    part: Windows, state: State, window: Window, wanted: int
+) -> tuple[set[JobId], dict[JobId, int]]:
     """Return the waiting jobs that cannot start, as they would keep nodes of the next window.
 
-    The first of them keeps its nodes: jobs behind it do not take these.
+    The first of them keeps its nodes: jobs behind it do not take these. The other jobs returned
+    can start from the size on at which they end before the window.
     """
     left = state.nodes - wanted - kept_nodes(state, window)
+    late, wider = set[JobId](), dict[JobId, int]()
     if left >= state.free_count + state.releasing + len(state.off) + len(state.booting):
-        return set()
-    late, first = set[JobId](), True
+        return late, wider
+    first = True
     for name, job in state.pending.items():
         least = job.least
         if least > state.nodes or not _into(job.spec, least, state, window):
             continue
         need = _kept(job, least)
-        if need > left and not _fits_no_gap(part, job, state, wanted):
+        if need <= left:
+            continue
+        size = _ending_size(job, state, _latest_end_s(part, job, state, window))
+        if size is None:
             late.add(name)
             if first and need <= state.nodes - wanted:
                 left, first = left - need, False
-    return late
+        elif size > least:
+            wider[name] = size
+    return late, wider
 
 
-def overruns(part: Windows, state: State, decisions: Sequence[Decision]) -> set[JobId]:
-    """Return the starts of a pass that would together keep nodes of the next window."""
+def overruns(
+    part: Windows, state: State, decisions: Sequence[Decision]
+) -> tuple[set[JobId], set[JobId]]:
+    """Return the starts and the resizes of a pass that would keep nodes of the next window."""
     wanted, window = part.nodes(state.nodes), part.window(state.now_s)
     if window.begin_s <= state.now_s:
         window = part.window(window.end_s)
-    left, late = state.nodes - wanted - kept_nodes(state, window), set[JobId]()
-    for start in decisions:
-        if isinstance(start, Start) and wanted:
-            job = state.pending[start.job]
-            if _into(job.spec, start.size, state, window):
-                need = _kept(job, start.size)
-                if need > left and not _fits_no_gap(part, job, state, wanted):
-                    late.add(start.job)
+    left = state.nodes - wanted - kept_nodes(state, window)
+    late, narrow = set[JobId](), set[JobId]()
+    for decision in decisions if wanted else ():
+        if isinstance(decision, Start):
+            job, size = state.pending[decision.job], decision.size
+            if _into(job.spec, size, state, window):
+                need = _kept(job, size)
+                end_s = state.now_s + job.spec.expected_s(size, exact=state.exact)
+                if need > left and end_s > _latest_end_s(part, job, state, window):
+                    late.add(decision.job)
                 else:
                     left -= need
-    return late
+        elif isinstance(decision, Resize):
+            job = state.running[decision.job]
+            if _narrowed_into(job, decision.size, state, window):
+                if job.spec.smallest > left:
+                    narrow.add(decision.job)
+                else:
+                    left -= job.spec.smallest
+    return late, narrow
 
 
 def all_on(state: State) -> State:

@@ -209,20 +209,21 @@ class Policy:
         self, part: Windows, state: State, events: Sequence[Event]
     ) -> list[Decision]:
         """Return the decisions of a pass beside recurring windows in which nodes are off."""
-        late, over, awaited = set[JobId](), set[JobId](), dict(state.awaited)
+        late, over, narrow = set[JobId](), set[JobId](), set[JobId]()
+        awaited = dict(state.awaited)
         for _ in range(MOST_TRIES + 1):
             late |= over
             _await_again(state, awaited)
             view = window_view(part, state, events, late)
             decisions = self._switched(view.state, view.events)
-            over = overruns(part, state, decisions)
+            over, narrow = overruns(part, state, decisions)
             if not over:
                 break
         decisions = [
             decision
             for decision in decisions
             if not (isinstance(decision, Start) and decision.job in over)
-            and not (isinstance(decision, Resize) and view.shrinks)
+            and not (isinstance(decision, Resize) and (view.shrinks or decision.job in narrow))
         ]
         if view.off:
             decisions.append(PowerOff(view.off, "window: the nodes are off until it ends"))

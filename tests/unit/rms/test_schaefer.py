@@ -137,7 +137,7 @@ def test_nodes_that_are_on_in_a_window_are_counted() -> None:
     part = windows("F10")
     assert part is not None and windows("F0") is None
     meter = Meter([0.0, 22 * HOUR_S + 60, 29 * HOUR_S], [1.0, 1.0, 1.0], [439, 438, 439])
-    first, second = meter.overruns(part, 31 * HOUR_S, 0.0)
+    first, second = meter.overruns(part, 31 * HOUR_S)
     assert first == 0.0  # until 6:00 of the first day
     assert second == pytest.approx(7.0 - 60 / HOUR_S + 60 / HOUR_S * 0, abs=1e-9)
 
@@ -231,6 +231,8 @@ def test_missing_data_gets_one_sentence(tmp_path: Path, capsys: pytest.CaptureFi
 def test_cases_are_compared_with_easy() -> None:
     todo = cases(["winter"], ["F30"], (0, 50), SEEDS)
     assert baseline("winter") == todo[0] and len(set(todo)) == len(todo) == 1 + 2 + 3 * (1 + 3)
-    outcome = Outcome(10.0, 1.0, 2.0, 9.0, 5.0, 0, 0, 0, 0.0, 60.0, Bill(1.0, 1.0), Bill(1.0, 1.0))
+    outcome = Outcome(
+        10.0, 1.0, 2.0, 9.0, 5.0, 0, 0, 0, 0, 0.0, 60.0, Bill(1.0, 1.0), Bill(1.0, 1.0)
+    )
     rows = rows_of(dict.fromkeys(todo, outcome), {})
     assert {row["values"]["turnaround_pct"]["ours"] for row in rows} == {0.0}
