@@ -187,6 +187,8 @@ class State:
         idle: idle times of nodes, while a policy may power nodes off; else None.
         asleep: in the view of :func:`rms.core.policies.node_power.all_on` only: vacant nodes that
             are off or booting, in the order in which they should be taken, after all others.
+        returning: in the view of :func:`rms.core.policies.node_power.window_view` only: the entry
+            of ``ends`` for nodes that are off until a window ends.
         reclocked: jobs whose frequencies, and so rates, changed since the driver last looked.
         lent: nodes that tasks hold, with the owner (:class:`rms.core.model.events.TasksHold`).
         switched: nodes powered off or on, or booted, since the energy ledger was last written.
@@ -260,6 +262,7 @@ class State:
     booting: dict[Node, float] = field(default_factory=dict)
     idle: Idle | None = field(default=None, compare=False)
     asleep: tuple[Node, ...] = field(default=(), compare=False)
+    returning: End | None = field(default=None, compare=False)
     reclocked: dict[JobId, Job] = field(default_factory=dict, compare=False)
     lent: dict[Node, str] = field(default_factory=dict)
     switched: set[Node] = field(default_factory=set, compare=False)

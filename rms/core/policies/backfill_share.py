@@ -579,6 +579,9 @@ def _reserve(state: State, room: Room, backfill: Backfilled, first: Job) -> floa
     if room.passed:
         passed = {job for _, _, job in state.ends[: room.passed]}
         running = (release for release in running if release[1] not in passed)
+    if state.returning is not None:
+        end_s, _, stand_in = state.returning
+        running = merge(running, [(end_s, stand_in, stand_in.size)], key=itemgetter(0))
     if backfill.jobs:
         pairs = zip(backfill.jobs, backfill.sizes, strict=True)
         starting = [(now + _longest_s(job, nodes), job, nodes) for job, nodes in pairs]

@@ -170,7 +170,7 @@ class OffWhenIdle(NodePowerPart, msgspec.Struct, frozen=True, forbid_unknown_fie
 # room at their resize points; before it no job is narrowed so that it would run into the window and
 # keep nodes of it. No job is killed: a rigid job that overruns its limit keeps its nodes. An
 # oversized job, which would keep nodes of some window at any start, starts at a time at which it
-# keeps those of the fewest, or waits for ever. Nodes boot so that they are on at the end.
+# keeps those of the fewest, or is refused. Nodes boot so that they are on at the end.
 # Schäfer et al., "Saving Energy Costs and Time on Supercomputers: Scheduler-Integrated Recurring
 # Node Shutdown Exploiting Malleable Jobs", 2026.
 
@@ -197,8 +197,8 @@ class Windows(OffWhenIdle, msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
         days: on which windows begin, as ``mon``; all by default.
         zone: time zone of the windows. Simulated time 0 is the begin of 1970 in UTC.
         idle: nodes also go off when they are idle, as with part ``off-when-idle``.
-        oversized: ``start``, or ``wait`` for ever, for jobs that would keep nodes of some window at
-            any start: too wide for the nodes that stay on, and too long between two windows.
+        oversized: ``start`` or ``refuse`` jobs that would keep nodes of some window at any start:
+            too wide for the nodes that stay on, and too long between two windows.
         keep, delay_s, ahead, at_most: with ``idle``, as with that part.
     """
 
@@ -207,7 +207,7 @@ class Windows(OffWhenIdle, msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     days: tuple[str, ...] = DAYS
     zone: str = "UTC"
     idle: bool = False
-    oversized: Literal["start", "wait"] = "start"
+    oversized: Literal["start", "refuse"] = "start"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -339,10 +339,12 @@ def window_view(
             held.update(*[state.together(node) for node in down[:wanted]])
         view, _ = without_jobs(state, (), frozenset(), off)
         view.off = state.off - held
-        if state.running:
-            at = bisect_left(state.ends, there_s, key=itemgetter(0))
-            stand_in = Job(next(iter(state.running.values())).spec, size=len(held) + len(off))
-            view.ends = [*state.ends[:at], (there_s, -1, stand_in), *state.ends[at:]]
+        jobs = state.running or state.pending
+        if jobs:
+            stand_in = Job(next(iter(jobs.values())).spec, size=len(held) + len(off))
+            view.returning = there_s, -1, stand_in
+            view.ends = sorted([*state.ends, view.returning], key=itemgetter(0))
+    if window.begin_s <= now_s:
         window = part.window(window.end_s)
     late, wider = _too_long(part, state, window, wanted)
     hidden = frozenset(late | more)
@@ -488,6 +490,11 @@ def fewest_windows(part: Windows, job: Job, state: State) -> float:
     return _fewest_run_into(part, floor(state.now_s / 86400.0), span_s)
 
 
+def never_starts(part: Windows, job: Job, state: State) -> bool:
+    """Return whether a job is refused, as it is oversized."""
+    return part.oversized == "refuse" and fewest_windows(part, job, state) > 0
+
+
 def keeps_by_need(part: Windows, job: Job, state: State) -> bool:
     """Return whether no plan gives a window the nodes of a running job.
 
@@ -497,7 +504,7 @@ def keeps_by_need(part: Windows, job: Job, state: State) -> bool:
         return True
     fewest = fewest_windows(part, job, state)
     begin_s = state.now_s if job.start_s is None else job.start_s
-    return 0 < fewest and _run_into(part, begin_s, job.expected_end_s) <= fewest
+    return fewest > 0 and _run_into(part, begin_s, job.expected_end_s) <= fewest
 
 
 def _latest_end_s(part: Windows, job: Job, state: State, window: Window) -> float:
@@ -506,9 +513,9 @@ def _latest_end_s(part: Windows, job: Job, state: State, window: Window) -> floa
     The begin of that window; for an oversized job that of the first one that it does not run into
     at its best start; -inf for one that never starts.
     """
-    fewest = fewest_windows(part, job, state)
-    if fewest and part.oversized == "wait":
+    if never_starts(part, job, state):
         return -inf
+    fewest = fewest_windows(part, job, state)
     if fewest == inf:
         return inf
     begins = [other.begin_s for other in _windows(part, floor(state.now_s / 86400.0))]

@@ -34,6 +34,7 @@ from rms.core.model.events import (
     Submitted,
     Ticked,
     Withdrawn,
+    node_words,
 )
 from rms.core.model.jobs import Job, JobId, Node
 from rms.core.policies.admission import Admission, View, within_limits
@@ -46,6 +47,7 @@ from rms.core.policies.node_power import (
     Windows,
     after_ends,
     all_on,
+    never_starts,
     overruns,
     switched,
     window_view,
@@ -209,8 +211,8 @@ class Policy:
         self, part: Windows, state: State, events: Sequence[Event]
     ) -> list[Decision]:
         """Return the decisions of a pass beside recurring windows in which nodes are off."""
-        late, over, narrow = set[JobId](), set[JobId](), set[JobId]()
-        awaited = dict(state.awaited)
+        refused, narrow = _oversized(part, state, events), set[JobId]()
+        late, over, awaited = {never.job for never in refused}, set[JobId](), dict(state.awaited)
         for _ in range(MOST_TRIES + 1):
             late |= over
             _await_again(state, awaited)
@@ -219,7 +221,7 @@ class Policy:
             over, narrow = overruns(part, state, decisions)
             if not over:
                 break
-        decisions = [
+        decisions = refused + [
             decision
             for decision in decisions
             if not (isinstance(decision, Start) and decision.job in over)
@@ -452,6 +454,20 @@ def _refused(state: State, event: Submitted, placement: Placement) -> list[Decis
         elif (reason := placement.refusal(state.site, spec)) is not None:
             refusals.append(Never(spec.id, reason, Reason.POWER))
     return refusals
+
+
+def _oversized(part: Windows, state: State, events: Sequence[Event]) -> list[Decision]:
+    """Refuse new jobs that would keep nodes of some window at any start, if the part says so."""
+    if part.oversized == "start":
+        return []
+    stay = node_words(state.nodes - part.nodes(state.nodes))
+    words = f"too wide for the {stay} that stay on, and too long between two windows"
+    new = [spec.id for event in events if type(event) is Submitted for spec in event.specs]
+    return [
+        Never(name, words, Reason.NODE_POWER)
+        for name in new
+        if never_starts(part, state.pending[name], state)
+    ]
 
 
 def _awaited(plan: Plan) -> Iterator[tuple[JobId, Job]]:

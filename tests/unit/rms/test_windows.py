@@ -17,6 +17,7 @@ from rms.core.model.events import (
     Ended,
     HourlyPrices,
     Later,
+    Never,
     PowerOff,
     PowerOn,
     Reason,
@@ -29,6 +30,7 @@ from rms.core.policies import POLICIES, Policy, PolicyError, adjusted
 from rms.core.policies.node_power import Windows
 from rms.core.scheduler.engine import Engine
 from rms.core.state import State
+from rms.sim.run import MissedWindows
 from rms.sim.simulator import Simulation
 
 HOUR = 3600.0
@@ -62,11 +64,14 @@ def simulated(
     policy: Policy,
     rack: tuple[int, ...] = (),
     prices: HourlyPrices | None = None,
+    missed: MissedWindows | None = None,
 ) -> tuple[Simulation, list[tuple[float, frozenset[int], int]]]:
     """Return a simulation that is over, and by time the nodes off and the nodes of jobs."""
     seen = list[tuple[float, frozenset[int], int]]()
 
     def look(simulation: Simulation) -> None:
+        if missed is not None:
+            missed.observe(simulation)
         state = simulation.engine.state
         used = sum(job.size for job in state.running.values())
         seen.append((state.now_s, frozenset(state.off), used))
@@ -152,6 +157,74 @@ def test_a_job_that_fits_before_no_window_starts_all_the_same() -> None:
     assert (len(at(seen, 22.0)[0]), at(seen, 22.0)[1]) == (1, 3)
 
 
+def test_an_oversized_job_starts_where_it_runs_into_the_fewest_windows() -> None:
+    specs = [job_spec(1, 3, at_s=21 * HOUR, limit_s=30 * HOUR, run_s=30 * HOUR)]
+    missed = MissedWindows(Windows(off=("22:00-06:00",), share=0.5))
+    simulation, _ = simulated(specs, 4, windows(), missed=missed)
+    assert starts(simulation)["1"] == 30 * HOUR  # at 21:00 it would run into two
+    assert missed.missed == {46 * HOUR: True}
+    assert missed.figures == {
+        "windows": 2,
+        "windows_missed_avoidably": 0,
+        "windows_missed_unavoidably": 1,
+    }
+
+
+def test_oversized_jobs_are_refused_where_the_operator_says_so() -> None:
+    policy, site = windows(oversized="refuse"), Site(4, (POWER,) * 4)
+    spec = job_spec(1, 3, at_s=8 * HOUR, limit_s=20 * HOUR, run_s=20 * HOUR)
+    narrow = replace(spec, id=JobId("2"), nodes_min=2, nodes_max=2, preferred=2)
+    simulation = Simulation([spec, narrow], site, policy)
+    simulation.run()
+    assert [one for _, one in simulation.decisions if isinstance(one, Never)] == [
+        Never(
+            spec.id,
+            "too wide for the 2 nodes that stay on, and too long between two windows",
+            Reason.NODE_POWER,
+        )
+    ]
+    assert simulation.engine.state.ended[narrow.id].start_s == 8 * HOUR
+
+
+def test_no_job_is_narrowed_so_that_it_runs_into_a_window() -> None:
+    """A job that ends at 21:40 on four nodes would run until 23:20 on two."""
+    specs = [
+        job_spec(1, 4, at_s=19 * HOUR, limit_s=11 * HOUR, run_s=11 * HOUR),
+        malleable(2, 20 * HOUR, (2, 4), 4 * 1.6 * HOUR),
+        job_spec(3, 2, at_s=20.1 * HOUR, limit_s=HOUR, run_s=HOUR),
+    ]
+    specs[1] = replace(specs[1], limit_s=1.6 * HOUR)
+    missed = MissedWindows(Windows(off=("22:00-06:00",), share=0.5))
+    simulation, _ = simulated(specs, 8, windows("backfill-share"), missed=missed)
+    assert not missed.missed
+    assert not [one for _, one in simulation.decisions if isinstance(one, Resize)]
+    free = simulated(specs[1:], 8, windows("backfill-share"))[0]  # the window has room for it
+    assert starts(free)["3"] == pytest.approx(20.1 * HOUR)
+
+
+def test_a_wide_job_keeps_its_turn_through_a_window() -> None:
+    """It is reserved at the end of the window: a job that would hold its nodes longer waits."""
+    specs = [
+        job_spec(1, 4, at_s=20 * HOUR, limit_s=8 * HOUR, run_s=8 * HOUR),
+        job_spec(2, 8, at_s=21 * HOUR, limit_s=4 * HOUR, run_s=4 * HOUR),
+        job_spec(3, 2, at_s=29 * HOUR, limit_s=6 * HOUR, run_s=6 * HOUR),
+    ]
+    for name in ("easy", "backfill-share"):
+        begun = starts(simulated(specs, 8, windows(name))[0])
+        assert begun["2"] == pytest.approx(30 * HOUR) and begun["3"] >= 34 * HOUR, name
+
+
+def test_a_job_is_wide_enough_to_end_before_the_window() -> None:
+    specs = [
+        job_spec(1, 2, at_s=8 * HOUR, limit_s=20 * HOUR, run_s=20 * HOUR),
+        malleable(2, 18 * HOUR, (1, 2), 4 * HOUR),
+    ]
+    specs[1] = replace(specs[1], limit_s=2.5 * HOUR)
+    simulation, seen = simulated(specs, 4, windows("backfill-share"))
+    assert starts(simulation)["2"] == 18 * HOUR  # on one node it would take until 23:00
+    assert len(at(seen, 22.0)[0]) == 2
+
+
 def test_whole_racks_go_off() -> None:
     specs = [job_spec(1, 1, at_s=21 * HOUR, limit_s=5 * HOUR, run_s=5 * HOUR)]
     _, seen = simulated(specs, 6, windows(share=0.4), rack=(0, 0, 1, 1, 2, 2))
@@ -230,6 +303,7 @@ def test_windows_that_overlap_or_touch_are_one() -> None:
         ({"share": 1.0}, "expected a share of at least 0 and below 1, got 1"),
         ({"days": ["monday"]}, "expected days of mon, tue, wed, thu, fri, sat, sun, got 'monday'"),
         ({"days": []}, "expected days on which windows begin, got none"),
+        ({"oversized": "stop"}, "Invalid enum value 'stop'"),
         ({"zone": "Mars"}, "expected a time zone such as Europe/Berlin, got 'Mars'"),
     ],
 )
@@ -281,3 +355,46 @@ def test_no_window_is_missed_where_jobs_keep_their_limits(
         if seen[0][0] <= begin * HOUR and last_s >= end * HOUR:
             assert len(at(seen, begin + 0.1)[0]) == 4
     assert len(starts(simulation)) == len(specs)
+
+
+@pytest.mark.promise("node-power")
+@settings(deadline=None, max_examples=60)
+@given(
+    jobs=st.lists(
+        st.tuples(
+            st.floats(0.0, 60.0),  # hour of submission
+            st.integers(1, 8),  # nodes
+            st.floats(0.1, 45.0),  # limit in hours
+            st.floats(0.1, 1.0),  # share of the limit that it runs
+            st.integers(0, 8),  # least size of a malleable job, 0 for a rigid one
+        ),
+        min_size=1,
+        max_size=30,
+    ),
+    name=st.sampled_from(NAMES),
+)
+def test_only_oversized_jobs_keep_nodes_of_a_window_and_as_few_as_they_can(
+    jobs: list[tuple[float, int, float, float, int]], name: str
+) -> None:
+    specs = list[JobSpec]()
+    for number, (hour, size, limit, share, least) in enumerate(jobs):
+        if least:
+            work_s = size * limit * share * HOUR
+            spec = malleable(number, hour * HOUR, (min(least, size), size), work_s)
+            specs.append(replace(spec, limit_s=limit * HOUR))
+        else:
+            times = {"limit_s": limit * HOUR, "run_s": limit * share * HOUR}
+            specs.append(job_spec(number, size, at_s=hour * HOUR, **times))
+    missed = MissedWindows(Windows(off=("22:00-06:00",), share=0.5))
+    simulation, _ = simulated(specs, 8, windows(name), missed=missed)
+    assert all(missed.missed.values())
+    begun, kept_by = starts(simulation), set[float]()
+    for spec in specs:
+        limit, least = (spec.limit_s or 0.0) / HOUR, spec.nodes_min
+        if least > 4 and limit > 16.0:
+            begin = begun[spec.id] / HOUR
+            hours = [day * 24 + 22.0 for day in range(200)]
+            inside = [hour for hour in hours if begin <= hour < begin + limit - 1e-9]
+            assert len(inside) == -(-(limit - 16.0) // 24.0) or spec.mode is not Mode.FIXED
+            kept_by.update(hour * HOUR for hour in inside)
+    assert missed.missed.keys() <= kept_by
