@@ -30,6 +30,7 @@ from rms.core.model.events import (
     HourlyPrices,
     Later,
     Never,
+    PowerOff,
     Reason,
     Resize,
     Start,
@@ -664,6 +665,9 @@ class CheapHours(HoursPart, msgspec.Struct, frozen=True, forbid_unknown_fields=T
                 waits.discard(decision.job)
             elif isinstance(decision, Never):
                 waits.discard(decision.job)
+            elif isinstance(decision, PowerOff):
+                taken.update(decision.nodes)
+                free -= len(decision.nodes)
             kept.append(decision)
         for name, plan in view.plans.items():
             if name not in state.running or name in changed:

@@ -498,13 +498,15 @@ def never_starts(part: Windows, job: Job, state: State) -> bool:
 def keeps_by_need(part: Windows, job: Job, state: State) -> bool:
     """Return whether no plan gives a window the nodes of a running job.
 
-    It is oversized and began at one of its best starts, or it is rigid and past its limit.
+    It is oversized and, where it is rigid, began at one of its best starts; or it is rigid and past
+    its limit.
     """
-    if not job.spec.mode.resizable and job.limit_end_s <= state.now_s:
-        return True
     fewest = fewest_windows(part, job, state)
+    if job.spec.mode.resizable:
+        return fewest > 0
     begin_s = state.now_s if job.start_s is None else job.start_s
-    return fewest > 0 and _run_into(part, begin_s, job.expected_end_s) <= fewest
+    best = fewest > 0 and _run_into(part, begin_s, job.expected_end_s) <= fewest
+    return best or job.limit_end_s <= state.now_s
 
 
 def _latest_end_s(part: Windows, job: Job, state: State, window: Window) -> float:

@@ -196,7 +196,11 @@ class Policy:
         if self.hours.applies(state):
             view = self.hours.view(state, events)
             decisions = self._on_nodes(view.state, view.events)
-            return self.hours.resized(view, decisions, self.place)
+            decisions = self.hours.resized(view, decisions, self.place)
+            if isinstance(self.node_power, Windows):
+                _, narrow = overruns(self.node_power, state, decisions)
+                return [one for one in decisions if not _resizes(one, narrow)]
+            return decisions
         return self._on_nodes(state, events)
 
     def _on_nodes(self, state: State, events: Sequence[Event]) -> list[Decision]:
@@ -225,7 +229,8 @@ class Policy:
             decision
             for decision in decisions
             if not (isinstance(decision, Start) and decision.job in over)
-            and not (isinstance(decision, Resize) and (view.shrinks or decision.job in narrow))
+            and not (isinstance(decision, Resize) and view.shrinks)
+            and not _resizes(decision, narrow)
         ]
         if view.off:
             decisions.append(PowerOff(view.off, "window: the nodes are off until it ends"))
@@ -454,6 +459,10 @@ def _refused(state: State, event: Submitted, placement: Placement) -> list[Decis
         elif (reason := placement.refusal(state.site, spec)) is not None:
             refusals.append(Never(spec.id, reason, Reason.POWER))
     return refusals
+
+
+def _resizes(decision: Decision, jobs: Set[JobId]) -> bool:
+    return isinstance(decision, Resize) and decision.job in jobs
 
 
 def _oversized(part: Windows, state: State, events: Sequence[Event]) -> list[Decision]:
