@@ -75,7 +75,7 @@ OPTIONS: Mapping[str, tuple[str, Callable[[str], Any], str, str]] = {
         "schaefer",
         _names,
         "W[,W...]",
-        "winter, spring, summer, autumn (default: these), year",
+        "winter, spring, summer, autumn (default: these), year, paper",
     ),
     "shutdowns": ("schaefer", _names, "F[,F...]", "F0, F10, F30 (default: all)"),
     "jobs": ("posner schaefer guim", at_least(1), "N", "simulations at once (default: cores)"),

@@ -18,7 +18,9 @@ A waiting job without nodes is promised nodes that running malleable jobs give u
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -105,7 +107,9 @@ def drawn(specs: Iterable[JobSpec], share: int, seed: str) -> list[JobSpec]:
     A malleable job can be resized every minute, at no cost; theirs can every second.
     """
     return [
-        _malleable(spec) if Random(f"{seed}{spec.id}").random() >= 1.0 - share / 100.0 else spec
+        _malleable(spec)
+        if Random(seed + spec.id.partition(".")[0]).random() >= 1.0 - share / 100.0
+        else spec
         for spec in specs
     ]
 
@@ -128,24 +132,72 @@ def _malleable(spec: JobSpec) -> JobSpec:
 def read_weeks(data: Path, names: Iterable[str]) -> dict[str, list[JobSpec]]:
     """Return the rigid jobs of slices of the log, by submission, from the midnight (UTC) before.
 
-    The log is in the folder, in ``traces`` in it or in ``traces`` beside it.
+    The log is in the folder, in ``traces`` in it or in ``traces`` beside it; that of ``paper``, the
+    weeks of their study, is in the folder ``schaefer_2026`` of it.
     """
+    weeks, specs = {}, dict[bool, list[JobSpec]]()
+    for name in names:
+        theirs = name == "paper"
+        if theirs not in specs:
+            specs[theirs] = _their_log(data) if theirs else _log(data)
+        first, days = DATA["weeks"][name]
+        begin_s = datetime.fromisoformat(first).replace(tzinfo=UTC).timestamp()
+        weeks[name] = [
+            _rigid(spec, begin_s)
+            for spec in specs[theirs]
+            if begin_s <= spec.submit_s < begin_s + days * DAY_S
+        ]
+    return weeks
+
+
+def _log(data: Path) -> list[JobSpec]:
+    """Return the jobs of the public log by submission."""
     file = THETA["log"]
     places = [data / file, data / "traces" / file, data.parent / "traces" / file]
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         raise FileError(f"expected {file} in {data} or in a folder traces there, got neither")
-    specs = sorted(read_trace(path).specs, key=attrgetter("submit_s"))
-    weeks = {}
-    for name in names:
-        first, days = DATA["weeks"][name]
-        begin_s = datetime.fromisoformat(first).replace(tzinfo=UTC).timestamp()
-        weeks[name] = [
-            _rigid(spec, begin_s)
-            for spec in specs
-            if begin_s <= spec.submit_s < begin_s + days * DAY_S
-        ]
-    return weeks
+    return sorted(read_trace(path).specs, key=attrgetter("submit_s"))
+
+
+class _CobaltJob(msgspec.Struct, rename="upper"):
+    """The columns of their log that their programs read, but for the time limit."""
+
+    cobalt_jobid: str
+    queued_timestamp: str
+    nodes_used: str
+    runtime_seconds: str
+
+
+def _their_log(data: Path) -> list[JobSpec]:
+    """Return the jobs of their weeks by submission; a repeated number gets a suffix."""
+    path, paper = data / FOLDER / DATA["paper"]["log"], DATA["paper"]
+    rows = experiment.read_rows(path, _CobaltJob, "the Theta Jobs data of ALCF of 2023")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != paper["sha256"]:
+        raise FileError(f"expected {path} with the sha256 {paper['sha256']}, got {digest}")
+    first, days = DATA["weeks"]["paper"]
+    begin = datetime.fromisoformat(first)
+    specs, times = list[JobSpec](), Counter[str]()
+    for row in rows:
+        submitted = datetime.fromisoformat(row.queued_timestamp)
+        if not 0.0 <= (submitted - begin).total_seconds() < days * DAY_S:
+            continue
+        times[row.cobalt_jobid] += 1
+        number = times[row.cobalt_jobid]
+        name = row.cobalt_jobid if number == 1 else f"{row.cobalt_jobid}.{number}"
+        nodes = max(1, int(float(row.nodes_used)))
+        specs.append(
+            JobSpec(
+                JobId(name),
+                submitted.replace(tzinfo=UTC).timestamp(),
+                *(nodes, nodes, nodes),
+                Mode.FIXED,
+                run_s=float(int(float(row.runtime_seconds))),
+            )
+        )
+    return sorted(specs, key=attrgetter("submit_s"))
 
 
 def _rigid(spec: JobSpec, begin_s: float) -> JobSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -32,6 +33,7 @@ from rms.studies.schaefer import (
     drawn,
     efficiency,
     profile,
+    read_weeks,
     rows_of,
     run,
     whole,
@@ -207,7 +209,7 @@ def test_the_command_prints_the_published_rows_beside(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--weeks", "monsoon"], "expected --weeks of winter, spring, summer, autumn, year"),
+        (["--weeks", "monsoon"], "expected --weeks of winter, spring, summer, autumn, year, paper"),
         (["--shutdowns", "F50"], "expected --shutdowns of F0, F10, F30, got 'F50'"),
         (["--seeds", "S1"], "expected --seeds of S0, S3, S7, got 'S1'"),
     ],
@@ -226,6 +228,51 @@ def test_missing_data_gets_one_sentence(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["reproduce", "schaefer", "--data", str(tmp_path)]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "expected Theta-2022.swf.gz in" in err
+
+
+THEIR_LOG = """\
+JOB_NAME,COBALT_JOBID,QUEUED_TIMESTAMP,NODES_USED,RUNTIME_SECONDS,WALLTIME_SECONDS
+a,7,2023-01-11 23:59:59,128.0,3600.0,7200.0
+b,8,2023-01-12 00:10:00,128.0,3600.7,7200.0
+c,8,2023-01-13 00:00:00,256.0,60.0,7200.0
+d,9,2023-01-12 12:00:00,4392.0,86400.0,90000.0
+e,10,2023-01-26 00:00:00,1.0,1.0,1.0
+"""
+
+
+def test_the_log_of_the_paper_is_read_where_the_user_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "schaefer_2026" / DATA["paper"]["log"]
+    path.parent.mkdir()
+    path.write_text(THEIR_LOG)
+    digest = hashlib.sha256(THEIR_LOG.encode()).hexdigest()
+    monkeypatch.setitem(DATA["paper"], "sha256", digest)
+    jobs = read_weeks(tmp_path, ["paper"])["paper"]
+    assert [(spec.id, spec.submit_s, spec.preferred, spec.run_s) for spec in jobs] == [
+        ("8", 600.0, 128, 3600.0),
+        ("9", 43200.0, 4392, 86400.0),
+        ("8.2", 86400.0, 256, 60.0),
+    ]
+    assert jobs[0].limit_s == pytest.approx(3960.0)
+    for seed in SEEDS:  # records of one number have one draw
+        first, _, again = drawn(jobs, 50, seed)
+        assert first.mode is again.mode
+
+
+def test_another_log_of_the_paper_gets_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path) / "schaefer_2026" / DATA["paper"]["log"]
+    command = ["reproduce", "schaefer", "--data", str(tmp_path), "--weeks", "paper"]
+    assert main(command) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and f"expected {path}, which does not exist" in err
+    path.write_text(THEIR_LOG)
+    assert main(command) == 2
+    err, digest = capsys.readouterr().err, hashlib.sha256(THEIR_LOG.encode()).hexdigest()
+    assert err.count("\n") == 1
+    assert f"expected {path} with the sha256 {DATA['paper']['sha256']}, got {digest}" in err
 
 
 def test_cases_are_compared_with_easy() -> None:
