@@ -3,8 +3,8 @@
 P. Schäfer, A.-L. Roth, P. Arzt, F. Krull, S. Krenz, F. Wolf, J. Posner: Saving Energy Costs and
 Time on Supercomputers: Scheduler-Integrated Recurring Node Shutdown Exploiting Malleable Jobs, SC26
 workshops (EESP). Their two schedulers stand beside EASY and the default policy on weeks of the
-public log of Theta of 2022, or on the weeks of their study where the user has the log of ALCF. Their
-rules follow the published program (github FuldaHPC/ElastisimFulda), with its slips:
+public log of Theta of 2022, or on the weeks of their study where the user has the log of ALCF.
+Their rules follow the published program (github FuldaHPC/ElastisimFulda), with its slips:
 
 - EASY (``rigid_easy_backfill``) and the malleable scheduler (``min_steal_agreement``) let a job
   overtake the first waiting one if the present time, in s since the begin of the simulation, is at

@@ -198,8 +198,10 @@ class Policy:
             decisions = self._on_nodes(view.state, view.events)
             decisions = self.hours.resized(view, decisions, self.place)
             if isinstance(self.node_power, Windows):
+                refused = _oversized(self.node_power, state, events)
                 _, narrow = overruns(self.node_power, state, decisions)
-                return [one for one in decisions if not _resizes(one, narrow)]
+                decisions = [one for one in decisions if not _resizes(one, narrow)]
+                return [*[never for never in refused if never not in decisions], *decisions]
             return decisions
         return self._on_nodes(state, events)
 
@@ -225,9 +227,9 @@ class Policy:
             over, narrow = overruns(part, state, decisions)
             if not over:
                 break
-        decisions = refused + [
+        decisions = [
             decision
-            for decision in decisions
+            for decision in (*refused, *decisions)
             if not (isinstance(decision, Start) and decision.job in over)
             and not (isinstance(decision, Resize) and view.shrinks)
             and not _resizes(decision, narrow)
@@ -465,7 +467,7 @@ def _resizes(decision: Decision, jobs: Set[JobId]) -> bool:
     return isinstance(decision, Resize) and decision.job in jobs
 
 
-def _oversized(part: Windows, state: State, events: Sequence[Event]) -> list[Decision]:
+def _oversized(part: Windows, state: State, events: Sequence[Event]) -> list[Never]:
     """Refuse new jobs that would keep nodes of some window at any start, if the part says so."""
     if part.oversized == "start":
         return []

@@ -261,7 +261,7 @@ def test_a_try_that_is_discarded_awaits_no_resize_point(monkeypatch: pytest.Monk
         return []
 
     monkeypatch.setattr(Policy, "_switched", switched)
-    over = iter(({JobId("9")}, set[JobId]()))
+    over = iter((({JobId("9")}, set[JobId]()), (set[JobId](), set[JobId]())))
     monkeypatch.setattr("rms.core.policies.policy.overruns", lambda *_: next(over))
     engine.policy.decide(engine.state, ())
     assert tries == ["2", "3"] and list(engine.state.awaited) == ["1", "3"]
