@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from math import ceil
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from specs import job_spec
 
+from rms.cli.main import main
 from rms.core.model.events import (
     Decision,
     Ended,
@@ -164,11 +167,24 @@ def test_an_oversized_job_starts_where_it_runs_into_the_fewest_windows() -> None
     simulation, _ = simulated(specs, 4, windows(), missed=missed)
     assert starts(simulation)["1"] == 30 * HOUR  # at 21:00 it would run into two
     assert missed.missed == {46 * HOUR: True}
-    assert missed.figures == {
-        "windows": 2,
-        "windows_missed_avoidably": 0,
-        "windows_missed_unavoidably": 1,
-    }
+    assert missed.figures == {"windows": 2, "windows_missed": 1, "windows_unavoidable": 1}
+
+
+def test_the_simulator_prints_missed_windows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, site = tmp_path / "log.swf", Path("jobs/sp2.toml")
+    rest = " -1" * 9
+    trace.write_text(
+        f"1 28800 0 70000 120 -1 -1 120 72000{rest}\n2 90000 0 60 1 -1 -1 1 60{rest}\n"
+    )
+    command = ["simulate", "--trace", str(trace), "--cluster", str(site), "--policy"]
+    assert main([*command, "jobs/windows.toml", "--json", "-"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    got = {name: result[name] for name in ("windows", "windows_missed", "windows_unavoidable")}
+    assert got == {"windows": 1, "windows_missed": 1, "windows_unavoidable": 1}
+    assert main([*command, "backfill-share", "--json", "-"]) == 0
+    assert "windows" not in json.loads(capsys.readouterr().out)
 
 
 def test_oversized_jobs_are_refused_where_the_operator_says_so() -> None:
