@@ -34,7 +34,7 @@ _TWIN = get_type_hints(Twin)
 _FOLLOWS = frozenset(
     (
         *("pools", "_queues", "_rankings", "awaited", "cheapest", "hour_plans", "site", "counted"),
-        *("power", "host", "levels", "_slots", "allowed", "policy", "state"),
+        *("power", "host", "levels", "_slots", "allowed", "policy", "state", "returning"),
     )
 )
 """Fields that are derived from the site or from other fields."""
