@@ -176,10 +176,13 @@ def least_squares(
 ) -> list[float]:
     """Return the coefficients >= 0 with the least sum of squares, from the normal equations.
 
-    Terms that cannot be told apart from others have 0. Few terms: all subsets are tried.
+    Terms that cannot be told apart from others have 0. Where the solution with all terms has a
+    coefficient below 0, all subsets are tried: there are few.
     """
     best, best_fall = [0.0] * len(xy), 0.0
-    for number in range(1, len(terms) + 1):
+    for number in range(len(terms), 0, -1):
+        if best_fall and number == len(terms) - 1:
+            break
         for own in combinations(terms, number):
             solved = _solve([[xx[a][b] for b in own] for a in own], [xy[a] for a in own])
             if solved is None or min(solved) < 0.0:
