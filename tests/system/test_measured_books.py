@@ -104,4 +104,5 @@ def test_a_job_that_computes_has_more_than_one_that_waits_beside_it() -> None:
         (part,) = (part for part in row["energy"] if part["source"].startswith("rapl by"))
         assert part["source"] == "rapl by cpu time" and part["estimate"]
         assert 0.0 < part["uncertainty_j"] < row["energy_j"]
-    assert rows[computes]["energy_j"] > 2.0 * rows[waits]["energy_j"]
+    # By how much depends on what else the machine does: no core is idle to have the energy of that.
+    assert rows[computes]["energy_j"] > rows[waits]["energy_j"]
