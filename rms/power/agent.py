@@ -65,10 +65,13 @@ class Daemon:
     """The daemon that the environment names, over a connection that is kept.
 
     Raises:
-        KeyError: the environment names none.
+        MeterError: the environment names none.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
+        for name in (SERVER_VARIABLE, TOKEN_VARIABLE):
+            if name not in env:
+                raise MeterError(f"expected a daemon in the environment variable {name}, got none")
         self._server, self._token = env[SERVER_VARIABLE], env[TOKEN_VARIABLE]
         self._connection: Connection | None = None
         self._timeout_s = 0.0
@@ -354,7 +357,7 @@ def main(argv: list[str]) -> int:
             send = partial(daemon.exchange, METER_PATH, MeterAnswer)
             activity = _activity(arguments.activity, lambda: meter.processes(boottime()))
             Agent(node, meter, send, arguments.every, over, activity).run()
-    except (MeterError, KeyError) as error:
+    except MeterError as error:
         print(f"rms.power.agent on {node or 'this machine'}: {error}", file=sys.stderr)
         return 1
     return 0

@@ -192,7 +192,7 @@ class Nvml(Meter):
         The driver samples the utilization by process several times a second. A GPU whose processes
         cannot be read is left out.
         """
-        found = {}
+        busy_s = {}
         for gpu in self._gpus.values():
             if gpu.handle is None or gpu.lists is False:
                 continue
@@ -211,8 +211,8 @@ class Nvml(Meter):
                     gpu.newest_us = max(gpu.newest_us, sample.timeStamp)
             gpu.listed = now_s, gpu.newest_us
             span_s = max(0.0, now_s - since_s)
-            found[gpu.name] = {pid: span_s * fmean(parts) for pid, parts in busy.items()}
-        return found
+            busy_s[gpu.name] = {pid: span_s * fmean(parts) for pid, parts in busy.items()}
+        return busy_s
 
     def close(self) -> None:
         """Close NVML; a later reading opens it again."""

@@ -284,7 +284,7 @@ def steps_of_job(row: JobRow, energy: Sequence[EnergyRow]) -> list[StepEnergy]:
             whole[1] += part * r.joules
             whole[2] += part * r.uncertainty_j
             sources[r.source] = sources.get(r.source, 0.0) + part * r.joules
-    found = []
+    steps = []
     for seen in row.seen:
         seconds, joules, half_j = sums.get(seen.nodes, [0.0] * 3)
         if not seen.steps or not seconds:
@@ -294,8 +294,8 @@ def steps_of_job(row: JobRow, energy: Sequence[EnergyRow]) -> list[StepEnergy]:
         half = None if MODEL in sources else half_j / seconds * step_s
         named = " and ".join(sorted(sources, key=lambda name: -sources[name]))
         watts = joules / seconds
-        found.append(StepEnergy(seen.nodes, seen.steps, step_s, watts * step_s, half, named))
-    return found
+        steps.append(StepEnergy(seen.nodes, seen.steps, step_s, watts * step_s, half, named))
+    return steps
 
 
 def job_lines(steps: Sequence[StepEnergy]) -> list[str]:

@@ -277,7 +277,7 @@ def _split(
         pairs = zip(parts_j, variances, strict=True)
         parts_j = [max(0.0, own_j + left_j * own / variance) for own_j, own in pairs]
     whole_j = sum(parts_j)
-    if whole_j <= SINGULAR * joules:  # nothing is known of a base, and nobody was active
+    if whole_j <= SINGULAR * joules:  # no base is fitted, and no process was active
         parts_j[0] = whole_j = joules
     scale = joules / whole_j
     errors_j = [2.0 * sqrt(own * (1.0 - own / variance)) if own else 0.0 for own in variances]
