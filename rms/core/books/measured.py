@@ -388,7 +388,7 @@ class Measured:
             return None
         works = {owner: reading.works[owner] for owner in sorted(running)}
         if rest := [each for owner, each in reading.works.items() if owner not in running]:
-            works[""] = Work.sum(rest)
+            works[HOST] = Work.sum(rest)
         idle_j = [
             min(span.watts, self.idle_w.get(span.node, 0.0)) * seconds for span, seconds in pieces
         ]
@@ -401,11 +401,11 @@ class Measured:
         base = _parts(idle_j, [seconds for _, seconds in pieces])
         parts, errors = [], []
         for (span, seconds), own in zip(pieces, base, strict=True):
-            owner = "" if span.owner == IDLE else span.owner
+            owner = HOST if span.owner == IDLE else span.owner
             of_owner = seconds / held_s[span.owner] if held_s[span.owner] else 0.0
             part_j = own * shares.base_j + of_owner * shares.dynamic_j.get(owner, 0.0)
             if IDLE not in held_s:
-                part_j += own * shares.dynamic_j.get("", 0.0)
+                part_j += own * shares.dynamic_j.get(HOST, 0.0)
             parts.append(part_j / joules)
             error_j = own * shares.base_error_j + of_owner * shares.errors_j.get(owner, 0.0)
             errors.append(error_j)
