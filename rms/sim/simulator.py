@@ -93,6 +93,10 @@ class Recovery:
         return msgspec.structs.replace(spec, run_s=run_s, speedup=speedup)
 
 
+STUCK_S = 366 * 86400.0
+"""Without a running job, or one to come, for so long, the waiting jobs wait for ever."""
+
+
 class Simulation:
     """Runs jobs with run times to their ends.
 
@@ -163,6 +167,7 @@ class Simulation:
         self._due_points: dict[JobId, float] = {}  # resize points that will happen
         self._every_s = policy.passes.every_s
         self._looks: set[float] = set()  # ticks beside the regular ones
+        self._computed_s = 0.0  # the last time with a running job, or with one to come
         self.failed = self.narrowed = 0
         self.recomputed_node_s = self.recovery_node_s = 0.0
         self._failing, self._recovery = False, recovery
@@ -215,9 +220,12 @@ class Simulation:
                 self._await(state.now_s)
             if state.reclocked:
                 self._reschedule(state.now_s)
+            if state.running or self._next_submission is not None:
+                self._computed_s = state.now_s
             if (
                 looks
                 and not (type(event) is NodeBooted and event.more)
+                and not self._stuck
                 and (look_s := engine.look_s) < inf
                 and look_s not in self._looks
             ):
@@ -294,9 +302,16 @@ class Simulation:
     def _goes_on(self) -> bool:
         """Whether events are left: else the waiting jobs wait for ever."""
         state = self._state
+        if self._stuck:
+            return False
         if state.running or state.booting or self._heap:
             return True
         return self._next_submission is not None
+
+    @property
+    def _stuck(self) -> bool:
+        """Whether no job has run for a year, and none is to come: no window lets one start."""
+        return self._state.now_s > self._computed_s + STUCK_S
 
     def _more(self, now: float) -> bool:
         """Return whether further events come at this time."""

@@ -234,12 +234,22 @@ class Promises:
                 continue
             del self.counts[job.spec.id]
             nodes = nodes[:count]
+            self._swap(job.spec.id, nodes)
             for node in nodes:
                 free.remove(node)
                 if self.nodes.pop(node, None) is None:
                     self.nodes.popitem()
             kept.append((job, nodes))
         return kept
+
+    def _swap(self, job: JobId, taken: Iterable[Node]) -> None:
+        """Promise the nodes that a job leaves to the jobs whose nodes it takes."""
+        promised = self.nodes
+        owners = [promised[node] for node in taken if promised.get(node, job) != job]
+        if owners:
+            own = {node for node in taken if promised.get(node) == job}
+            left = [node for node, to in promised.items() if to == job and node not in own]
+            promised.update(zip(left, owners, strict=False))
 
     def _for(self, job: JobId, free: list[Node]) -> list[Node]:
         """Return the free nodes of a promised job, in the order in which it takes them."""

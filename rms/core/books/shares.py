@@ -3,12 +3,13 @@
 The power of a device is fitted to the activity of all processes on its host, by least squares with
 coefficients that are not negative::
 
-    power = base + a cpu + b instructions + c cycles + d misses           (each per second)
+    power = base + a cpu + b log(1 + cpu) + c instructions + d cycles + e misses  (each per second)
 
 ``base`` is the power without any activity. It belongs to the nodes, as their idle power does; the
 rest is the owners', each with the fitted power of its own activity: by all figures (*counters*)
-where the kernel counts instructions, else by processor time. What no job has caused belongs to the
-idle nodes.
+where the kernel counts instructions, else by processor time. The logarithm is for the parts of a
+processor that any core wakes for all; owners share its power by processor time. What no job has
+caused belongs to the idle nodes.
 
 **The difference** between the measured energy of an interval and the fitted one is divided over the
 base and the owners in proportion to the variances of their fitted energies: that of an owner is
@@ -22,8 +23,7 @@ No I/O, no clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
-from math import sqrt
+from math import log1p, sqrt
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -34,11 +34,11 @@ Way = Literal["counters", "cpu time", "gpu time"]
 """What shares rest on."""
 
 FEATURES: Mapping[Way, tuple[int, ...]] = {
-    "counters": (0, 1, 2, 3, 4),
-    "cpu time": (0, 1),
+    "counters": (0, 1, 2, 3, 4, 5),
+    "cpu time": (0, 1, 2),
     "gpu time": (0, 1),
 }
-"""Places of the terms of a way: base, processor time, instructions, cycles, misses.
+"""Places of the terms of a way: base, processor time, its logarithm, instructions, cycles, misses.
 
 For a GPU the time in which it computes for an owner takes the place of processor time.
 """
@@ -46,7 +46,7 @@ For a GPU the time in which it computes for an owner takes the place of processo
 FITTED: Sequence[Way] = ("counters", "cpu time")
 """Ways with residuals of their own; that by the time of a GPU is as by processor time."""
 
-SPREADS: Mapping[Way, float] = {"counters": 0.07, "cpu time": 0.45, "gpu time": 0.45}
+SPREADS: Mapping[Way, float] = {"counters": 0.07, "cpu time": 0.4, "gpu time": 0.4}
 """Least spread of the power of owners about the fit. Programs differ in power per second of a
 processor by a third, as those of ``scripts/bench/shares`` do; less about a fit to counters."""
 
@@ -59,7 +59,13 @@ HALF_S = 1800.0
 PRIOR_S = 5.0
 """Weight of the model's idle power in a fit, as of an idle host that was observed for so long."""
 
-NUMBER = 5
+NUMBER, CURVED = 6, 2
+"""Of terms, and the place of the logarithm."""
+
+CURVED_PRIOR = 0.02
+"""Growth of the diagonal element of the logarithm in a fit, which favours the linear terms: few
+programs use less than a core, and those with more cannot tell its power from the base."""
+
 SINGULAR = 1e-9
 """A pivot below this part of its diagonal element means that terms cannot be told apart."""
 
@@ -85,11 +91,21 @@ class Work(NamedTuple):
         whole = (sums[0], sums[1], sums[2]) if len(counted) == len(works) else None
         return cls(sum(each.cpu_s for each in works), whole)
 
-    @property
-    def figures(self) -> tuple[float, ...]:
-        """The terms of the fit without the base, in units in which they are about 1."""
-        instructions, cycles, misses = self.counters or (0.0, 0.0, 0.0)
-        return self.cpu_s, instructions * 1e-9, cycles * 1e-9, misses * 1e-7
+
+def terms_of(works: Iterable[Work], seconds: float) -> list[Sequence[float]]:
+    """Return the terms of each owner without the base, in units in which they are about 1.
+
+    Those of all owners are their sums.
+    """
+    works = list(works)
+    cpu = sum(each.cpu_s for each in works) / seconds
+    curved = log1p(cpu) / cpu if cpu else 1.0
+    rows = list[Sequence[float]]()
+    for each in works:
+        own = each.cpu_s / seconds
+        counted = [figure / seconds for figure in each.counters or (0.0, 0.0, 0.0)]
+        rows.append((own, curved * own, counted[0] * 1e-9, counted[1] * 1e-9, counted[2] * 1e-7))
+    return rows
 
 
 def work(now: Activity, before: Activity | None) -> Work:
@@ -131,15 +147,15 @@ class Fit(msgspec.Struct):
     def observe(self, seconds: float, joules: float, works: Iterable[Work], idle_w: float) -> None:
         """Take in an interval: the energy, and the activity of all processes by owner."""
         works = list(works)
-        rows = [each.figures for each in works]
-        terms = [1.0, *(sum(column) / seconds for column in zip(*rows, strict=True))]
+        rows = terms_of(works, seconds)
+        terms = [1.0, *(sum(column) for column in zip(*rows, strict=True))]
         terms += [0.0] * (NUMBER - len(terms))
         watts, counted = joules / seconds, all(each.counters is not None for each in works)
         kept = 0.5 ** (seconds / HALF_S)
         for way in FITTED if counted else FITTED[1:]:
             fitted = self.coefficients(way, idle_w)
             error_w = watts - sum(a * x for a, x in zip(fitted, terms, strict=True))
-            own = [_dynamic(fitted, row) / seconds for row in rows]
+            own = [_dynamic(fitted, row) for row in rows]
             for sums, value in (
                 (self.residuals, error_w**2),
                 (self.dynamics, sum(each**2 for each in own)),
@@ -161,6 +177,7 @@ class Fit(msgspec.Struct):
         xx, xy = [list(row) for row in self.xx], list(self.xy)
         xx[0][0] += PRIOR_S
         xy[0] += PRIOR_S * idle_w
+        xx[CURVED][CURVED] *= 1.0 + CURVED_PRIOR
         return least_squares(xx, xy, FEATURES[way])
 
     def spread(self, way: Way) -> float:
@@ -176,23 +193,39 @@ def least_squares(
 ) -> list[float]:
     """Return the coefficients >= 0 with the least sum of squares, from the normal equations.
 
-    Terms that cannot be told apart from others have 0. Where the solution with all terms has a
-    coefficient below 0, all subsets are tried: there are few.
+    The active-set method of Lawson and Hanson (Solving Least Squares Problems, 1974, chapter 23).
+    Terms that cannot be told apart from others have 0.
     """
-    best, best_fall = [0.0] * len(xy), 0.0
-    for number in range(len(terms), 0, -1):
-        if best_fall and number == len(terms) - 1:
+    best, used, left = [0.0] * len(xy), list[int](), [a for a in terms if xx[a][a] > LEAST]
+    while left:
+        falls = {a: xy[a] - sum(xx[a][b] * best[b] for b in used) for a in left}
+        term = max(left, key=lambda a: falls[a] / sqrt(xx[a][a]))
+        if falls[term] <= SINGULAR * abs(xy[term]):
             break
-        for own in combinations(terms, number):
-            solved = _solve([[xx[a][b] for b in own] for a in own], [xy[a] for a in own])
-            if solved is None or min(solved) < 0.0:
-                continue
-            fall = sum(value * xy[a] for value, a in zip(solved, own, strict=True))
-            if fall > best_fall:  # of the sum of squares, at its least for these terms
-                best, best_fall = [0.0] * len(xy), fall
-                for value, a in zip(solved, own, strict=True):
-                    best[a] = value
+        left.remove(term)
+        solved = _of(xx, xy, [*used, term])
+        if solved is None or solved[-1] <= 0.0:
+            continue
+        used.append(term)
+        while solved and min(solved) <= 0.0:  # go as far as no coefficient is below 0
+            pairs = list(zip(used, solved, strict=True))
+            step = min(best[a] / (best[a] - own) for a, own in pairs if own <= 0.0)
+            for a, own in pairs:
+                best[a] += step * (own - best[a])
+                if best[a] <= LEAST:
+                    best[a] = 0.0
+                    used.remove(a)
+                    left.append(a)
+            solved = _of(xx, xy, used)
+        for a, own in zip(used, solved or (), strict=True):
+            best[a] = own
     return best
+
+
+def _of(
+    xx: Sequence[Sequence[float]], xy: Sequence[float], terms: Sequence[int]
+) -> list[float] | None:
+    return _solve([[xx[a][b] for b in terms] for a in terms], [xy[a] for a in terms])
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
@@ -269,7 +302,8 @@ def _split(
     if not fit.seconds:  # nothing is fitted yet: all above the base is of processor time
         cpu_s = sum(own.cpu_s for own in works.values())
         fitted[1] = max(0.0, joules - fitted[0] * seconds) / cpu_s if cpu_s else 0.0
-    parts_j = [fitted[0] * seconds, *(_dynamic(fitted, own.figures) for own in works.values())]
+    rows = terms_of(works.values(), seconds)
+    parts_j = [fitted[0] * seconds, *(_dynamic(fitted, own) * seconds for own in rows)]
     spreads = [BASE_SPREAD] + [fit.spread(way)] * len(works)
     variances = [(spread * own_j) ** 2 for spread, own_j in zip(spreads, parts_j, strict=True)]
     left_j, variance = joules - sum(parts_j), sum(variances)

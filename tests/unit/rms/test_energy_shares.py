@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import exp
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from specs import job_spec
 from test_energy_books import Daemon
 
 from rms.core.books.measured import ReplacedAgentError
-from rms.core.books.shares import Fit, Work, least_squares, split, work
+from rms.core.books.shares import Fit, Work, least_squares, split, terms_of, work
 from rms.core.books.spans import IDLE
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import (
@@ -243,15 +244,29 @@ def test_a_fit_learns_the_idle_power_and_what_each_figure_adds() -> None:
         return 55.0 + cpu_s * (4.0 + 2.0 * per_s * 1e-9 + 3.0 * misses * 1e-7)
 
     fit = Fit()
-    for at in range(200):
+    for at in range(600):
         own = at % 5 * 0.5, (1e9, 3e9)[at % 2], (1e6, 4e7, 0.0)[at % 3]
         fit.observe(1.0, watts(*own), [work(active("1", *own), None)], idle_w=40.0)
     fitted = fit.coefficients("counters", 40.0)
     assert fitted[0] == pytest.approx(55.0, rel=0.05)
     for own in ((2.0, 1e9, 4e7), (1.0, 3e9, 0.0), (1.5, 2e9, 2e7)):
-        figures = work(active("1", *own), None).figures
-        added_w = sum(a * x for a, x in zip(fitted[1:], figures, strict=True))
+        (terms,) = terms_of([work(active("1", *own), None)], 1.0)
+        added_w = sum(a * x for a, x in zip(fitted[1:], terms, strict=True))
         assert added_w == pytest.approx(watts(*own) - 55.0, rel=0.1)
+
+
+def test_a_little_processor_time_has_its_part_of_what_the_first_core_wakes() -> None:
+    def watts(cpu_s: float) -> float:
+        return 3.0 * cpu_s + 8.0 * (1.0 - exp(-cpu_s / 1.5))
+
+    fit = Fit()
+    for at in range(300):
+        cpu_s = (0.0, 0.5, 1.0, 2.0, 3.0)[at % 5]
+        fit.observe(1.0, 55.0 + watts(cpu_s), [Work(cpu_s, None)], idle_w=55.0)
+    works = {"1": Work(0.2, None), "2": Work(1.0, None)}
+    shares = split(fit, 1.0, 55.0 + watts(1.2), works, 55.0)
+    alone_j, added_j = watts(0.2), watts(1.2) - watts(1.0)
+    assert shares.dynamic_j["1"] == pytest.approx((alone_j + added_j) / 2, rel=0.15)
 
 
 @given(

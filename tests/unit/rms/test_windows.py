@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Iterable
 from datetime import datetime
 from math import ceil
 from pathlib import Path
@@ -32,10 +34,12 @@ from rms.core.model.events import (
 from rms.core.model.jobs import Job, JobId, JobSpec, Mode, NodePower, Site, Speedup
 from rms.core.policies import POLICIES, Policy, PolicyError, adjusted
 from rms.core.policies.node_power import Windows
+from rms.core.policies.placement import Room, Sizing
 from rms.core.scheduler.engine import Engine
 from rms.core.state import State
 from rms.sim.run import MissedWindows
-from rms.sim.simulator import Simulation
+from rms.sim.simulator import STUCK_S, Simulation
+from rms.studies.posner import AsPlanned, PromisePlan
 
 HOUR = 3600.0
 POWER = NodePower(100.0, 200.0, 0.0, off_w=10.0, boot_s=120.0, boot_j=18000.0)
@@ -201,6 +205,21 @@ def test_oversized_jobs_are_refused_where_the_operator_says_so() -> None:
         )
     ]
     assert simulation.engine.state.ended[narrow.id].start_s == 8 * HOUR
+
+
+class StartsNothing(Sizing):
+    """A sizing that starts no job."""
+
+    def __call__(self, state: State, queue: Iterable[Job], room: Room) -> PromisePlan:
+        return PromisePlan()
+
+
+def test_a_simulation_ends_though_a_job_never_starts_and_windows_recur() -> None:
+    policy = dataclasses.replace(windows(), sizing=StartsNothing(), admission=AsPlanned())
+    simulation = Simulation([job_spec(1, 1)], Site(4, (POWER,) * 4), policy)
+    simulation.run()
+    assert list(simulation.engine.state.pending) == ["1"]
+    assert simulation.engine.state.now_s == pytest.approx(STUCK_S, rel=0.01)
 
 
 def test_no_job_is_narrowed_so_that_it_runs_into_a_window() -> None:
