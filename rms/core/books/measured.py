@@ -107,7 +107,8 @@ class MeteredDevice(msgspec.Struct):
                 sums = zip(host.counters, *counted, strict=True)
                 rest = [max(0.0, whole - sum(own)) for whole, *own in sums]
             cpu_s = max(0.0, host.cpu_s - sum(each.cpu_s for each in jobs))
-            works[HOST] = Work(cpu_s, (rest[0], rest[1], rest[2]))
+            gpu_s = max(0.0, host.gpu_s - sum(each.gpu_s for each in jobs))
+            works[HOST] = Work(cpu_s, (rest[0], rest[1], rest[2]), gpu_s)
         return works, seconds
 
 

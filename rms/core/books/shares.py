@@ -3,7 +3,10 @@
 The power of a device is fitted to the activity of all processes on its host, by least squares with
 coefficients that are not negative::
 
-    power = base + a cpu + b log(1 + cpu) + c instructions + d cycles + e misses  (each per second)
+    power = base + a cpu + b log(1 + cpu) + c instructions + d cycles + e misses + f gpu
+
+with all figures per second; ``gpu`` is the time in which GPUs compute, which counts for a meter of
+the whole node.
 
 ``base`` is the power without any activity. It belongs to the nodes, as their idle power does; the
 rest is the owners', each with the fitted power of its own activity: by all figures (*counters*)
@@ -34,13 +37,13 @@ Way = Literal["counters", "cpu time", "gpu time"]
 """What shares rest on."""
 
 FEATURES: Mapping[Way, tuple[int, ...]] = {
-    "counters": (0, 1, 2, 3, 4, 5),
-    "cpu time": (0, 1, 2),
+    "counters": (0, 1, 2, 3, 4, 5, 6),
+    "cpu time": (0, 1, 2, 6),
     "gpu time": (0, 1),
 }
-"""Places of the terms of a way: base, processor time, its logarithm, instructions, cycles, misses.
+"""Places of the terms of a way, in the order of the law.
 
-For a GPU the time in which it computes for an owner takes the place of processor time.
+For the meter of a GPU the time in which it computes takes the place of processor time.
 """
 
 FITTED: Sequence[Way] = ("counters", "cpu time")
@@ -49,6 +52,9 @@ FITTED: Sequence[Way] = ("counters", "cpu time")
 SPREADS: Mapping[Way, float] = {"counters": 0.07, "cpu time": 0.4, "gpu time": 0.4}
 """Least spread of the power of owners about the fit. Programs differ in power per second of a
 processor by a third, as those of ``scripts/bench/shares`` do; less about a fit to counters."""
+
+MOST_SPREAD = 10.0
+"""Largest spread: nothing is known of the power of owners."""
 
 BASE_SPREAD = 0.01
 """Spread of the base about the fitted one, as by temperature, and of readings of the meter."""
@@ -59,7 +65,7 @@ HALF_S = 1800.0
 PRIOR_S = 5.0
 """Weight of the model's idle power in a fit, as of an idle host that was observed for so long."""
 
-NUMBER, CURVED = 6, 2
+NUMBER, CURVED = 7, 2
 """Of terms, and the place of the logarithm."""
 
 CURVED_PRIOR = 0.02
@@ -78,10 +84,12 @@ class Work(NamedTuple):
 
     Attributes:
         counters: instructions, cycles and misses; None where they were not counted.
+        gpu_s: time in which GPUs of the host compute, their sum.
     """
 
     cpu_s: float
     counters: tuple[float, float, float] | None
+    gpu_s: float = 0.0
 
     @classmethod
     def sum(cls, works: Sequence[Work]) -> Work:
@@ -89,7 +97,7 @@ class Work(NamedTuple):
         counted = [each.counters for each in works if each.counters is not None]
         sums = [sum(column) for column in zip(*counted, strict=True)]
         whole = (sums[0], sums[1], sums[2]) if len(counted) == len(works) else None
-        return cls(sum(each.cpu_s for each in works), whole)
+        return cls(sum(each.cpu_s for each in works), whole, sum(each.gpu_s for each in works))
 
 
 def terms_of(works: Iterable[Work], seconds: float) -> list[Sequence[float]]:
@@ -104,7 +112,8 @@ def terms_of(works: Iterable[Work], seconds: float) -> list[Sequence[float]]:
     for each in works:
         own = each.cpu_s / seconds
         counted = [figure / seconds for figure in each.counters or (0.0, 0.0, 0.0)]
-        rows.append((own, curved * own, counted[0] * 1e-9, counted[1] * 1e-9, counted[2] * 1e-7))
+        counted = [counted[0] * 1e-9, counted[1] * 1e-9, counted[2] * 1e-7]
+        rows.append((own, curved * own, *counted, each.gpu_s / seconds))
     return rows
 
 
@@ -113,14 +122,17 @@ def work(now: Activity, before: Activity | None) -> Work:
     figures = [(now.instructions, now.cycles, now.misses)]
     if before is not None:
         figures.append((before.instructions, before.cycles, before.misses))
-    cpu_s = now.cpu_s - (before.cpu_s if before is not None else 0.0)
+    cpu_s, gpu_s = now.cpu_s, sum(now.gpu_s.values())
+    if before is not None:
+        cpu_s, gpu_s = cpu_s - before.cpu_s, gpu_s - sum(before.gpu_s.values())
+    cpu_s, gpu_s = max(0.0, cpu_s), max(0.0, gpu_s)
     if any(figure is None for row in figures for figure in row):
-        return Work(max(0.0, cpu_s), None)
+        return Work(cpu_s, None, gpu_s)
     counted = [
         max(0.0, (own or 0.0) - sum(row[at] or 0.0 for row in figures[1:]))
         for at, own in enumerate(figures[0])
     ]
-    return Work(max(0.0, cpu_s), (counted[0], counted[1], counted[2]))
+    return Work(cpu_s, (counted[0], counted[1], counted[2]), gpu_s)
 
 
 class Fit(msgspec.Struct):
@@ -185,7 +197,7 @@ class Fit(msgspec.Struct):
         own = way if way in FITTED else FITTED[1]
         dynamics = self.dynamics.get(own, 0.0)
         seen = sqrt(self.residuals.get(own, 0.0) / dynamics) if dynamics else 0.0
-        return max(SPREADS[way], seen)
+        return max(SPREADS[way], min(seen, MOST_SPREAD))
 
 
 def least_squares(

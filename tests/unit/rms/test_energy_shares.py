@@ -269,6 +269,23 @@ def test_a_little_processor_time_has_its_part_of_what_the_first_core_wakes() -> 
     assert shares.dynamic_j["1"] == pytest.approx((alone_j + added_j) / 2, rel=0.15)
 
 
+def test_a_meter_of_a_whole_node_gives_a_gpu_to_the_job_that_computes_on_it() -> None:
+    def between(gpu_s: float) -> Work:
+        return work(Activity("1", 0.5 + gpu_s, gpu_s={"gpu-0": 7.0 + gpu_s}), gpus)
+
+    gpus = Activity("1", 0.5, gpu_s={"gpu-0": 7.0})
+    fit = Fit()
+    for at in range(200):
+        cpu_s, gpu_s = at % 4 * 0.5, at % 3 * 0.4
+        works = [Work(cpu_s, None), between(gpu_s)]
+        fit.observe(1.0, 55.0 + 6.0 * (cpu_s + gpu_s) + 250.0 * gpu_s, works, idle_w=55.0)
+    shares = split(fit, 1.0, 55.0 + 6.0 + 256.0, {"1": between(1.0), "2": Work(1.0, None)}, 55.0)
+    assert shares.dynamic_j == {
+        "1": pytest.approx(256.0, rel=0.02),
+        "2": pytest.approx(6.0, rel=0.2),
+    }
+
+
 @given(
     rows=st.lists(st.tuples(*[st.floats(0.0, 8.0) for _ in range(5)]), min_size=1, max_size=12),
     real=st.tuples(*[st.floats(0.0, 50.0) for _ in range(5)]),
@@ -294,7 +311,7 @@ def test_least_squares_are_not_negative_and_no_worse_than_the_truth(
 figures = st.one_of(st.none(), st.tuples(*[st.floats(0.0, 1e10) for _ in range(3)]))
 works = st.dictionaries(
     st.sampled_from(["", "1", "2", "3"]),
-    st.builds(Work, st.floats(0.0, 100.0), figures),
+    st.builds(Work, st.floats(0.0, 100.0), figures, st.floats(0.0, 100.0)),
     min_size=1,
 )
 
