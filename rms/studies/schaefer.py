@@ -59,7 +59,8 @@ DAY_S, HOUR_S, JOULES_PER_KWH = 86400.0, 3600.0, 3.6e6
 
 EASY, THEIR_EASY, THEIRS = "easy", "rigid_easy_backfill", "min_steal_agreement"
 CORRECTED = "min_steal_agreement, corrected"
-MALLEABLE = (THEIRS, CORRECTED, DEFAULT)
+SHORTEST = f"{DEFAULT}, shortest"
+MALLEABLE = (THEIRS, CORRECTED, DEFAULT, SHORTEST)
 RIGID = (EASY, THEIR_EASY)
 """Policies that resize jobs, and those for which all jobs are rigid."""
 
@@ -397,10 +398,13 @@ def policy(name: str, shutdown: str) -> Policy:
             node_power=off or ALWAYS_ON,
             text=f'{{"name": "{name}"}}',
         )
+    ours = named(DEFAULT if name == SHORTEST else name)
+    if name == SHORTEST:
+        ours = adjusted(ours, admission={"tail": "shortest"})
     if off is None:
-        return chosen(named(name), counted=True, ahead=False)
+        return chosen(ours, counted=True, ahead=False)
     part = {"part": "windows", "off": list(off.off), "share": off.share}
-    return adjusted(named(name), node_power=part)
+    return adjusted(ours, node_power=part)
 
 
 # --- Power, and its price ------------------------------------------------------------------------

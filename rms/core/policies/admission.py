@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -158,7 +158,8 @@ class Easy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if budget is not None:
             extra_w = power_then(state, room, starts, shadow) - watts
         free = room.free
-        for job in self._tail(state, head, waiting, starts, news):
+        there = set(map(id, queue)) if isinstance(queue, list) else None
+        for job in self._tail(state, head, waiting, starts, news, there):
             least = job.least
             if least > free:
                 continue
@@ -192,15 +193,24 @@ class Easy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         waiting: Iterable[Job],
         starts: list[Start],
         news: list[Job],
+        there: Set[int] | None,
     ) -> Iterable[Job]:
-        """Return the jobs behind the first waiting one, in the order of backfilling."""
+        """Return the jobs behind the first waiting one, in the order of backfilling.
+
+        Args:
+            there: the ids of the objects of a queue that has not all waiting jobs.
+        """
         if self.tail == "queue":
             return waiting
         if news:
             return sorted(news, key=state.estimate)
         begun = {start.job for start in starts}
         begun.add(head.spec.id)
-        tail = [job for _, _, job in state.by_estimate if job.spec.id not in begun]
+        tail = [
+            job
+            for _, _, job in state.by_estimate
+            if job.spec.id not in begun and (there is None or id(job) in there)
+        ]
         return state.by_priority(tail)
 
     def explain(self, job: Job, view: View) -> Later:

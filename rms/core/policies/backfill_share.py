@@ -1,9 +1,10 @@
 """Sizing ``backfill-share`` and admission ``planned``: the default policy, for a stream of jobs.
 
 1. Jobs that EASY would have started by now, if all jobs were rigid, are *due*
-   (:mod:`rms.core.scheduler.twin`). They start before all others, in the order in which they became
-   due, at their least sizes. The first that cannot start has a reservation, by the requests of the
-   running jobs at their least sizes, that no later job may delay.
+   (:mod:`rms.core.scheduler.twin`; ``tail`` of ``planned`` is its order of backfilling). They start
+   before all others, in the order in which they became due, at their least sizes. The first that
+   cannot start has a reservation, by the requests of the running jobs at their least sizes, that no
+   later job may delay.
 2. Other jobs start in the queue's order, if they do not delay the first waiting job that is not
    flexible or, once a job is due and cannot start, that one.
 3. Running jobs can be shrunk to their least sizes, so nodes above these count as free. One measure
@@ -759,9 +760,12 @@ class Planned(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     Attributes:
         estimates: expected run times are the ``requested`` ones.
+        tail: of the EASY that the sizing follows: the order in which it backfills (``queue``, or
+            ``shortest`` expected run time first). The first waiting job keeps its reservation.
     """
 
     estimates: Literal["requested"] = "requested"
+    tail: Literal["queue", "shortest"] = "queue"
 
     def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
         """Return the starts of this pass."""
@@ -769,7 +773,7 @@ class Planned(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True
         if share is None:
             return _IN_ORDER(state, queue, plan, room)
         if share.easy:
-            return _EASY(state, share.queue or queue, plan, room)
+            return _EASY[self.tail](state, share.queue or queue, plan, room)
         starts = []
         for job_id in share.sizes:
             job = state.pending[job_id]
@@ -792,7 +796,7 @@ class Planned(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True
         """Return why a job waits."""
         state, room, share = view.state, view.room, _share(view.plan)
         if share is None or share.easy:
-            return (_IN_ORDER if share is None else _EASY).explain(job, view)
+            return (_IN_ORDER if share is None else _EASY[self.tail]).explain(job, view)
         backfill = _backfilled(share, view)
         at_s = backfill.reserve(state, room)
         when = "" if at_s == inf else f", reserved in {at_s - state.now_s:.0f} s"
@@ -836,4 +840,4 @@ def _share(plan: Plan) -> BackfillPlan | None:
 
 
 _IN_ORDER = InOrder()
-_EASY = Easy()
+_EASY = {"queue": Easy(), "shortest": Easy(tail="shortest")}

@@ -209,11 +209,13 @@ def _compose(raw: dict[str, Any], name: str, modules: Modules = None) -> Policy:
         raise PolicyError(f"expected {expected}, got {got}")
     text = msgspec.json.encode({"name": name, **raw}).decode()
     if made["sizing"].twin:
+        planned = made["admission"]
+        tail = planned.tail if isinstance(planned, backfill_share.Planned) else "queue"
         made["twin"] = Policy(
             name="easy",
             order=made["order"].of_twin,
             sizing=placement.AsAsked(),
-            admission=admission.Easy(),
+            admission=admission.Easy(tail=tail),
             placement=placement.Count(),
             passes=policy.Events(),
             text="",

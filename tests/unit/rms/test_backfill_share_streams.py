@@ -174,24 +174,24 @@ IN_TIME = Kind(
 
 
 def begun(
-    specs: list[JobSpec], name: str, *, counted: bool, ahead: bool
+    specs: list[JobSpec], name: str, *, counted: bool, ahead: bool, tail: str = "queue"
 ) -> dict[str, float | None]:
-    policy = chosen(named(name), counted=counted, ahead=ahead)
+    policy = adjusted(named(name), admission={"tail": tail})
+    policy = chosen(policy, counted=counted, ahead=ahead)
     simulation = Simulation(specs, Site(NODES), policy, record=False)
     simulation.run()
     return starts(simulation)
 
 
 @settings(max_examples=60)
-@given(streams(RIGID), st.sampled_from([(False, False), (True, False)]))
+@given(streams(RIGID), st.booleans(), st.sampled_from(["queue", "shortest"]))
 @pytest.mark.promise("default-policy")
 def test_rigid_jobs_start_just_when_easy_starts_them(
-    specs: list[JobSpec], nodes: tuple[bool, bool]
+    specs: list[JobSpec], counted: bool, tail: str
 ) -> None:
     """Some jobs outrun their requests; many come at one instant. Nodes are placed, or counted."""
-    counted, ahead = nodes
-    ours = begun(specs, "backfill-share", counted=counted, ahead=ahead)
-    assert ours == begun(specs, "easy", counted=counted, ahead=ahead)
+    ours = begun(specs, "backfill-share", counted=counted, ahead=False, tail=tail)
+    assert ours == begun(specs, "easy", counted=counted, ahead=False, tail=tail)
 
 
 @settings(max_examples=60)

@@ -476,6 +476,20 @@ def test_the_first_jobs_reservation_never_slips_under_exact_estimates(
         assert start_s is not None and start_s <= at_s
 
 
+@pytest.mark.parametrize("tail", ["queue", "shortest"])
+def test_backfilling_keeps_the_limit_of_an_array(tail: str) -> None:
+    first = [job_spec(1, 4, run_s=100.0, limit_s=100.0), job_spec(2, 6, at_s=1.0, run_s=10.0)]
+    tasks = [
+        replace(job_spec(n, 1, at_s=2.0, limit_s=20.0, run_s=20.0), array="a", array_limit=1)
+        for n in (3, 4)
+    ]
+    policy = adjusted(named("easy"), admission={"tail": tail})
+    simulation = Simulation([*first, *tasks], Site(6), policy)
+    simulation.run()
+    ended = simulation.engine.state.ended
+    assert [ended[task.id].start_s for task in tasks] == [2.0, 22.0]
+
+
 @settings(max_examples=100)
 @given(rigid())
 def test_no_reservation_slips_where_every_job_has_one(specs: list[JobSpec]) -> None:

@@ -22,6 +22,7 @@ from rms.studies.schaefer import (
     EASY,
     HOUR_S,
     SEEDS,
+    SHORTEST,
     THEIR_EASY,
     THEIRS,
     Bill,
@@ -153,7 +154,7 @@ def test_the_rest_of_the_time_costs_idle_power() -> None:
     assert night.kwh == pytest.approx(outcome.whole.kwh + 2 * ((NODES - off) * 0.168 + off * 0.005))
 
 
-@pytest.mark.parametrize("name", [EASY, THEIR_EASY, THEIRS, CORRECTED, DEFAULT])
+@pytest.mark.parametrize("name", [EASY, THEIR_EASY, THEIRS, CORRECTED, DEFAULT, SHORTEST])
 @pytest.mark.parametrize("shutdown", ["F0", "F30"])
 def test_a_simulation_has_the_same_bits_again(name: str, shutdown: str) -> None:
     specs = [job(n, 100 + 300 * (n % 9), 1000.0 + 900 * (n % 7), 700.0 * n) for n in range(60)]
@@ -181,7 +182,7 @@ def test_the_command_prints_the_published_rows_beside(
     assert main(["reproduce", "schaefer", "--data", str(data), *plan, "--json", "-"]) == 0
     result: Mapping[str, Any] = json.loads(capsys.readouterr().out)
     rows = {(row["mode"], row["share"]): row["values"] for row in result["rows"]}
-    assert len(rows) == 2 + 3 * 5
+    assert len(rows) == 2 + 4 * 5
     assert rows[THEIRS, 100]["turnaround_pct"]["paper"] == -45.5
     assert rows[THEIRS, 100]["cost_a_day_pct"]["paper"] == 1.0
     assert rows[THEIRS, 0]["turnaround_pct"]["paper"] is None
@@ -277,7 +278,7 @@ def test_another_log_of_the_paper_gets_one_sentence(
 
 def test_cases_are_compared_with_easy() -> None:
     todo = cases(["winter"], ["F30"], (0, 50), SEEDS)
-    assert baseline("winter") == todo[0] and len(set(todo)) == len(todo) == 1 + 2 + 3 * (1 + 3)
+    assert baseline("winter") == todo[0] and len(set(todo)) == len(todo) == 1 + 2 + 4 * (1 + 3)
     outcome = Outcome(
         10.0, 1.0, 2.0, 9.0, 5.0, 0, 0, 0, 0, 0.0, 60.0, Bill(1.0, 1.0), Bill(1.0, 1.0)
     )

@@ -14,11 +14,12 @@ from unittest.mock import patch
 import pytest
 from driven import FIXED, FLEXIBLE, MALLEABLE, MOLDABLE, Driven, Kind, job, rigid, starts, streams
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from rms.core.model.events import Ended, Ticked
 from rms.core.model.jobs import JobId, JobSpec, Site, Speedup
-from rms.core.policies import named
+from rms.core.policies import adjusted, named
 from rms.core.scheduler.twin import Twin
 from rms.sim.run import chosen
 from rms.sim.simulator import Simulation
@@ -28,6 +29,9 @@ LONGER = (None, 0.125, 1.0, 1.5, 4.0)
 """How many times its run time a job requests: those of less than 1 run on for longer."""
 
 ARRAYS = ((None, None), (None, None), ("a", 2), ("b", None))
+
+TAILS = st.sampled_from(["queue", "shortest"])
+"""Orders of backfilling."""
 
 KIND = Kind(
     longer=LONGER,
@@ -50,14 +54,19 @@ def apart(specs: list[JobSpec]) -> list[JobSpec]:
     return made
 
 
-def easy_starts(specs: list[JobSpec], nodes: int = NODES) -> dict[str, float | None]:
-    policy = chosen(named("easy"), counted=True, ahead=False)
+def easy_starts(
+    specs: list[JobSpec], nodes: int = NODES, tail: str = "queue"
+) -> dict[str, float | None]:
+    easy = adjusted(named("easy"), admission={"tail": tail})
+    policy = chosen(easy, counted=True, ahead=False)
     simulation = Simulation([rigid(spec) for spec in specs], Site(nodes), policy)
     simulation.run()
     return starts(simulation)
 
 
-def twin_starts(specs: list[JobSpec], nodes: int = NODES) -> dict[str, float | None]:
+def twin_starts(
+    specs: list[JobSpec], nodes: int = NODES, tail: str = "queue"
+) -> dict[str, float | None]:
     """Return when the twin starts each job, as last worked out; it follows to the end."""
     begun: dict[str, float | None] = {}
     enter = Twin._enter
@@ -68,7 +77,8 @@ def twin_starts(specs: list[JobSpec], nodes: int = NODES) -> dict[str, float | N
 
     on = patch.object(Twin, "_runs_what_runs", lambda *_: False)
     with on, patch.object(Twin, "_enter", entered):
-        simulation = Simulation(specs, Site(nodes), named("backfill-share"))
+        policy = adjusted(named("backfill-share"), admission={"tail": tail})
+        simulation = Simulation(specs, Site(nodes), policy)
         simulation.run()
         state, twin = simulation.engine.state, simulation.engine.twin
         assert twin is not None and len(state.ended) == len(specs)
@@ -85,20 +95,22 @@ def unknown(specs: list[JobSpec]) -> list[JobSpec]:
 
 
 @settings(max_examples=100)
-@given(streams(KIND).map(apart))
+@given(streams(KIND).map(apart), TAILS)
 @pytest.mark.promise("default-policy")
 def test_where_run_times_are_known_the_twin_starts_all_jobs_as_easy_does(
-    specs: list[JobSpec],
+    specs: list[JobSpec], tail: str
 ) -> None:
-    assert twin_starts(specs) == pytest.approx(easy_starts(specs))
+    assert twin_starts(specs, tail=tail) == pytest.approx(easy_starts(specs, tail=tail))
 
 
 @settings(max_examples=100)
-@given(streams(KIND).map(apart).map(unknown))
+@given(streams(KIND).map(apart).map(unknown), TAILS)
 @pytest.mark.promise("default-policy")
-def test_once_all_is_over_the_twin_has_started_all_jobs_as_easy_does(specs: list[JobSpec]) -> None:
+def test_once_all_is_over_the_twin_has_started_all_jobs_as_easy_does(
+    specs: list[JobSpec], tail: str
+) -> None:
     """What started late shows its run time when it is over; what EASY did since is worked out."""
-    assert twin_starts(specs) == pytest.approx(easy_starts(specs))
+    assert twin_starts(specs, tail=tail) == pytest.approx(easy_starts(specs, tail=tail))
 
 
 def test_what_was_worked_out_is_worked_out_again_when_an_earlier_end_shows() -> None:
