@@ -202,7 +202,7 @@ def test_the_command_prints_the_published_rows_beside(
     for _ in range(2):  # the second time all are read
         assert main(again) == 0
         assert json.loads(capsys.readouterr().out) == result
-        assert len(kept.read_text().splitlines()) == 17
+        assert len(kept.read_text().splitlines()) == 22
     values = {"theta nodes": float(NODES), "seeds": float(len(SEEDS))}
     assert_statements("schaefer", values)
 
