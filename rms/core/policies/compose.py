@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import msgspec.inspect
 
 from rms.core.policies import (
     admission,
@@ -254,7 +255,22 @@ def _part(kind: str, table: Any, modules: Modules) -> Callable[..., Any]:
     try:
         return msgspec.convert(parameters, made)  # type: ignore[return-value]
     except msgspec.ValidationError as error:
-        raise PolicyError(f"{kind} {part}: {error}") from None
+        got = _refused(made, parameters) or str(error)
+        raise PolicyError(f"{kind} {part}: {got}") from None
+
+
+def _refused(made: Any, parameters: Mapping[str, Any]) -> str:
+    """Return the allowed parameters, or values of one, in place of those of a file; "" for none."""
+    info = msgspec.inspect.type_info(made)
+    fields = {field.name: field.type for field in getattr(info, "fields", ())}
+    for name, value in parameters.items():
+        if name not in fields:
+            expected = f"parameters of {', '.join(fields)}" if fields else "no parameter"
+            return f"expected {expected}, got {name!r}"
+        allowed = fields[name]
+        if isinstance(allowed, msgspec.inspect.LiteralType) and value not in allowed.values:
+            return f"expected {name} of {', '.join(map(str, allowed.values))}, got {value!r}"
+    return ""
 
 
 def _imported(kind: str, part: str) -> Callable[..., Any]:

@@ -70,7 +70,7 @@ def test_structs_of_the_program_are_parts_by_module_and_name() -> None:
     policy = read_policy(JOBS / "strategy.toml")
     assert policy.admission == ByStrategy("short-term") and not modules_of(policy)
     assert named(policy.key, ()) == policy  # no --policy-modules is needed
-    with pytest.raises(PolicyError, match="Invalid enum value 'banking'"):
+    with pytest.raises(PolicyError, match="of long-term, short-term, got 'banking'"):
         adjusted(policy, admission={"name": "banking"})
     function = '{"name":"x","order":{"part":"rms.cli.main:main"}}'
     with pytest.raises(PolicyError, match="--policy-modules"):

@@ -339,7 +339,7 @@ def test_windows_that_overlap_or_touch_are_one() -> None:
         ({"share": 1.0}, "expected a share of at least 0 and below 1, got 1"),
         ({"days": ["monday"]}, "expected days of mon, tue, wed, thu, fri, sat, sun, got 'monday'"),
         ({"days": []}, "expected days on which windows begin, got none"),
-        ({"oversized": "stop"}, "Invalid enum value 'stop'"),
+        ({"oversized": "stop"}, "expected oversized of refuse, start, got 'stop'"),
         ({"zone": "Mars"}, "expected a time zone such as Europe/Berlin, got 'Mars'"),
     ],
 )
