@@ -110,7 +110,7 @@ def test_a_strategy_of_tasks_sees_jobs_as_collections_of_kernels_for_so_many_nod
     assert starts(8, moldable, by("long-term")) == {"1": 4, "2": 2}
     fixed = [spec(1, 1, 4, Mode.FIXED), spec(2, 1, 4, Mode.FIXED), spec(3, 1, 2, Mode.FIXED)]
     assert starts(6, fixed, by("short-term")) == {"1": 4, "3": 2}
-    with pytest.raises(PolicyError, match="Invalid enum value 'banking'"):
+    with pytest.raises(PolicyError, match="of long-term, short-term, got 'banking'"):
         by("banking")
 
 
