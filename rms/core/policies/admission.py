@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -158,8 +158,7 @@ class Easy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if budget is not None:
             extra_w = power_then(state, room, starts, shadow) - watts
         free = room.free
-        there = set(map(id, queue)) if isinstance(queue, list) else None
-        for job in self._tail(state, head, waiting, starts, news, there):
+        for job in self._tail(state, head, waiting, starts, news, queue):
             least = job.least
             if least > free:
                 continue
@@ -193,12 +192,11 @@ class Easy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         waiting: Iterable[Job],
         starts: list[Start],
         news: list[Job],
-        there: Set[int] | None,
+        queue: Iterable[Job],
     ) -> Iterable[Job]:
         """Return the jobs behind the first waiting one, in the order of backfilling.
 
-        Args:
-            there: the ids of the objects of a queue that has not all waiting jobs.
+        A list has not all waiting jobs: others are held back by the limits of their arrays.
         """
         if self.tail == "queue":
             return waiting
@@ -206,11 +204,10 @@ class Easy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return sorted(news, key=state.estimate)
         begun = {start.job for start in starts}
         begun.add(head.spec.id)
-        tail = [
-            job
-            for _, _, job in state.by_estimate
-            if job.spec.id not in begun and (there is None or id(job) in there)
-        ]
+        tail = [job for _, _, job in state.by_estimate if job.spec.id not in begun]
+        if isinstance(queue, list):
+            there = set(map(id, queue))
+            tail = [job for job in tail if id(job) in there]
         return state.by_priority(tail)
 
     def explain(self, job: Job, view: View) -> Later:
