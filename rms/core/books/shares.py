@@ -209,7 +209,9 @@ def least_squares(
     Terms that cannot be told apart from others have 0.
     """
     best, used, left = [0.0] * len(xy), list[int](), [a for a in terms if xx[a][a] > LEAST]
-    while left:
+    for _ in range(3 * len(terms)):  # rounding could let it go in circles
+        if not left:
+            break
         falls = {a: xy[a] - sum(xx[a][b] * best[b] for b in used) for a in left}
         term = max(left, key=lambda a: falls[a] / sqrt(xx[a][a]))
         if falls[term] <= SINGULAR * abs(xy[term]):
@@ -221,10 +223,11 @@ def least_squares(
         used.append(term)
         while solved and min(solved) <= 0.0:  # go as far as no coefficient is below 0
             pairs = list(zip(used, solved, strict=True))
-            step = min(best[a] / (best[a] - own) for a, own in pairs if own <= 0.0)
+            steps = {a: best[a] / (best[a] - own) for a, own in pairs if own <= 0.0}
+            step = min(steps.values())
             for a, own in pairs:
                 best[a] += step * (own - best[a])
-                if best[a] <= LEAST:
+                if best[a] <= LEAST or steps.get(a) == step:
                     best[a] = 0.0
                     used.remove(a)
                     left.append(a)
