@@ -53,7 +53,7 @@ Data = Mapping[str, Any]
 Result = tuple[dict[str, Any], list[str], bool]
 """JSON, lines of text, and whether all checks of an experiment hold."""
 
-Record = TypeVar("Record", bound=msgspec.Struct)
+Record = TypeVar("Record")
 Case = TypeVar("Case")
 Outcome = TypeVar("Outcome")
 

@@ -3,7 +3,7 @@
 P. Schäfer, A.-L. Roth, P. Arzt, F. Krull, S. Krenz, F. Wolf, J. Posner: Saving Energy Costs and
 Time on Supercomputers: Scheduler-Integrated Recurring Node Shutdown Exploiting Malleable Jobs, SC26
 workshops (EESP). Their two schedulers stand beside EASY and the default policy on weeks of the
-public log of Theta of 2022, or on the weeks of their study where the user has the log of ALCF.
+public log of Theta of 2022, or on the weeks of their study where the user has the logs.
 Their rules follow the published program (github FuldaHPC/ElastisimFulda), with its slips:
 
 - EASY (``rigid_easy_backfill``) and the malleable scheduler (``min_steal_agreement``) let a job
@@ -54,7 +54,8 @@ from rms.studies.posner import RULES, AsPlanned, PromisePlan, Promises, Sharing
 FOLDER = "schaefer_2026"
 SOURCE = "the repository of the paper (github FuldaHPC/ElastisimFulda)"
 DATA = experiment.settings("schaefer")
-THETA, JOBS = DATA["theta"], DATA["jobs"]
+JOBS, THEIRS_LOGS = DATA["jobs"], DATA["theirs"]
+BOOT_S: float = DATA["shutdown"]["boot_s"]
 DAY_S, HOUR_S, JOULES_PER_KWH = 86400.0, 3600.0, 3.6e6
 
 EASY, THEIR_EASY, THEIRS = "easy", "rigid_easy_backfill", "min_steal_agreement"
@@ -74,6 +75,35 @@ EVERY_S = 60.0
 """Time between regular passes of their schedulers, 10 s in the paper, and between resize points."""
 
 
+class Cluster(msgspec.Struct, frozen=True):
+    """Nodes, their power in W, and the price of electricity.
+
+    Attributes:
+        wait_threshold_s: the paper counts energy from the first job on that waits for longer.
+        price_per_kwh: of the grid and the sun, USD.
+        solar: power of the sun by day, as ``peak_kw`` from ``sunrise_h`` to ``sunset_h``.
+    """
+
+    nodes: int
+    idle_w: float
+    busy_w: float
+    off_w: float
+    boot_w: float
+    wait_threshold_s: float
+    price_per_kwh: dict[str, float]
+    solar: dict[str, float]
+
+
+CLUSTERS = msgspec.convert(DATA["cluster"], dict[str, Cluster])
+THETA = CLUSTERS["theta"]
+
+
+def cluster_name(weeks: str) -> str:
+    """Return the name of the cluster of a slice of a log."""
+    name: str = THEIRS_LOGS[weeks]["cluster"] if weeks in THEIRS_LOGS else "theta"
+    return name
+
+
 # --- Jobs ----------------------------------------------------------------------------------------
 
 
@@ -83,8 +113,11 @@ def efficiency(parallel: float, nodes: int) -> float:
 
 
 @lru_cache(maxsize=8192)
-def profile(preferred: int) -> tuple[float, int, int]:
+def profile(preferred: int, nodes: int) -> tuple[float, int, int]:
     """Return the parallel part, the least and the largest size of a job by its preferred size.
+
+    Args:
+        nodes: of the cluster.
 
     The part is that whose efficiency at the preferred size is next above the stated one, the
     largest of all if there is none, and the least of all for a single node.
@@ -99,24 +132,26 @@ def profile(preferred: int) -> tuple[float, int, int]:
     while efficiency(parallel, most + 1) > JOBS["most_efficiency"]:
         most += 1
     least = max(1, int(preferred * JOBS["least_of_preferred"]))
-    return parallel, least, min(THETA["nodes"], most)
+    return parallel, least, min(nodes, most)
 
 
-def drawn(specs: Iterable[JobSpec], share: int, seed: str) -> list[JobSpec]:
+def drawn(
+    specs: Iterable[JobSpec], share: int, seed: str, nodes: int = THETA.nodes
+) -> list[JobSpec]:
     """Return jobs of which a share is malleable, by a draw for each; a larger share has the others.
 
     A malleable job can be resized every minute, at no cost; theirs can every second.
     """
     return [
-        _malleable(spec)
+        _malleable(spec, nodes)
         if Random(seed + spec.id.partition(".")[0]).random() >= 1.0 - share / 100.0
         else spec
         for spec in specs
     ]
 
 
-def _malleable(spec: JobSpec) -> JobSpec:
-    parallel, least, most = profile(spec.preferred)
+def _malleable(spec: JobSpec, nodes: int) -> JobSpec:
+    parallel, least, most = profile(spec.preferred, nodes)
     assert spec.run_s is not None
     whole_s = spec.run_s / ((1.0 - parallel) + parallel / spec.preferred)
     return msgspec.structs.replace(
@@ -131,21 +166,22 @@ def _malleable(spec: JobSpec) -> JobSpec:
 
 
 def read_weeks(data: Path, names: Iterable[str]) -> dict[str, list[JobSpec]]:
-    """Return the rigid jobs of slices of the log, by submission, from the midnight (UTC) before.
+    """Return the rigid jobs of slices of the logs, by submission, from the midnight (UTC) before.
 
-    The log is in the folder, in ``traces`` in it or in ``traces`` beside it; that of ``paper``, the
-    weeks of their study, is in the folder ``schaefer_2026`` of it.
+    The public log is in the folder, in ``traces`` in it or in ``traces`` beside it; those of the
+    weeks of the study are in the folder ``schaefer_2026`` of it.
     """
-    weeks, specs = {}, dict[bool, list[JobSpec]]()
+    weeks, public = {}, list[JobSpec]()
     for name in names:
-        theirs = name == "paper"
-        if theirs not in specs:
-            specs[theirs] = _their_log(data) if theirs else _log(data)
         first, days = DATA["weeks"][name]
         begin_s = datetime.fromisoformat(first).replace(tzinfo=UTC).timestamp()
+        if name in THEIRS_LOGS:
+            specs = _their_log(data, name)
+        else:
+            specs = public = public or _log(data)
         weeks[name] = [
             _rigid(spec, begin_s)
-            for spec in specs[theirs]
+            for spec in specs
             if begin_s <= spec.submit_s < begin_s + days * DAY_S
         ]
     return weeks
@@ -153,7 +189,7 @@ def read_weeks(data: Path, names: Iterable[str]) -> dict[str, list[JobSpec]]:
 
 def _log(data: Path) -> list[JobSpec]:
     """Return the jobs of the public log by submission."""
-    file = THETA["log"]
+    file = DATA["log"]
     places = [data / file, data / "traces" / file, data.parent / "traces" / file]
     path = next((place for place in places if place.is_file()), None)
     if path is None:
@@ -161,43 +197,35 @@ def _log(data: Path) -> list[JobSpec]:
     return sorted(read_trace(path).specs, key=attrgetter("submit_s"))
 
 
-class _CobaltJob(msgspec.Struct, rename="upper"):
-    """The columns of their log that their programs read, but for the time limit."""
-
-    cobalt_jobid: str
-    queued_timestamp: str
-    nodes_used: str
-    runtime_seconds: str
-
-
-def _their_log(data: Path) -> list[JobSpec]:
-    """Return the jobs of their weeks by submission; a repeated number gets a suffix."""
-    path, paper = data / FOLDER / DATA["paper"]["log"], DATA["paper"]
-    rows = experiment.read_rows(path, _CobaltJob, "the Theta Jobs data of ALCF of 2023")
+def _their_log(data: Path, weeks: str) -> list[JobSpec]:
+    """Return the jobs of a log of theirs by submission; a repeated number gets a suffix."""
+    theirs = THEIRS_LOGS[weeks]
+    path: Path = data / FOLDER / theirs["log"]
+    rows = experiment.read_rows(path, dict[str, str], theirs["source"])
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != paper["sha256"]:
-        raise FileError(f"expected {path} with the sha256 {paper['sha256']}, got {digest}")
-    first, days = DATA["weeks"]["paper"]
-    begin = datetime.fromisoformat(first)
+    if digest != theirs["sha256"]:
+        raise FileError(f"expected {path} with the sha256 {theirs['sha256']}, got {digest}")
+    mark = "\ufeff"  # some programs begin a file with it
+    heads = {head.removeprefix(mark): head for head in rows[0]}
+    columns = dict[str, str]()
+    for name, known in DATA["columns"].items():
+        own = [heads[head] for head in known if head in heads]
+        if not own:
+            raise FileError(f"{path}: expected a column of {', '.join(known)}, got none")
+        columns[name] = own[-1]
     specs, times = list[JobSpec](), Counter[str]()
-    for row in rows:
-        submitted = datetime.fromisoformat(row.queued_timestamp)
-        if not 0.0 <= (submitted - begin).total_seconds() < days * DAY_S:
-            continue
-        times[row.cobalt_jobid] += 1
-        number = times[row.cobalt_jobid]
-        name = row.cobalt_jobid if number == 1 else f"{row.cobalt_jobid}.{number}"
-        nodes = max(1, int(float(row.nodes_used)))
-        specs.append(
-            JobSpec(
-                JobId(name),
-                submitted.replace(tzinfo=UTC).timestamp(),
-                *(nodes, nodes, nodes),
-                Mode.FIXED,
-                run_s=float(int(float(row.runtime_seconds))),
-            )
-        )
+    for line, row in enumerate(rows, 2):
+        job, submitted, *figures = (row[column] for column in columns.values())
+        try:
+            submit_s = datetime.fromisoformat(submitted).replace(tzinfo=UTC).timestamp()
+            nodes, run_s = (int(float(figure)) for figure in figures)
+        except ValueError as error:
+            raise FileError(f"{path}, line {line}: expected a time and numbers: {error}") from None
+        times[job] += 1
+        name = job if times[job] == 1 else f"{job}.{times[job]}"
+        sizes = (max(1, nodes),) * 3
+        specs.append(JobSpec(JobId(name), submit_s, *sizes, Mode.FIXED, run_s=float(run_s)))
     return sorted(specs, key=attrgetter("submit_s"))
 
 
@@ -372,7 +400,7 @@ class TheirPolicy(Policy):
 def _at_edge(part: Windows, now_s: float) -> bool:
     """Return whether a window begins, boots its nodes, or has ended in the last minute."""
     window, before = part.window(now_s), part.window(now_s - EVERY_S)
-    times = window.begin_s, window.end_s - THETA["boot_s"], before.end_s
+    times = window.begin_s, window.end_s - BOOT_S, before.end_s
     return any(0.0 <= now_s - at_s < EVERY_S for at_s in times)
 
 
@@ -423,11 +451,13 @@ class Meter:
 
     Attributes:
         at_s, watts, off: times at which one of them changes, rising, and the values from then on.
+        cluster: for prices and nodes.
     """
 
     at_s: list[float] = field(default_factory=list)
     watts: list[float] = field(default_factory=list)
     off: list[int] = field(default_factory=list)
+    cluster: Cluster = THETA
 
     def observe(self, simulation: Simulation) -> None:
         """Record the state after an event."""
@@ -454,11 +484,12 @@ class Meter:
 
     def bill(self, begin_s: float, end_s: float) -> Bill:
         """Return the energy of a time and its cost: what the sun does not give is bought."""
-        grid_usd, solar_usd = THETA["price_per_kwh"]["grid"], THETA["price_per_kwh"]["solar"]
+        prices = self.cluster.price_per_kwh
+        grid_usd, solar_usd = prices["grid"], prices["solar"]
         joules, usd = 0.0, 0.0
         for since_s, until_s, watts, _ in self.spans(begin_s, end_s):
             joules += watts * (until_s - since_s)
-            for span_s, sun_w in _sun(since_s, until_s):
+            for span_s, sun_w in _sun(self.cluster.solar, since_s, until_s):
                 solar_w = min(watts, sun_w)
                 usd += span_s * (solar_w * solar_usd + (watts - solar_w) * grid_usd)
         return Bill(joules / JOULES_PER_KWH, usd / JOULES_PER_KWH)
@@ -466,12 +497,12 @@ class Meter:
     def overruns(self, part: Windows | None, end_s: float) -> list[float]:
         """Return node hours by window in which nodes are on that are to be off."""
         overruns: list[float] = []
-        wanted = 0 if part is None else part.nodes(THETA["nodes"])
+        wanted = 0 if part is None else part.nodes(self.cluster.nodes)
         if part is None:
             return overruns
         window = part.window(0.0)
         while window.end_s <= end_s:
-            there_s = window.end_s - THETA["boot_s"]
+            there_s = window.end_s - BOOT_S
             spans = self.spans(max(0.0, window.begin_s), there_s)
             late_s = sum((until - since) * max(0, wanted - off) for since, until, _, off in spans)
             overruns.append(late_s / HOUR_S)
@@ -479,9 +510,10 @@ class Meter:
         return overruns
 
 
-def _sun(since_s: float, until_s: float) -> Iterator[tuple[float, float]]:
+def _sun(
+    solar: Mapping[str, float], since_s: float, until_s: float
+) -> Iterator[tuple[float, float]]:
     """Yield lengths of the parts of a time, with the power that the sun gives in them in W."""
-    solar = THETA["solar"]
     rise_s, set_s = solar["sunrise_h"] * HOUR_S, solar["sunset_h"] * HOUR_S
     peak_w = 1000.0 * solar["peak_kw"]
     while since_s < until_s:
@@ -563,17 +595,18 @@ class Outcome(msgspec.Struct):
 
 def run(case: ShutdownCase, specs: Sequence[JobSpec]) -> Outcome:
     """Run a case."""
+    own = CLUSTERS[cluster_name(case.weeks)]
     power = NodePower(
-        idle_w=THETA["idle_w"],
-        static_w=THETA["busy_w"],
-        off_w=THETA["off_w"],
-        boot_s=THETA["boot_s"],
-        boot_j=THETA["boot_w"] * THETA["boot_s"],
+        idle_w=own.idle_w,
+        static_w=own.busy_w,
+        off_w=own.off_w,
+        boot_s=BOOT_S,
+        boot_j=own.boot_w * BOOT_S,
     )
-    site = Site(THETA["nodes"], (power,) * THETA["nodes"])
-    meter = Meter()
+    site = Site(own.nodes, (power,) * own.nodes)
+    meter = Meter(cluster=own)
     made = policy(case.policy, case.shutdown)
-    jobs = drawn(specs, case.share, case.seed)
+    jobs = drawn(specs, case.share, case.seed, own.nodes)
     part = windows(case.shutdown)
     late = None if part is None else MissedWindows(part)
 
@@ -589,7 +622,7 @@ def run(case: ShutdownCase, specs: Sequence[JobSpec]) -> Outcome:
     if len(times) < len(specs):
         raise FileError(f"expected every job of {case.weeks} to start, got {len(times)}")
     end_s, last_s = max(job.end_s for job in times), max(spec.submit_s for spec in specs)
-    waits_s = [job.submit_s for job in times if job.wait_s > THETA["wait_threshold_s"]]
+    waits_s = [job.submit_s for job in times if job.wait_s > own.wait_threshold_s]
     since_s = min(waits_s, default=0.0)
     kwh, usd = meter.bill(since_s, last_s)
     days = (last_s - since_s) / DAY_S or 1.0
@@ -622,14 +655,14 @@ class _Published(msgspec.Struct):
     energy_saved_percent: float
 
 
-Published = Mapping[tuple[str, int], _Published]
-"""Published rows of Theta by shutdown and share of malleable jobs."""
+Published = Mapping[tuple[str, str, int], _Published]
+"""Published rows by cluster, shutdown and share of malleable jobs."""
 
 
 def published_results(data: Path) -> Published:
     """Return the published changes against their EASY without shutdown."""
     rows = experiment.read_rows(data / FOLDER / "published.csv", _Published, SOURCE)
-    return {(row.policy, row.malleable_percent): row for row in rows if row.cluster == "theta"}
+    return {(row.cluster, row.policy, row.malleable_percent): row for row in rows}
 
 
 class ShutdownPlan(NamedTuple):
@@ -666,7 +699,7 @@ def schaefer(
         outcomes[case] = outcome
         progress(f"{', '.join(map(str, case))} ({len(outcomes)} of {len(todo)})")
     rows = rows_of({case: outcomes[case] for case in todo}, published)
-    values = {"theta nodes": float(THETA["nodes"]), "seeds": float(len(SEEDS))}
+    values = {"theta nodes": float(THETA.nodes), "seeds": float(len(SEEDS))}
     report = StudyReport("schaefer", values)
     parts = [[*_tables(rows), *DATA["notes"]]]
     return report.result({"rows": rows}, parts, lambda folder: _draw(rows, folder), figures)
@@ -692,7 +725,8 @@ def rows_of(outcomes: Mapping[ShutdownCase, Outcome], published: Published) -> l
             name: (max if name == "longest_wait_s" else fmean)([row[name] for row in several])
             for name in several[0]
         }
-        theirs = published.get((case.shutdown, case.share)) if case.policy == THEIRS else None
+        key = cluster_name(case.weeks), case.shutdown, case.share
+        theirs = published.get(key) if case.policy == THEIRS else None
         paper = {}
         if theirs is not None:
             paper = {
@@ -708,7 +742,9 @@ def rows_of(outcomes: Mapping[ShutdownCase, Outcome], published: Published) -> l
 
 def compared(case: ShutdownCase, outcome: Outcome, base: Outcome, end_s: float) -> dict[str, float]:
     """Return the figures of a case, and their changes against another one in per cent."""
-    own, other = whole(case.shutdown, outcome, end_s), whole("F0", base, end_s)
+    cluster = CLUSTERS[cluster_name(case.weeks)]
+    own = whole(case.shutdown, outcome, end_s, cluster)
+    other = whole("F0", base, end_s, cluster)
     return {
         "turnaround_s": outcome.turnaround_s,
         "turnaround_pct": _change(outcome.turnaround_s, base.turnaround_s),
@@ -734,10 +770,10 @@ def _change(value: float, base: float) -> float:
     return 100.0 * (value / base - 1.0) if base else 0.0
 
 
-def whole(shutdown: str, outcome: Outcome, end_s: float) -> Bill:
+def whole(shutdown: str, outcome: Outcome, end_s: float, cluster: Cluster = THETA) -> Bill:
     """Return energy and cost until a later time, with nodes idle or off meanwhile."""
-    rest = Meter()
-    nodes, off, begin_s = THETA["nodes"], 0, outcome.end_s
+    rest = Meter(cluster=cluster)
+    nodes, off, begin_s = cluster.nodes, 0, outcome.end_s
     part = windows(shutdown)
     edges = [(begin_s, 0)]
     if part is not None:
@@ -748,7 +784,7 @@ def whole(shutdown: str, outcome: Outcome, end_s: float) -> Bill:
             window = part.window(window.end_s)
     for at_s, asleep in edges:
         rest.at_s.append(at_s)
-        rest.watts.append((nodes - asleep) * THETA["idle_w"] + asleep * THETA["off_w"])
+        rest.watts.append((nodes - asleep) * cluster.idle_w + asleep * cluster.off_w)
         rest.off.append(asleep)
     more = rest.bill(begin_s, end_s)
     return Bill(outcome.whole.kwh + more.kwh, outcome.whole.usd + more.usd)
@@ -801,7 +837,7 @@ def _draw(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
                 series = {mode: _curve(rows, weeks, shutdown, mode, column) for mode in MALLEABLE}
                 text = f"{weeks}: {title} against EASY (%)"
                 panels.append(Panel(text, series, "malleable jobs (%)"))
-        draw_panels(panels, folder / f"schaefer-{shutdown}.png", f"Theta 2022, {shutdown}")
+        draw_panels(panels, folder / f"schaefer-{shutdown}.png", shutdown)
 
 
 def _curve(

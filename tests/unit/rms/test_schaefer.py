@@ -16,7 +16,9 @@ from stated import assert_statements
 from rms.cli.main import main
 from rms.core.model.jobs import JobId, JobSpec, Mode
 from rms.core.policies import DEFAULT
+from rms.formats.config import FileError
 from rms.studies.schaefer import (
+    CLUSTERS,
     CORRECTED,
     DATA,
     EASY,
@@ -25,6 +27,7 @@ from rms.studies.schaefer import (
     SHORTEST,
     THEIR_EASY,
     THEIRS,
+    THEIRS_LOGS,
     Bill,
     Meter,
     Outcome,
@@ -56,7 +59,7 @@ def job(name: int, size: int, run_s: float, submit_s: float = 0.0) -> JobSpec:
 
 @pytest.mark.parametrize("size", [1, 2, 8, 64, 128, 256, 1024, 4360])
 def test_a_profile_has_the_stated_efficiencies(size: int) -> None:
-    parallel, least, most = profile(size)
+    parallel, least, most = profile(size, NODES)
     parts = DATA["jobs"]["parallel"]
     assert parallel in parts and least == max(1, int(0.2 * size)) and size <= most <= NODES
     if size > 1 and efficiency(max(parts), size) > 0.8:
@@ -241,14 +244,23 @@ e,10,2023-01-26 00:00:00,1.0,1.0,1.0
 """
 
 
+def theirs(folder: Path, weeks: str) -> Path:
+    """Return the path of a log of theirs, in a folder that exists."""
+    path: Path = folder / "schaefer_2026" / THEIRS_LOGS[weeks]["log"]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def trusted(monkeypatch: pytest.MonkeyPatch, weeks: str, path: Path, text: str) -> None:
+    path.write_text(text)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    monkeypatch.setitem(THEIRS_LOGS[weeks], "sha256", digest)
+
+
 def test_the_log_of_the_paper_is_read_where_the_user_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "schaefer_2026" / DATA["paper"]["log"]
-    path.parent.mkdir()
-    path.write_text(THEIR_LOG)
-    digest = hashlib.sha256(THEIR_LOG.encode()).hexdigest()
-    monkeypatch.setitem(DATA["paper"], "sha256", digest)
+    trusted(monkeypatch, "paper", theirs(tmp_path, "paper"), THEIR_LOG)
     jobs = read_weeks(tmp_path, ["paper"])["paper"]
     assert [(spec.id, spec.submit_s, spec.preferred, spec.run_s) for spec in jobs] == [
         ("8", 600.0, 128, 3600.0),
@@ -261,10 +273,66 @@ def test_the_log_of_the_paper_is_read_where_the_user_has_it(
         assert first.mode is again.mode
 
 
+CORI = """\
+\ufeffJob,User,Submit,Nodes Allocated,Elapsed Secs
+1,a,2022-11-07 00:00:10,512,7200
+2,b,2022-11-11 23:00:00,2388,600
+"""
+
+
+def test_the_logs_of_cori_have_their_own_nodes_and_prices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for weeks, nodes in (("cori-haswell", 2388), ("cori-knl", 9688)):
+        path = theirs(tmp_path, weeks)
+        trusted(monkeypatch, weeks, path, CORI)
+        assert path.parent.name == weeks.replace("-", "_")
+        jobs = read_weeks(tmp_path, [weeks])[weeks]
+        assert [(spec.id, spec.preferred, spec.run_s) for spec in jobs] == [
+            ("1", 512, 7200.0),
+            ("2", 2388, 600.0),
+        ]
+        assert CLUSTERS[path.parent.name].nodes == nodes
+    assert profile(64, NODES)[2] > profile(64, 70)[2] == 70
+    haswell = CLUSTERS["cori_haswell"]
+    assert (haswell.idle_w, haswell.busy_w, haswell.boot_w) == (190.0, 362.0, 201.0)
+    own = [job(1, 2388, 3600.0)]
+    outcome = run(ShutdownCase("cori-haswell", "F0", EASY), own)
+    assert outcome.whole.kwh == pytest.approx(2388 * 0.362)
+    assert outcome.whole.usd == pytest.approx(2388 * 0.362 * 0.18 - 0.25 * 0.12)  # 0.25 kW of sun
+    row = "cori_haswell,100,F0,3,-9.6,-62.5,-8.3,-10.0"
+    (tmp_path / "schaefer_2026" / "published.csv").write_text(f"{HEAD}\n{row}\n")
+    command = ["reproduce", "schaefer", "--data", str(tmp_path), "--weeks", "cori-haswell"]
+    command += ["--shutdowns", "F0", "--seeds", "S0", "--jobs", "1", "--json", "-"]
+    assert main(command) == 0
+    rows = {
+        (r["mode"], r["share"]): r["values"] for r in json.loads(capsys.readouterr().out)["rows"]
+    }
+    assert rows[THEIRS, 100]["turnaround_pct"]["paper"] == -62.5
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (CORI.replace("Submit", "Sent"), "expected a column of QUEUED_TIMESTAMP, Submit, submit"),
+        (CORI.replace("2388,", "all,"), "line 3: expected a time and numbers"),
+        (CORI.replace("2022-11-07 00", "yesterday 00"), "line 2: expected a time and numbers"),
+    ],
+)
+def test_a_log_that_cannot_be_read_gets_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str
+) -> None:
+    path = theirs(tmp_path, "cori-knl")
+    trusted(monkeypatch, "cori-knl", path, text)
+    with pytest.raises(FileError, match=words) as error:
+        read_weeks(tmp_path, ["cori-knl"])
+    assert str(path) in str(error.value)
+
+
 def test_another_log_of_the_paper_gets_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = written(tmp_path) / "schaefer_2026" / DATA["paper"]["log"]
+    path = theirs(written(tmp_path), "paper")
     command = ["reproduce", "schaefer", "--data", str(tmp_path), "--weeks", "paper"]
     assert main(command) == 2
     err = capsys.readouterr().err
@@ -273,7 +341,7 @@ def test_another_log_of_the_paper_gets_one_sentence(
     assert main(command) == 2
     err, digest = capsys.readouterr().err, hashlib.sha256(THEIR_LOG.encode()).hexdigest()
     assert err.count("\n") == 1
-    assert f"expected {path} with the sha256 {DATA['paper']['sha256']}, got {digest}" in err
+    assert f"expected {path} with the sha256 {THEIRS_LOGS['paper']['sha256']}, got {digest}" in err
 
 
 def test_cases_are_compared_with_easy() -> None:
