@@ -56,7 +56,8 @@ def agree(rms: SlurmRms, job: str) -> list[AccountingRecord]:
         raise AssertionError(f"{row['slurm']}, in accounting {theirs}") from error
     # The last but one ends as the job does, if that ends while its last resize is under way.
     assert {record.state for record in found[:-2]} <= {"RESIZING"}
-    assert {record.state for record in found[-2:-1]} <= {"RESIZING", found[-1].state}
+    ends = {"RESIZING", found[-1].state, rms.row(job)["state"]}
+    assert {record.state for record in found[-2:-1]} <= ends
     assert found[-1].end_s
     # Changes are entered at Slurm's own time, ends when they were seen; and a job is over for the
     # RMS once nothing of it is left here, such as a world that was still booting.

@@ -18,7 +18,7 @@ def test_an_array_runs_in_the_cheap_time(slurm: Slurm, tmp_path: Path) -> None:
     begin_s = write_curve(prices)
     with serving(slurm, "--policy=cheap-hours", f"--prices={prices}") as rms:
         lines = ["#!/bin/sh", "#SBATCH --nodes=1", f"#SBATCH --array=0-{NODES - 1}"]
-        lines += ["#RMS --cheap-within=3m --time=0:05", "srun sleep 1", ""]
+        lines += ["#RMS --cheap-within=3m --time=0:20", "srun sleep 1", ""]
         (rms.work / "job.sh").write_text("\n".join(lines))
         array = rms.submit_file()
         tasks = [f"{array}_{n}" for n in range(NODES)]

@@ -9,7 +9,7 @@ import pytest
 from daemon import Rms
 
 CHEAP, DEAR = 0.1, 0.4
-SLOT_S = 10.0
+SLOT_S = 20.0
 CHEAP_SLOTS = 2, 4
 """The slots of a curve from the first cheap one on, up to the first dear one after it."""
 

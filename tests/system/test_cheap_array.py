@@ -19,7 +19,7 @@ def test_an_array_runs_in_the_cheap_time_and_its_books_show_it(tmp_path: Path) -
     with served(2, "--policy", "cheap-hours", "--prices", str(prices)) as rms:
         script = rms.work / "array.sh"
         script.write_text(
-            "#!/bin/sh\n#RMS --cheap-within 3m\n#RMS --time 0:05 --array 0-3\nsleep 1\n"
+            "#!/bin/sh\n#RMS --cheap-within 3m\n#RMS --time 0:20 --array 0-3\nsleep 1\n"
         )
         done = rms.rms("submit", str(script))
         assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
