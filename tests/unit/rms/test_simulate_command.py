@@ -59,7 +59,7 @@ def test_a_fitted_law_says_how_far_it_is_off(
             "array-share",
         ),
         (
-            ["--workload", str(JOBS / "nine-k80.toml"), "--processors", "9", "--order", "sjbf"],
+            [*NINE, "--policy", "fifo", "--order", "sjbf"],
             "no choice of order",
         ),
         (
