@@ -209,10 +209,10 @@ def _their_log(data: Path, weeks: str) -> list[JobSpec]:
     mark = "\ufeff"  # some programs begin a file with it
     heads = {head.removeprefix(mark): head for head in rows[0]}
     columns = dict[str, str]()
-    for name, known in DATA["columns"].items():
-        own = [heads[head] for head in known if head in heads]
+    for name, names in DATA["columns"].items():
+        own = [heads[head] for head in names if head in heads]
         if not own:
-            raise FileError(f"{path}: expected a column of {', '.join(known)}, got none")
+            raise FileError(f"{path}: expected a column of {', '.join(names)}, got none")
         columns[name] = own[-1]
     specs, times = list[JobSpec](), Counter[str]()
     for line, row in enumerate(rows, 2):

@@ -47,7 +47,8 @@ def agree(rms: SlurmRms, job: str) -> list[AccountingRecord]:
         found = books(rms.bed, row["slurm"]["slurm_job"])
         held = rms.row(job)["slurm"]["held"][:-1]
         theirs = [(record.start_s, set(record.hosts)) for record in found]
-        return found if theirs == [(h["at_s"], set(h["nodes"])) for h in held] else []
+        agrees = theirs == [(h["at_s"], set(h["nodes"])) for h in held]
+        return found if agrees and found[-1].state != "RESIZING" else []
 
     try:
         found: list[AccountingRecord] = rms.until(same, f"agreement on job {job}")
@@ -56,8 +57,7 @@ def agree(rms: SlurmRms, job: str) -> list[AccountingRecord]:
         raise AssertionError(f"{row['slurm']}, in accounting {theirs}") from error
     # The last but one ends as the job does, if that ends while its last resize is under way.
     assert {record.state for record in found[:-2]} <= {"RESIZING"}
-    ends = {"RESIZING", found[-1].state, rms.row(job)["state"]}
-    assert {record.state for record in found[-2:-1]} <= ends
+    assert {record.state for record in found[-2:-1]} <= {"RESIZING", found[-1].state}
     assert found[-1].end_s
     # Changes are entered at Slurm's own time, ends when they were seen; and a job is over for the
     # RMS once nothing of it is left here, such as a world that was still booting.

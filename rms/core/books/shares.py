@@ -54,7 +54,7 @@ SPREADS: Mapping[Way, float] = {"counters": 0.07, "cpu time": 0.4, "gpu time": 0
 processor by a third, as those of ``scripts/bench/shares`` do; less about a fit to counters."""
 
 MOST_SPREAD = 10.0
-"""Largest spread: nothing is known of the power of owners."""
+"""Largest spread: above it the fit says nothing about the power of owners."""
 
 BASE_SPREAD = 0.01
 """Spread of the base about the fitted one, as by temperature, and of readings of the meter."""
@@ -62,7 +62,7 @@ BASE_SPREAD = 0.01
 HALF_S = 1800.0
 """Half-life of observations in a fit."""
 
-PRIOR_S = 5.0
+PRIOR_S = 4.0
 """Weight of the model's idle power in a fit, as of an idle host that was observed for so long."""
 
 NUMBER, CURVED = 7, 2
@@ -73,7 +73,7 @@ CURVED_PRIOR = 0.02
 programs use less than a core, and those with more cannot tell its power from the base."""
 
 SINGULAR = 1e-9
-"""A pivot below this part of its diagonal element means that terms cannot be told apart."""
+"""A pivot below this part of its diagonal element means that terms are linearly dependent."""
 
 LEAST = 1e-12
 """A pivot below this value means that there is nearly nothing of a term."""
@@ -206,7 +206,7 @@ def least_squares(
     """Return the coefficients >= 0 with the least sum of squares, from the normal equations.
 
     The active-set method of Lawson and Hanson (Solving Least Squares Problems, 1974, chapter 23).
-    Terms that cannot be told apart from others have 0.
+    Terms that depend linearly on others have 0.
     """
     best, used, left = [0.0] * len(xy), list[int](), [a for a in terms if xx[a][a] > LEAST]
     for _ in range(3 * len(terms)):  # rounding could let it go in circles
@@ -217,7 +217,7 @@ def least_squares(
         if falls[term] <= SINGULAR * abs(xy[term]):
             break
         left.remove(term)
-        solved = _of(xx, xy, [*used, term])
+        solved = _solve_for(xx, xy, [*used, term])
         if solved is None or solved[-1] <= 0.0:
             continue
         used.append(term)
@@ -231,13 +231,13 @@ def least_squares(
                     best[a] = 0.0
                     used.remove(a)
                     left.append(a)
-            solved = _of(xx, xy, used)
+            solved = _solve_for(xx, xy, used)
         for a, own in zip(used, solved or (), strict=True):
             best[a] = own
     return best
 
 
-def _of(
+def _solve_for(
     xx: Sequence[Sequence[float]], xy: Sequence[float], terms: Sequence[int]
 ) -> list[float] | None:
     return _solve([[xx[a][b] for b in terms] for a in terms], [xy[a] for a in terms])

@@ -244,7 +244,7 @@ def test_a_fit_learns_the_idle_power_and_what_each_figure_adds() -> None:
         return 55.0 + cpu_s * (4.0 + 2.0 * per_s * 1e-9 + 3.0 * misses * 1e-7)
 
     fit = Fit()
-    for at in range(600):
+    for at in range(200):
         own = at % 5 * 0.5, (1e9, 3e9)[at % 2], (1e6, 4e7, 0.0)[at % 3]
         fit.observe(1.0, watts(*own), [work(active("1", *own), None)], idle_w=40.0)
     fitted = fit.coefficients("counters", 40.0)

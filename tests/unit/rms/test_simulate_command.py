@@ -94,6 +94,25 @@ def test_bad_input_is_one_sentence(options: list[str], expected: str) -> None:
     assert expected in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("policy", ["easy", "backfill-share"])
+def test_the_order_of_backfilling_is_one_of_these_policies(
+    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node comes free at 20 s, behind a job that waits for all four until 100 s."""
+    rest, log = " -1" * 9, tmp_path / "log.swf"
+    jobs = [(1, 0, 100, 3), (2, 0, 20, 1), (3, 1, 10, 4), (4, 2, 40, 1), (5, 3, 30, 1)]
+    log.write_text("".join(f"{n} {at} 0 {s} {p} -1 -1 {p} {s}{rest}\n" for n, at, s, p in jobs))
+    waits = {}
+    for order in ("fcfs", "sjbf"):
+        command = ["simulate", "--trace", str(log), "--processors", "4", "--policy", policy]
+        assert main([*command, "--order", order, "--json", "-"]) == 0
+        waits[order] = json.loads(capsys.readouterr().out)["mean_wait_s"]
+    assert waits == {
+        "fcfs": pytest.approx((99 + 18 + 57) / 5),
+        "sjbf": pytest.approx((99 + 48 + 17) / 5),
+    }
+
+
 def test_a_power_cap_takes_time(capsys: pytest.CaptureFixture[str]) -> None:
     """Nine jobs on 20 nodes of 30 W idle, under any policy: less power at once, more time."""
 
